@@ -30,6 +30,7 @@ from psdist.protocol.control import (
     Control,
     CopyLost,
     Departed,
+    Entrust,
     FillCopy,
     Finish,
     Finished,
@@ -69,7 +70,7 @@ from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.takeovers import Move
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import CHIEF, ServerCore
-from psdist.servers.protocol.succession.office import Office, OfficeAction, Over
+from psdist.servers.protocol.succession.office import EntrustAll, Office, OfficeAction, Over
 from psdist.servers.rebuilding import Rebuilding, RebuildingOptions, RebuiltSet
 from psdist.servers.replication.copies import ShardCopy
 from psdist.servers.replication.recording import RecordingSetLoop
@@ -80,6 +81,8 @@ from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 
 _DATA = (Offered, Arrived)
+_PART_BYTES = 16 * 2**20
+"""Of what the registrar knows, in one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,13 @@ class Standby:
     on_succeed: Callable[[Sequence[OfficeAction]], None] = lambda _actions: None
     """The registrar has died, and may not have done these; from now on:"""
     on_action: Callable[[OfficeAction], None] = lambda _action: None
-    """as ``on_registrar``."""
+    """as ``on_registrar``,"""
+    what_was_told: Callable[[], bytes] = bytes
+    """and as this."""
+
+
+def _no_deputy(_office: Office, _told: bytes) -> Standby:
+    raise InvariantError("this server was entrusted with what the registrar knows")
 
 
 class ServerLoop:
@@ -107,6 +116,8 @@ class ServerLoop:
         registrar: Registrar | Office | None = None,
         on_registrar: Callable[[OfficeAction], None] = lambda _action: None,
         standby: Standby | None = None,
+        what_was_told: Callable[[], bytes] = bytes,
+        make_standby: Callable[[Office, bytes], Standby] = _no_deputy,
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
@@ -118,10 +129,12 @@ class ServerLoop:
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
         ``registrar`` on server 0 only, where shards have second copies with an office around it;
         ``on_registrar`` gets its actions that concern files and people (everything but
-        SendControl); ``standby`` on its deputy only; ``make_set`` is for spans, and for tests that
-        break a server on purpose; ``replication``: where shards have second copies; ``rebuilding``:
-        where they have none, and are made anew; ``is_hosted``: this one goes on in place of a
-        server that has died; ``has_shard``: not of a spare."""
+        SendControl); ``standby`` on its deputy only; ``make_standby`` makes that of who is the
+        deputy later, out of its office and of what ``what_was_told()`` has given at the registrar;
+        ``make_set`` is for spans, and for tests that break a server on purpose; ``replication``:
+        where shards have second copies; ``rebuilding``: where they have none, and are made anew;
+        ``is_hosted``: this one goes on in place of a server that has died; ``has_shard``: not of a
+        spare."""
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -136,6 +149,10 @@ class ServerLoop:
         self._make_history = make_history
         self._on_registrar = on_registrar
         self._standby = standby
+        self._what_was_told = what_was_told
+        self._make_standby = make_standby
+        self._entrusted: list[bytes] = []
+        """Parts of what the registrar knows, while not all are here."""
         self._is_hosted = is_hosted
         self._on_built = on_built
         self._replication: Replication | None = None
@@ -484,6 +501,9 @@ class ServerLoop:
         if isinstance(message, Noted):
             self._note(peer, message)
             return True
+        if isinstance(message, Entrust):
+            self._take_entrusted(peer, message)
+            return True
         if self.registrar is not None and isinstance(message, self.registrar.TAKES):
             self._do_as_registrar(self.registrar.handle(peer, message))
             return True
@@ -496,12 +516,45 @@ class ServerLoop:
                 self.transport.send_control(action.peer, action.message)
             elif isinstance(action, Move):
                 self.transport.move(server_id(action.server), server_id(action.host))
+            elif isinstance(action, EntrustAll):
+                self._entrust(action)
             elif not isinstance(action, Over):
                 self._on_registrar(action)
             if isinstance(action, self.registrar.LAST):
                 self._finish()
 
     # -- the registrar's deputy ----------------------------------------------------------------
+
+    def _entrust(self, action: EntrustAll) -> None:
+        """In parts, the last of which says what people were told."""
+        state, told = action.state, self._what_was_told()
+        num_parts = -(-len(state) // _PART_BYTES)
+        for part in range(num_parts):
+            message = Entrust(
+                number=action.number,
+                part=part,
+                num_parts=num_parts,
+                state=state[part * _PART_BYTES : (part + 1) * _PART_BYTES],
+                told=told if part == num_parts - 1 else b"",
+            )
+            self.transport.send_control(action.deputy, message)
+
+    def _take_entrusted(self, peer: int, message: Entrust) -> None:
+        """This server is the deputy when all parts are here."""
+        parts = self._entrusted
+        if peer != REGISTRAR or self._standby is not None or message.part != len(parts):
+            raise ProtocolError(
+                f"{describe_peer(self._options.server)}: {describe_peer(peer)} sent part "
+                f"{message.part} of what the registrar knows; {describe_peer(REGISTRAR)} does, "
+                f"once and in order, and {len(parts)} are here"
+            )
+        parts.append(message.state)
+        if len(parts) < message.num_parts:
+            return
+        office = Office.entrusted(b"".join(parts))
+        parts.clear()
+        self._standby = self._make_standby(office, message.told)
+        self.transport.send_control(REGISTRAR, NotedToo(number=message.number))
 
     def _note(self, peer: int, note: Noted) -> None:
         """The registrar was told something; it waits for the answer."""
@@ -521,13 +574,14 @@ class ServerLoop:
         assert self._replication is not None
         standby, self._standby = self._standby, None
         office, transport = standby.office, self.transport
-        lost = {peer: name for peer, name in transport.lost.items() if peer != REGISTRAR}
+        died = office.registrar_at
+        lost = {peer: name for peer, name in transport.lost.items() if peer != died}
         for action in office.moves:  # some of which this server has still to hear of
             self._on_moved(action.server, action.host)
         said = office.announcements()
         hosted: ServerLoop | None = None
         if not office.is_complete:
-            hosted = self._host(REGISTRAR, registrar=office, on_registrar=standby.on_action)
+            hosted = self._host(REGISTRAR, standby)
             for action in (*office.moves, Move(REGISTRAR, self._options.server)):
                 hosted.transport.move(server_id(action.server), server_id(action.host))
         undone, actions = office.succeed(who, lost=lost)
@@ -560,7 +614,7 @@ class ServerLoop:
             each.on_server_lost(event.peer)
         if self.registrar is not None:
             self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
-        elif event.peer == REGISTRAR and self._standby is not None:
+        elif self._standby is not None and event.peer == self._standby.office.registrar_at:
             self._succeed(event.who)
         return True
 
@@ -577,14 +631,9 @@ class ServerLoop:
             self._host(server)
         self.transport.send_control(REGISTRAR, TakenOver(server=server))
 
-    def _host(
-        self,
-        server: int,
-        *,
-        registrar: Office | None = None,
-        on_registrar: Callable[[OfficeAction], None] = lambda _action: None,
-    ) -> ServerLoop:
-        """A loop in place of the dead server's, from the copy that is kept here."""
+    def _host(self, server: int, standby: Standby | None = None) -> ServerLoop:
+        """A loop in place of the dead server's, from the copy that is kept here; with ``standby``
+        it is the registrar, too."""
         assert self._replication is not None
         options = self._replication.options
         kept = self._replication.kept_for(server_id(server))
@@ -606,8 +655,9 @@ class ServerLoop:
             kept.server_options,
             make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
             make_history=make_history,
-            registrar=registrar,
-            on_registrar=on_registrar,
+            registrar=standby.office if standby is not None else None,
+            on_registrar=standby.on_action if standby is not None else lambda _action: None,
+            what_was_told=standby.what_was_told if standby is not None else bytes,
             replication=options,
             is_hosted=True,
         )

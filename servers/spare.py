@@ -6,8 +6,8 @@ worker.
     loop.replace, loop.heard              # whose place it is to take as a worker
 
 A server without a shard of its own: the chief tells it nothing, and the registrar only what is to
-be kept, taken over and filled. Who fills a copy here describes its parameter sets first. What it
-takes over has loops of its own, as on any server.
+be kept, taken over and filled, or to its deputy all that there is to know. Who fills a copy here
+describes its parameter sets first. What it takes over has loops of its own, as on any server.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from psdist.protocol.control import Moved, Replace, Setup
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
 from psdist.protocol.partition import Partition
-from psdist.servers.loop import ServerLoop
+from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import Action
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.succession.office import Office
 from psdist.servers.replication.replication import ReplicationOptions
-from psdist.servers.set_loop import ServerOptions, SetLoop
+from psdist.servers.set_loop import OnBuilt, ServerOptions, SetLoop
 from psdist.servers.shard.executor import MakeExecutor
 from psdist.transport.base import Transport
 
@@ -38,6 +39,8 @@ class SpareLoop(ServerLoop):
         *,
         make_executor: MakeExecutor,
         replication: ReplicationOptions,
+        make_standby: Callable[[Office, bytes], Standby],
+        on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
     ) -> None:
         """As of a :class:`ServerLoop`; ``options.server`` is the spare's id."""
@@ -47,6 +50,8 @@ class SpareLoop(ServerLoop):
             options,
             make_executor=make_executor,
             make_set=make_set,
+            make_standby=make_standby,
+            on_built=on_built,
             replication=replication,
             has_shard=False,
         )
@@ -114,7 +119,7 @@ class SpareLoop(ServerLoop):
         owners = partition.shard(self._options.shard_weights, self._held)
         held = partition.bytes_by_server(owners, len(self._held))
         self._held[:] = [one + other for one, other in zip(self._held, held, strict=True)]
-        self._replication.on_built(set_index, partition, owners, setup)
+        self._when_built(set_index, partition, owners, setup)
 
     def statistics(self) -> dict[str, Any]:
         raise InvariantError("a spare was asked to finish: it is stopped")

@@ -55,6 +55,8 @@ def lines_of(status: Status, *, age_s: float) -> list[str]:
     if status.alone:
         which = ", ".join(map(str, status.alone))
         lines.append(f"  one copy   of the shard of server {which}: another one is not whole")
+    if status.registrar:
+        lines.append(f"  registrar  {status.registrar}")
     if status.spares and not has_ended:
         waits = "waits" if status.spares == 1 else "wait"
         lines.append(f"  spares     {status.spares}, which {waits} to take a dead one's place")

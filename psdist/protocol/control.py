@@ -816,14 +816,36 @@ class ReceivedUpTo(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Appoint(Control):
+    """Registrar to everybody: if I die, nobody but ``deputy`` goes on in my place. It does when it
+    has been told all that I know (:class:`Entrust`), which is when everybody has received this."""
+
+    deputy: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entrust(Control):
+    """Registrar to its next deputy: all that it knows (psdist.servers.protocol.succession), as of
+    its note ``number``; the answer to the last part is :class:`NotedToo`. ``told``: likewise, what
+    people have been told (psdist.ranks.telling)."""
+
+    number: int
+    part: int
+    num_parts: int
+    state: bytes
+    told: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Succeeds(Control):
-    """Deputy to everybody: the registrar has died, and I am it from now on. ``heard``: so many of
-    your messages are known here. ``is_over``: the job was complete, which makes this
-    :class:`Stop`; ``generation``, ``dead``, ``chief``: to a worker that was out by then, and may
-    not have heard so, :class:`Survive`."""
+    """Deputy to everybody: the registrar has died, and is found in the process of ``host``, which
+    is mine, from now on. ``heard``: so many of your messages are known here. ``is_over``: the job
+    was complete, which makes this :class:`Stop`; ``generation``, ``dead``, ``chief``: to a worker
+    that was out by then, and may not have heard so, :class:`Survive`."""
 
     heard: int
     is_over: bool
+    host: int
     generation: int = 0
     dead: _Numbers = dataclasses.field(default_factory=list)
     chief: int = 0

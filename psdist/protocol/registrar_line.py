@@ -9,23 +9,28 @@ somebody who dies is a beginning of what left him: numbers need not be sent.
     line = RegistrarLine(me=worker_id(0), deputy=server_id(1))
     line.say(enter)                             # True: send it now
     line.handle(PeerLost(REGISTRAR, "server 0"))
-    line.handle(ControlArrived(server_id(1), Succeeds(heard=0, is_over=False)))
+    line.handle(ControlArrived(server_id(1), Succeeds(heard=0, is_over=False, host=1)))
                                                 # Follow(1), Say(Follows(received=0)), Say(enter)
 
 Whoever goes on with the deputy has heard both: from the network that the registrar has died, so
 that nothing of it comes any more, and from the deputy that it has its place. Nobody obeys two.
+
+A registrar without a deputy may appoint another one (``Appoint``). Before that is entrusted with
+anything every line has received who it is: so whoever hears of a registrar's death knows for whom
+to wait. Who is appointed and not entrusted yet says that nobody goes on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
     Admit,
+    Appoint,
     AskSteps,
     Buried,
     Bury,
@@ -40,6 +45,7 @@ from psdist.protocol.control import (
     Departed,
     Done,
     Enter,
+    Entrust,
     Failure,
     FillCopy,
     Finish,
@@ -88,7 +94,7 @@ SAID_TO_REGISTRAR: Final = (
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
-    *(CopyLost, Admit, Welcome, Replace),
+    *(CopyLost, Admit, Welcome, Replace, Appoint),
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job;
 where there is Rebuilt or Regroup there is no deputy."""
@@ -110,9 +116,11 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The registrar is found in the process of this server from now on."""
+    """The registrar is found in the process of this server or spare from now on; that in which it
+    was, ``died``, has died."""
 
     host: int
+    died: int
 
 
 LineAction: TypeAlias = ControlArrived | PeerLost | Say | Follow
@@ -133,19 +141,27 @@ def num_done(done: Sequence[Any], wanted: Sequence[Any]) -> int:
 
 
 class RegistrarLine:
-    def __init__(self, *, me: int, deputy: int, who_has_died: str = "") -> None:
-        """``who_has_died``: the registrar, where it had died when this rank came in place of
-        another one."""
+    def __init__(self, *, me: int, deputy: int | None, before: RegistrarLine | None = None) -> None:
+        """``deputy``: the first one; ``before``: the line of the process where this rank goes on in
+        place of another one, and which knows who the registrar and its deputy are now."""
         self._me = me
-        self._deputy = deputy
-        self._dead_registrar = who_has_died
-        self._dead_deputy = ""
+        self._is_hosted = before is not None
+        self._deputy: int | None = before._deputy if before is not None else deputy
+        self._at: int = before._at if before is not None else REGISTRAR
+        """In whose process the registrar is, or was until it died."""
+        self._is_awaiting = self._at != REGISTRAR
+        """Whether the registrar, which has followed another one, is still to ask this line, too."""
+        self._dead: dict[int, str] = dict(before._dead) if before is not None else {}
+        """Processes that have died, and who they were."""
+        self._gone: list[str] = list(before._gone) if before is not None else []
+        """Of those that have been the registrar or its deputy the last two, for people."""
+        self._is_entrusted = True
+        """Where this rank is the deputy: whether it knows what the registrar knows."""
         self._said: deque[Control] = deque()
         """What the deputy may not know."""
         self._num_said = 0
         self._num_received = 0
         self._succession: Succeeds | None = None
-        self._has_followed = False
         self._is_over = False
 
     @property
@@ -153,18 +169,31 @@ class RegistrarLine:
         return len(self._said)
 
     @property
-    def _is_kept(self) -> bool:
-        """Whether anybody may want to hear again what was said."""
-        return not (self._dead_deputy or self._has_followed)
+    def registrar_at(self) -> int:
+        """In whose process the registrar is, or was until it died."""
+        return self._at
+
+    @property
+    def deputy(self) -> int | None:
+        """Who goes on if the registrar dies; None where this rank knows of nobody."""
+        return self._deputy
+
+    def know_dead(self, dead: Mapping[int, str]) -> None:
+        """Of whom this rank will not be told: they had died before it was there."""
+        for peer, who in dead.items():
+            self._note_death(peer, who)
+
+    @property
+    def _has_lost_registrar(self) -> bool:
+        return self._at in self._dead
 
     def say(self, message: Control) -> bool:
         """Whether ``message``, to the registrar, leaves now; else it is said when there is one."""
         if not isinstance(message, SAID_TO_REGISTRAR):
             return True
         self._num_said += 1
-        if self._is_kept:
-            self._said.append(message)
-        return not self._dead_registrar or self._has_followed
+        self._said.append(message)
+        return not (self._has_lost_registrar or self._is_awaiting)
 
     def handle(self, event: ControlArrived | PeerLost) -> list[LineAction]:
         """What is to be done, in order; ``event`` among it where it is for others. Raises
@@ -179,31 +208,46 @@ class RegistrarLine:
         if isinstance(message, HeardUpTo):
             self._forget(message.count)
             return []
+        if isinstance(message, Entrust) and message.part == message.num_parts - 1:
+            self._is_entrusted = True
         if not isinstance(message, SAID_BY_REGISTRAR):
             return [event]
         self._num_received += 1
+        received = Say(ReceivedUpTo(count=self._num_received))
+        if isinstance(message, Appoint):
+            self._deputy = message.deputy
+            self._is_entrusted = False
+            return [received]
         if isinstance(message, Stop) or not self._num_received % TOLD_EVERY:
-            return [event, Say(ReceivedUpTo(count=self._num_received))]
+            return [event, received]
         return [event]
 
+    def _note_death(self, peer: int, who: str) -> None:
+        if peer in (self._at, self._deputy) and peer not in self._dead:
+            self._gone = [*self._gone[-1:], who]
+        self._dead[peer] = who
+
     def _on_lost(self, event: PeerLost) -> list[LineAction]:
-        if event.peer == REGISTRAR:
-            self._dead_registrar = event.who
-        elif event.peer == self._deputy:
-            self._dead_deputy = event.who
-            self._said.clear()
-        else:
+        self._note_death(event.peer, event.who)
+        if not self._has_lost_registrar or self._is_over:
             return [event]
-        if self._dead_registrar and self._dead_deputy and not self._is_over:
-            names = [self._dead_registrar, self._dead_deputy]
-            names.remove(event.who)
-            raise lost_registrar(event.who, names)
-        if event.peer == REGISTRAR and self._succession is not None:
+        if not self._may_be_succeeded:
+            others = [each for each in self._gone if each != event.who]
+            raise lost_registrar(event.who, others)
+        if event.peer == self._at and self._succession is not None:
             return [event, *self._follow(self._succession)]
         return [event]
 
+    @property
+    def _may_be_succeeded(self) -> bool:
+        """Whether somebody may know all that the registrar knew. Of who goes on here in place of
+        another one its process says whether it is entrusted."""
+        if self._deputy is None or self._deputy in self._dead:
+            return False
+        return self._deputy != self._me or self._is_entrusted or self._is_hosted
+
     def _on_succeeds(self, peer: int, message: Succeeds) -> list[LineAction]:
-        if peer not in (self._deputy, REGISTRAR):
+        if message.host not in (self._deputy, self._at) or peer not in (message.host, REGISTRAR):
             self._refuse(peer, "says that it is the registrar's successor")
         if message.is_over:
             self._is_over = True
@@ -212,24 +256,26 @@ class RegistrarLine:
                 generation, chief = message.generation, message.chief
                 said.insert(0, Survive(generation=generation, dead=message.dead, chief=chief))
             return [ControlArrived(REGISTRAR, each) for each in said]
+        if message.host == self._at:
+            if not self._is_awaiting:
+                self._refuse(peer, "says again that it is the registrar's successor")
+            return self._follow(message)
         self._succession = message
-        return self._follow(message) if self._dead_registrar else []
+        return self._follow(message) if self._has_lost_registrar else []
 
     def _follow(self, succession: Succeeds) -> list[LineAction]:
-        if not self._has_followed:
-            self._forget(succession.heard)
-        again = list(self._said)
-        self._has_followed = True
-        self._said.clear()
+        died = self._at
+        if succession.host != died:
+            self._at, self._deputy, self._succession = succession.host, None, None
+        self._is_awaiting = False
+        self._forget(succession.heard)
         follows = Say(Follows(received=self._num_received))
-        return [Follow(self._deputy), follows, *map(Say, again)]
+        return [Follow(self._at, died), follows, *map(Say, self._said)]
 
     def _forget(self, count: int) -> None:
         """The first ``count`` that were said."""
         num_new = count - (self._num_said - len(self._said))
         if not 0 <= num_new <= len(self._said):
-            if self._dead_deputy and count <= self._num_said:
-                return  # nothing was kept any more
             self._refuse(REGISTRAR, f"has heard {count} messages of {self._num_said}")
         for _ in range(num_new):
             self._said.popleft()

@@ -194,6 +194,8 @@ class RankContext:
         self._attempt = 1
         self._has_survived = False
         self._ends_without_mpi = False
+        self._line: LineTransport | None = None
+        """That of the job, where servers have buddies."""
         self._num_left_out = 0
         """Workers that have died and are not in ``workers_comm`` any more."""
 
@@ -352,20 +354,21 @@ class RankContext:
             start_logs(self.run_directory.path, rank=self.rank, who=self._who_in_logs)
             logger.info("job %d of %d ranks begins", job, len(self.roles.places))
         if self.buddies:
-            self.transport = LineTransport(
-                self._endpoint, deputy=server_id(self.buddies[0]), on_follow=self._on_follow
-            )
+            deputy = server_id(self.buddies[0])
+            self._line = LineTransport(self._endpoint, deputy=deputy, on_follow=self._on_follow)
+            self.transport = self._line
         self.advance()
         if config.trace:
             from psdist.ranks.spans import begin_trace
 
             begin_trace(self)
 
-    def _on_follow(self) -> None:
-        """The registrar has died, and its deputy has its place: whoever has started that rank is
-        to know that it is not missed, and may be on this rank's host only."""
+    def _on_follow(self, died: int) -> None:
+        """The registrar has died, in the process of ``died``, and its deputy has its place: whoever
+        has started that rank is to know that it is not missed, and may be on this rank's host
+        only."""
         if self.parent is not None:
-            self.parent.tell(RankSurvived(rank=self.roles.rank_of_peer[REGISTRAR]))
+            self.parent.tell(RankSurvived(rank=self.roles.rank_of_peer[died]))
 
     @property
     def has_lost_registrar(self) -> bool:
@@ -376,9 +379,12 @@ class RankContext:
     @property
     def is_registrar(self) -> bool:
         """Whether the registrar is in this process."""
-        if REGISTRAR in self.transport.moved:
-            return self.me == server_id(self.buddies[0])
-        return self.me == REGISTRAR
+        return self.me == self._registrar_at
+
+    @property
+    def _registrar_at(self) -> int:
+        """In whose process the registrar is, or was until it died."""
+        return REGISTRAR if self._line is None else self._line.registrar_at
 
     @property
     def _who_in_logs(self) -> str:
@@ -435,7 +441,7 @@ class RankContext:
             failure = Failure(heading=heading, text=printable(text), exit_status=status)
             with suppress(PsdistError):  # the network may be what failed: we speak for ourselves
                 self.transport.send_control(REGISTRAR, failure)
-                is_told = REGISTRAR not in self.transport.lost
+                told_at = self._registrar_at
                 deadline = time.monotonic() + _REPORT_TIMEOUT_S
                 # The speaker's Abort ends this process, or its word.
                 while self._speaker() != self.me and time.monotonic() < deadline:
@@ -445,11 +451,9 @@ class RankContext:
                         self.end_told(ended.exit_status)
                     except PsdistError:  # one failure is enough
                         pass
-                    if REGISTRAR in self.transport.lost:
-                        is_told = False
-                    elif not is_told:  # it has died, and another rank has its place
+                    if told_at != self._registrar_at:  # it has died, and another has its place
                         self.transport.send_control(REGISTRAR, failure)
-                        is_told = True
+                        told_at = self._registrar_at
                     time.sleep(1e-3)
         self.abort(heading, text, status)
 
@@ -546,8 +550,10 @@ class RankContext:
         """Who prints why the job ends: the registrar, or its deputy, or the first server that
         lives, or the first worker."""
         dead = self.transport.lost.keys() | self.transport.moved.keys()
-        if self.buddies and REGISTRAR in dead and server_id(self.buddies[0]) not in dead:
-            return server_id(self.buddies[0])
+        if self._line is not None:
+            for known in (self._line.registrar_at, self._line.deputy):
+                if known is not None and known not in dead:
+                    return known
         unknown = self.roles.is_substitute if self.roles.has_shared_spares else lambda _: False
         living = (peer for peer in self.roles.rank_of_peer if peer not in dead)
         return next(peer for peer in living if peer == self.me or not unknown(peer))

@@ -70,6 +70,10 @@ class HostWatch:
             if place.host != host
         }
         is_first = rank == min(place.rank for place in places if place.host == host)
+
+        def known() -> set[int]:
+            return {roles.rank_of_peer[peer] for peer in dead()}
+
         mine = b""
         if rank in hub_ranks:
             key = secrets.token_bytes(KEY_BYTES)
@@ -79,7 +83,7 @@ class HostWatch:
                     key=key,
                     num_lines=len(others),
                     timeout_s=timeout_s,
-                    known=lambda: {roles.rank_of_peer[peer] for peer in dead()},
+                    known=known,
                     decides=decides,
                     on_verdict=lambda text: end(text, is_told=True),
                 )
@@ -104,6 +108,7 @@ class HostWatch:
                 lines,
                 rank=rank,
                 timeout_s=timeout_s,
+                known=known,
                 on_verdict=lambda text: end(text, is_told=is_first),
             )
         return made

@@ -23,6 +23,8 @@ from functools import partial
 from types import FrameType
 from typing import Any, Literal
 
+import msgpack
+
 from psdist.config.codec_rounds import has_codecs, is_auto
 from psdist.config.modes import (
     judging_mode,
@@ -46,7 +48,7 @@ from psdist.history.writers import (
 )
 from psdist.protocol.control import Progress, Setup
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
-from psdist.protocol.ids import REGISTRAR, is_spare, server_id
+from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.fidelity import codec_control, levels_of, loss_step_control
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
@@ -58,7 +60,7 @@ from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.telling.coding import coding_line
 from psdist.ranks.telling.copies import CopyReports
-from psdist.ranks.telling.deaths import DeathReports
+from psdist.ranks.telling.deaths import DeathReports, told_holder
 from psdist.ranks.telling.decisions import Decided, DecisionReports
 from psdist.ranks.telling.standing import Standing
 from psdist.ranks.telling.status import OpenCall, StatusWriter
@@ -91,7 +93,7 @@ from psdist.servers.protocol.replication.takeovers import (
 )
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
-from psdist.servers.protocol.succession.office import Office, OfficeAction
+from psdist.servers.protocol.succession.office import Entrusted, Office, OfficeAction
 from psdist.servers.rebuilding import RebuildingOptions
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
@@ -140,10 +142,8 @@ def serve(context: RankContext) -> int:
 
 def serve_job(context: RankContext) -> None:
     """Serve in the job that has begun, until all workers are done with it."""
-    loop, reporter = build_loop(context, context.transport)
-    loop.run(
-        context.waiting(has_deadline=False), on_idle=reporter.on_idle if reporter else _nothing
-    )
+    loop, duty = build_loop(context, context.transport)
+    loop.run(context.waiting(has_deadline=False), on_idle=duty.on_idle)
     if isinstance(loop, SpareLoop) and loop.replace is not None:
         context.go_on_as_worker(loop.replace, loop.heard)
 
@@ -182,8 +182,8 @@ def write_files_when_terminated(context: RankContext) -> None:
 
 def server_actor(context: RankContext, transport: Transport) -> Actor:
     """The server of a job in one process: takes a turn whenever something arrives."""
-    loop, reporter = build_loop(context, transport)
-    return loop.actor(on_idle=reporter.on_idle if reporter else _nothing)
+    loop, duty = build_loop(context, transport)
+    return loop.actor(on_idle=duty.on_idle)
 
 
 def num_threads(context: RankContext) -> int:
@@ -192,12 +192,8 @@ def num_threads(context: RankContext) -> int:
     return max(1, int(context.core_share)) if threads == "auto" else threads
 
 
-def _nothing() -> None:
-    pass
-
-
-def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, Reporter | None]:
-    """The server of the job that has begun; on the registrar also who writes its files."""
+def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, Duty]:
+    """The server of the job that has begun, and what it has to report."""
     config, roles, server = context.config, context.roles, transport.me
 
     restored = context.restored
@@ -291,6 +287,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             first_clocks=context.first_clocks,
             find_state=partial(StateSearch, context.folder),
         )
+    duty = Duty(context)
     if is_spare(server):
         assert replication is not None
         spare = SpareLoop(
@@ -299,49 +296,38 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             replace(options, keeper=None),
             make_executor=make_executor,
             replication=replication,
+            make_standby=duty.make_standby,
+            on_built=duty.on_built,
         )
-        return spare, None
+        return spare, duty
     is_deputy = bool(context.buddies) and server == server_id(context.buddies[0])
-    if server != REGISTRAR and not is_deputy:
-        loop = ServerLoop(
-            transport,
-            make_core,
-            options,
-            make_executor=make_executor,
-            make_history=make_history,
-            make_set=make_set,
-            replication=replication,
-            rebuilding=rebuilding,
-        )
-        return loop, None
-    registrar = _registrar(context)
-    reporter = Reporter(context, registrar, is_active=not is_deputy)
-    office = _office(context, registrar, is_active=not is_deputy) if context.buddies else None
+    registrar: Registrar | Office | None = None
     standby = None
     if is_deputy:
-        assert office is not None
-        standby = Standby(
-            office=office,
-            on_done=reporter.note,
-            on_succeed=reporter.succeed,
-            on_action=reporter.on_action,
-        )
+        standby = duty.standby(_office(context, _registrar(context), is_active=False))
+    elif server == REGISTRAR:
+        registrar = _registrar(context)
+        office = _office(context, registrar, is_active=True) if context.buddies else None
+        duty.begin(registrar, office, is_active=True)
+        registrar = office or registrar
     loop = ServerLoop(
         transport,
         make_core,
         options,
         make_executor=make_executor,
         make_history=make_history,
-        registrar=None if is_deputy else office or registrar,
-        on_registrar=reporter.on_action,
+        registrar=registrar,
+        on_registrar=duty.on_action,
         standby=standby,
-        on_built=reporter.on_built,
+        what_was_told=duty.what_was_told,
+        make_standby=duty.make_standby,
+        on_built=duty.on_built,
         make_set=make_set,
         replication=replication,
         rebuilding=rebuilding,
     )
-    reporter.contained = lambda: [each.core.contained() for each in loop.sets]
-    return loop, reporter
+    duty.contained = lambda: [each.core.contained() for each in loop.sets]
+    return loop, duty
 
 
 def _registrar(context: RankContext) -> Registrar:
@@ -426,16 +412,77 @@ def policy_of(config: RunConfig) -> Policy:
     )
 
 
+class Duty:
+    """Who reports on this rank: while it is the registrar, or may become it, somebody does."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._reporter: Reporter | None = None
+        self._built: list[tuple[int, Partition, tuple[int, ...], Setup]] = []
+        self.contained: Callable[[], list[list[int]]] = list
+        """By set, by group: the iterations that the chunks of this server contain."""
+
+    def begin(self, registrar: Registrar, office: Office | None, *, is_active: bool) -> Reporter:
+        """``office``: where shards have second copies."""
+        made = Reporter(self._context, registrar, office=office, is_active=is_active)
+        made.contained = lambda: self.contained()
+        for each in self._built:
+            made.on_built(*each)
+        self._reporter = made
+        return made
+
+    def standby(self, office: Office, told: bytes = b"") -> Standby:
+        """This rank is the deputy; ``told``: what the registrar has told of, if it was one before
+        (:meth:`what_was_told`)."""
+        reporter = self.begin(office.registrar, office, is_active=False)
+        if told:
+            reporter.go_on(told)
+        return Standby(
+            office=office,
+            on_done=reporter.note,
+            on_succeed=reporter.succeed,
+            on_action=reporter.on_action,
+            what_was_told=reporter.standing,
+        )
+
+    make_standby = standby
+
+    def what_was_told(self) -> bytes:
+        assert self._reporter is not None
+        return self._reporter.standing()
+
+    def on_built(
+        self, set_index: int, partition: Partition, owners: tuple[int, ...], setup: Setup
+    ) -> None:
+        self._built.append((set_index, partition, owners, setup))
+        if self._reporter is not None:
+            self._reporter.on_built(set_index, partition, owners, setup)
+
+    def on_action(self, action: OfficeAction) -> None:
+        assert self._reporter is not None
+        self._reporter.on_action(action)
+
+    def on_idle(self) -> None:
+        if self._reporter is not None:
+            self._reporter.on_idle()
+
+
 class Reporter:
     """The registrar's files and words to people: metrics, progress, summary, the first failure. On
     its deputy silent, until that succeeds."""
 
     def __init__(
-        self, context: RankContext, registrar: Registrar, *, is_active: bool = True
+        self,
+        context: RankContext,
+        registrar: Registrar,
+        *,
+        office: Office | None = None,
+        is_active: bool = True,
     ) -> None:
         self._context = context
         self._is_active = is_active
         self._registrar = registrar
+        self._office = office
         self._built: list[BuiltSet] = []
         self.contained: Callable[[], list[list[int]]] = list
         """By set, by group: the iterations that the chunks of this server contain."""
@@ -569,6 +616,26 @@ class Reporter:
             of = self._decisions if fidelity.codecs is not None else self._steps
             of.resumed(restored.checkpoint.name, fidelity)
 
+    def standing(self) -> bytes:
+        """What people have heard, and ask for again at the end, for the registrar's next deputy."""
+        told: bytes = msgpack.packb(
+            [
+                self._deaths.standing(),
+                self._copies.standing(),
+                self._files.standing(),
+                list(self._context.joined.items()),
+            ]
+        )
+        return told
+
+    def go_on(self, standing: bytes) -> None:
+        """On that one, with this."""
+        deaths, copies, files, joined = msgpack.unpackb(standing)
+        self._deaths.go_on(deaths)
+        self._copies.go_on(copies)
+        self._files.go_on(files)
+        self._context.joined.update(joined)
+
     def note(self, action: OfficeAction) -> None:
         """On the deputy: the registrar has done this."""
         if isinstance(action, ServerDeath):
@@ -645,6 +712,12 @@ class Reporter:
             self._copies.alone(action)
         elif isinstance(action, ShardWhole):
             self._copies.whole(action)
+        elif isinstance(action, Entrusted):
+            logger.warning(
+                "the registrar, in %s, has a deputy again: %s",
+                describe_peer(self._registrar_at),
+                describe_peer(action.deputy),
+            )
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
             if isinstance(action, KeepFidelity):
@@ -689,6 +762,23 @@ class Reporter:
             for line in lines:
                 print(line, flush=True)
 
+    @property
+    def _registrar_at(self) -> int:
+        return REGISTRAR if self._office is None else self._office.registrar_at
+
+    @property
+    def _deputy(self) -> int | None:
+        return None if self._office is None else self._office.deputy
+
+    def _registrar_line(self) -> str:
+        """Nothing while registrar and deputy are those of the start."""
+        at, deputy = self._registrar_at, self._deputy
+        buddies = self._context.buddies
+        if not buddies or (at, deputy) == (REGISTRAR, server_id(buddies[0])):
+            return ""
+        has = "without a deputy" if deputy is None else f"its deputy is {describe_peer(deputy)}"
+        return f"in {describe_peer(at)}, {has}"
+
     def _tell_parent_of_death(self, rank: int) -> None:
         if self._context.parent is not None:
             self._context.parent.tell(RankSurvived(rank=rank))
@@ -728,6 +818,7 @@ class Reporter:
             out=registrar.out,
             dead=[each["who"] for each in self._deaths.told()],
             alone=registrar.alone,
+            registrar=self._registrar_line(),
             num_idle_spares=registrar.num_idle_spares,
             joined=self._deaths.joined_lines(),
             training=training,
@@ -807,6 +898,8 @@ class Reporter:
             "deaths": self._deaths.told(),
             "joined": self._deaths.told_of_joined(),
             "alone": self._copies.told(),
+            "registrar": told_holder(self._registrar_at),
+            "deputy": None if self._deputy is None else told_holder(self._deputy),
             "sets": sets,
         }
 

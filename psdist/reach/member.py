@@ -1,7 +1,7 @@
 """The end of lines that calls: on every rank, to each hub on another host.
 
     hubs = {0: HubAt(["10.0.0.1"], 4711, key)}
-    member = Member(watch, hubs, rank=5, timeout_s=60, on_verdict=end)
+    member = Member(watch, hubs, rank=5, timeout_s=60, known=lambda: dead_ranks, on_verdict=end)
     member.close()
 
 A thread for each line, which sleeps while the line is open. ``on_verdict`` is called in one of
@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from psdist.reach.ends import ask_on, end_of, say_goodbye
@@ -55,12 +55,15 @@ class Member:
         rank: int,
         timeout_s: float,
         on_verdict: Callable[[str], None],
+        known: Callable[[], Collection[int]] = tuple,
         calling_s: float = CALLING_S,
     ) -> None:
-        """``hubs``: by their ranks; ``rank``: this one."""
+        """``hubs``: by their ranks; ``rank``: this one; ``known()``: ranks whose death the job
+        knows of. Where those are all hubs nothing is watched from here any more."""
         self._watch = watch
         self._rank = rank
         self._timeout_s = timeout_s
+        self._known = known
         self._on_verdict = on_verdict
         self._calling_until_s = time.monotonic() + calling_s
         self._lock = threading.Lock()
@@ -102,7 +105,7 @@ class Member:
         logger.debug("the line to rank %d has ended: %s", hub, how.value)
         while self._watch.is_waiting and not self._is_closing.wait(_LOOK_S):
             with self._lock:
-                verdict = self._watch.verdict(time.monotonic(), known=())
+                verdict = self._watch.verdict(time.monotonic(), self._known())
                 if verdict is None or self._has_told:
                     continue
                 self._has_told = True

@@ -71,6 +71,8 @@ class Status(_Told):
     """Spares that have taken dead workers' places, in words."""
     alone: tuple[_Count, ...] = ()
     """Servers of whose shards there is one copy, where each had a second one."""
+    registrar: _Text = ""
+    """In whose process it is, and who is its deputy; nothing while that is as at the start."""
     spares: _Count = 0
     """Ranks that wait to take a dead one's place."""
     slowest: _Count | None

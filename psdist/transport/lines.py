@@ -28,22 +28,28 @@ class LineTransport:
         self,
         transport: Transport,
         *,
-        deputy: int,
-        who_has_died: str = "",
-        on_follow: Callable[[], None] = lambda: None,
+        deputy: int | None,
+        before: LineTransport | None = None,
+        on_follow: Callable[[int], None] = lambda _died: None,
     ) -> None:
-        """``deputy``: its stable id; ``who_has_died``: see :class:`RegistrarLine`; ``on_follow``:
-        called when the registrar is found elsewhere."""
+        """``deputy``: the stable id of the first one; ``before``: that of the process where a rank
+        goes on in place of another one; ``on_follow(died)``: called when the registrar is found
+        elsewhere, for the process in which it was has died."""
         self._transport = transport
-        self._deputy = deputy
         self._on_follow = on_follow
         self._ready: deque[Event] = deque()
         self._is_shard_elsewhere = False
         """Whether the registrar was followed to where the shard of server 0 will be served, too,
         when the registrar has said so: until then this is lost, as to any dead server."""
+        self._shard_at: int = before._shard_at if before is not None else REGISTRAR
+        """In whose process that is served, as far as is known here."""
+        self._is_registrar_here = transport.me == REGISTRAR
         self._line: RegistrarLine | None = None
         if transport.me != REGISTRAR:
-            self._line = RegistrarLine(me=transport.me, deputy=deputy, who_has_died=who_has_died)
+            line_before = before._line if before is not None else None
+            self._line = RegistrarLine(me=transport.me, deputy=deputy, before=line_before)
+            if before is not None:
+                self._line.know_dead({**transport.lost, **transport.moved})
 
     @property
     def me(self) -> int:
@@ -60,6 +66,16 @@ class LineTransport:
     @property
     def bytes_sent(self) -> int:
         return self._transport.bytes_sent
+
+    @property
+    def registrar_at(self) -> int:
+        """In whose process the registrar is, or was until it died."""
+        return self.me if self._is_registrar_here or self._line is None else self._line.registrar_at
+
+    @property
+    def deputy(self) -> int | None:
+        """The registrar's, on all ranks but its own."""
+        return self._line.deputy if self._line is not None else None
 
     def send(self, peer: int, frame: Frame) -> None:
         if self._is_shard_elsewhere and peer == REGISTRAR:
@@ -94,21 +110,20 @@ class LineTransport:
             if isinstance(action, Say):
                 self._transport.send_control(REGISTRAR, action.message)
             elif isinstance(action, Follow):
-                if REGISTRAR in self._transport.lost:
-                    self._is_shard_elsewhere = True
+                self._is_shard_elsewhere = self._shard_at != action.host
                 self._transport.move(REGISTRAR, action.host)
-                self._on_follow()
+                self._on_follow(action.died)
             else:
                 self._ready.append(action)
 
     def host(self, peer: int) -> LineTransport:
-        transport = self._transport
-        died = transport.lost.get(REGISTRAR, "") or transport.moved.get(REGISTRAR, "")
-        return LineTransport(transport.host(peer), deputy=self._deputy, who_has_died=died)
+        if peer == REGISTRAR:
+            self._is_registrar_here = True
+        return LineTransport(self._transport.host(peer), deputy=None, before=self)
 
     def move(self, peer: int, host: int) -> None:
         if peer == REGISTRAR:
-            self._is_shard_elsewhere = False
+            self._is_shard_elsewhere, self._shard_at = False, host
         self._transport.move(peer, host)
 
     def become(self, peer: int) -> None:

@@ -156,7 +156,7 @@ class _ServerSide(_Side):
         if context.me == REGISTRAR:
             self._lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
         wait_for_job(context, self._lobby)
-        self._loop, self._reporter = build_loop(context, context.transport)
+        self._loop, self._duty = build_loop(context, context.transport)
         self._waiting = context.waiting(has_deadline=False)
         self._serve()  # set-up
         whole = [[allocate(self.bytes_of(context.me))] for _ in roles.worker_ranks]
@@ -176,9 +176,7 @@ class _ServerSide(_Side):
         self.between.Barrier()  # workers agree on the computation
         self.forget_warm_up()
         self.turns(ways, self.options.repeats)
-        self._loop.run(
-            self._waiting, on_idle=self._reporter.on_idle if self._reporter else lambda: None
-        )
+        self._loop.run(self._waiting, on_idle=self._duty.on_idle)
         slots = _slots(self._loop)
         context.end_job()
         return {"sent": self.sent, "cpu": self.cpu, "slots": slots}

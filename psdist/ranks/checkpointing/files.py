@@ -238,6 +238,14 @@ class CheckpointFiles:
         self.num_complete += isinstance(action, CompleteCheckpoint)
         self.num_failed += isinstance(action, DropCheckpoint)
 
+    def standing(self) -> list[int]:
+        """How many checkpoints are whole, and how many were dropped, for a next deputy."""
+        return [self.num_complete, self.num_failed]
+
+    def go_on(self, standing: list[int]) -> None:
+        """With what the registrar knew (:meth:`standing`)."""
+        self.num_complete, self.num_failed = standing
+
     def has_done(self, action: CheckpointAction) -> bool:
         """Whether the folder looks as if the registrar, who has died, had done it."""
         has_begun = self._folder.partial(action.checkpoint).exists()

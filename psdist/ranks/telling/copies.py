@@ -63,6 +63,15 @@ class CopyReports:
             told["until_s"] - told["from_s"],
         )
 
+    def standing(self) -> list[dict[str, Any]]:
+        """All that this knows, for the registrar's next deputy."""
+        return self._told
+
+    def go_on(self, standing: list[dict[str, Any]]) -> None:
+        """With what the registrar knew of it (:meth:`standing`)."""
+        self._told = standing
+        self._open = {each["server"]: each for each in standing if each["until_s"] is None}
+
     def told(self) -> list[dict[str, Any]]:
         """For summary.json, in the order in which shards were left alone: seconds of the run;
         ``until_s`` and ``kept_by`` are null for a shard that is alone still."""

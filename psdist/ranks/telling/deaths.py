@@ -152,6 +152,33 @@ class DeathReports:
         the data it has, ``clock`` where its clock began."""
         return [dict(each) for each in self._joined]
 
+    def standing(self) -> list[Any]:
+        """All that this knows, as plain values, for the registrar's next deputy."""
+        reported = [
+            [
+                *(each.death.worker, each.death.who, each.death.generation),
+                *(list(each.death.left), each.death.chief),
+                *(each.clock, each.noticed_s - self._started_s),
+                None if each.survived_s is None else each.survived_s - self._started_s,
+            ]
+            for each in self._reported
+        ]
+        return [reported, self._taken_over, self._joined]
+
+    def go_on(self, standing: list[Any]) -> None:
+        """With what the registrar knew (:meth:`standing`)."""
+        reported, self._taken_over, self._joined = standing
+        began_s = self._started_s
+        self._reported = [
+            _Reported(
+                Death(worker, who, generation, tuple(left), chief),
+                began_s + noticed_s,
+                clock,
+                None if survived_s is None else began_s + survived_s,
+            )
+            for worker, who, generation, left, chief, clock, noticed_s, survived_s in reported
+        ]
+
     def survived(self, survived: Survived) -> None:
         """All servers have taken in what was declared up to a generation."""
         for each in self._reported:

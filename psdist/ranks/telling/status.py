@@ -83,6 +83,7 @@ class StatusWriter:
         out: Collection[int] = (),
         dead: Sequence[str] = (),
         alone: Sequence[int] = (),
+        registrar: str = "",
         num_idle_spares: int = 0,
         joined: Sequence[str] = (),
         training: Training | None = None,
@@ -90,9 +91,9 @@ class StatusWriter:
     ) -> None:
         """``progress``: what each worker has told last; ``out``: those that are not in the job any
         more; ``dead``: who has died, in words; ``alone``: servers of whose shards there is one
-        copy; ``num_idle_spares``: spares that wait; ``joined``: spares that have taken workers'
-        places, in words; ``training``: what a display is told;
-        ``outcome``: how the job has ended."""
+        copy; ``registrar``: where it is, and its deputy, if they have changed;
+        ``num_idle_spares``: spares that wait; ``joined``: spares that have taken workers' places,
+        in words; ``training``: what a display is told; ``outcome``: how the job has ended."""
         now_s = self._clock()
         workers = []
         for worker, each in sorted(progress.items()):
@@ -122,6 +123,7 @@ class StatusWriter:
             done=done,
             dead=dead,
             alone=alone,
+            registrar=registrar,
             spares=num_idle_spares,
             joined=joined,
             training=training,
@@ -137,6 +139,7 @@ class StatusWriter:
         done: Collection[int] = (),
         dead: Sequence[str] = (),
         alone: Sequence[int] = (),
+        registrar: str = "",
         spares: int = 0,
         joined: Sequence[str] = (),
         training: Training | None = None,
@@ -164,6 +167,7 @@ class StatusWriter:
             dead=tuple(dead),
             joined=tuple(joined),
             alone=tuple(alone),
+            registrar=registrar,
             spares=spares,
             slowest=training.slowest if training else None,
             others_wait=training.others_wait if training else 0.0,

@@ -9,6 +9,9 @@ and its deputy have these, in the same state behind the same messages.
     lines.on_received(worker_id(0), 1)
     lines.close()                         # at the deputy, which takes the registrar's place
     lines.on_follows(worker_id(0), 0)     # [answer]: say this again
+
+What was said is kept until the other end has told that it is there, also while there is no deputy:
+there may be another one later.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ class _Line:
     num_said: int = 0
     kept: deque[Control] = field(default_factory=deque)
     """The last that were said: those that may not have come there."""
+    num_wanted: int = 0
+    """So many of what was said somebody waits for to have come there."""
     is_open: bool = True
     is_lost: bool = False
 
@@ -39,8 +44,6 @@ class _Line:
 class Lines:
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
-        self._is_kept = True
-        """Whether anybody could say again what was said."""
         self._are_open = True
 
     def _of(self, peer: int) -> _Line:
@@ -61,7 +64,7 @@ class Lines:
     def say(self, peer: int, message: Control) -> None:
         line = self._of(peer)
         line.num_said += 1
-        if not line.is_lost and (self._is_kept or not line.is_open):
+        if not line.is_lost:
             line.kept.append(message)
 
     def is_open(self, peer: int) -> bool:
@@ -71,9 +74,8 @@ class Lines:
     def on_received(self, peer: int, count: int) -> None:
         """``peer`` has the first ``count`` messages."""
         line = self._of(peer)
-        if line.is_lost or not self._is_kept:
-            return
-        self._forget(peer, line, count)
+        if not line.is_lost:
+            self._forget(peer, line, count)
 
     def _forget(self, peer: int, line: _Line, count: int) -> None:
         if not line.num_received <= count <= line.num_said:
@@ -87,6 +89,20 @@ class Lines:
     def has_received_all(self, peers: Iterable[int]) -> bool:
         """Whether each of these that lives has told so."""
         return not any(self._of(peer).kept for peer in peers)
+
+    def has_told_all(self, peers: Iterable[int]) -> bool:
+        """Whether to each of these that lives all has left that was said."""
+        return all(line.is_open or not line.kept for line in map(self._of, peers))
+
+    def want(self, peer: int) -> None:
+        """Somebody waits until all that was said to ``peer`` up to now has come there."""
+        line = self._of(peer)
+        line.num_wanted = line.num_said
+
+    def has_received_wanted(self, peers: Iterable[int]) -> bool:
+        """Whether each of these that lives has told so."""
+        lines = map(self._of, peers)
+        return all(line.is_lost or line.num_received >= line.num_wanted for line in lines)
 
     def lose(self, peer: int) -> None:
         """``peer`` has died."""
@@ -103,16 +119,10 @@ class Lines:
         self._lines[now] = self._of(peer)
         del self._lines[peer]
 
-    def forget(self) -> None:
-        """There is no deputy any more."""
-        self._is_kept = False
-        for line in self._lines.values():
-            line.kept.clear()
-
     def close(self) -> None:
         """The registrar has died: whoever follows says what has come there, and is told the
         rest."""
-        self._is_kept = self._are_open = False
+        self._are_open = False
         for line in self._lines.values():
             line.is_open = False
 
@@ -122,13 +132,11 @@ class Lines:
         if line.is_open:
             raise ProtocolError(f"the registrar: {describe_peer(peer)} follows it, unasked")
         self._forget(peer, line, received)
-        again = list(line.kept)
-        line.kept.clear()
         line.is_open = True
-        return again
+        return list(line.kept)
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself."""
         for peer, line in self._lines.items():
-            if line.kept and (line.is_lost or (line.is_open and not self._is_kept)):
+            if line.kept and line.is_lost:
                 raise InvariantError(f"messages to {describe_peer(peer)} are kept for nobody")

@@ -15,13 +15,23 @@ on: ranks say again what it has not heard, and are told again what they have not
     second.note(noted)                          # the same
     second.succeed("server 0 (rank 0 on n1)", lost={})
 
+Behind the death of either there is no deputy, and what follows leaves at once, until another rank
+has a whole copy of the shard of server 0. That one is *appointed*: everybody is told who it is.
+When all have received it, it is *entrusted* with all that the registrar knows (``standing``), and
+is told every note behind that. From then on it is the deputy.
+
+    office.handle(worker_id(1), ReceivedUpTo(count=3))  # [EntrustAll(deputy=..., state=...)]
+    third = Office.entrusted(state)                     # there
+
 Files and words to people are the registrar's, too. It says with each note how far that is done; the
 deputy does the rest when it succeeds, a part of it perhaps for the second time.
 
 The end: when the job is complete all are stopped, the deputy last, when all others have told that
 they know. Nor is a worker left that lives and is out: it has heard so, and its process has ended.
-If the registrar dies before, the deputy stops them all. (The deputy's own server is last as well
-where it has become the registrar: who has not heard of that could not be stopped any more.)
+If the registrar dies before, the deputy stops them all. (Where the registrar has followed another
+one, the server in whose process it is is last as well: it ends with that.)
+
+Longer than other modules: what both sides do with a note stands in one place.
 """
 
 from __future__ import annotations
@@ -29,10 +39,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from psdist.errors import ProtocolError, PsdistError
 from psdist.protocol.control import (
+    Appoint,
     Control,
     Failure,
     Follows,
@@ -61,8 +72,9 @@ from psdist.protocol.ids import (
 from psdist.protocol.registrar_line import SAID_BY_REGISTRAR, TOLD_EVERY
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
-from psdist.servers.protocol.replication.takeovers import Move
+from psdist.servers.protocol.replication.takeovers import Move, ShardWhole
 from psdist.servers.protocol.succession.lines import Lines
+from psdist.servers.protocol.succession.standing import pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,23 @@ class Over:
     """The registrar's work is done, and nobody waits for it."""
 
 
-OfficeAction: TypeAlias = RegistrarAction | Over
+@dataclass(frozen=True, slots=True)
+class EntrustAll:
+    """Tell ``deputy`` all that the registrar knows, as of note ``number``."""
+
+    deputy: int
+    number: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entrusted:
+    """For people: ``deputy``, who knows what the registrar knows, is its deputy from now on."""
+
+    deputy: int
+
+
+OfficeAction: TypeAlias = RegistrarAction | Over | EntrustAll | Entrusted
 
 
 class Office:
@@ -92,8 +120,11 @@ class Office:
         """``deputy``: its stable id; ``is_active``: false there; ``num_substitutes``: as of the
         :class:`Registrar`."""
         self.registrar = registrar
-        self._deputy = deputy
-        self._has_deputy = True
+        self.deputy: int | None = deputy
+        self._appointed: int | None = None
+        """Who is to be the next one, while there is none."""
+        self.registrar_at = REGISTRAR
+        """In whose process the registrar is."""
         self._is_active = is_active
         self._peers = [
             *(server_id(server) for server in range(num_servers) if server != REGISTRAR),
@@ -127,6 +158,17 @@ class Office:
         self._error: PsdistError | None = None
         """What a note has led to: the end of the job, which is the registrar's to tell."""
 
+    @classmethod
+    def entrusted(cls, state: bytes) -> Office:
+        """At the next deputy: with what :class:`EntrustAll` has brought. Raises
+        :class:`ProtocolError` where that is damaged."""
+        office: Any = unpack(state)
+        if not isinstance(office, Office):
+            raise ProtocolError(f"the registrar has entrusted this rank with {type(office)}")
+        office._is_active = False
+        office._num_done = office._number
+        return office
+
     # -- as the registrar ----------------------------------------------------------------------
 
     def handle(self, peer: int, message: Control) -> list[OfficeAction]:
@@ -137,7 +179,8 @@ class Office:
             return self._on_noted_too(peer, message.number)
         if isinstance(message, Follows):
             again = self._lines.on_follows(self._now.get(peer, peer), message.received)
-            return [*(SendControl(peer, each) for each in again), *self._end()]
+            again_said = [SendControl(peer, each) for each in again]
+            return [*again_said, *self._end(), *self._entrust()]
         return self._take(peer, message)
 
     def on_lost(self, peer: int, who: str) -> list[OfficeAction]:
@@ -145,12 +188,12 @@ class Office:
         :class:`ServersLostError` where the job cannot go on without it."""
         if peer in self._dead:
             return []
-        if peer != self._deputy or not self._has_deputy:
+        if peer != self.deputy:
             return self._take(peer, None, who)
-        actions = self._let_go(self._number)
-        self._has_deputy = False
-        self._last = []
-        self._lines.forget()
+        freed = self._let_go(self._number)
+        actions = [each for each in freed if not isinstance(each, Entrusted)]
+        self.deputy = None
+        self._last = [each for each in self._last if each.peer != peer]
         return [*actions, *self._take(peer, None, who)]
 
     on_server_lost = on_lost
@@ -159,8 +202,8 @@ class Office:
         """``message`` of ``peer``, or its death."""
         self._number += 1
         self._pending.append((self._number, self._follows_from(peer, message, who)))
-        if not self._has_deputy:
-            return self._let_go(self._number)
+        if self.deputy is None:
+            return [*self._let_go(self._number), *self._entrust()]
         note = Noted(
             number=self._number,
             peer=peer,
@@ -168,14 +211,32 @@ class Office:
             who=who,
             done=self._num_done,
         )
-        return [SendControl(self._deputy, note)]
+        return [SendControl(self.deputy, note)]
+
+    def _entrust(self) -> list[OfficeAction]:
+        """With everything, who is appointed, if all have received who that is. It holds a copy of
+        the shard of server 0 by then; what follows from now on waits for it."""
+        deputy = self._appointed
+        if deputy is None or self.is_complete or not self._lines.has_received_wanted(self._spoken):
+            return []
+        self.deputy, self._appointed = deputy, None
+        self._number += 1
+        state = pack(self)
+        self._pending.append((self._number, [Entrusted(deputy)]))
+        return [EntrustAll(deputy, self._number, state)]
+
+    @property
+    def _spoken(self) -> list[int]:
+        """Who has a line; also of the dead, which are not waited for."""
+        return [each for each in self._peers if each not in self._unused]
 
     def _on_noted_too(self, peer: int, number: int) -> list[OfficeAction]:
-        if peer != self._deputy or not self._num_done < number <= self._number:
+        deputy = self.deputy
+        if deputy is None or peer != deputy or not self._num_done < number <= self._number:
+            who = "there is no deputy, which" if deputy is None else describe_peer(deputy)
             raise ProtocolError(
                 f"the registrar: {describe_peer(peer)} says that it knows {number} notes; "
-                f"{describe_peer(self._deputy)} has been sent {self._number}, and knew "
-                f"{self._num_done}"
+                f"{who} has been sent {self._number}, and knew {self._num_done}"
             )
         return self._let_go(number)
 
@@ -215,15 +276,19 @@ class Office:
             self._lines.reset(server_id(taken))
         actions = self._said(self.registrar.handle(peer, message))
         if taken != REGISTRAR and not self._lines.is_open(server_id(taken)):
-            succeeds = Succeeds(heard=0, is_over=False)
+            succeeds = Succeeds(heard=0, is_over=False, host=self.registrar_at)
             actions.append(SendControl(server_id(taken), succeeds))
-        if num_heard and not num_heard % TOLD_EVERY and self._has_deputy:
+        if taken != REGISTRAR and self._appointed is not None:
+            actions += self._appoint(self._appointed, [server_id(taken)])
+        if num_heard and not num_heard % TOLD_EVERY:
             actions.append(SendControl(peer, HeardUpTo(count=num_heard)))
         return actions
 
     def _on_death(self, peer: int, who: str) -> list[OfficeAction]:
         self._dead.add(peer)
         self._lines.lose(peer)
+        if peer == self._appointed:
+            self._appointed = None
         if self.is_complete:
             return self._end()
         registrar = self.registrar
@@ -240,7 +305,21 @@ class Office:
                 self._say(each)
             elif isinstance(each, Move):
                 self.moves.append(each)
-        return [*actions]
+                if each.server == REGISTRAR:
+                    self.registrar_at = each.host
+        whole = [each for each in actions if isinstance(each, ShardWhole)]
+        appointed = [each.keeper for each in whole if each.server == REGISTRAR]
+        said = [each for keeper in appointed for each in self._appoint(keeper, self._spoken)]
+        return [*actions, *said]
+
+    def _appoint(self, keeper: int, peers: Iterable[int]) -> list[SendControl]:
+        """Who has another copy of the shard of server 0 is to be the deputy."""
+        self._appointed = keeper
+        said = [SendControl(peer, Appoint(deputy=keeper)) for peer in peers]
+        for each in said:
+            self._say(each)
+            self._lines.want(each.peer)
+        return said
 
     def _say(self, action: SendControl) -> None:
         if action.peer != REGISTRAR and isinstance(action.message, SAID_BY_REGISTRAR):
@@ -260,8 +339,9 @@ class Office:
         self.is_complete = True
         told = [each for each in actions if not isinstance(each, SendControl)]
         stops = [each for each in actions if isinstance(each, SendControl)]
-        self._last = [each for each in stops if each.peer == self._deputy]
-        stops = [each for each in stops if each.peer != self._deputy]
+        last = self.deputy, self.registrar_at
+        self._last = [each for each in stops if each.peer in last]
+        stops = [each for each in stops if each.peer not in last]
         for each in stops:
             self._say(each)
         left_out = map(worker_id, sorted(self.registrar.left_out))
@@ -272,7 +352,9 @@ class Office:
         """When everybody else knows that the job is complete, or has ended."""
         if not self.is_complete or self._is_over:
             return []
-        if not self._lines.has_received_all(self._awaited):
+        lines = self._lines
+        knows = lines.has_told_all if self.deputy is None else lines.has_received_all
+        if not knows(self._awaited):
             return []
         self._is_over = True
         for each in self._last:
@@ -285,8 +367,8 @@ class Office:
         """What concerns files and people, and is known to have been done."""
         if self._is_active or note.number != self._number + 1 or note.done > self._number:
             raise ProtocolError(
-                f"{describe_peer(self._deputy)}: the registrar's note {note.number}, of which "
-                f"{note.done} are done, after {self._number}"
+                f"the registrar's deputy: its note {note.number}, of which {note.done} are done, "
+                f"after {self._number}"
             )
         self._number = note.number
         follows: list[OfficeAction] = []
@@ -310,16 +392,17 @@ class Office:
         """What the deputy says to everybody, under its own id, when the registrar has died."""
         return [
             SendControl(peer, self._succeeds(peer))
-            for peer in self._peers
-            if peer not in self._unused
-            and (
+            for peer in self._spoken
+            if (
                 peer not in self._dead or any(server_id(each.server) == peer for each in self.moves)
             )
         ]
 
     def _succeeds(self, peer: int) -> Succeeds:
         """For ``peer``; with how it ends where it is out, and nobody will tell it."""
-        succeeds = Succeeds(heard=self._lines.num_heard(peer), is_over=self.is_complete)
+        host = self.registrar_at if self.deputy is None else self.deputy
+        num_heard = self._lines.num_heard(peer)
+        succeeds = Succeeds(heard=num_heard, is_over=self.is_complete, host=host)
         is_left_out = is_worker(peer) and worker_of(peer) in self.registrar.left_out
         if not (self.is_complete and is_left_out):
             return succeeds
@@ -334,14 +417,16 @@ class Office:
         follows."""
         if self._error is not None:
             raise self._error
-        self._is_active, self._has_deputy, self._is_shard_lost = True, False, True
+        assert self.deputy is not None
+        died, self.registrar_at = self.registrar_at, self.deputy
+        self._is_active, self.deputy, self._is_shard_lost = True, None, True
         self._lines.close()
         undone = [each for _, actions in self._pending for each in actions]
         self._pending.clear()
         self._num_done = self._number
         actions: list[OfficeAction] = []
         if not self.is_complete:
-            for peer, name in {REGISTRAR: who, **lost}.items():
+            for peer, name in {died: who, **lost}.items():
                 actions += self.on_lost(peer, name)
         return undone, actions
 

@@ -23,6 +23,7 @@ def run(
     path: Path,
     *,
     kills: int | str | None,
+    deputies: str = "",
     mode: str = "sync",
     servers: int = 2,
     launcher_args: tuple[str, ...] = ("--with-ft", "ulfm"),
@@ -35,7 +36,7 @@ def run(
     words += [f"--set={each}" for each in settings]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "PSDIST_PROGRESS": "off"}
     if kills is not None:
-        env["KILLS"] = str(kills)
+        env |= {"KILLS": str(kills), "DEPUTIES": deputies}
     return run_mpi(
         2 + servers + spares,
         [*words, str(PROGRAM)],
@@ -172,6 +173,27 @@ def test_a_spare_dies_and_no_bit_is_another_one(
     assert len(summary["deaths"]) == len(kills)
     assert summary["deaths"][-1]["spare"] == 0
     assert "spare 0 (rank 5 on" in done.stderr
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+    assert parameters_of(done) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("kills", "deputies", "spares", "registrar"),
+    [
+        pytest.param("0,1", "0,1", 2, "spare 0", id="spares", marks=pytest.mark.slow),
+        pytest.param("1,0,s0", "0,1,2", 2, "spare 1", id="its deputy first"),
+    ],
+)
+def test_a_registrar_that_has_followed_another_one_dies(
+    kills: str, deputies: str, spares: int, registrar: str, undisturbed: str, tmp_path: Path
+) -> None:
+    """Whenever it has a deputy again: in sync no bit is another one."""
+    done = run(tmp_path, kills=kills, deputies=deputies, servers=2, spares=spares)
+    assert done.returncode == 0, done.text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["exit"], summary["registrar"]) == ("completed", registrar)
+    assert len(summary["deaths"]) == len(kills.split(","))
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert report.proved, (report.violations, report.notes)
     assert parameters_of(done) == undisturbed

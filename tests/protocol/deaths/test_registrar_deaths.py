@@ -250,11 +250,8 @@ def test_what_follows_leaves_when_the_deputy_knows() -> None:
 # -- nobody is left who knows ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["registrar first", "deputy first"])
-@pytest.mark.parametrize("apart", [0, 5, 2000])
-def test_without_registrar_and_deputy_the_job_ends_with_one_error_that_names_both(
-    order: tuple[int, int], apart: int
-) -> None:
+def play_without_both(order: tuple[int, int], apart: int) -> VirtualJob:
+    """Registrar and deputy die, so many events one behind the other."""
     schedule = Schedule(
         seed=4, servers=4, iterations=(40, 40), num_chunks=8, mode="async", has_buddies=True
     )
@@ -267,6 +264,18 @@ def test_without_registrar_and_deputy_the_job_ends_with_one_error_that_names_bot
     assert len(job.network.unfinished) > 2
     job.network.crash(server_id(order[1]))
     job.run()
+    return job
+
+
+ORDERS = pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["registrar first", "deputy first"])
+
+
+@ORDERS
+@pytest.mark.parametrize("apart", [0, 5, 20])
+def test_without_registrar_and_deputy_the_job_ends_with_one_error_that_names_both(
+    order: tuple[int, int], apart: int
+) -> None:
+    job = play_without_both(order, apart)
     living = {server_id(2), server_id(3), worker_id(0), worker_id(1)}
     assert job.errors.keys() == living
     for error in job.errors.values():
@@ -274,6 +283,14 @@ def test_without_registrar_and_deputy_the_job_ends_with_one_error_that_names_bot
         assert "server 0" in str(error)
         assert "server 1" in str(error)
         assert "--resume" in str(error)
+
+
+@ORDERS
+def test_with_another_deputy_it_goes_on(order: tuple[int, int]) -> None:
+    job = play_without_both(order, 2000)
+    assert not job.errors
+    assert job.num_successions == 2 - (order == (1, 0))
+    prove_survival(job)
 
 
 # -- mistakes are noticed --------------------------------------------------------------------------

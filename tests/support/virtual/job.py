@@ -12,7 +12,7 @@ afterwards (``proof``).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -419,11 +419,19 @@ class VirtualJob(SetOfJob):
             first = schedule.policy()
             make_policy = policy or (lambda _server: Changing(first, keeps_mode=True))
         self.has_succeeded = False
-        """Whether the deputy has become the registrar."""
-        self.office = self.second = None
+        """Whether a deputy has become the registrar."""
+        self.num_successions = 0
+        self.registrar_at = REGISTRAR
+        """In whose process the registrar is, or was until it died."""
+        self.office: Office | None = None
+        """The registrar's, and its deputy's:"""
+        self.second: Office | None = None
+        self.deputy: int | None = None
+        """Who has that; None without buddies, and from a succession on until another one has."""
         if schedule.has_buddies:
             self.office = self._office(num_workers, is_active=True)
             self.second = self._office(num_workers, is_active=False)
+            self.deputy = self._first_deputy
         for server in range(schedule.servers):
             registrar = self.office or self._registrar(num_workers)
             loop = ServerLoop(
@@ -434,10 +442,16 @@ class VirtualJob(SetOfJob):
                 make_history=lambda index, server=server: self.sets[index].server_histories[server],
                 registrar=registrar if server == 0 else None,
                 on_registrar=self.reported.append,
+                what_was_told=self._what_was_told,
                 make_set=make_set,
                 replication=self._replication(make_policy) if schedule.has_buddies else None,
                 rebuilding=self._rebuilding(server, make_policy) if schedule.is_rebuilt else None,
-                standby=self._standby() if server_id(server) == self.deputy else None,
+                standby=(
+                    self._standby(self.second, server)
+                    if self.second is not None and server_id(server) == self._first_deputy
+                    else None
+                ),
+                make_standby=partial(self._make_standby, server_id(server)),
             )
             self.servers.append(loop)
             self._spawn(server_id(server), napping(schedule, server, loop.actor()))
@@ -461,16 +475,19 @@ class VirtualJob(SetOfJob):
         return [self, *self.others]
 
     @property
-    def deputy(self) -> int | None:
-        """The registrar's; None without buddies."""
+    def _first_deputy(self) -> int | None:
         return server_id(self.schedule.buddies[0]) if self.schedule.has_buddies else None
+
+    def ends_without(self, gone: Collection[int]) -> bool:
+        """Whether nobody may know what the registrar knew, if these are dead."""
+        return self.registrar_at in gone and (self.deputy is None or self.deputy in gone)
 
     @property
     def registrar(self) -> Registrar:
         """That which lives, or has lived last."""
         if self.has_succeeded:
-            assert self.second is not None
-            return self.second.registrar
+            assert self.office is not None
+            return self.office.registrar
         registrar = self.servers[REGISTRAR].registrar
         assert registrar is not None
         return registrar.registrar if isinstance(registrar, Office) else registrar
@@ -535,6 +552,7 @@ class VirtualJob(SetOfJob):
             self._options(peer, self.wire),
             make_executor=slowed(self.schedule, 0, make_executor),
             make_set=make_set,
+            make_standby=partial(self._make_standby, peer),
             replication=self._replication(make_policy),
         )
         self._spawn(peer, self._process_of(spare, loop))
@@ -562,10 +580,10 @@ class VirtualJob(SetOfJob):
         return {self._first_substitute + each for each in idle if self.num_substitutes}
 
     def _office(self, num_workers: int, *, is_active: bool) -> Office:
-        assert self.deputy is not None
+        assert self._first_deputy is not None
         return Office(
             self._registrar(num_workers),
-            deputy=self.deputy,
+            deputy=self._first_deputy,
             num_workers=num_workers,
             num_servers=self.schedule.servers,
             num_spares=self.schedule.spares,
@@ -573,13 +591,28 @@ class VirtualJob(SetOfJob):
             is_active=is_active,
         )
 
-    def _standby(self) -> Standby:
+    def _standby(self, office: Office, peer: int) -> Standby:
         def succeed(undone: Sequence[OfficeAction]) -> None:
             self.has_succeeded = True
+            self.num_successions += 1
+            self.office, self.second, self.deputy = office, None, None
+            self.registrar_at = peer
             self.reported += undone[num_done(self.reported, undone) :]
 
-        assert self.second is not None
-        return Standby(office=self.second, on_succeed=succeed, on_action=self.reported.append)
+        return Standby(
+            office=office,
+            on_succeed=succeed,
+            on_action=self.reported.append,
+            what_was_told=self._what_was_told,
+        )
+
+    def _what_was_told(self) -> bytes:
+        return b"what people have heard"
+
+    def _make_standby(self, peer: int, office: Office, told: bytes) -> Standby:
+        assert told == self._what_was_told()
+        self.second, self.deputy = office, peer
+        return self._standby(office, peer)
 
     def _replication(self, make_policy: Callable[[int], Policy]) -> ReplicationOptions:
         def make_core(
@@ -664,7 +697,8 @@ class VirtualJob(SetOfJob):
             return self.spares[worker_of(peer) - self._first_substitute].transport
         endpoint = self.network.endpoint(peer)
         watched = endpoint if self.watch is None else self.watch.transport(endpoint)
-        return watched if self.deputy is None else LineTransport(watched, deputy=self.deputy)
+        deputy = self._first_deputy
+        return watched if deputy is None else LineTransport(watched, deputy=deputy)
 
     def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
         channels: list[GroupChannel] = [AloneChannel()]

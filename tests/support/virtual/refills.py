@@ -150,7 +150,7 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_deputy: 
     alive = [each for each in takeovers.alive if server_id(each) in job.network._actors]
     alive = [each for each in alive if each != REGISTRAR]
     if spares_deputy and wanted != "anybody":
-        alive = [each for each in alive if server_id(each) != job.deputy]
+        alive = [each for each in alive if each not in (job.registrar_at, job.deputy)]
     filled = [each for each in takeovers._shards if each.next_keeper is not None]
     if wanted == "whole":
         is_noticed = _dead_servers(job) <= takeovers._names.keys()
@@ -173,7 +173,7 @@ def _end(job: RefillJob, victim: int, pick: random.Random) -> None:
     """Server ``victim`` dies; of whoever may have had the only copy of something that is noted."""
     gone = {*_dead_servers(job), victim}
     is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
-    if is_alone or {server_id(REGISTRAR), job.deputy} <= set(map(server_id, gone)):
+    if is_alone or job.ends_without(gone):
         job.may_end, job.dead = True, victim  # errors of ranks are what may follow
         job.met["only copy"] += 1
     job.met["deaths"] += 1
@@ -198,8 +198,10 @@ def prove_refills(job: RefillJob) -> None:
 
 
 def _told_by(job: RefillJob) -> list[Any]:
-    """The errors of who is the registrar; where both are dead who could be, of all others."""
-    living = [peer for peer in (REGISTRAR, job.deputy) if peer not in job.network._dead]
+    """The errors of who is the registrar; where nobody is left who could be, of all others."""
+    assert job.office is not None
+    could_be = job.registrar_at, job.deputy, job.office._appointed
+    living = [peer for peer in could_be if peer not in {*job.network._dead, None}]
     if living:
         return [job.errors.get(living[0])]
     assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
@@ -244,9 +246,10 @@ def by_hand(play: Callable[..., RefillJob]) -> None:
     """``FIRST LAST [registrar]``: these seeds, all of them, saying which are bad."""
     met: Counter[str] = Counter()
     num_bad = 0
+    more = {"registrar_dies": True} if sys.argv[3:] == ["registrar"] else {}
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         try:
-            met += play_and_prove(play, [seed], registrar_dies=sys.argv[3:] == ["registrar"])
+            met += play_and_prove(play, [seed], **more)
         except Exception as error:
             num_bad += 1
             print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)

@@ -108,7 +108,7 @@ def _candidates(
     workers = [each for each in at_risk if each in actors]
     processes = {each for each in takeovers.alive if each in actors} - {REGISTRAR}
     if spares_deputy:
-        processes -= {job.deputy if job.deputy is not None else REGISTRAR}
+        processes -= {job.registrar_at, job.deputy}
     servers = sorted(each for each in processes if not is_spare(each))
     spares = sorted(each for each in processes if is_spare(each))
     shards = takeovers._shards
@@ -149,7 +149,7 @@ def _end(job: SharedSparesJob, victim: int, why: str, pick: random.Random) -> No
     """``victim`` dies; whether it may have had the only copy of something is noted."""
     gone = _dead_processes(job) | {victim}
     is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
-    if is_alone or {REGISTRAR, job.deputy} <= gone:
+    if is_alone or job.ends_without(gone):
         job.may_end, job.dead = True, victim  # errors of ranks are what may follow
         job.met["only copy"] += 1
     job.met[why] += 1

@@ -77,7 +77,7 @@ def _candidates(job: RefillJob, wanted: str, *, spares_deputy: bool) -> list[int
     takeovers = job.takeovers
     living = {each for each in takeovers.alive if each in job.network._actors} - {REGISTRAR}
     if spares_deputy:
-        living -= {job.deputy if job.deputy is not None else REGISTRAR}
+        living -= {job.registrar_at, job.deputy}
     servers = sorted(each for each in living if not is_spare(each))
     spares = sorted(each for each in living if is_spare(each))
     shards = takeovers._shards
@@ -114,7 +114,7 @@ def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
     """``victim`` dies; whether it may have had the only copy of something is noted."""
     gone = _dead_processes(job) | {victim}
     is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
-    if is_alone or {REGISTRAR, job.deputy} <= gone:
+    if is_alone or job.ends_without(gone):
         job.may_end, job.dead = True, victim  # errors of ranks are what may follow
         job.met["only copy"] += 1
     shards = job.takeovers._shards

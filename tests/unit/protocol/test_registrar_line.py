@@ -7,9 +7,11 @@ import pytest
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
     Absent,
+    Appoint,
     Collected,
     Control,
     Enter,
+    Entrust,
     Failure,
     Follows,
     HeardUpTo,
@@ -22,7 +24,7 @@ from psdist.protocol.control import (
     WhoIsAbsent,
 )
 from psdist.protocol.events import ControlArrived, PeerLost
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
 from psdist.protocol.registrar_line import (
     FOR_REGISTRAR,
     SAID_BY_REGISTRAR,
@@ -50,8 +52,10 @@ def progress(clock: int) -> Progress:
     return Progress(worker=0, clock=clock, samples=0)
 
 
-def succeeds(heard: int, *, peer: int = DEPUTY, is_over: bool = False) -> ControlArrived:
-    return ControlArrived(peer, Succeeds(heard=heard, is_over=is_over))
+def succeeds(
+    heard: int, *, peer: int = DEPUTY, host: int = DEPUTY, is_over: bool = False
+) -> ControlArrived:
+    return ControlArrived(peer, Succeeds(heard=heard, is_over=is_over, host=host))
 
 
 def hear(line: RegistrarLine, message: Control, peer: int = REGISTRAR) -> list[LineAction]:
@@ -80,7 +84,7 @@ def test_whoever_goes_on_says_again_what_the_deputy_does_not_know(is_told_first:
     for clock in range(3):
         line.say(progress(clock))
     hear(line, ANSWER)
-    told = [Follow(DEPUTY), Say(Follows(received=1)), Say(progress(2))]
+    told = [Follow(DEPUTY, REGISTRAR), Say(Follows(received=1)), Say(progress(2))]
     if is_told_first:
         assert line.handle(succeeds(2)) == []
         assert line.handle(DEATH) == [DEATH, *told]
@@ -89,7 +93,8 @@ def test_whoever_goes_on_says_again_what_the_deputy_does_not_know(is_told_first:
         assert not line.say(progress(3)), "nobody is there to hear it"
         assert line.handle(succeeds(2)) == [*told, Say(progress(3))]
     assert line.say(progress(4))
-    assert not line.num_kept, "nobody could ask for it"
+    assert line.num_kept == 2 + (not is_told_first), "there may be another deputy"
+    assert (line.registrar_at, line.deputy) == (DEPUTY, None)
 
 
 def test_what_is_not_counted_may_be_lost() -> None:
@@ -143,16 +148,17 @@ def test_the_end_is_told_by_the_deputy_where_the_registrar_could_not() -> None:
 def test_who_may_not_have_heard_that_it_is_out_hears_it_before_the_end() -> None:
     line = line_of_worker()
     line.handle(DEATH)
-    told = Succeeds(heard=0, is_over=True, generation=2, dead=[1], chief=3)
+    told = Succeeds(heard=0, is_over=True, host=DEPUTY, generation=2, dead=[1], chief=3)
     survive = Survive(generation=2, dead=[1], chief=3)
     ended = [ControlArrived(REGISTRAR, survive), ControlArrived(REGISTRAR, Stop())]
     assert hear(line, told, DEPUTY) == ended
 
 
-def test_nobody_else_is_obeyed() -> None:
+@pytest.mark.parametrize(("peer", "host"), [(1, 1), (1, DEPUTY), (DEPUTY, 1)])
+def test_nobody_else_is_obeyed(peer: int, host: int) -> None:
     line = line_of_worker()
-    with pytest.raises(ProtocolError, match="worker 0: server 1 says that it is the registrar's"):
-        line.handle(succeeds(0, peer=server_id(1)))
+    with pytest.raises(ProtocolError, match=rf"worker 0: server {peer} says that it is the regis"):
+        line.handle(succeeds(0, peer=server_id(peer), host=host))
 
 
 @pytest.mark.parametrize("events", [(DEATH, DEPUTYS_DEATH), (DEPUTYS_DEATH, DEATH)])
@@ -166,19 +172,124 @@ def test_without_both_is_one_error_that_names_them(events: tuple[PeerLost, PeerL
     assert str(error.value).startswith(f"{second.who} and {first.who} have died")
 
 
-def test_without_a_deputy_nothing_is_kept() -> None:
+def test_without_a_deputy_all_is_kept_that_the_registrar_has_not_heard() -> None:
     line = line_of_worker()
     line.say(progress(0))
     line.handle(DEPUTYS_DEATH)
     assert line.say(Enter(worker=0, seq=1, name="mean", payload=b""))
-    assert not line.num_kept
-    assert hear(line, HeardUpTo(count=1)) == [], "it had left before"
+    assert line.num_kept == 2
+    assert hear(line, HeardUpTo(count=1)) == []
+    assert line.num_kept == 1
 
 
-def test_a_server_that_goes_on_for_another_one_behind_the_death_follows_at_once() -> None:
-    line = RegistrarLine(me=server_id(1), deputy=DEPUTY, who_has_died=DEATH.who)
+NEXT = spare_id(1)
+NEXTS_DEATH = PeerLost(NEXT, "spare 1 (rank 7 on n3)")
+APPOINT = ControlArrived(REGISTRAR, Appoint(deputy=NEXT))
+
+
+def test_who_is_appointed_goes_on_where_the_deputy_had_died() -> None:
+    line = line_of_worker()
+    line.handle(DEPUTYS_DEATH)
+    line.say(progress(0))
+    assert line.handle(APPOINT) == [Say(ReceivedUpTo(count=1))]
+    assert line.deputy == NEXT
+    assert line.handle(DEATH) == [DEATH]
+    told = [Follow(NEXT, REGISTRAR), Say(Follows(received=1)), Say(progress(0))]
+    assert line.handle(succeeds(0, peer=NEXT, host=NEXT)) == told
+
+
+def test_a_registrar_that_has_followed_another_one_dies() -> None:
+    line = line_of_worker()
+    line.say(progress(0))
+    line.handle(DEATH)
+    line.handle(succeeds(1))
+    line.say(progress(1))
+    line.handle(APPOINT)
+    line.say(progress(2))
+    assert hear(line, HeardUpTo(count=2)) == []
+    assert line.handle(DEPUTYS_DEATH) == [DEPUTYS_DEATH]
+    assert not line.say(progress(3))
+    told = [Follow(NEXT, DEPUTY), Say(Follows(received=1)), Say(progress(2)), Say(progress(3))]
+    assert line.handle(succeeds(2, peer=NEXT, host=NEXT)) == told
+    assert (line.registrar_at, line.deputy) == (NEXT, None)
+    assert line.say(progress(4))
+
+
+def test_with_a_registrar_that_nobody_can_follow_the_job_ends() -> None:
+    line = line_of_worker()
+    line.handle(DEATH)
+    line.handle(succeeds(0))
+    with pytest.raises(ServersLostError, match=r"server 2 .* and server 0 .* have died"):
+        line.handle(DEPUTYS_DEATH)
+
+
+def test_an_appointed_deputy_that_has_died_is_not_waited_for() -> None:
+    line = line_of_worker()
+    line.handle(DEPUTYS_DEATH)
+    line.handle(APPOINT)
+    assert line.handle(NEXTS_DEATH) == [NEXTS_DEATH]
+    with pytest.raises(ServersLostError, match=r"server 0 .* and spare 1 .* have died"):
+        line.handle(DEATH)
+
+
+def entrust(part: int, num_parts: int) -> Entrust:
+    return Entrust(number=3, part=part, num_parts=num_parts, state=b"")
+
+
+@pytest.mark.parametrize("num_parts_here", [0, 1])
+def test_who_is_appointed_and_not_entrusted_says_that_nobody_goes_on(num_parts_here: int) -> None:
+    line = RegistrarLine(me=NEXT, deputy=DEPUTY)
+    line.handle(DEPUTYS_DEATH)
+    line.handle(APPOINT)
+    for part in range(num_parts_here):
+        event = ControlArrived(REGISTRAR, entrust(part, 2))
+        assert line.handle(event) == [event]
+    with pytest.raises(ServersLostError, match=r"server 0 .* and server 2 .* have died"):
+        line.handle(DEATH)
+
+
+def test_who_is_entrusted_goes_on() -> None:
+    line = RegistrarLine(me=NEXT, deputy=DEPUTY)
+    line.handle(DEPUTYS_DEATH)
+    line.handle(APPOINT)
+    for part in range(2):
+        hear(line, entrust(part, 2))
+    assert line.handle(DEATH) == [DEATH]
+    told = [Follow(NEXT, REGISTRAR), Say(Follows(received=1))]
+    assert line.handle(succeeds(0, peer=NEXT, host=NEXT)) == told
+
+
+def test_who_goes_on_for_another_one_waits_until_a_later_registrar_asks() -> None:
+    """It knows what its process knows: here, that the registrar has followed another one."""
+    process = RegistrarLine(me=server_id(1), deputy=DEPUTY)
+    process.handle(DEATH)
+    process.handle(succeeds(0))
+    process.handle(APPOINT)
+    line = RegistrarLine(me=server_id(3), deputy=None, before=process)
+    assert (line.registrar_at, line.deputy) == (DEPUTY, NEXT)
+    assert not line.say(progress(0))
     again = succeeds(0, peer=REGISTRAR)
-    assert line.handle(again) == [Follow(DEPUTY), Say(Follows(received=0))]
+    told = [Follow(DEPUTY, DEPUTY), Say(Follows(received=0)), Say(progress(0))]
+    assert line.handle(again) == told
+    with pytest.raises(ProtocolError, match="says again that it is the registrar's successor"):
+        line.handle(again)
+    assert line.say(progress(1))
+
+
+def test_who_goes_on_in_the_process_of_who_is_appointed_leaves_the_end_to_that() -> None:
+    process = RegistrarLine(me=NEXT, deputy=DEPUTY)
+    process.handle(DEPUTYS_DEATH)
+    process.handle(APPOINT)
+    line = RegistrarLine(me=server_id(3), deputy=None, before=process)
+    assert line.handle(DEATH) == [DEATH]
+
+
+def test_who_had_died_before_a_rank_was_there_is_known_to_be_dead() -> None:
+    line = RegistrarLine(me=server_id(3), deputy=None, before=line_of_worker())
+    line.know_dead({REGISTRAR: DEATH.who})
+    assert not line.say(progress(0))
+    told = [Follow(DEPUTY, REGISTRAR), Say(Follows(received=0)), Say(progress(0))]
+    assert line.handle(succeeds(0, peer=REGISTRAR)) == told
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_serving_ends_in_the_job_where_a_worker_is_wanted(
     Asked.__init__(loop, replace)
     begun = iter([True, False])
     monkeypatch.setattr(server, "wait_for_job", lambda *_: next(begun))
-    monkeypatch.setattr(server, "build_loop", lambda *_: (loop, None))
+    monkeypatch.setattr(server, "build_loop", lambda *_: (loop, server.Duty(context)))
     monkeypatch.setattr(server, "ignore_signals_of_scripts", lambda: None)
     monkeypatch.setattr(context, "end_job", lambda: ends.append("job"))
     monkeypatch.setattr(context, "close", lambda: ends.append("rank"))

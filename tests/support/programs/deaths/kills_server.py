@@ -1,7 +1,8 @@
 """A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
 
 KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
-behind the one before, when every shard has two copies again, or has been made anew. OPTIMIZER:
+behind the one before, when every shard has two copies again, or has been made anew. DEPUTIES: how
+often the registrar has a deputy again before each of them. OPTIMIZER:
 adam or sgd. Before iteration CHECKPOINT_AT there is a checkpoint. The parameters that it ends
 with are printed as one CRC-32.
 """
@@ -62,11 +63,16 @@ def main() -> None:
     model, optimizer = job.prepare(model, optimizer)
     torch.manual_seed(100 + job.rank)
     victims = [each for each in os.environ.get("KILLS", "").split(",") if each]
+    deputies = [int(each) for each in os.environ.get("DEPUTIES", "").split(",") if each]
     kills = {KILL_AT + 3 * index: each for index, each in enumerate(victims)}
     for iteration in range(ITERATIONS):
         if iteration == CHECKPOINT_AT:
             job.checkpoint()
             while not job.all("is complete" in logs()):
+                time.sleep(0.02)
+        if iteration in kills and deputies:
+            num_awaited = deputies[victims.index(kills[iteration])]
+            while not job.all(logs().count("has a deputy again") >= num_awaited):
                 time.sleep(0.02)
         if iteration in kills and job.is_chief:
             wait_until_told(victims[: victims.index(kills[iteration])])

@@ -38,3 +38,16 @@ def test_a_spare_is_named(caplog: pytest.LogCaptureFixture) -> None:
     lines = [each.getMessage() for each in caplog.records]
     assert "has a second copy again, in spare 2, after" in lines[1]
     assert "has one copy, in spare 2: the job" in lines[2]
+
+
+def test_a_next_deputy_tells_what_the_registrar_knew() -> None:
+    now = iter([12.0, 13.5, 15.0])
+    reports = CopyReports(started_s=10.0, clock=lambda: next(now))
+    reports.alone(ShardAlone(1, 1))
+    reports.whole(ShardWhole(1, 3))
+    reports.alone(ShardAlone(2, 3))
+    other = CopyReports(started_s=110.0, clock=lambda: 116.0)
+    other.go_on(reports.standing())
+    assert other.told() == reports.told()
+    other.whole(ShardWhole(2, spare_id(0)))
+    assert [each["until_s"] for each in other.told()] == [3.5, 6.0]

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import replace
 
+import msgpack
 import pytest
 
 from psdist.protocol.control import Progress
@@ -99,3 +100,21 @@ def test_a_spare_that_takes_a_workers_place_is_told_and_counts_among_those_left(
     assert told["who"] == "worker 3, a spare (rank 4 on n1)"
     assert told["at_s"] >= 5
     assert [each.get("spare") for each in reports.told()] == [None, None, 0]
+
+
+def test_a_next_deputy_tells_what_the_registrar_knew() -> None:
+    progress = {2: Progress(worker=2, clock=41, samples=9)}
+    reports = DeathReports(progress, started_s=time.monotonic() - 5, roles=ROLES)
+    reports.declared(Death(2, "worker 2 (rank 3 on n1)", generation=1, left=(1,), chief=0))
+    reports.survived(Survived(1))
+    reports.declared(Death(3, "worker 3 (rank 4 on n1)", generation=2, left=(), chief=0))
+    reports.taken_over(ServerDeath(0, "server 0 (rank 0 on n1)", host=spare_id(1)))
+    reports.joined(Joined(3, place=2, clocks=(7,), state=""))
+    standing = msgpack.unpackb(msgpack.packb(reports.standing()))
+    other = DeathReports({}, started_s=time.monotonic() - 105, roles=ROLES)
+    other.go_on(standing)
+    assert other.told() == reports.told()
+    assert other.told_of_joined() == reports.told_of_joined()
+    assert other._reported[0].death == reports._reported[0].death
+    other.survived(Survived(2))
+    assert other.told()[1]["settled_s"] is not None

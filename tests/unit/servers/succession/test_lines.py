@@ -28,8 +28,10 @@ def test_who_follows_is_told_what_it_lacks() -> None:
     lines.say(PEER, Stop())
     assert lines.on_follows(PEER, 1) == [*SAID[1:], Stop()]
     assert lines.is_open(PEER)
-    lines.say(PEER, Stop())
-    assert lines.has_received_all([PEER]), "nobody could say it again"
+    assert lines.on_received(PEER, 3) is None
+    assert not lines.has_received_all([PEER]), "there may be another deputy"
+    lines.close()
+    assert lines.on_follows(PEER, 3) == [Stop()]
     lines.check_invariants()
 
 
@@ -78,10 +80,32 @@ def test_who_takes_the_place_of_another_one_begins_from_nothing() -> None:
     assert lines.on_follows(peer, 0) == []
 
 
-def test_without_a_deputy_nothing_is_kept() -> None:
+def test_all_has_left_where_the_line_is_open() -> None:
     lines = lines_with(SAID)
-    lines.forget()
+    assert lines.has_told_all([PEER])
+    lines.close()
+    assert not lines.has_told_all([PEER, worker_id(2)])
+    assert lines.has_told_all([worker_id(2)]), "to which nothing was said"
+    lines.on_follows(PEER, 0)
+    assert lines.has_told_all([PEER])
+
+
+def test_what_is_wanted_to_have_come_there_is_waited_for() -> None:
+    lines = lines_with(SAID[:2])
+    lines.want(PEER)
+    lines.say(PEER, SAID[2])
+    assert lines.has_received_wanted([worker_id(2)])
+    lines.on_received(PEER, 1)
+    assert not lines.has_received_wanted([worker_id(2), PEER])
+    lines.on_received(PEER, 2)
+    assert lines.has_received_wanted([PEER]), "what was said since nobody waits for"
+
+
+def test_the_dead_are_not_wanted_to_have_anything() -> None:
+    lines = lines_with(SAID)
+    lines.want(PEER)
+    lines.lose(PEER)
     lines.say(PEER, Stop())
-    assert lines.has_received_all([PEER])
-    lines.on_received(PEER, 3)
+    lines.want(PEER)
+    assert lines.has_received_wanted([PEER])
     lines.check_invariants()

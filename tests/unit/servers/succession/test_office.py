@@ -10,15 +10,19 @@ import pytest
 from psdist.errors import PeerLostError, ProtocolError, ServersLostError
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
+    Appoint,
     Buried,
     Collected,
     Control,
+    CopyFilled,
     Done,
     Enter,
     Failure,
     Finished,
     Follows,
     HeardUpTo,
+    KeepCopy,
+    KeepsCopy,
     Metrics,
     Noted,
     NotedToo,
@@ -39,7 +43,14 @@ from psdist.protocol.registrar_line import TOLD_EVERY
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.registrar import Complete, EndJob, Registrar, WriteMetrics
 from psdist.servers.protocol.replication.takeovers import ShardAlone
-from psdist.servers.protocol.succession.office import Office, OfficeAction, Over
+from psdist.servers.protocol.succession.office import (
+    EntrustAll,
+    Entrusted,
+    Office,
+    OfficeAction,
+    Over,
+)
+from psdist.servers.protocol.succession.standing import pack
 
 NUM_WORKERS, NUM_SERVERS = 2, 3
 DEPUTY = server_id(1)
@@ -166,7 +177,7 @@ def test_a_note_that_is_missing_is_noticed() -> None:
     pair = Pair()
     pair.tell(worker_id(0), enter(0))
     pair.tell(worker_id(1), enter(1))
-    with pytest.raises(ProtocolError, match="the registrar's note 2, of which 0 are done, after 0"):
+    with pytest.raises(ProtocolError, match="note 2, of which 0 are done, after 0"):
         pair.second.note(pair.notes[1])
 
 
@@ -199,8 +210,8 @@ def test_the_deputy_goes_on_with_the_collective() -> None:
     pair = Pair()
     pair.say(worker_id(0), enter(0))
     heard = {each.peer: each.message for each in pair.second.announcements()}
-    assert heard[worker_id(0)] == Succeeds(heard=1, is_over=False)
-    assert heard[worker_id(1)] == Succeeds(heard=0, is_over=False)
+    assert heard[worker_id(0)] == Succeeds(heard=1, is_over=False, host=DEPUTY)
+    assert heard[worker_id(1)] == Succeeds(heard=0, is_over=False, host=DEPUTY)
     assert heard.keys() == {*map(server_id, (1, 2)), *map(worker_id, (0, 1))}
     undone, actions = succeed(pair)
     alone = ShardAlone(server=2, host=2)
@@ -320,7 +331,9 @@ def test_who_is_out_hears_so_of_the_deputy() -> None:
     pair = bury_one()
     second = pair.second
     told_of_all = {each.peer: each.message for each in second.announcements()}
-    assert told_of_all[OUT] == Succeeds(heard=1, is_over=False), "the rest is still to be said"
+    assert told_of_all[OUT] == Succeeds(heard=1, is_over=False, host=DEPUTY), (
+        "the rest is still to be said"
+    )
     succeed(pair)
     for peer in (DEPUTY, server_id(2), LIVE):
         second.handle(peer, Follows(received=second._lines._of(peer).num_received))
@@ -339,8 +352,10 @@ def test_who_is_out_hears_so_where_the_job_was_complete() -> None:
     pair = bury_one()
     finish(pair, workers=[2])
     told = {each.peer: each.message for each in pair.second.announcements()}
-    assert told[OUT] == Succeeds(heard=1, is_over=True, generation=1, dead=[0], chief=2)
-    assert told[LIVE] == Succeeds(heard=2, is_over=True)
+    assert told[OUT] == Succeeds(
+        heard=1, is_over=True, host=DEPUTY, generation=1, dead=[0], chief=2
+    )
+    assert told[LIVE] == Succeeds(heard=2, is_over=True, host=DEPUTY)
     assert worker_id(0) not in told
 
 
@@ -355,7 +370,155 @@ def test_the_deputy_stops_all_where_the_registrar_could_not() -> None:
     finish(pair)
     said = pair.second.announcements()
     assert len(said) == NUM_WORKERS + NUM_SERVERS - 1
-    assert all(each.message == Succeeds(heard=1, is_over=True) for each in said)
+    assert all(each.message == Succeeds(heard=1, is_over=True, host=DEPUTY) for each in said)
     undone, actions = succeed(pair)
     assert any(isinstance(each, Complete) for each in undone)
     assert actions == []
+
+
+# -- another deputy --------------------------------------------------------------------------------
+
+
+NEXT = server_id(2)
+LAST_DEAD = "server 1 (rank 1 on n1)"
+
+
+def filled(number: int, server: int) -> CopyFilled:
+    return CopyFilled(server=server, number=number)
+
+
+def appointing() -> Office:
+    """The registrar: its deputy has died, and server 2 has a whole copy of the shard of server 0,
+    which everybody is being told."""
+    first = office()
+    first.on_lost(DEPUTY, LAST_DEAD)
+    told = sent(first.handle(server_id(2), TakenOver(server=1)))
+    keep = [each for each in told if isinstance(each.message, KeepCopy)]
+    assert SendControl(NEXT, KeepCopy(server=0, number=2)) in keep
+    first.handle(NEXT, KeepsCopy(server=0, number=2))
+    said = sent(first.handle(REGISTRAR, filled(2, server=0)))
+    appointed = [each.peer for each in said if each.message == Appoint(deputy=NEXT)]
+    assert appointed == [server_id(1), server_id(2), worker_id(0), worker_id(1)]
+    assert first.deputy is None
+    return first
+
+
+def receive(first: Office, peers: Sequence[int]) -> list[OfficeAction]:
+    """All that was said to each of ``peers``; what follows of the last."""
+    actions: list[OfficeAction] = []
+    for peer in peers:
+        num_said = first._lines._of(peer).num_said
+        actions = first.handle(peer, ReceivedUpTo(count=num_said))
+    return actions
+
+
+ALL = (server_id(1), worker_id(0), worker_id(1), NEXT)
+"""The first two of which are one process: server 1 goes on in that of server 2."""
+
+
+def entrusting() -> tuple[Office, Office, EntrustAll]:
+    first = appointing()
+    assert receive(first, ALL[:-1]) == []
+    (entrust,) = receive(first, ALL[-1:])
+    assert isinstance(entrust, EntrustAll)
+    return first, Office.entrusted(entrust.state), entrust
+
+
+def test_who_has_another_copy_of_the_registrar_s_shard_is_its_deputy_when_all_know_that() -> None:
+    first, third, entrust = entrusting()
+    assert (entrust.deputy, first.deputy, third.deputy) == (NEXT, NEXT, NEXT)
+    (note,) = sent(first.handle(worker_id(0), enter(0)))
+    assert isinstance(note.message, Noted)
+    assert note.peer == NEXT
+    assert third.note(note.message) == []
+    answered = first.handle(NEXT, NotedToo(number=entrust.number))
+    assert answered == [Entrusted(NEXT)]
+    assert first.handle(NEXT, NotedToo(number=note.message.number)) == []
+    first.check_invariants()
+    third.check_invariants()
+
+
+def test_until_who_is_entrusted_has_answered_nothing_leaves() -> None:
+    first, _, entrust = entrusting()
+    first.handle(worker_id(0), enter(0))
+    told = first.handle(worker_id(1), enter(1))
+    assert all(is_note(each) for each in told), "and no Resume"
+    answered = first.handle(NEXT, NotedToo(number=entrust.number + 2))
+    resumed = [each.peer for each in sent(answered) if isinstance(each.message, Resume)]
+    assert resumed == [server_id(each) for each in range(NUM_SERVERS)]
+
+
+def test_while_somebody_does_not_know_who_is_appointed_nobody_is_entrusted() -> None:
+    first = appointing()
+    assert receive(first, ALL[1:]) == []
+    line = first.handle(worker_id(0), metrics(0, 1))
+    assert line == [WriteMetrics({"worker": 0, "clock": 1})], "as without a deputy"
+    (entrust,) = receive(first, ALL[:1])
+    assert isinstance(entrust, EntrustAll)
+
+
+def test_who_has_died_needs_not_know_who_is_appointed() -> None:
+    first = office(groups=GROUPS)
+    for worker in range(3):
+        enter_prepare = Enter(worker=worker, seq=1, name="prepare", payload=PREPARED)
+        first.handle(worker_id(worker), enter_prepare)
+    first.on_lost(DEPUTY, LAST_DEAD)
+    for server in range(NUM_SERVERS):
+        first.handle(server_id(server), Resumed(seq=1, server=server))
+    first.handle(server_id(2), TakenOver(server=1))
+    first.handle(NEXT, KeepsCopy(server=0, number=2))
+    first.handle(REGISTRAR, filled(2, server=0))
+    receive(first, [server_id(1), NEXT, LIVE, worker_id(0)])
+    actions = first.on_lost(OUT, "worker 1")
+    assert isinstance(actions[-1], EntrustAll)
+
+
+def test_who_is_appointed_dies_and_nobody_is_entrusted() -> None:
+    first = appointing()
+    receive(first, ALL[:-1])
+    with pytest.raises(ServersLostError):  # it served server 1 as well
+        first.on_lost(NEXT, "server 2 (rank 2 on n1)")
+    assert receive(first, [worker_id(0)]) == []
+
+
+def test_who_is_entrusted_dies_before_it_has_answered() -> None:
+    first, _, _ = entrusting()
+    first.handle(worker_id(0), metrics(0, 1))
+    with pytest.raises(ServersLostError):
+        first.on_lost(NEXT, "server 2 (rank 2 on n1)")
+    assert first.deputy is None
+    assert not any(isinstance(each, Entrusted) for _, all_ in first._pending for each in all_)
+
+
+def test_who_goes_on_for_another_one_is_told_again_who_is_appointed() -> None:
+    first = office()
+    first.on_lost(DEPUTY, LAST_DEAD)
+    first._appointed = NEXT
+    told = sent(first.handle(server_id(2), TakenOver(server=1)))
+    assert SendControl(server_id(1), Appoint(deputy=NEXT)) in told
+    assert not first._lines.has_received_wanted([server_id(1)])
+
+
+def test_the_next_deputy_knows_what_was_said_and_heard() -> None:
+    first, third, _ = entrusting()
+    heard = {each.peer: each.message for each in third.announcements()}
+    for peer in ALL:
+        num_heard = first._lines.num_heard(peer)
+        assert heard[peer] == Succeeds(heard=num_heard, is_over=False, host=NEXT)
+    assert third.registrar_at == REGISTRAR
+
+
+def test_it_goes_on_and_without_a_whole_copy_of_what_it_has_the_job_ends() -> None:
+    """That of server 1, which it serves, is not whole: the registrar was the only one left."""
+    _, third, _ = entrusting()
+    with pytest.raises(ServersLostError, match=r"server 0 .* server 1"):
+        third.succeed(DEAD, lost={server_id(1): LAST_DEAD, server_id(2): "server 2"})
+    assert third.registrar_at == NEXT
+
+
+def test_damaged_knowledge_is_refused() -> None:
+    _, _, entrust = entrusting()
+    with pytest.raises(ProtocolError, match="has come damaged"):
+        Office.entrusted(entrust.state[:-1])
+    with pytest.raises(ProtocolError, match="has entrusted this rank with"):
+        Office.entrusted(pack({"not": "an office"}))

@@ -1,0 +1,162 @@
+"""All that a registrar knows, as bytes for its next deputy, and back; pure.
+
+    state = pack(office)
+    unpack(state)                         # another one, which decides what the first would
+
+The state of the machine is a graph: objects of psdist's own classes, containers and plain values,
+some of them in two places. It goes as a table of nodes, in which each object is once: what was one
+is one again. Messages among it are encoded as on the wire. Classes are those of the modules below
+and no others; nothing received is imported, called or evaluated, and objects are made without their
+constructors, out of attributes by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cache
+from types import ModuleType
+from typing import Any, Final
+
+import msgpack
+
+from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.control import Control, decode_control, encode_control
+
+_MODULES: Final = (
+    "checkpoints",
+    "collectives",
+    "deaths",
+    "decided",
+    "joins",
+    "meetings",
+    "modes",
+    "registrar",
+    "replication.takeovers",
+    "returns",
+    "succession.lines",
+    "succession.office",
+)
+"""Of psdist.servers.protocol: what a registrar consists of."""
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_MESSAGE: Final = "a message"
+_CONTAINERS: Final[dict[str, type[Any]]] = {
+    each.__name__: each for each in (list, tuple, set, frozenset, deque, dict)
+}
+_MOST_DEEP: Final = 64
+
+
+@cache
+def _classes() -> dict[str, type[Any]]:
+    package = __name__.rsplit(".", 2)[0]
+    modules = [_loaded(f"{package}.{each}") for each in _MODULES]
+    own = [(module, each) for module in modules for each in vars(module).values()]
+    classes = [each for module, each in own if _is_of(module, each)]
+    return {f"{each.__module__}.{each.__qualname__}": each for each in classes}
+
+
+def _loaded(name: str) -> ModuleType:
+    """The registrar's module imports all of the others."""
+    return sys.modules[name]
+
+
+def _is_of(module: ModuleType, value: Any) -> bool:
+    return isinstance(value, type) and value.__module__ == module.__name__
+
+
+def pack(value: Any) -> bytes:
+    """Raises :class:`InvariantError` where there is something that no registrar has."""
+    packing = _Packing()
+    root = packing.packed(value)
+    data: bytes = msgpack.packb([root, packing.nodes], use_bin_type=True)
+    return data
+
+
+class _Packing:
+    """A plain value goes as it is, anything else as [number of its node]; a node is the name of
+    what it is, and what that holds."""
+
+    def __init__(self) -> None:
+        self.nodes: list[list[Any]] = []
+        self._numbers: dict[int, int] = {}
+        """By what :func:`id` says of objects, which live while this is made."""
+
+    def packed(self, value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self.nodes)
+            self.nodes.append([])
+            self.nodes[number] = self._node(value)
+        return [number]
+
+    def _node(self, value: Any) -> list[Any]:
+        cls = type(value)
+        if isinstance(value, Control):
+            return [_MESSAGE, encode_control(value)]
+        if _CONTAINERS.get(cls.__name__) is cls:
+            items = [part for item in value.items() for part in item] if cls is dict else value
+            return [cls.__name__, *map(self.packed, items)]
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        if _classes().get(name) is not cls:
+            raise InvariantError(f"a registrar was to be told of with a {name} in it")
+        attributes = _attributes(value)
+        return [name, *(part for each in attributes for part in (each[0], self.packed(each[1])))]
+
+
+def _attributes(value: Any) -> Iterable[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for cls in type(value).__mro__:
+        for name in cls.__dict__.get("__slots__", ()):
+            if hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def unpack(data: bytes) -> Any:
+    """What :func:`pack` was given, another one. Raises :class:`ProtocolError`."""
+    try:
+        root, nodes = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        return _Unpacking(nodes).made(root)
+    except (ValueError, TypeError, LookupError, AttributeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"what the registrar knows has come damaged: {error}") from error
+
+
+class _Unpacking:
+    def __init__(self, nodes: list[list[Any]]) -> None:
+        self._nodes = nodes
+        self._made: dict[int, Any] = {}
+        self._depth = 0
+
+    def made(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        (number,) = value
+        if number not in self._made:
+            self._depth += 1
+            if self._depth > _MOST_DEEP:
+                raise ValueError(f"deeper than {_MOST_DEEP}")
+            self._make(number, *self._nodes[number])
+            self._depth -= 1
+        return self._made[number]
+
+    def _make(self, number: int, name: str, *items: Any) -> None:
+        if name == _MESSAGE:
+            self._made[number] = decode_control(items[0])
+            return
+        cls = _CONTAINERS.get(name) or _classes()[name]
+        if cls in (tuple, frozenset):  # cannot hold themselves
+            self._made[number] = cls([self.made(each) for each in items])
+            return
+        self._made[number] = made = cls() if name in _CONTAINERS else object.__new__(cls)
+        if cls in (list, deque, set):
+            add: Callable[[Any], object] = made.add if cls is set else made.append
+            for each in items:
+                add(self.made(each))
+            return
+        for key, each in zip(items[::2], items[1::2], strict=True):
+            if cls is dict:
+                made[self.made(key)] = self.made(each)
+            else:
+                object.__setattr__(made, key, self.made(each))

@@ -1,0 +1,114 @@
+"""Jobs whose registrar dies, and who has its place, and who has that one's, each at a seeded
+moment: when there is a deputy again, and before; and so do deputies.
+
+job = play_successions(7)
+job.num_successions                     # how many have become the registrar
+prove_refills(job)                      # tests.support.virtual.refills
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, spare_id, worker_id
+from tests.support.virtual.refills import RefillJob, schedule_with_refills
+from tests.support.virtual.schedule import Schedule
+from tests.support.virtual.surviving import NOTICES_S
+
+MOMENTS = (
+    *("registrar", "registrar", "registrar", "registrar"),
+    *("deputy", "deputy", "appointed", "entrusted", "registrar at once", "server"),
+)
+
+
+def schedule_with_successions(seed: int) -> Schedule:
+    """As where shards are filled again, and longer; in half of them there are spares."""
+    pick = random.Random(f"{seed} successions")
+    schedule = schedule_with_refills(seed)
+    spares = pick.choice([0, 1, 2, 3])
+    more = pick.choice([10, 20])
+    return replace(
+        schedule,
+        servers=pick.choice([2, 2, 3, 4] if spares else [3, 4, 5]),
+        spares=spares,
+        iterations=tuple(each + more for each in schedule.iterations),
+    )
+
+
+def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: Any) -> RefillJob:
+    """Registrars and deputies die, and now and then another server or spare."""
+    schedule = schedule or schedule_with_successions(seed)
+    pick = random.Random(f"{seed} who dies of those that register")
+    job = RefillJob(schedule, max_deaths=99, **broken)
+    workers = [each for members in job.groups[1:] for each in members]
+    victims = pick.sample(workers, min(2, len(workers))) if pick.random() < 0.25 else []
+    num_deaths = schedule.servers + schedule.spares - pick.choice([1, 1, 2])
+    wait, num_since = int(10 ** pick.uniform(0.0, 2.0)), 0
+    wanted = pick.choice(MOMENTS)
+    while job.network.step():
+        if job.errors and not job.may_end:
+            return job
+        if not job.registrar._is_ready or not num_deaths:
+            continue
+        num_since += 1
+        if num_since < wait:
+            continue
+        if victims and pick.random() < 0.02:
+            job.network.crash(worker_id(victims.pop()), notice_s=pick.choice(NOTICES_S))
+        if num_since > 40 * wait + 400:  # what it waits for may never come
+            wanted = "registrar"
+        victim = _victim(job, wanted, pick)
+        if victim is None or victim not in job.network._actors:
+            continue
+        _end(job, victim, wanted, pick)
+        num_deaths -= 1
+        num_since, wait, wanted = 0, int(10 ** pick.uniform(0.0, 2.0)), pick.choice(MOMENTS)
+    job.met[f"{job.num_successions} successions"] += not job.errors
+    job.met["registrar in a spare"] += is_spare(job.registrar_at)
+    return job
+
+
+def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
+    """Who may die now, if that is the moment for it."""
+    office, takeovers = job.office, job.takeovers
+    assert office is not None
+    is_whole = job.deputy in job.network._actors and not takeovers.alone
+    is_at_rest = is_whole and _dead_processes(job) <= takeovers._names.keys()
+    if wanted == "registrar":
+        return job.registrar_at if is_at_rest else None
+    if wanted == "deputy":
+        return job.deputy if is_at_rest else None
+    if wanted == "appointed":
+        return office._appointed
+    if wanted == "entrusted":  # one of the two, while that is under way
+        either = job.registrar_at, office.deputy
+        return pick.choice(either) if office.deputy not in (None, job.deputy) else None
+    if wanted == "registrar at once":  # whether or not there is a copy of its shard by then
+        return job.registrar_at if is_whole or pick.random() < 0.002 else None
+    others = set(takeovers.alive) - {job.registrar_at, job.deputy}
+    return pick.choice(sorted(others)) if others and is_at_rest else None
+
+
+def _dead_processes(job: RefillJob) -> set[int]:
+    everybody = [
+        *map(server_id, range(job.schedule.servers)),
+        *map(spare_id, range(job.schedule.spares)),
+    ]
+    return {each for each in everybody if each in job.network._dead}
+
+
+def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
+    """``victim`` dies; whether it may have had the only copy of something is noted."""
+    gone = _dead_processes(job) | {victim}
+    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
+    if is_alone or job.ends_without(gone):
+        job.may_end, job.dead = True, victim  # errors of ranks are what may follow
+        job.met["only copy"] += 1
+    job.met[why] += 1
+    job.met["the first registrar"] += victim == REGISTRAR
+    job.met["another registrar"] += victim == job.registrar_at != REGISTRAR
+    job.met["behind workers"] += any(map(is_worker, job.network._dead))
+    job.met["deaths"] += 1
+    job.network.crash(victim, notice_s=pick.choice(NOTICES_S))

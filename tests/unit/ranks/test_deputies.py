@@ -1,0 +1,103 @@
+"""Who reports on a rank: the registrar, its deputy, who becomes that later, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from psdist.protocol.control import Progress
+from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.ranks.context import RankContext
+from psdist.ranks.server import Duty, _office, _registrar
+from psdist.servers.protocol.registrar import WriteMetrics
+from psdist.servers.protocol.replication.takeovers import ServerDeath, ShardAlone
+from psdist.servers.protocol.succession.office import Entrusted, Office
+from psdist.servers.protocol.succession.standing import pack
+from psdist.transport.lines import LineTransport
+from tests.unit.ranks.test_shared_spares import SPARE, context_of
+
+
+def office_of(context: RankContext, *, is_active: bool) -> Office:
+    return _office(context, _registrar(context), is_active=is_active)
+
+
+def test_a_rank_without_a_duty_reports_nothing(tmp_path: Path) -> None:
+    duty = Duty(context_of(tmp_path))
+    duty.on_idle()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_deputy_tells_what_the_registrar_has_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Duty(context_of(tmp_path, REGISTRAR))
+    active = office_of(first._context, is_active=True)
+    first.begin(active.registrar, active, is_active=True)
+    first._context.joined[2] = 0
+    for told in (ServerDeath(1, "server 1", host=REGISTRAR), ShardAlone(0, REGISTRAR)):
+        first.on_action(told)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        first.on_action(Entrusted(SPARE))
+    assert caplog.messages == ["the registrar, in server 0, has a deputy again: spare 1"]
+
+    active.deputy = SPARE
+    active.registrar.progress[0] = Progress(worker=0, clock=3, samples=1)
+    third = Office.entrusted(pack(active))
+    second = Duty(context_of(tmp_path, SPARE))
+    standby = second.make_standby(third, first.what_was_told())
+    assert standby.what_was_told() == first.what_was_told()
+    assert second._context.joined == {2: 0}
+    standby.on_succeed([WriteMetrics({"worker": 0, "clock": 3})])
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"worker": 0, "clock": 3}
+    assert second._context.on_abort is not None
+    second._context.on_abort("ended", 1)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [each["server"] for each in summary["deaths"]] == [1]
+    assert [each["server"] for each in summary["alone"]] == [0]
+    assert (summary["registrar"], summary["deputy"]) == (0, "spare 1")
+
+
+def test_status_says_where_the_registrar_is_when_it_has_moved(tmp_path: Path) -> None:
+    context = context_of(tmp_path, REGISTRAR)
+    office = office_of(context, is_active=True)
+    reporter = Duty(context).begin(office.registrar, office, is_active=False)
+    assert reporter._registrar_line() == "", "as at the start"
+    office.deputy = None
+    assert reporter._registrar_line() == "in server 0, without a deputy"
+    office.deputy, office.registrar_at = SPARE, server_id(1)
+    assert reporter._registrar_line() == "in server 1, its deputy is spare 1"
+
+
+def line_of(context: RankContext) -> LineTransport:
+    context.begin_job(1, context.config)
+    assert context._line is not None
+    return context._line
+
+
+def test_the_registrar_is_where_the_line_has_followed_it(tmp_path: Path) -> None:
+    context = context_of(tmp_path, SPARE)
+    line = line_of(context)
+    assert (line.registrar_at, line.deputy, context.is_registrar) == (
+        REGISTRAR,
+        server_id(1),
+        False,
+    )
+    line.host(REGISTRAR)
+    assert (line.registrar_at, context.is_registrar) == (SPARE, True)
+    at_home = line_of(context_of(tmp_path, REGISTRAR))
+    assert (at_home.registrar_at, at_home.deputy) == (REGISTRAR, None)
+
+
+def test_who_speaks_where_the_job_ends_is_the_registrar_or_its_deputy(tmp_path: Path) -> None:
+    context = context_of(tmp_path, SPARE)
+    line_of(context)
+    endpoint = context._endpoint
+    assert context._speaker() == REGISTRAR
+    endpoint.lost[REGISTRAR] = "server 0"  # type: ignore[index]
+    assert context._speaker() == server_id(1)
+    endpoint.lost[server_id(1)] = "server 1"  # type: ignore[index]
+    assert context._speaker() == worker_id(0), "the first that lives"
