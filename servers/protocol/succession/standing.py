@@ -5,7 +5,7 @@
 
 The state of the machine is a graph: objects of psdist's own classes, containers and plain values,
 some of them in two places. It goes as a table of nodes, in which each object is once: what was one
-is one again. Messages among it are encoded as on the wire. Classes are those of the modules below
+is one again. Messages among it are encoded as on the wire. Classes are those of the packages below
 and no others; nothing received is imported, called or evaluated, and objects are made without their
 constructors, out of attributes by name.
 """
@@ -13,10 +13,8 @@ constructors, out of attributes by name.
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from functools import cache
-from types import ModuleType
 from typing import Any, Final
 
 import msgpack
@@ -24,45 +22,23 @@ import msgpack
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Control, decode_control, encode_control
 
-_MODULES: Final = (
-    "checkpoints",
-    "collectives",
-    "deaths",
-    "decided",
-    "joins",
-    "meetings",
-    "modes",
-    "registrar",
-    "replication.takeovers",
-    "returns",
-    "succession.lines",
-    "succession.office",
-)
-"""Of psdist.servers.protocol: what a registrar consists of."""
+_PACKAGES: Final = ("psdist.servers.protocol.", "psdist.controller.")
+"""State machines, which do no I/O: what a registrar consists of."""
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _MESSAGE: Final = "a message"
 _CONTAINERS: Final[dict[str, type[Any]]] = {
-    each.__name__: each for each in (list, tuple, set, frozenset, deque, dict)
+    each.__name__: each for each in (list, tuple, set, frozenset, deque, dict, Counter)
 }
 _MOST_DEEP: Final = 64
 
 
-@cache
-def _classes() -> dict[str, type[Any]]:
-    package = __name__.rsplit(".", 2)[0]
-    modules = [_loaded(f"{package}.{each}") for each in _MODULES]
-    own = [(module, each) for module in modules for each in vars(module).values()]
-    classes = [each for module, each in own if _is_of(module, each)]
-    return {f"{each.__module__}.{each.__qualname__}": each for each in classes}
-
-
-def _loaded(name: str) -> ModuleType:
-    """The registrar's module imports all of the others."""
-    return sys.modules[name]
-
-
-def _is_of(module: ModuleType, value: Any) -> bool:
-    return isinstance(value, type) and value.__module__ == module.__name__
+def _class(name: str) -> type[Any] | None:
+    """None where there is none of that name."""
+    module, _, own = name.rpartition(".")
+    if not module.startswith(_PACKAGES):
+        return None
+    found = getattr(sys.modules.get(module), own, None)
+    return found if isinstance(found, type) and found.__module__ == module else None
 
 
 def pack(value: Any) -> bytes:
@@ -97,10 +73,14 @@ class _Packing:
         if isinstance(value, Control):
             return [_MESSAGE, encode_control(value)]
         if _CONTAINERS.get(cls.__name__) is cls:
-            items = [part for item in value.items() for part in item] if cls is dict else value
+            items = (
+                [part for item in value.items() for part in item]
+                if isinstance(value, dict)
+                else value
+            )
             return [cls.__name__, *map(self.packed, items)]
         name = f"{cls.__module__}.{cls.__qualname__}"
-        if _classes().get(name) is not cls:
+        if _class(name) is not cls:
             raise InvariantError(f"a registrar was to be told of with a {name} in it")
         attributes = _attributes(value)
         return [name, *(part for each in attributes for part in (each[0], self.packed(each[1])))]
@@ -145,7 +125,9 @@ class _Unpacking:
         if name == _MESSAGE:
             self._made[number] = decode_control(items[0])
             return
-        cls = _CONTAINERS.get(name) or _classes()[name]
+        cls = _CONTAINERS.get(name) or _class(name)
+        if cls is None:
+            raise LookupError(f"{name!r} is nothing that a registrar has")
         if cls in (tuple, frozenset):  # cannot hold themselves
             self._made[number] = cls([self.made(each) for each in items])
             return
@@ -156,7 +138,7 @@ class _Unpacking:
                 add(self.made(each))
             return
         for key, each in zip(items[::2], items[1::2], strict=True):
-            if cls is dict:
+            if isinstance(made, dict):
                 made[self.made(key)] = self.made(each)
             else:
                 object.__setattr__(made, key, self.made(each))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import msgpack
 import pytest
 
+from psdist.controller.bound import BoundControl
+from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Finish, Progress
 from psdist.protocol.ids import worker_id
@@ -21,6 +23,7 @@ from psdist.servers.protocol.succession.standing import pack, unpack
     "value",
     [
         *(None, True, 7, -1.5, "text", b"bytes", [], (), {}, set(), frozenset({1}), deque([1, 2])),
+        Counter({1: 2}),
         {"a": [1, (2, {3: {4}})], (1, 2): deque([{5: "x"}])},
     ],
 )
@@ -61,6 +64,21 @@ def test_a_registrar_of_its_own_comes_back() -> None:
     assert set(second.progress) == {0, 1}
 
 
+def test_a_registrar_with_every_part_comes_back() -> None:
+    first = Registrar(
+        num_workers=4,
+        num_servers=2,
+        groups=((0, 1), (2,), (3,)),
+        max_deaths=1,
+        rebuilds=True,
+        num_substitutes=1,
+        reforms=True,
+        control=BoundControl(num_groups=3, lowest=0, highest=4),
+        steps=StepControl(sizes=[2, 1, 1], local_steps=2),
+    )
+    assert pack(unpack(pack(first))) == pack(first)
+
+
 def test_lines_come_back_with_what_they_keep() -> None:
     lines = Lines()
     lines.say(worker_id(1), Finish())
@@ -93,6 +111,7 @@ def deep(depth: int) -> list[Any]:
             msgpack.packb([[0, 0], [["list"]]]),
         ),
         msgpack.packb([[0], [["subprocess.Popen", "args", "x"]]]),
+        msgpack.packb([[0], [["psdist.servers.protocol.registrar.Callable"]]]),
         msgpack.packb([[0], [["a message", b"\x81"]]]),
         msgpack.packb([[0], [["dict", 1]]]),
         msgpack.packb([[0], [["psdist.servers.protocol.collectives.Warn", "no such", 1]]]),
