@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import psdist
 
-BATCHES = 72
+BATCHES = 96
 
 
 def main(rates: list[float]) -> None:
