@@ -184,7 +184,8 @@ class Job:
             self._begin_by_speed(members)
         self._losses = Losses(
             skips_nonfinite=context.config.on_nonfinite == "skip",
-            may_be_negative=context.config.steps_by != "loss",
+            may_be_negative=context.config.steps_by != "loss" and context.config.rollback is None,
+            counts_nonfinite=context.config.rollback is not None,
         )
         """What the script has reported, where something is decided by it."""
         self._lengths: LengthRecords | None = None
@@ -205,12 +206,13 @@ class Job:
             global_batch=context.config.global_batch,
             dealing=self._dealing() if self._by_speed is not None else None,
         )
+        reads = reads_losses(context.config)
         self._standing = Standing(
             number,
             context.transport,
             tells_rounds=is_controlled(context.config) and place == 0,
             tells_errors=is_auto(context.config),
-            losses=self._losses if context.config.loss_patience is not None else None,
+            losses=self._losses if reads and is_auto(context.config) else None,
         )
         formed = group_tier.reforming(self._group) if context.reforms_groups else None
         if formed is not None:

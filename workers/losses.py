@@ -12,22 +12,28 @@ from psdist.errors import UsageError
 
 
 class Losses:
-    def __init__(self, *, skips_nonfinite: bool, may_be_negative: bool) -> None:
-        """``skips_nonfinite``: a loss of NaN or infinity is left out, as its step is."""
+    def __init__(
+        self, *, skips_nonfinite: bool, may_be_negative: bool, counts_nonfinite: bool = False
+    ) -> None:
+        """``skips_nonfinite``: a loss of NaN or infinity is left out, as its step is;
+        ``counts_nonfinite``: it is the largest that there may be."""
         self._skips_nonfinite = skips_nonfinite
+        self._counts_nonfinite = counts_nonfinite
         self._may_be_negative = may_be_negative
         self._count, self._total = 0, 0.0
 
     def add(self, call: str, loss: float) -> None:
         """``call``: of the script's, for errors. Raises :class:`UsageError` for what is no loss."""
+        if self._counts_nonfinite and not abs(loss) <= MOST_LOSS and not loss < 0:
+            loss = MOST_LOSS
         if abs(loss) <= MOST_LOSS and (loss >= 0 or self._may_be_negative):
             self._count += 1
             self._total += loss
         elif loss < 0 and not self._may_be_negative:
             raise UsageError(
-                f"{call}: a loss of {loss!r}; steps_by = loss takes the part of the first loss "
-                "that is left, so a loss must not be below 0: report one that cannot be, or set "
-                "steps_by = count"
+                f"{call}: a loss of {loss!r}; steps_by = loss and rollback compare a loss with "
+                "another one by their ratio, so a loss must not be below 0: report one that cannot "
+                "be, or set steps_by = count and leave rollback out"
             )
         elif not self._skips_nonfinite:
             raise UsageError(

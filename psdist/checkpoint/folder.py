@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -60,9 +60,10 @@ class Folder:
         self._disk.make_folder(path)
         return path
 
-    def commit(self, name: str, index: Index, keep: int) -> None:
+    def commit(self, name: str, index: Index, keep: int, *, good: int | None = None) -> None:
         """The files of ``index`` are all written: makes them a checkpoint and ``latest``, then
-        removes all but the newest ``keep``. Raises OSError, and :class:`CheckpointError` where a
+        removes all but the newest ``keep``, and (``good``) the newest one of so many iterations or
+        fewer. Raises OSError, and :class:`CheckpointError` where a
         file is not there as written: the last checkpoint then still is the newest."""
         partial, path = self.partial(name), self.path / name
         try:
@@ -81,7 +82,7 @@ class Folder:
         self._disk.sync_folder(self.path)  # before what was there is removed
         with contextlib.suppress(OSError):  # the next one tries again
             self._remove_left()
-            self._remove_beyond(keep)
+            self._remove_beyond(keep, good)
 
     def abandon(self, name: str) -> None:
         """What was written of it makes room."""
@@ -102,10 +103,22 @@ class Folder:
             else:
                 self._disk.remove_folder(path)
 
-    def _remove_beyond(self, keep: int) -> None:
-        num_kept = 0
+    def set_aside(self, names: Collection[str], *, suffix: str) -> None:
+        """These are not gone on from any more: their names get the suffix, and ``latest`` names the
+        newest one that is left, or none. Raises OSError."""
+        for name in names:
+            self._disk.rename(self.path / name, self.path / f"{name}.{suffix}")
+        if self.latest() in names:
+            left = self._newest_first()
+            self._write(self.path / (LATEST + _PARTIAL), "".join(left[:1]) + "\n")
+            self._disk.rename(self.path / (LATEST + _PARTIAL), self.path / LATEST)
+        self._disk.sync_folder(self.path)
+
+    def _remove_beyond(self, keep: int, good: int | None) -> None:
+        num_kept, awaits_good = 0, good is not None
         for name in self._newest_first():
-            if num_kept >= keep:
+            is_good = awaits_good and good is not None and _step_of(name) <= good
+            if num_kept >= keep and not is_good:
                 removed = self.path / (name + _REMOVED)
                 self._disk.rename(self.path / name, removed)
                 self._disk.remove_folder(removed)
@@ -113,6 +126,7 @@ class Folder:
             try:
                 Checkpoint.open(self.path / name).check_sizes()
                 num_kept += 1
+                awaits_good = awaits_good and not is_good
             except CheckpointError:
                 pass  # kept, and not counted
 

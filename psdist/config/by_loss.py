@@ -42,7 +42,8 @@ OTHERS: Final = (
 
 def reads_losses(config: RunConfig) -> bool:
     """Whether anything is decided by what scripts report."""
-    return config.steps_by == "loss" or config.loss_patience is not None
+    is_guarded = config.loss_patience is not None or config.rollback is not None
+    return config.steps_by == "loss" or is_guarded
 
 
 def contradiction_of_loss(config: RunConfig) -> str:

@@ -35,6 +35,7 @@ from psdist.config.on_group_death import contradiction_of_reforming
 from psdist.config.on_server_death import contradiction_of_rebuild
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
+from psdist.config.rollback import contradiction_of_rollback
 from psdist.config.stale import contradiction_of_stale
 from psdist.config.substitutes import contradiction_of_spares
 from psdist.errors import ProtocolError
@@ -207,8 +208,8 @@ class RunConfig(BaseModel):
     watch: Annotated[str, Field(min_length=1, max_length=200)] | None = _setting(
         None,
         allowed="a name of 1 to 200 characters",
-        description="steps_by = loss, loss_patience: the name in job.log whose values are the "
-        "loss, as those of job.report are.",
+        description="steps_by = loss, loss_patience, rollback: the name in job.log whose values "
+        "are the loss, as those of job.report are.",
     )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
@@ -423,6 +424,12 @@ class RunConfig(BaseModel):
         description="codec = auto: a codec is left for less lossy ones after so many windows of 20 "
         "rounds in which the loss of job.report was not lower.",
     )
+    rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = _setting(
+        None,
+        allowed="a number > 1",
+        description="codec = auto, steps_by = loss: where the loss of job.report is so many times "
+        "the least one, the job ends with status 75, and goes on from before, less lossy.",
+    )
     pull_copies: Literal["off", "on"] = _setting(
         "off",
         allowed="off or on",
@@ -521,6 +528,8 @@ def contradiction(config: RunConfig) -> str:
     if wrong := contradiction_of_speed(config):
         return wrong
     if wrong := contradiction_of_loss(config):
+        return wrong
+    if wrong := contradiction_of_rollback(config):
         return wrong
     if config.pipeline and modes_that_may_come(config) == ("sync",):
         return (

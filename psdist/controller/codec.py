@@ -105,6 +105,11 @@ class CodecControl(Controller):
         """By level: how often running it was left after a single window, to where it came from."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the levels."""
+        return tuple(self._names)
+
+    @property
     def reads_losses(self) -> bool:
         return self._guard is not None
 
@@ -143,10 +148,9 @@ class CodecControl(Controller):
     def kept(self, clock: int) -> KeptCodecs:
         """For a checkpoint of ``clock`` rounds. Of rounds that no window has looked at yet nothing
         is kept."""
-        self._starts = [*from_place(self._starts, clock)]
         return KeptCodecs(
             names=tuple(self._names),
-            starts=tuple(self._starts),
+            starts=from_place(self._starts, clock),
             lossiest=self._lossiest,
             num_windows=self._num_windows,
             here=self._here,
@@ -157,6 +161,10 @@ class CodecControl(Controller):
             vain=tuple(sorted(self._vain.items())),
             guard=self._guard.kept() if self._guard is not None else None,
         )
+
+    def lossiest_since(self, round_number: int) -> int:
+        """The lossiest level that has ruled in this round or later."""
+        return max(level for _, level in from_place(self._starts, round_number))
 
     def go_on(self, kept: KeptCodecs, first_round: int) -> None:
         """Before anything is observed: a run that begins with ``first_round``, from a checkpoint.

@@ -9,8 +9,10 @@ Plain values, for index.json and for what is recorded of decisions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+from psdist.controller.rollback import KeptRise, Rise
 
 _CLOSED: Final = {"extra": "forbid"}
 
@@ -73,6 +75,65 @@ class Fidelity:
     __pydantic_config__ = _CLOSED
     codecs: KeptCodecs | None = None
     steps: KeptSteps | None = None
+    rise: KeptRise | None = None
+    """Where a loss that blows up leads back to a checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """The loss has blown up: what the run is to go on with, and from when."""
+
+    __pydantic_config__ = _CLOSED
+    round: int
+    loss: float
+    best: float
+    good: int
+    """As of :class:`psdist.controller.rollback.Rise`."""
+    names: tuple[str, ...]
+    """Of the codecs among which psdist chooses; nothing where it chooses local steps."""
+    lossiest: int
+    """Level, or local steps, since the loss was good,"""
+    allowed: int
+    """and from now on, at most; -1: there is nothing less lossy."""
+
+
+def rolled_back(
+    round_number: int, rise: Rise, lossiest: int, *, names: tuple[str, ...] = ()
+) -> Rollback:
+    """What follows from a loss that has blown up in this round: one step less lossy than the
+    ``lossiest`` level, or, without ``names``, half as many local steps."""
+    return Rollback(
+        round=round_number,
+        loss=rise.loss,
+        best=rise.best,
+        good=rise.good,
+        names=names,
+        lossiest=lossiest,
+        allowed=lossiest - 1 if names else lossiest // 2 or -1,
+    )
+
+
+def within(fidelity: Fidelity, rollback: Rollback) -> Fidelity:
+    """What is left of it behind this rollback."""
+    most, codecs, steps = rollback.allowed, fidelity.codecs, fidelity.steps
+    if codecs is not None and codecs.names == rollback.names:
+        codecs = replace(
+            codecs,
+            starts=_limited(codecs.starts, most),
+            lossiest=min(codecs.lossiest, most),
+            came_from=min(codecs.came_from, most),
+        )
+    if steps is not None and not rollback.names:
+        steps = replace(steps, starts=_limited(steps.starts, most))
+    return replace(fidelity, codecs=codecs, steps=steps)
+
+
+def _limited(starts: tuple[tuple[int, int], ...], most: int) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for start, what in starts:
+        if not found or found[-1][1] != min(what, most):
+            found.append((start, min(what, most)))
+    return tuple(found)
 
 
 def at_place(starts: tuple[tuple[int, int], ...], place: int) -> int:

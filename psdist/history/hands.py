@@ -18,7 +18,7 @@ from typing import Annotated, Protocol
 
 from pydantic import Field, model_validator
 
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import Fidelity, Rollback
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.history.line_records import (
     Line,
@@ -93,7 +93,8 @@ class Fixed(Line):
 class KeptLine(Line):
     """What psdist had chosen by itself, as the checkpoint has it."""
 
-    checkpoint: Annotated[str, Field(pattern=r"^step-[0-9]{8,15}$")]
+    checkpoint: Annotated[str, Field(pattern=r"^(step-[0-9]{8,15})?$")]
+    """"" where a run goes on with it behind a rollback, and from none."""
     fidelity: Fidelity
 
 
@@ -103,6 +104,7 @@ class StepLine(Line):
     fixed: Fixed | None = None
     kept: KeptLine | None = None
     resumed: KeptLine | None = None
+    rolled_back: Rollback | None = None
 
     _is_one = model_validator(mode="after")(require_one)
 

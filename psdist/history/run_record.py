@@ -101,6 +101,8 @@ class RunRecord(BaseModel):
     """Of what psdist chooses: the part of a push that its codec may leave out,"""
     loss_patience: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """and for how many windows the loss may stand still under it."""
+    rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """So many times the least loss end the run; null where none does."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]

@@ -178,6 +178,11 @@ def interruption(number: int) -> tuple[str, int]:
     return f"{_INTERRUPTED}{by}", _SIGNAL_STATUS + number
 
 
+def requeue(why: str) -> tuple[str, int]:
+    """What to say of a job that is to be started again, and its exit status."""
+    return f"{_REQUEUE}: {why}", REQUEUE_STATUS
+
+
 def is_requeue(text: str, status: int) -> bool:
     """Whether a job that ended with these wants to be started again."""
     return status == REQUEUE_STATUS and text.startswith(_REQUEUE)

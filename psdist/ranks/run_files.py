@@ -25,6 +25,7 @@ from psdist.protocol.ids import is_spare, is_worker, worker_of
 from psdist.protocol.roles import Roles
 from psdist.ranks.checkpointing.fidelity import fidelity_of
 from psdist.ranks.checkpointing.resuming import choose
+from psdist.ranks.checkpointing.rollbacks import read_rollbacks
 from psdist.report.run_directory import RunDirectory
 
 _PLAN_FILES: Final = ("plan.txt", "plan.json")
@@ -56,8 +57,9 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
         path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{job}"
     path = path.absolute()
     lines: list[str] = []
-    checkpoint, attempt = choose(path, lines.append) if config.resume else (None, 1)
-    fidelity = fidelity_of(config, checkpoint, lines.append)
+    rollbacks = read_rollbacks(path) if config.resume else []
+    checkpoint, attempt = choose(path, lines.append, rollbacks) if config.resume else (None, 1)
+    fidelity = fidelity_of(config, checkpoint, lines.append, rollbacks)
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(config))

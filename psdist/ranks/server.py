@@ -36,9 +36,11 @@ from psdist.config.modes import (
 from psdist.config.settings import MIN_CHUNK_BYTES, RunConfig
 from psdist.controller.bound import BoundControl
 from psdist.controller.decisions import Controller
+from psdist.controller.kept import Rollback
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl
 from psdist.controller.steps import StepControl
+from psdist.errors import ConfigError
 from psdist.history.writers import (
     RunRecord,
     ServerHistory,
@@ -52,9 +54,10 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, server_id
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
 from psdist.ranks.checkpointing.fidelity import codec_control, levels_of, loss_step_control
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles, FileKeeper
+from psdist.ranks.checkpointing.rollbacks import Record, add_rollback, in_words, read_rollbacks
 from psdist.ranks.checkpointing.states import StateSearch
 from psdist.ranks.context import RankContext
-from psdist.ranks.failure import is_interruption, is_requeue
+from psdist.ranks.failure import is_interruption, is_requeue, requeue
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.ranks.seats.device import shard_device_of
@@ -352,6 +355,7 @@ def _registrar(context: RankContext) -> Registrar:
         control=_controller(context.config, roles.num_groups_beginning),
         steps=_step_control(context),
         num_substitutes=roles.num_substitutes,
+        rollback=context.config.rollback,
         fidelity=context.fidelity,
         first_round=min(first.clocks[: roles.num_groups_beginning]) if first is not None else 0,
     )
@@ -487,6 +491,7 @@ class Reporter:
         self.contained: Callable[[], list[list[int]]] = list
         """By set, by group: the iterations that the chunks of this server contain."""
         self._files = CheckpointFiles(context)
+        self._files.good_rounds = lambda: registrar.good_rounds
         self._deaths = DeathReports(
             registrar.progress, started_s=context.started_s, roles=context.roles
         )
@@ -496,8 +501,10 @@ class Reporter:
             context.on_abort = self._on_abort
         restored, fidelity = context.restored, context.fidelity
         why = {}
-        if restored is not None and fidelity is not None:
-            why["why"] = f"checkpoint {restored.checkpoint.name}"
+        if fidelity is not None:
+            why["why"] = (
+                "rollback" if restored is None else f"checkpoint {restored.checkpoint.name}"
+            )
         kept = fidelity.steps if fidelity is not None else None
         self._decisions = DecisionReports(
             context.config, context.run_directory, levels=levels_of(fidelity), **why
@@ -578,6 +585,7 @@ class Reporter:
             ladder=self._codecs.ladder,
             error_budget=context.config.error_budget,
             loss_patience=context.config.loss_patience,
+            rollback=context.config.rollback,
             groups=context.roles.groups,
             num_substitutes=context.roles.num_substitutes,
             slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
@@ -612,9 +620,9 @@ class Reporter:
     def _record_resumed(self) -> None:
         """What the job has begun with of psdist's own choices, before any other is made."""
         restored, fidelity = self._context.restored, self._context.fidelity
-        if restored is not None and fidelity is not None:
+        if fidelity is not None:
             of = self._decisions if fidelity.codecs is not None else self._steps
-            of.resumed(restored.checkpoint.name, fidelity)
+            of.resumed("" if restored is None else restored.checkpoint.name, fidelity)
 
     def standing(self) -> bytes:
         """What people have heard, and ask for again at the end, for the registrar's next deputy."""
@@ -740,6 +748,8 @@ class Reporter:
             self._decisions.heard(action)
         elif isinstance(action, StepsChosen):
             self._steps.chosen(action)
+        elif isinstance(action, Rollback):
+            self._roll_back(action)
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure
@@ -778,6 +788,20 @@ class Reporter:
             return ""
         has = "without a deputy" if deputy is None else f"its deputy is {describe_peer(deputy)}"
         return f"in {describe_peer(at)}, {has}"
+
+    def _roll_back(self, rollback: Rollback) -> None:
+        """The loss has blown up: the job ends, to be started again with less lossy choices, if
+        there are any."""
+        context, words = self._context, in_words(rollback)
+        is_last = rollback.allowed < 0
+        self._display.close()
+        (self._decisions if rollback.names else self._steps).rolled_back(rollback)
+        if not is_last:
+            add_rollback(context.run_directory.path, Record(context.attempt, rollback))
+        text, status = f"error: {words}", ConfigError.exit_status
+        if not is_last:
+            text, status = requeue(f"the loss has blown up: --resume goes on, {words}")
+        context.abort(f"psdist: {context.who}", text, status)
 
     def _tell_parent_of_death(self, rank: int) -> None:
         if self._context.parent is not None:
@@ -893,6 +917,7 @@ class Reporter:
             "replication": context.config.replication,
             "attempts": context.attempt,
             "resumed_from": restored.checkpoint.name if restored is not None else None,
+            "rollbacks": self._rollbacks(),
             "checkpoints": self._files.num_complete,
             "checkpoints_failed": self._files.num_failed,
             "deaths": self._deaths.told(),
@@ -902,6 +927,13 @@ class Reporter:
             "deputy": None if self._deputy is None else told_holder(self._deputy),
             "sets": sets,
         }
+
+    def _rollbacks(self) -> list[dict[str, Any]]:
+        """Of all attempts: which one has ended so, and why."""
+        if self._context.config.rollback is None:
+            return []
+        records = read_rollbacks(self._context.run_directory.path)
+        return [{"attempt": each.attempt, "why": in_words(each.rollback)} for each in records]
 
     def _predicted_exchange_s(self) -> float | None:
         """What the plan says of this model on the slowest link; None where no link is crossed, or
@@ -966,6 +998,10 @@ def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
         f"{summary['bytes_pulled'] / 2**20:.1f} MiB",
         *coding_line(summary),
         *share_line(summary),
+        *(
+            f"  rolled back    attempt {each['attempt']}: {each['why']}"
+            for each in summary["rollbacks"]
+        ),
         f"  run directory  {run_dir}",
     ]
 

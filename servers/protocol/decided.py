@@ -16,8 +16,9 @@ from typing import NoReturn
 
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import Fidelity, Rollback, rolled_back
 from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.rollback import RiseGuard
 from psdist.controller.steps import StepControl
 from psdist.errors import ProtocolError
 from psdist.protocol.control import AskSteps, LossReported, Progress, RoundTook
@@ -37,13 +38,14 @@ class Decided:
         mode: str,
         control: Controller | None = None,
         steps: StepControl | LossStepControl | None = None,
+        rollback: float | None = None,
         fidelity: Fidelity | None = None,
         first_round: int = 0,
     ) -> None:
         """``control``: of the mode or the codecs; ``steps``: of local steps; None where nobody
-        decides that. ``fidelity``: what a checkpoint of ``first_round`` rounds has of them, from
-        which the run goes on. The others are the registrar's. Raises ValueError where that is of
-        other choices."""
+        decides that; ``rollback``: so many times the least loss is too much. ``fidelity``: what a
+        checkpoint of ``first_round`` rounds has of them, from which the run goes on. The others are
+        the registrar's. Raises ValueError where that is of other choices."""
         self._control = control
         self._decision: Decision | None = None
         """Of ``control``, while servers are being told."""
@@ -61,6 +63,7 @@ class Decided:
                 # order of arrival.
                 waits=mode == "sync" and isinstance(steps, LossStepControl),
             )
+        self._guard = RiseGuard(rollback) if rollback is not None else None
         if fidelity is not None:
             self._go_on(fidelity, first_round)
 
@@ -74,7 +77,14 @@ class Decided:
         kept_steps = steps.kept(clock) if steps is not None else None
         if codecs is None and kept_steps is None:
             return None
-        return Fidelity(codecs=codecs, steps=kept_steps)
+        rise = self._guard.kept() if self._guard is not None else None
+        return Fidelity(codecs=codecs, steps=kept_steps, rise=rise)
+
+    @property
+    def good(self) -> int | None:
+        """A checkpoint of so many rounds or fewer is of before the loss rose, if it rises; None
+        where nobody looks."""
+        return self._guard.kept().good if self._guard is not None else None
 
     def _go_on(self, fidelity: Fidelity, first_round: int) -> None:
         control, steps = self._control, self._steps
@@ -82,6 +92,8 @@ class Decided:
             control.go_on(fidelity.codecs, first_round)
         if fidelity.steps is not None and steps is not None:
             steps.go_on(fidelity.steps)
+        if fidelity.rise is not None and self._guard is not None:
+            self._guard.go_on(fidelity.rise, first_round)
 
     # -- the mode, or the codecs ---------------------------------------------------------------
 
@@ -141,10 +153,10 @@ class Decided:
 
     def on_told(
         self, message: RoundTook | AskSteps | LossReported, away: Collection[int]
-    ) -> list[StepsAction | LossHeard]:
+    ) -> list[StepsAction | LossHeard | Rollback]:
         """``away``: workers that are done, or wait in a collective."""
         if isinstance(message, LossReported):
-            return [self._on_loss(message)]
+            return [self._on_loss(message), *self._judge_rise(message)]
         if self._steps is None:
             _refuse(message.worker, f"sent {type(message).__name__}, unasked")
         if isinstance(message, RoundTook):
@@ -163,9 +175,25 @@ class Decided:
             _refuse(worker, f"reported {count} losses of {total}, which is damaged")
         if isinstance(control, CodecControl) and control.reads_losses:
             control.report(count, total)
+        elif isinstance(control, CodecControl) and self._guard is not None:
+            pass  # it alone reads them
         elif steps is None or not steps.report(message):
             _refuse(worker, "sent LossReported, unasked or damaged")
         return LossHeard(worker, message.round, count, total)
+
+    def _judge_rise(self, message: LossReported) -> list[Rollback]:
+        """Whether the loss has blown up."""
+        guard, control, steps = self._guard, self._control, self._steps
+        if guard is None:
+            return []
+        rise = guard.report(message.round, message.count, message.total)
+        if rise is None:
+            return []
+        if isinstance(control, CodecControl):
+            lossiest = control.lossiest_since(rise.good)
+            return [rolled_back(message.round, rise, lossiest, names=control.names)]
+        assert steps is not None
+        return [rolled_back(message.round, rise, steps.most_since(rise.good))]
 
 
 def _refuse(worker: int, why: str) -> NoReturn:

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import Any, Final, NoReturn
 
 from psdist.controller.decisions import Controller, Decision
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import Fidelity, Rollback
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
@@ -147,6 +147,7 @@ RegistrarAction = (
     | GroupCame
     | StepsObserved
     | LossHeard
+    | Rollback
     | StepsChosen
     | LevelsSized
 )
@@ -187,6 +188,7 @@ class Registrar:
         control: Controller | None = None,
         steps: StepControl | LossStepControl | None = None,
         num_substitutes: int = 0,
+        rollback: float | None = None,
         fidelity: Fidelity | None = None,
         first_round: int = 0,
         reforms: bool = False,
@@ -203,8 +205,8 @@ class Registrar:
         local steps each group makes, where they are not always as many; ``num_substitutes``: so
         many of the workers, the last ones, are groups of their own that join when others have died
         (psdist.servers.protocol.joins); with ``num_spares`` they are the spares, each of which is
-        either's; ``fidelity``, ``first_round``: psdist.servers.protocol.decided; ``reforms``:
-        groups go on without their dead."""
+        either's; ``rollback``, ``fidelity``, ``first_round``: psdist.servers.protocol.decided;
+        ``reforms``: groups go on without their dead."""
         substitutes = range(num_workers - num_substitutes, num_workers)
         self._first_substitute = num_workers - num_substitutes
         self._shares_spares = bool(num_spares and num_substitutes)
@@ -239,6 +241,7 @@ class Registrar:
             mode=mode,
             control=control,
             steps=steps,
+            rollback=rollback,
             fidelity=fidelity,
             first_round=first_round,
         )
@@ -499,6 +502,11 @@ class Registrar:
         """What rounds of a group have taken, where psdist chooses the mode or the codecs."""
         observed, decision = self._decided.observe(message, may_change=self._may_change_mode)
         return [observed, *(self._modes.propose(decision) if decision is not None else ())]
+
+    @property
+    def good_rounds(self) -> int | None:
+        """See :attr:`psdist.servers.protocol.decided.Decided.good`."""
+        return self._decided.good
 
     def know_sizes(self, sizes: list[int]) -> list[RegistrarAction]:
         """The model is known, and with it how many bytes an exchange takes at each level."""

@@ -107,8 +107,12 @@ class FixedSteps:
         nothing. Blocks that have begun go on in the run that goes on from it."""
         if not isinstance(self._control, LossStepControl):
             return None
-        self._starts = [*from_place(self._starts, block_of(clock))]
-        return self._control.kept(tuple(self._starts), self._num_fixed)
+        starts = from_place(self._starts, block_of(clock))
+        return self._control.kept(starts, self._num_fixed)
+
+    def most_since(self, clock: int) -> int:
+        """The most steps by the loss that were fixed for this round or a later one."""
+        return max(steps for _, steps in from_place(self._starts, block_of(clock)))
 
     def go_on(self, kept: KeptSteps) -> None:
         """Before anybody asks. Raises ValueError for what is not of such a run."""

@@ -135,6 +135,7 @@ class Made:
         keep: int = 3,
         attempt: int = 1,
         disk: Disk = DISK,
+        good: int | None = None,
     ) -> Checkpoint:
         name = name_of(self.step)
         path = folder.begin(name)
@@ -149,7 +150,7 @@ class Made:
             plain_tree, tensors = tree.pack(its)
             target = path / f"worker-{worker}.safetensors"
             files.append(write_tensors(target, tensors, plain_tree, disk=disk))
-        folder.commit(name, self.index(files, servers=servers, attempt=attempt), keep)
+        folder.commit(name, self.index(files, servers=servers, attempt=attempt), keep, good=good)
         return folder.open(name)
 
     def differences(self, checkpoint: Checkpoint) -> list[str]:

@@ -19,13 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import Fidelity, Rollback
 from psdist.controller.mode import ModeControl
 from psdist.errors import HistoryError
 from psdist.history.hands import KeptLine, Reported
 from psdist.history.line_records import require_one
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.risen import Risen
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
 
 DECISION_LINES = "decisions.jsonl"
@@ -92,6 +93,7 @@ class DecisionLine(_Line):
     came: Came | None = None
     kept: KeptLine | None = None
     resumed: KeptLine | None = None
+    rolled_back: Rollback | None = None
 
     _is_one = model_validator(mode="after")(require_one)
 
@@ -165,6 +167,7 @@ class _Checking:
     def __init__(self, run: RunRecord, findings: Findings) -> None:
         self._run, self._findings = run, findings
         self._control = _controller(run)
+        self._risen = Risen(run.rollback)
         self._decided: Decision | None = None
         self._made: list[tuple[int, int]] = []
         self._gone: set[int] = set()
@@ -173,6 +176,8 @@ class _Checking:
 
     def take(self, line: DecisionLine) -> bool:
         """False where nothing behind it can be judged."""
+        if wrong := self._risen.judge(line.rolled_back):
+            self._refuse(wrong)
         if line.sized is not None:
             return self._take_sizes(line.sized)
         if line.changed is not None:
@@ -203,7 +208,9 @@ class _Checking:
                 self._refuse("of another checkpoint than run.json says, or of other choices")
                 return False
             try:
-                control.go_on(codecs, int(run.first[: run.first_substitute].min()))
+                first_round = int(run.first[: run.first_substitute].min())
+                control.go_on(codecs, first_round)
+                self._risen.go_on(resumed.fidelity.rise, first_round)
             except ValueError as error:
                 self._refuse(f"the run has gone on with choices {error}")
                 return False
@@ -216,9 +223,9 @@ class _Checking:
         return True
 
     def _compare_kept(self, kept: KeptLine) -> None:
-        control, step = self._control, int(kept.checkpoint.removeprefix("step-"))
-        now = control.kept(step) if isinstance(control, CodecControl) else None
-        if now is None or kept.fidelity != Fidelity(codecs=now):
+        control, step = self._control, int(kept.checkpoint.removeprefix("step-") or -1)
+        now = control.kept(step) if isinstance(control, CodecControl) and step >= 0 else None
+        if now is None or kept.fidelity != Fidelity(codecs=now, rise=self._risen.kept()):
             self._refuse(f"{kept.checkpoint} has other choices than follow from what was observed")
 
     def _refuse(self, why: str) -> None:
@@ -233,11 +240,15 @@ class _Checking:
 
     def _take_loss(self, loss: Reported) -> None:
         control = self._control
-        may_be = loss.is_of(self._run.num_workers)
-        if not isinstance(control, CodecControl) or not control.reads_losses or not may_be:
+        is_asked = self._risen.is_asked
+        may_be = loss.is_of(self._run.num_workers, **({"least": 0.0} if is_asked else {}))
+        is_read = isinstance(control, CodecControl) and (control.reads_losses or is_asked)
+        if not isinstance(control, CodecControl) or not is_read or not may_be:
             self._refuse("of no worker of this run, or not asked for")
             return
-        control.report(loss.count, loss.total)
+        if control.reads_losses:
+            control.report(loss.count, loss.total)
+        self._risen.report(loss, lossiest_since=control.lossiest_since, names=control.names)
 
     def _take_rounds(self, seen: Observed) -> None:
         is_whole = len(seen.own_us) == len(seen.waits_us)
@@ -286,6 +297,8 @@ class _Checking:
     def compare(self, changes: tuple[tuple[int, int], ...], members: Members) -> None:
         """With what servers have recorded, of a run that is whole."""
         self.where, decided = DECISION_LINES, self._decided
+        if wrong := self._risen.judge_end():
+            self._refuse(wrong)
         if decided is not None:
             self._refuse(f"{_words(self._run, decided)} was never set, although: {decided.why}")
         if tuple(self._made) != changes:

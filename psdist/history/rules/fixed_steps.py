@@ -18,12 +18,16 @@ def check_fixed(
     choose: Callable[[], Choice],
     findings: Findings,
     fixed: dict[Term, list[int]] | None = None,
+    judge: Callable[[StepLine], str] = lambda _line: "",
 ) -> dict[Term, list[int]]:
     """What was fixed, by term, behind what is in ``fixed`` already. ``take``: gives the controller
-    what a line has observed, and says what is wrong with it, "" for nothing."""
+    what a line has observed, and says what is wrong with it, "" for nothing;
+    ``judge``: likewise, of every line, before."""
     fixed = {} if fixed is None else fixed
     for number, line in enumerate(lines, start=1):
         told = line.fixed
+        if wrong := judge(line):
+            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
         if told is None:
             if wrong := take(line):
                 findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")

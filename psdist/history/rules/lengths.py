@@ -18,6 +18,7 @@ from psdist.history.hands import STEP_LINES, StepLine
 from psdist.history.lengths import LengthLine, LengthLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
+from psdist.history.rules.risen import Risen
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 
@@ -30,7 +31,8 @@ def check_lengths(
     findings: Findings,
 ) -> None:
     """``workers``: by worker; ``lines``: the registrar's, in order."""
-    fixed = _check_by_loss(run, lines, findings)
+    is_complete = summary is not None and all(told.is_complete for told in workers)
+    fixed = _check_by_loss(run, lines, findings, is_complete=is_complete)
     first = block_of(_first_round(run))
     if list(fixed) != (in_turn := [Term(0, 0, first + block) for block in range(len(fixed))]):
         at = next(n for n, pair in enumerate(zip(fixed, in_turn, strict=True)) if len({*pair}) > 1)
@@ -83,7 +85,7 @@ def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[i
 
 
 def _check_by_loss(
-    run: RunRecord, lines: Sequence[StepLine], findings: Findings
+    run: RunRecord, lines: Sequence[StepLine], findings: Findings, *, is_complete: bool
 ) -> dict[Term, list[int]]:
     control = LossStepControl(
         num_workers=run.num_workers,
@@ -92,12 +94,16 @@ def _check_by_loss(
     )
 
     fixed: dict[Term, list[int]] = {}
+    risen = Risen(run.rollback)
     begins = _begins(run, lines)
     starts = ((0, run.local_steps_by_loss),) if begins is None else begins.starts
     num_before = 0 if begins is None else begins.num_fixed
     if begins is not None:
         try:
             control.go_on(begins)
+            resumed = lines[0].resumed
+            assert resumed is not None
+            risen.go_on(resumed.fidelity.rise, _first_round(run))
         except ValueError as error:
             findings.add(
                 Rule.HANDS, f"{STEP_LINES}, line 1: the run has gone on with steps {error}"
@@ -108,22 +114,32 @@ def _check_by_loss(
 
     unsaid = [] if begins is None else [begins]
 
-    def kept_now(step: int) -> KeptSteps:
+    def changes_now() -> list[tuple[int, int]]:
         changes = [*starts[:1]]
         for term, (steps, *_) in fixed.items():
             if steps != changes[-1][1]:
                 changes.append((term.block, steps))
+        return changes
+
+    def most_since(clock: int) -> int:
+        return max(steps for _, steps in from_place(changes_now(), block_of(clock)))
+
+    def kept_now(step: int) -> KeptSteps:
+        changes = changes_now()
         num_fixed = max((term.block + 1 for term in fixed), default=num_before)
         return control.kept(from_place(changes, block_of(step)), num_fixed)
 
     def take(line: StepLine) -> str:
+        if line.rolled_back is not None:
+            return ""
         if line.resumed is not None:
             is_first = bool(unsaid)
             unsaid.clear()
             return "" if is_first else "says with what the run has gone on, which it has not"
         if line.kept is not None:
-            step = int(line.kept.checkpoint.removeprefix("step-"))
-            is_so = line.kept.fidelity == Fidelity(steps=kept_now(step))
+            step = int(line.kept.checkpoint.removeprefix("step-") or 0)
+            now = Fidelity(steps=kept_now(step), rise=risen.kept())
+            is_so = bool(line.kept.checkpoint) and line.kept.fidelity == now
             return "" if is_so else "other choices than follow from what was reported"
         told = line.reported
         if told is None:
@@ -131,9 +147,16 @@ def _check_by_loss(
         if not told.is_of(run.num_workers, least=0.0):
             return "of no worker of this run, or of losses that there are not"
         control.report(told.worker, told.count, told.total)
+        risen.report(told, lossiest_since=most_since)
         return ""
 
-    return check_fixed(lines, take, control.choose, findings, fixed)
+    def judge(line: StepLine) -> str:
+        return risen.judge(line.rolled_back)
+
+    check_fixed(lines, take, control.choose, findings, fixed, judge)
+    if wrong := risen.judge_end() if is_complete else "":
+        findings.add(Rule.HANDS, f"{STEP_LINES}: {wrong}")
+    return fixed
 
 
 def _check_worker(

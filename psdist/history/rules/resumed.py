@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import Fidelity, Rollback, within
 from psdist.history.hands import KeptLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
@@ -26,6 +26,8 @@ class SaysKept(Protocol):
     def kept(self) -> KeptLine | None: ...
     @property
     def resumed(self) -> KeptLine | None: ...
+    @property
+    def rolled_back(self) -> Rollback | None: ...
 
 
 class Attempt(NamedTuple):
@@ -38,6 +40,13 @@ def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
     """Each attempt that was recorded goes on with what the attempt that has made its checkpoint has
     kept in it, or, with settings that choose among other things, with nothing."""
     for number, (run, lines) in sorted(attempts.items()):
+        before = [
+            (other, line.rolled_back)
+            for other, attempt in sorted(attempts.items())
+            for line in attempt.lines
+            if other < number and line.rolled_back is not None
+        ]
+        _check_rollbacks(number, run, lines, before, findings)
         maker = attempts.get(run.restored_attempt)
         if not run.restored or maker is None:
             continue
@@ -45,12 +54,42 @@ def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
         of_name = [each.fidelity for each in kept if each.checkpoint == run.restored]
         resumed = [line.resumed.fidelity for line in lines if line.resumed is not None]
         was = of_name[-1] if of_name else None
+        for _, each in before:
+            was = within(was, each) if was is not None else None
         now = resumed[0] if resumed else None
         if now != was and (now is not None or _may_go_on(run, was)):
             findings.add(
                 Rule.KEPT,
                 f"attempt {number} has gone on with other choices of psdist's own than attempt "
                 f"{run.restored_attempt} has kept in {run.restored}",
+            )
+
+
+def _check_rollbacks(
+    number: int,
+    run: RunRecord,
+    lines: Sequence[SaysKept],
+    before: Sequence[tuple[int, Rollback]],
+    findings: Findings,
+) -> None:
+    """Behind each (attempt, rollback) no attempt goes on from a checkpoint of when the loss rose,
+    or with what was too lossy."""
+    resumed = next((line.resumed.fidelity for line in lines if line.resumed is not None), None)
+    for ended, each in before:
+        step = int(run.restored.removeprefix("step-") or 0)
+        if run.restored_attempt <= ended and step > each.good:
+            findings.add(
+                Rule.KEPT,
+                f"attempt {number} goes on from {run.restored}; attempt {ended} has said that the "
+                f"loss was good up to iteration {each.good}",
+            )
+        ladder = tuple(level.name for level in run.ladder)
+        is_same = each.names == ladder if each.names else run.local_steps_by_loss > each.allowed
+        if is_same and (resumed is None or within(resumed, each) != resumed):
+            findings.add(
+                Rule.KEPT,
+                f"attempt {number} is as lossy as what attempt {ended} has ended with: "
+                f"{each.allowed} is allowed",
             )
 
 

@@ -19,9 +19,10 @@ from psdist.config.codec_rounds import is_auto, ladder_of
 from psdist.config.combinations import text_of_both
 from psdist.config.settings import RunConfig
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps
+from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps, within
 from psdist.controller.loss_steps import LossStepControl
 from psdist.errors import ProtocolError
+from psdist.ranks.checkpointing.rollbacks import Record
 
 _ADAPTER: Final = TypeAdapter(Fidelity | None)
 _FIRST_LEVELS: Final = ((0, 0),)
@@ -45,23 +46,58 @@ def loss_step_control(config: RunConfig, *, num_workers: int, num_groups: int) -
 
 
 def fidelity_of(
+    config: RunConfig,
+    checkpoint: Checkpoint | None,
+    say: Callable[[str], None],
+    rollbacks: Sequence[Record] = (),
+) -> Fidelity | None:
+    """On rank 0, behind these ``rollbacks``. ``say`` gets a line for what is dropped: the settings
+    are others now."""
+    kept = _taken(config, checkpoint, say)
+    first = kept if kept is not None else _first(config)
+    if first is None:
+        return None
+    limited = first
+    for each in rollbacks:
+        limited = within(limited, each.rollback)
+    if kept is None and limited == first:
+        return None
+    if limited.codecs is not None:
+        name = limited.codecs.names[limited.codecs.starts[-1][1]]
+        say(f"resume: psdist goes on with codec {name}{_most_of(limited.codecs)}")
+    if limited.steps is not None:
+        say(f"resume: psdist goes on with {limited.steps.starts[-1][1]} local steps at most")
+    return limited
+
+
+def _most_of(codecs: KeptCodecs) -> str:
+    is_limited = codecs.lossiest < len(codecs.names) - 1
+    return f", {codecs.names[codecs.lossiest]} at most" if is_limited else ""
+
+
+def _first(config: RunConfig) -> Fidelity | None:
+    """As every run begins."""
+    if is_auto(config):
+        return Fidelity(codecs=codec_control(config, 1).kept(0))
+    if config.steps_by == "loss":
+        control = loss_step_control(config, num_workers=1, num_groups=1)
+        return Fidelity(steps=control.kept(((0, config.local_steps),), 0))
+    return None
+
+
+def _taken(
     config: RunConfig, checkpoint: Checkpoint | None, say: Callable[[str], None]
 ) -> Fidelity | None:
-    """On rank 0. ``say`` gets a line for what is dropped: the settings are others now."""
+    """Of the checkpoint."""
     kept = checkpoint.index.fidelity if checkpoint is not None else None
     if kept is None:
         return None
-    if kept.codecs is not None:
-        if wrong := _wrong_codecs(config, kept.codecs):
-            say(f"resume: the codecs that psdist had chosen are dropped: {wrong}")
-            return None
-        level = kept.codecs.starts[-1][1]
-        say(f"resume: psdist goes on with codec {kept.codecs.names[level]}, which it had chosen")
-    if kept.steps is not None:
-        if wrong := _wrong_steps(config, kept.steps):
-            say(f"resume: the local steps that psdist had chosen are dropped: {wrong}")
-            return None
-        say(f"resume: psdist goes on with {kept.steps.starts[-1][1]} local steps, as by the loss")
+    if kept.codecs is not None and (wrong := _wrong_codecs(config, kept.codecs)):
+        say(f"resume: the codecs that psdist had chosen are dropped: {wrong}")
+        return None
+    if kept.steps is not None and (wrong := _wrong_steps(config, kept.steps)):
+        say(f"resume: the local steps that psdist had chosen are dropped: {wrong}")
+        return None
     return kept
 
 

@@ -224,6 +224,8 @@ class CheckpointFiles:
         self._context = context
         self._folder = context.folder
         self._sets: list[tuple[Partition, Setup]] = []
+        self.good_rounds: Callable[[], int | None] = lambda: None
+        """A checkpoint of so many is to stay; None: whichever are the newest."""
         self._problem = ""
         """Why the folder could not be begun."""
         self._fidelity: Fidelity | None = None
@@ -269,7 +271,8 @@ class CheckpointFiles:
         else:
             try:
                 index = self._index(action)
-                self._folder.commit(action.checkpoint, index, self._context.config.checkpoint_keep)
+                keep, good = self._context.config.checkpoint_keep, self.good_rounds()
+                self._folder.commit(action.checkpoint, index, keep, good=good)
             except (OSError, CheckpointError) as error:
                 self._fail(action.checkpoint, _words(error))
             else:

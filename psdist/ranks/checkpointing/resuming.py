@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.errors import ConfigError
 from psdist.protocol.checkpoints import FirstClocks, checkpoint_name
 from psdist.protocol.roles import Roles
+from psdist.ranks.checkpointing.rollbacks import Record, set_aside_checkpoints
 
 _OF_AN_ATTEMPT: Final = (
     *("config.toml", "plan.txt", "plan.json", "summary.json", "status.json", "logs", "history"),
@@ -66,11 +67,15 @@ class Restored:
         return FirstClocks(checkpoint=name, clocks=(*clocks, *(0,) * self.num_substitutes))
 
 
-def choose(run_dir: Path, say: Callable[[str], None]) -> tuple[Checkpoint | None, int]:
-    """On rank 0, of a run that is to go on: what it goes on from, if anything, and the number of
-    this attempt. The files of the one before are set aside. Raises :class:`ConfigError`."""
+def choose(
+    run_dir: Path, say: Callable[[str], None], rollbacks: Sequence[Record] = ()
+) -> tuple[Checkpoint | None, int]:
+    """On rank 0, of a run that is to go on, behind these ``rollbacks``: what it goes on from, if
+    anything, and the number of this attempt. The files of the one before are set aside. Raises
+    :class:`ConfigError`."""
     try:
         attempt = set_aside(run_dir)
+        set_aside_checkpoints(Folder(run_dir), rollbacks, say)
     except OSError as error:
         raise ConfigError(
             f"run_dir = {run_dir}: the attempt before cannot be set aside: {error.strerror}"

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from psdist.config.codec_rounds import is_controlled
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import Fidelity, Rollback
 from psdist.history.rules.decisions import DECISION_LINES
 from psdist.ranks.telling.codecs import CodecReports
 from psdist.ranks.telling.modes import ModeReports
@@ -74,6 +74,11 @@ class DecisionReports:
         """It is part of a checkpoint."""
         if self._is_kept:
             self._directory.append(DECISION_LINES, {"kept": asdict(action)})
+
+    def rolled_back(self, rollback: Rollback) -> None:
+        """The loss has blown up, with which the job ends."""
+        if self._is_kept:
+            self._directory.append(DECISION_LINES, {"rolled_back": asdict(rollback)})
 
     def resumed(self, checkpoint: str, fidelity: Fidelity) -> None:
         """First of all: the job has gone on with this."""

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, KeptSteps
+from psdist.controller.kept import Fidelity, KeptSteps, Rollback
 from psdist.controller.steps import first_of
 from psdist.history.hands import STEP_LINES
 from psdist.report.run_directory import RunDirectory
@@ -50,6 +50,10 @@ class StepReports:
     def kept(self, action: KeepFidelity) -> None:
         """It is part of a checkpoint."""
         self._append("kept", asdict(action))
+
+    def rolled_back(self, rollback: Rollback) -> None:
+        """The loss has blown up, with which the job ends."""
+        self._append("rolled_back", asdict(rollback))
 
     def resumed(self, checkpoint: str, fidelity: Fidelity) -> None:
         """First of all: the job has gone on with this."""

@@ -400,7 +400,7 @@ def test_the_description_stays_one_line_per_setting_for_odd_paths() -> None:
 UNSET = {
     *("run_dir", "racks", "network", "checkpoint_every", "global_batch"),
     *("codec", "push_codec", "pull_codec", "error_budget", "schedule", "staleness_to", "watch"),
-    "loss_patience",
+    *("loss_patience", "rollback"),
 }
 """What TOML has no value for."""
 

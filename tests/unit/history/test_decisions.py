@@ -11,7 +11,8 @@ import pytest
 
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Observation
-from psdist.controller.kept import Fidelity, KeptCodecs
+from psdist.controller.kept import Fidelity, KeptCodecs, Rollback
+from psdist.controller.rollback import KeptRise
 from psdist.errors import HistoryError
 from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
 from psdist.history.rules.decisions import (
@@ -380,3 +381,60 @@ def test_what_a_checkpoint_keeps_follows_from_what_was_observed() -> None:
     other = line_of("kept", control.kept(30), "step-00000029")
     assert "line 5: step-00000029 has other choices than follow" in findings_of(*lines, other)
     assert "has other choices" in findings_of(*lines, line_of("kept", None))
+
+
+# -- a loss that blows up ------------------------------------------------------------------------
+
+GUARDED = RUN.model_copy(update={"rollback": 2.0})
+
+
+def reported_at(number: int, loss: float) -> DecisionLine:
+    told = {"worker": 0, "round": 4 * number, "count": 2, "total": 2 * loss}
+    return DecisionLine.model_validate({"reported": told})
+
+
+def rolled(**changed: Any) -> DecisionLine:
+    names = tuple(each.name for each in RUN.ladder)
+    told = {"round": 20, "loss": 9.0, "best": 1.0, "good": 7, "names": names, "lossiest": 0}
+    return DecisionLine.model_validate(
+        {"rolled_back": Rollback(**{**told, "allowed": -1, **changed})}
+    )
+
+
+RISES = [
+    reported_at(number, loss) for number, loss in enumerate((1.0, 1.0, 9.0, 9.0, 9.0), start=1)
+]
+
+
+def test_a_run_ends_with_a_rollback_where_its_loss_has_blown_up() -> None:
+    assert findings_of(*RISES, rolled(), run=GUARDED) == ""
+    assert findings_of(*RISES, run=GUARDED, is_complete=False) == "", "a crash has cut the line"
+    assert "the loss had blown up in round 20 (9, its least 1, good up to 7)" in findings_of(
+        *RISES, run=GUARDED
+    )
+    assert "the loss had blown up in round 20" in findings_of(
+        *RISES, reported_at(6, 1.0), run=GUARDED
+    )
+
+
+@pytest.mark.parametrize("changed", [{"good": 8}, {"allowed": 0}, {"loss": 9.5}, {"round": 21}])
+def test_another_rollback_is_found(changed: dict[str, Any]) -> None:
+    assert "line 6: the loss had blown up" in findings_of(*RISES, rolled(**changed), run=GUARDED)
+
+
+def test_a_rollback_that_nothing_calls_for_is_found() -> None:
+    words = "the run has ended with a rollback, which what was reported does not call for"
+    assert words in findings_of(*RISES[:4], rolled(), run=GUARDED)
+    negative = reported_at(1, -1.0)
+    assert "line 1: of no worker of this run, or not asked for" in findings_of(
+        negative, run=GUARDED
+    )
+    assert "not asked for" in findings_of(RISES[0])
+
+
+def test_a_checkpoint_keeps_the_least_loss() -> None:
+    kept = {"checkpoint": "step-00000009", "fidelity": None}
+    for rise, is_right in ((KeptRise(best=1.0, good=7), True), (KeptRise(best=2.0, good=7), False)):
+        kept["fidelity"] = Fidelity(codecs=controlled().kept(9), rise=rise)  # type: ignore[assignment]
+        line = DecisionLine.model_validate({"kept": kept})
+        assert (findings_of(*RISES[:2], line, run=GUARDED) == "") == is_right

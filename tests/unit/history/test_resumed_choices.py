@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from psdist.controller.kept import Fidelity, KeptSteps
+from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
+from psdist.controller.rollback import Rise
 from psdist.history.hands import StepLine
 from psdist.history.rules.decisions import DecisionLine
 from psdist.history.rules.findings import Findings, Rule
@@ -89,3 +91,38 @@ def test_of_attempts_that_were_not_recorded_nothing_is_said() -> None:
     attempts = {1: Attempt(RUN, [line("kept", STEPS)]), 2: Attempt(begins_afresh, [])}
     check_resumed(attempts, findings)
     assert not findings.total
+
+
+# -- behind a rollback ---------------------------------------------------------------------------
+
+
+def ended(good: int, lossiest: int = 8) -> StepLine:
+    return StepLine(rolled_back=rolled_back(good + 20, Rise(9.0, 1.0, good), lossiest))
+
+
+LESS = Fidelity(steps=replace(OTHER.steps, starts=((0, 4),))) if OTHER.steps else OTHER
+
+
+@pytest.mark.parametrize(
+    ("good", "resumed", "words"),
+    [
+        (100, LESS, ""),
+        (99, LESS, "goes on from step-00000100; attempt 1 has said that the loss was good up to"),
+        (100, OTHER, "attempt 2 is as lossy as what attempt 1 has ended with: 4 is allowed"),
+    ],
+)
+def test_an_attempt_goes_on_from_before_with_what_is_allowed(
+    good: int, resumed: Fidelity, words: str
+) -> None:
+    lines = [line("kept", OTHER), ended(good)]
+    wrong = found(lines, [line("resumed", resumed)], local_steps_by_loss=8)
+    assert words in "\n".join(wrong)
+    assert bool(wrong) == bool(words)
+
+
+def test_an_attempt_that_starts_afresh_is_as_careful() -> None:
+    afresh = {"restored": "", "restored_attempt": 0, "first_clocks": (), "local_steps_by_loss": 8}
+    assert found([ended(0)], [], **afresh)
+    assert found([ended(0)], [line("resumed", LESS, "")], **afresh) == []
+    assert found([ended(0)], [], **{**afresh, "local_steps_by_loss": 4}) == []
+    assert found([ended(0)], [], **{**afresh, "local_steps_by_loss": 0}) == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptSteps
+from psdist.controller.kept import Fidelity, KeptSteps, Rollback
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
+from psdist.controller.rollback import KeptRise
 from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, pack_clocks
@@ -319,3 +322,70 @@ def test_a_checkpoint_is_told_what_it_keeps_when_it_begins() -> None:
     begin, keep, *_ = actions
     assert begin == BeginCheckpoint("step-00000007")
     assert keep == KeepFidelity("step-00000007", Fidelity(codecs=control.kept(7)))
+
+
+# -- a loss that blows up ------------------------------------------------------------------------
+
+NAMES = ("none", "fp16", "int8")
+
+
+def rises(machine: Registrar, *, good: int = 2) -> list[RegistrarAction]:
+    """What the registrar makes of looks that are good and then high."""
+    losses = [1.0] * good + [9.0] * 3
+    return [
+        action
+        for number, each in enumerate(losses, start=1)
+        for action in tell(
+            machine, LossReported(worker=0, round=4 * number, count=2, total=2 * each)
+        )
+    ]
+
+
+def guarded(level: int, factor: float | None = 2.0) -> Registrar:
+    control = CodecControl(num_groups=3, names=NAMES)
+    kept = replace(control.kept(0), starts=((0, 0), (3, level)))
+    return Registrar(
+        num_workers=3,
+        num_servers=1,
+        groups=((0,), (1,), (2,)),
+        control=control,
+        rollback=factor,
+        fidelity=Fidelity(codecs=kept),
+    )
+
+
+@pytest.mark.parametrize(("level", "allowed"), [(2, 1), (1, 0), (0, -1)])
+def test_a_rise_leads_to_less_lossy_codecs(level: int, allowed: int) -> None:
+    machine = guarded(level)
+    *heard, last = rises(machine)
+    assert {type(each) for each in heard} == {LossHeard}
+    assert last == Rollback(
+        round=20, loss=9.0, best=1.0, good=7, names=NAMES, lossiest=level, allowed=allowed
+    )
+    assert machine.good_rounds == 7
+    kept = machine._decided.kept(4)
+    assert kept is not None
+    assert kept.rise == KeptRise(best=1.0, good=7)
+
+
+def test_a_rise_leads_to_half_as_many_steps() -> None:
+    steps = LossStepControl(num_workers=3, num_groups=3, local_steps=8)
+    machine = Registrar(num_workers=3, num_servers=1, steps=steps, rollback=2.0)
+    last = rises(machine)[-1]
+    assert last == Rollback(round=20, loss=9.0, best=1.0, good=7, names=(), lossiest=8, allowed=4)
+
+
+def test_where_nobody_looks_for_a_rise_losses_are_not_asked_for() -> None:
+    machine = guarded(2, factor=None)
+    assert machine.good_rounds is None
+    with pytest.raises(ProtocolError, match=r"sent LossReported, unasked or damaged"):
+        rises(machine)
+
+
+def test_a_run_that_goes_on_knows_the_least_loss() -> None:
+    control = CodecControl(num_groups=3, names=NAMES)
+    fidelity = Fidelity(codecs=control.kept(0), rise=KeptRise(best=1.0, good=0))
+    machine = Registrar(
+        num_workers=3, num_servers=1, control=control, rollback=2.0, fidelity=fidelity
+    )
+    assert isinstance(rises(machine, good=0)[-1], Rollback)

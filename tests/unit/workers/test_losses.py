@@ -49,3 +49,13 @@ def test_losses_below_nothing_are_taken_where_only_their_fall_counts() -> None:
     for loss in (-math.inf, -2 * MOST_LOSS):
         with pytest.raises(UsageError, match=r"job.report: a loss of -.*by which nothing can be"):
             losses.add("job.report", loss)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 2 * MOST_LOSS])
+def test_where_a_rise_is_looked_for_a_loss_that_is_none_is_the_largest(loss: float) -> None:
+    losses = Losses(skips_nonfinite=True, may_be_negative=False, counts_nonfinite=True)
+    losses.add("job.report", loss)
+    losses.add("job.report", 1.0)
+    assert losses.take() == (2, MOST_LOSS + 1.0)
+    with pytest.raises(UsageError, match=r"steps_by = loss and rollback compare a loss"):
+        losses.add("job.report", -math.inf)

@@ -26,6 +26,7 @@ from psdist.job import Job
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.checkpointing.fidelity import fidelity_of
 from psdist.ranks.checkpointing.resuming import choose
+from psdist.ranks.checkpointing.rollbacks import read_rollbacks
 from psdist.ranks.context import RankContext
 from psdist.ranks.run_files import Begun
 from psdist.ranks.server import server_actor
@@ -61,8 +62,9 @@ def run_virtually(
     begun = Begun(path=path)
     if resumes:
         (path / "ranks.json").write_text("[]")
-        checkpoint, attempt = choose(path, print)
-        fidelity = fidelity_of(case.config, checkpoint, print)
+        rollbacks = read_rollbacks(path)
+        checkpoint, attempt = choose(path, print, rollbacks)
+        fidelity = fidelity_of(case.config, checkpoint, print, rollbacks)
         begun = Begun(path=path, attempt=attempt, checkpoint=checkpoint, fidelity=fidelity)
     network = VirtualNetwork(seed=seed, link=link)
     board: list[bytes] = []

@@ -1,0 +1,65 @@
+"""Whether a run has ended with a rollback where its loss had blown up, and only there.
+
+Owns what rules 8 and 11 of docs/history.md say of that: losses that were reported go through
+:mod:`psdist.controller.rollback` again. Pure.
+
+    risen = Risen(run.rollback)
+    risen.report(reported, lossiest_since=control.lossiest_since, names=control.names)
+    risen.judge(line.rolled_back)           # of each line behind it; "" where nothing is wrong
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from psdist.controller.kept import Rollback, rolled_back
+from psdist.controller.rollback import KeptRise, RiseGuard
+from psdist.history.hands import Reported
+
+
+class Risen:
+    def __init__(self, factor: float | None) -> None:
+        """``factor``: None where a loss may be what it likes."""
+        self._guard = RiseGuard(factor) if factor is not None else None
+        self._wanted: Rollback | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return self._guard is not None
+
+    def go_on(self, kept: KeptRise | None, first_round: int) -> None:
+        """Raises ValueError for what no checkpoint has."""
+        if self._guard is not None and kept is not None:
+            self._guard.go_on(kept, first_round)
+
+    def kept(self) -> KeptRise | None:
+        return self._guard.kept() if self._guard is not None else None
+
+    def report(
+        self,
+        told: Reported,
+        *,
+        lossiest_since: Callable[[int], int],
+        names: tuple[str, ...] = (),
+    ) -> None:
+        if self._guard is None:
+            return
+        rise = self._guard.report(told.round, told.count, told.total)
+        if rise is not None:
+            self._wanted = rolled_back(told.round, rise, lossiest_since(rise.good), names=names)
+
+    def judge(self, said: Rollback | None) -> str:
+        """What is wrong with a line that says this; nothing is with the last one."""
+        wanted, self._wanted = self._wanted, None
+        if said == wanted:
+            return ""
+        if wanted is None:
+            return "the run has ended with a rollback, which what was reported does not call for"
+        return (
+            f"the loss had blown up in round {wanted.round} ({wanted.loss:.4g}, its least "
+            f"{wanted.best:.4g}, good up to {wanted.good}), with which the run was to end"
+        )
+
+    def judge_end(self) -> str:
+        """Of a run that is whole."""
+        return self.judge(None)
