@@ -99,3 +99,14 @@ def test_a_spare_that_takes_a_workers_place_is_told_and_counts_among_those_left(
     assert told["who"] == "worker 3, a spare (rank 4 on n1)"
     assert told["at_s"] >= 5
     assert [each.get("spare") for each in reports.told()] == [None, None, 0]
+
+
+def test_a_group_that_goes_on_is_told_with_who_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    reports = DeathReports({}, started_s=time.monotonic(), roles=ROLES)
+    death = Death(2, "worker 2", generation=1, left=(), chief=0, group=1, stay=(1,))
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        reports.declared(death)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert (
+        line == "worker 2 has died; group 1 goes on with worker 1; the job goes on with 3 workers"
+    )
