@@ -22,7 +22,11 @@ def test_an_iteration_that_the_death_finds_counts_in_part(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_workers_that_are_not_equally_far_go_on_as_one(seed: int) -> None:
-    prove_survival(play_with_a_death_between_two_ends(seed))
+    job = play_with_a_death_between_two_ends(seed)
+    prove_survival(job)
+    living = [each for each in job.workers if each.worker not in job.out_of_the_job]
+    assert living
+    assert not any(each.trainer.is_open for each in living), "every iteration has ended"
 
 
 def test_nothing_leaves_before_step() -> None:
