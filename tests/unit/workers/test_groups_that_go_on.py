@@ -13,14 +13,14 @@ from tests.support.virtual.going_on import (
 from tests.support.virtual.surviving import prove_survival
 
 
-@pytest.mark.parametrize("seed", [20, 25, 103, 119, 167])
+@pytest.mark.parametrize("seed", [20, 103, 167])
 def test_an_iteration_that_the_death_finds_counts_in_part(seed: int) -> None:
     job = play_with_groups_that_go_on(seed)
     assert job.given_up
     prove_survival(job)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_workers_that_are_not_equally_far_go_on_as_one(seed: int) -> None:
     job = play_with_a_death_between_two_ends(seed)
     prove_survival(job)
