@@ -81,7 +81,7 @@ class VirtualGroup:
         for place, member in enumerate(self._members):
             takes_s = self._link.latency_s + self._random.random() * self._link.jitter_s
             takes_s += num_bytes / self._link.bytes_per_s
-            complete = come[place].complete
+            complete = come[place].complete_unless_closed
             self._network.schedule(
                 takes_s,
                 member,
@@ -99,6 +99,11 @@ class VirtualChannel:
         self._number = 0
         self._lent: _Unchanged | None = None
         """What others may still read: the seam's rule for reduce_scatter."""
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Nothing that is under way ends here any more."""
+        self.is_closed = True
 
     def allocate(self, num_bytes: int) -> memoryview:
         return allocate(num_bytes)
@@ -187,7 +192,7 @@ class VirtualChannel:
         given: Tensors,
         finish: Callable[[list[Tensors]], T],
     ) -> Pending[T]:
-        operation = _Operation(self.place, (name, *shape), given, finish, self._lent)
+        operation = _Operation(self, (name, *shape), given, finish, self._lent)
         self._lent = None
         self._number += 1
         self._group.join(self._number, operation)
@@ -201,7 +206,7 @@ def _shape(flats: Sequence[torch.Tensor], slices: Slices) -> tuple[Any, ...]:
 class _Operation(Generic[T]):
     def __init__(
         self,
-        place: int,
+        channel: VirtualChannel,
         signature: tuple[Any, ...],
         given: Tensors,
         finish: Callable[[list[Tensors]], T],
@@ -210,7 +215,8 @@ class _Operation(Generic[T]):
         """``given``: what this worker brings; ``finish`` is called with what all have brought;
         ``lent``: what the operation before was given and others may have read until all are in
         this one."""
-        self.place = place
+        self._channel = channel
+        self.place = channel.place
         self.signature = signature
         self._given = given
         self._unchanged = _Unchanged(given)
@@ -232,7 +238,9 @@ class _Operation(Generic[T]):
             )
         return [tensor.clone() for tensor in self._given]
 
-    def complete(self, brought: list[Tensors]) -> None:
+    def complete_unless_closed(self, brought: list[Tensors]) -> None:
+        if self._channel.is_closed:
+            return
         try:
             self._results.append(self._finish(brought))
         except PsdistError as error:

@@ -21,14 +21,17 @@ from psdist.servers.set_loop import SetLoop
 from psdist.workers.group.reforming import Agreed
 from psdist.workers.protocol.transfers import Transfers
 from psdist.workers.reforming import Outcome, Standing
-from tests.support.virtual.going_on import play_with_groups_that_go_on
+from tests.support.virtual.going_on import (
+    play_with_a_death_between_two_ends,
+    play_with_groups_that_go_on,
+)
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
 CUT = (20, 22, 25, 74, 103, 116, 119, 161, 167)
 """In these somebody dies in an iteration of which something had been pushed,"""
 HANDED_ON = (119, 161, 167)
 """in these what a dead worker had pushed waits for others then."""
-SEEDS = (*range(10), 31, 36, *CUT)
+SEEDS = (*range(5), 31, *CUT)
 MANY = range(2000, 2300)
 
 
@@ -66,8 +69,53 @@ def test_groups_go_on_and_every_rule_holds() -> None:
         assert met[what], met
 
 
+BETWEEN = range(7)
+
+
+def play_between(seeds: Iterable[int]) -> Counter[str]:
+    """As :func:`play_and_prove`; how often which of the three cases was met."""
+    met: Counter[str] = Counter()
+
+    def note(standings: Sequence[Standing]) -> Outcome:
+        outcome = outcome_of(standings)
+        met["values are given"] += outcome.giver is not None
+        met["counts in part"] += outcome.is_given_up
+        numbers = {each.agreed.number for each in standings}
+        met["an agreement is handed on"] += len(numbers) > 1
+        return outcome
+
+    outcome_of = Outcome.of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Outcome, "of", note)
+        for seed in seeds:
+            try:
+                prove_survival(play_with_a_death_between_two_ends(seed))
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+    return met
+
+
+def test_workers_that_are_not_equally_far_go_on_as_one() -> None:
+    met = play_between(BETWEEN)
+    for what in ("values are given", "counts in part", "an agreement is handed on"):
+        assert met[what], met
+
+
+def test_who_has_not_ended_an_iteration_and_begins_it_anew_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_giver(standings: Sequence[Standing]) -> Outcome:
+        return outcome_of(standings)._replace(giver=None)
+
+    outcome_of = Outcome.of
+    monkeypatch.setattr(Outcome, "of", without_giver)
+    with pytest.raises((AssertionError, PsdistError, KeyError)):
+        play_between(BETWEEN)
+
+
 @pytest.mark.slow
 def test_many_more() -> None:
+    play_between(range(100, 200))
     met = play_and_prove(MANY)
     for what in ("inherited", "a whole group"):
         assert met[what], met

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from psdist.protocol.ids import worker_id
+from psdist.workers.group.reforming import ReformingChannel
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S
@@ -63,3 +64,35 @@ def play_with_groups_that_go_on(
             if victim in job.network._actors:
                 job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
     return job
+
+
+APART_S = 0.05
+
+
+def play_with_a_death_between_two_ends(seed: int, **broken: Any) -> VirtualJob:
+    """Somebody dies when workers of its group have not come equally far in the group's operations:
+    some have ended an agreement, or an iteration, that others have not."""
+    job = VirtualJob(
+        schedule_with_larger_groups(seed), max_deaths=99, reforms=True, apart_s=APART_S, **broken
+    )
+    pick = random.Random(f"{seed} between")
+    num_left = pick.choice([1, 5, 20, 60])
+    while job.network.step():
+        if not num_left or not job.registrar._is_ready:
+            continue
+        apart = next((each for each in job.groups if len(_places_of(job, each)) > 1), None)
+        num_left -= apart is not None
+        if apart is not None and not num_left:
+            job.network.crash(worker_id(pick.choice(apart)), notice_s=pick.choice(NOTICES_S))
+    return job
+
+
+def _places_of(job: VirtualJob, members: tuple[int, ...]) -> set[tuple[int, bool]]:
+    """Where they are in their group's operations: agreements, and whether in an iteration."""
+    found = set()
+    for worker in (job.workers[each] for each in members):
+        channel = job.channels[worker.group][members.index(worker.worker)]
+        assert isinstance(channel, ReformingChannel)
+        is_open = any(each.trainer.is_open for each in (worker, *worker.others))
+        found.add((channel.agreed.number, is_open))
+    return found

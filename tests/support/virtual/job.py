@@ -352,6 +352,7 @@ class VirtualJob(SetOfJob):
         max_deaths: int = 0,
         num_substitutes: int = 0,
         reforms: bool = False,
+        apart_s: float = 0.0,
     ) -> None:
         """``policy``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
@@ -359,12 +360,13 @@ class VirtualJob(SetOfJob):
         whose ranks now do this job; ``max_deaths``: so many workers may die, and the others go
         on; ``num_substitutes``: so many of the groups, the last ones, are of workers that
         wait to join; where the schedule has spares they are these; ``reforms``: groups go on
-        without their dead."""
+        without their dead; ``apart_s``: so much later than others workers may be done with an
+        operation of their group."""
         super().__init__(0, schedule)
         self.schedule = schedule
         self.wire = wire
         self.max_deaths, self.num_substitutes = max_deaths, num_substitutes
-        self.reforms = reforms
+        self.reforms, self._apart_s = reforms, apart_s
         self.formed: dict[tuple[int, ...], VirtualGroup] = {}
         """Groups that went on, by who is left of them."""
         self.tables: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
@@ -709,7 +711,8 @@ class VirtualJob(SetOfJob):
 
     def _virtual_group(self, members: Sequence[int]) -> VirtualGroup:
         schedule = self.schedule
-        link = LinkModel(latency_s=schedule.latency_s, jitter_s=schedule.jitter_s)
+        jitter_s = max(schedule.jitter_s, self._apart_s)
+        link = LinkModel(latency_s=schedule.latency_s, jitter_s=jitter_s)
         peers = [worker_id(worker) for worker in members]
         return VirtualGroup(self.network, peers, seed=schedule.seed, link=link)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.reforming import ReformingChannel
+from psdist.workers.group.virtual import VirtualChannel
 from psdist.workers.loop import Wait
 from psdist.workers.reforming import Outcome, Reforming
 from psdist.workers.step_table import Row
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
 
 class VirtualFormer:
-    def __init__(self, job: VirtualJob) -> None:
-        self._job = job
+    def __init__(self, job: VirtualJob, channel: ReformingChannel) -> None:
+        self._job, self._channel = job, channel
 
     def offer(self) -> list[float]:
+        if isinstance(self._channel.inner, VirtualChannel):
+            self._channel.inner.close()
         return []
 
     def form(
@@ -56,7 +59,7 @@ def form_anew(worker: VirtualWorker) -> None:
     reforming = NotingReforming(
         worker.loop,
         channel,
-        VirtualFormer(worker.job),
+        VirtualFormer(worker.job, channel),
         trainers=lambda: [each.trainer for each in (worker, *worker.others)],
     )
     reforming.worker = worker

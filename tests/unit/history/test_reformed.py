@@ -189,6 +189,11 @@ def nothing_once_more(events: list[Event]) -> None:
     events[at(events, "step", NOTHING, DIES_IN + 1)][3] = 0.0
 
 
+def nothing_an_iteration_late(events: list[Event]) -> None:
+    """Of a chunk whose last update the dead had pushed, the heir's first one."""
+    events[at(events, "step", WHOLE, DIES_IN + 1)][3] = 0.0
+
+
 def the_weight_of_the_dead(events: list[Event]) -> None:
     events[at(events, "step", 2, DIES_IN + 1)][3] = 3.0
 
@@ -207,6 +212,7 @@ def the_weight_of_the_dead(events: list[Event]) -> None:
         (inherited_far_in_front, Rule.MEMBERSHIP),
         (nothing_of_a_living_ones, Rule.WEIGHTS),
         (nothing_once_more, Rule.WEIGHTS),
+        (nothing_an_iteration_late, Rule.WEIGHTS),
         (the_weight_of_the_dead, Rule.WEIGHTS),
     ],
 )

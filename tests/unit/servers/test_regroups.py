@@ -72,6 +72,15 @@ def test_what_was_told_for_fewer_dead_is_forgotten() -> None:
     assert answer == SendControl(worker_id(0), Regrouped(num_lost=2, standings=[b"of 0"]))
 
 
+def test_nobody_is_answered_with_what_another_has_told_for_fewer_dead() -> None:
+    regroups = Regroups([(0, 1, 2, 3)])
+    regroups.on_settled({1})
+    regroups.on_told(told(2))
+    regroups.on_settled({1, 3})
+    assert regroups.on_told(told(0, num_lost=2)) == []
+    assert len(regroups.on_told(told(2, num_lost=2))) == 2
+
+
 def test_a_death_of_another_group_changes_nothing() -> None:
     regroups = Regroups([(0, 1, 2), (3, 4)])
     regroups.on_settled({1})

@@ -118,3 +118,14 @@ def test_a_next_deputy_tells_what_the_registrar_knew() -> None:
     assert other._reported[0].death == reports._reported[0].death
     other.survived(Survived(2))
     assert other.told()[1]["settled_s"] is not None
+
+
+def test_a_group_that_goes_on_is_told_with_who_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    reports = DeathReports({}, started_s=time.monotonic(), roles=ROLES)
+    death = Death(2, "worker 2", generation=1, left=(), chief=0, group=1, stay=(1,))
+    with caplog.at_level(logging.WARNING, logger="psdist"):
+        reports.declared(death)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert (
+        line == "worker 2 has died; group 1 goes on with worker 1; the job goes on with 3 workers"
+    )
