@@ -385,7 +385,7 @@ def test_what_a_checkpoint_keeps_follows_from_what_was_observed() -> None:
 
 # -- a loss that blows up ------------------------------------------------------------------------
 
-GUARDED = RUN.model_copy(update={"rollback": 2.0})
+WATCHED = RUN.model_copy(update={"rollback": 2.0})
 
 
 def reported_at(number: int, loss: float) -> DecisionLine:
@@ -407,27 +407,27 @@ RISES = [
 
 
 def test_a_run_ends_with_a_rollback_where_its_loss_has_blown_up() -> None:
-    assert findings_of(*RISES, rolled(), run=GUARDED) == ""
-    assert findings_of(*RISES, run=GUARDED, is_complete=False) == "", "a crash has cut the line"
+    assert findings_of(*RISES, rolled(), run=WATCHED) == ""
+    assert findings_of(*RISES, run=WATCHED, is_complete=False) == "", "a crash has cut the line"
     assert "the loss had blown up in round 20 (9, its least 1, good up to 7)" in findings_of(
-        *RISES, run=GUARDED
+        *RISES, run=WATCHED
     )
     assert "the loss had blown up in round 20" in findings_of(
-        *RISES, reported_at(6, 1.0), run=GUARDED
+        *RISES, reported_at(6, 1.0), run=WATCHED
     )
 
 
 @pytest.mark.parametrize("changed", [{"good": 8}, {"allowed": 0}, {"loss": 9.5}, {"round": 21}])
 def test_another_rollback_is_found(changed: dict[str, Any]) -> None:
-    assert "line 6: the loss had blown up" in findings_of(*RISES, rolled(**changed), run=GUARDED)
+    assert "line 6: the loss had blown up" in findings_of(*RISES, rolled(**changed), run=WATCHED)
 
 
 def test_a_rollback_that_nothing_calls_for_is_found() -> None:
     words = "the run has ended with a rollback, which what was reported does not call for"
-    assert words in findings_of(*RISES[:4], rolled(), run=GUARDED)
+    assert words in findings_of(*RISES[:4], rolled(), run=WATCHED)
     negative = reported_at(1, -1.0)
     assert "line 1: of no worker of this run, or not asked for" in findings_of(
-        negative, run=GUARDED
+        negative, run=WATCHED
     )
     assert "not asked for" in findings_of(RISES[0])
 
@@ -437,4 +437,4 @@ def test_a_checkpoint_keeps_the_least_loss() -> None:
     for rise, is_right in ((KeptRise(best=1.0, good=7), True), (KeptRise(best=2.0, good=7), False)):
         kept["fidelity"] = Fidelity(codecs=controlled().kept(9), rise=rise)  # type: ignore[assignment]
         line = DecisionLine.model_validate({"kept": kept})
-        assert (findings_of(*RISES[:2], line, run=GUARDED) == "") == is_right
+        assert (findings_of(*RISES[:2], line, run=WATCHED) == "") == is_right

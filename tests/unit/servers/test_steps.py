@@ -343,7 +343,7 @@ def rises(machine: Registrar, *, good: int = 2) -> list[RegistrarAction]:
 
 def guarded(level: int, factor: float | None = 2.0) -> Registrar:
     control = CodecControl(num_groups=3, names=NAMES)
-    kept = replace(control.kept(0), starts=((0, 0), (3, level)))
+    kept = replace(control.kept(0), starts=((0, 0), (9, level), (15, 0)))
     return Registrar(
         num_workers=3,
         num_servers=1,
