@@ -166,7 +166,6 @@ class Office:
         if not isinstance(office, Office):
             raise ProtocolError(f"the registrar has entrusted this rank with {type(office)}")
         office._is_active = False
-        office._num_done = office._number
         return office
 
     # -- as the registrar ----------------------------------------------------------------------
@@ -305,8 +304,6 @@ class Office:
                 self._say(each)
             elif isinstance(each, Move):
                 self.moves.append(each)
-                if each.server == REGISTRAR:
-                    self.registrar_at = each.host
         whole = [each for each in actions if isinstance(each, ShardWhole)]
         appointed = [each.keeper for each in whole if each.server == REGISTRAR]
         said = [each for keeper in appointed for each in self._appoint(keeper, self._spoken)]
