@@ -299,9 +299,10 @@ class WorkerLoop:
         """See :meth:`WorkerCore.push_for_the_dead`."""
         self._do(self.core.push_for_the_dead())
 
-    def tell_group(self, standing: bytes) -> None:
-        """Where this worker stands, to those who are left of its group."""
-        self._do(self.core.regrouping.tell(standing))
+    def tell_group(self, standing: bytes, brought: Sequence[int]) -> None:
+        """Where this worker stands, to those who are left of its group; what it has ``brought``, to
+        the registrar (:class:`Regroup`)."""
+        self._do(self.core.regrouping.tell(standing, brought))
 
     def _receiving(self, chunk: Chunk, values: Frame, held: Held | None = None) -> Frame:
         """The frame to receive a reply into that ends in ``values``; ``held``: to what it is

@@ -134,7 +134,8 @@ class Reforming:
             self._given, self._formed = [], None
             is_open = any(trainer.is_open for trainer in self._trainers())
             standing = Standing(self._channel.cut(), is_open, self._former.offer())
-            self._loop.tell_group(standing.pack())
+            brought = [trainer.num_brought for trainer in self._trainers()]
+            self._loop.tell_group(standing.pack(), brought)
             return
         if regrouping.num_lost == self._num_lost or (answer := regrouping.answer) is None:
             return

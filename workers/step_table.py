@@ -83,16 +83,19 @@ class StepTable:
         self, table: Sequence[Row], mine: bytes, *, clock: int
     ) -> Generator[Wait, None, bytes]:
         """Those of the workers that bring a gradient, which must be alike in every mode: each
-        worker's slice would be stepped with hyperparameters of its own. Raises
-        :class:`HyperparameterError`."""
+        worker's slice would be stepped with hyperparameters of its own; this worker's, where all
+        that bring one have died since. Raises :class:`HyperparameterError`."""
         if all(row.hyper == table[0].hyper for row in table):
             return mine
         rows = yield from in_group(self._group.agree(_CALL, [self._worker, *mine]), _CALL)
-        brought = [
+        stepping = {row.worker for row in table if not row.has_ended}
+        brought = [  # who has died since the table was gathered says nothing
             (int(worker), bytes(map(int, packed)))
-            for row, (worker, *packed) in zip(table, rows, strict=True)
-            if not row.has_ended
+            for worker, *packed in rows
+            if int(worker) in stepping
         ]
+        if not brought:
+            return mine
         first, hyper = brought[0]
         for other, others in brought:
             if others != hyper:

@@ -134,6 +134,8 @@ class Trainer:
         self.is_open = False
         """Whether an iteration is under way in the group: all have agreed to it, and its values are
         not gathered."""
+        self.num_brought = 0
+        """Iterations up to the last whose gradients this worker has pushed."""
         self._partition = partition
         self._flat = flat
         self._loop = loop
@@ -353,6 +355,7 @@ class Trainer:
         assert reduced is not None
         if reduced.problem and not is_skipped and self._on_nonfinite == "error":
             more = " more" if self._overlap.is_half_pushed else ""
+            self.is_open = False
             raise NonFiniteGradientError(
                 f"iteration {self.clock}: the gradient of {reduced.problem} holds NaN or infinity; "
                 f"nothing{more} was pushed. {NON_FINITE_REMEDY}"
@@ -413,7 +416,9 @@ class Trainer:
         self._flat.clear_gradients()
         reduced = yield from self._reduction.run(table, mine, clock=self.clock)
         if self._on_nonfinite == "error" and not all(row.is_finite for row in table):
+            self.is_open = False
             return  # the others say so, and nothing is pushed
+        reduced.hyper = reduced.hyper or self._hyperparameters()  # the others may have died
         self.record_use()
         yield from self._exchange(reduced)
 
@@ -539,6 +544,8 @@ class Trainer:
         self._overlap.end_iteration()
 
     def _begin_push(self, reduced: Reduced) -> None:
+        if not reduced.is_skipped:
+            self.num_brought = self.clock + 1
         weight, gone = reduced.group_weight, reduced.absent
         chunks = self._partition.chunks
         empty = {

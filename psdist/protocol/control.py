@@ -636,11 +636,13 @@ class Survive(Control):
 class Regroup(Control):
     """A worker whose group has lost ``num_lost`` of its workers to the registrar: where it stands
     in the group's operations, and what the others need to reduce with it again
-    (psdist.workers.reforming)."""
+    (psdist.workers.reforming). ``brought``: by parameter set after how many iterations the last
+    gradients were pushed by it that are of those who are lost, too."""
 
     worker: int
     num_lost: int
     standing: bytes
+    brought: _Numbers = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,6 +85,8 @@ class Deaths:
         """Servers that have not taken in the newest generation."""
         self._told = Bury(generation=0, dead=[])
         """What they were told of it."""
+        self._taken_in: set[int] = set()
+        """Where groups re-form: the dead of generations before, whose count is known."""
         self.settled = Survive(generation=0, dead=[], chief=self.chief)
         """What workers were told last, behind all servers."""
 
@@ -149,6 +151,8 @@ class Deaths:
         if self._awaited or not self._undeclared:
             return []
         self._undeclared.clear()
+        if self._reforms:  # their groups go on, and are further by now
+            self._taken_in.update(self._told.dead)
         self.generation += 1
         self._awaited = set(range(self._num_servers))
         self._told = Bury(generation=self.generation, dead=sorted(self.dead))
@@ -175,6 +179,7 @@ class Deaths:
             member: tuple(message.reached[index :: len(dead)])
             for index, worker in enumerate(dead)
             for member in ([worker] if self._reforms else self._group_of[worker])
+            if member not in self._taken_in
         }
 
     def on_buried(self, server: int, message: Buried) -> list[Survived | SendControl]:

@@ -318,6 +318,7 @@ class Registrar:
             return self._on_buried(message)
         if isinstance(message, Regroup):
             self._require_worker(peer, message)
+            self._returns.on_buried(self._regroups.brought(message))
             return [*self._regroups.on_told(message)]
         if isinstance(message, ModeProposed):
             self._require_server(peer, message)

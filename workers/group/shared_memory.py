@@ -277,9 +277,10 @@ class _Other:
             try:
                 memory = bytes_of(open_segment(self._pid, fd, num_bytes))
             except (OSError, ValueError) as error:
-                raise MemberLostError(
+                kind = TransportError if self.is_alive() else MemberLostError
+                raise kind(
                     f"memory of the worker at place {self.place} of this worker's group, process "
-                    f"{self._pid}, cannot be opened, perhaps because that has ended: {error}"
+                    f"{self._pid}, cannot be opened: {error}"
                 ) from error
             self._opened[fd] = serial, memory
         return memory[offset:]
@@ -354,11 +355,14 @@ class SharedMemoryChannel:
     ) -> SharedMemoryChannel:
         """This worker's end of another group, of those who are left of this one and have offered
         this; what is under way here never ends. Memory that this one has handed out is as good for
-        that. Raises :class:`MemberLostError` where what another has offered cannot be read."""
+        that. Where what another has offered cannot be read: :class:`MemberLostError` if somebody
+        has ended, else :class:`TransportError`."""
         try:
             channel = offer.accept(place, table, is_spinning=self.is_spinning)
         except (OSError, ValueError) as error:
-            raise MemberLostError(f"this worker's group cannot be formed anew: {error}") from error
+            is_whole = all(started_at(int(pid)) == start for pid, start, *_ in table)
+            kind = TransportError if is_whole else MemberLostError
+            raise kind(f"this worker's group cannot be formed anew: {error}") from error
         channel._shared, self._shared = self._shared, []
         self.close()
         return channel

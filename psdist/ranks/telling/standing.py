@@ -44,13 +44,18 @@ class Standing:
     def behind(self, progress: Mapping[int, Progress], out: Collection[int]) -> int:
         """The clock of the slowest group; ``out`` as of :meth:`at`."""
         clocks = [0] * self._num_groups
-        gone = {self._group_of_worker[worker] for worker in out}
+        gone = self._gone(out)
         for worker, each in progress.items():
             group = self._group_of_worker[worker]
             clocks[group] = max(clocks[group], each.clock)
         return min(
             (clocks[group] for group in range(self._num_groups) if group not in gone), default=0
         )
+
+    def _gone(self, out: Collection[int]) -> set[int]:
+        """Groups of which nobody is left."""
+        groups = self._group_of_worker
+        return set(groups) - {group for worker, group in enumerate(groups) if worker not in out}
 
     def at(
         self,
@@ -61,9 +66,9 @@ class Standing:
         out: Collection[int] = (),
     ) -> Training:
         """``progress``: each worker's latest; ``last``: the chief's logged values; ``out``: workers
-        whose groups are not in the job any more."""
+        that are not in the job any more."""
         progress = {worker: each for worker, each in progress.items() if worker not in out}
-        gone = {self._group_of_worker[worker] for worker in out}
+        gone = self._gone(out)
         living = [group for group in range(self._num_groups) if group not in gone]
         groups: list[list[Progress]] = [[] for _ in range(self._num_groups)]
         for worker, each in progress.items():

@@ -107,6 +107,19 @@ def test_what_no_worker_says_is_refused(message: Regroup, match: str) -> None:
         regroups.on_told(message)
 
 
+def test_what_was_pushed_of_the_dead_is_told_until_all_who_are_left_have_told() -> None:
+    regroups = Regroups(GROUPS)
+    regroups.on_settled({1})
+    message = Regroup(worker=2, num_lost=1, standing=b"", brought=[5, 0])
+    assert regroups.brought(message) == {1: (5, 0)}
+    regroups.on_told(message)
+    regroups.on_told(told(0))
+    regroups.on_settled({1, 2})
+    last = Regroup(worker=0, num_lost=2, standing=b"", brought=[9, 1])
+    assert regroups.brought(last) == {2: (9, 1)}  # of worker 1 the group pushes nothing any more
+    assert regroups.brought(told(9)) == {}
+
+
 # -- what is declared ------------------------------------------------------------------------------
 
 
@@ -141,6 +154,39 @@ def test_how_far_a_group_has_come_is_told_of_its_dead_alone() -> None:
     deaths = Deaths(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
     declared(deaths, 1)
     assert deaths.reached(Buried(generation=1, server=0, reached=[7, 4])) == {1: (7, 4)}
+
+
+def test_whose_count_is_known_is_not_asked_for_again() -> None:
+    """Its group goes on: what that has pushed since is none of its own."""
+    deaths = Deaths(groups=GROUPS, num_servers=2, max_deaths=9, reforms=True)
+    declared(deaths, 1)
+    for server in range(2):
+        message = Buried(generation=1, server=server, reached=[7])
+        assert deaths.reached(message) == {1: (7,)}
+        deaths.on_buried(server, message)
+    declared(deaths, 2)
+    for server in range(2):
+        message = Buried(generation=2, server=server, reached=[9, 8])
+        assert deaths.reached(message) == {2: (8,)}
+        deaths.on_buried(server, message)
+
+
+def test_where_a_group_is_out_as_a_whole_its_count_is_asked_for_again() -> None:
+    deaths = Deaths(groups=((0,), (1,), (2,)), num_servers=1, max_deaths=9)
+    declared(deaths, 1)
+    deaths.on_buried(0, Buried(generation=1, server=0, reached=[7]))
+    declared(deaths, 2)
+    message = Buried(generation=2, server=0, reached=[7, 8])
+    assert deaths.reached(message) == {1: (7,), 2: (8,)}
+
+
+def test_the_registrar_counts_what_others_have_pushed_of_the_dead() -> None:
+    registrar = Registrar(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True)
+    registrar._is_ready = True
+    registrar.on_lost(worker_id(1), "worker 1")
+    registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
+    registrar.handle(worker_id(2), Regroup(worker=2, num_lost=1, standing=b"", brought=[4]))
+    assert registrar._returns.reached == {1: (4,)}
 
 
 def test_the_registrar_takes_what_a_group_tells_when_all_servers_know() -> None:

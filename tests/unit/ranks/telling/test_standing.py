@@ -47,6 +47,16 @@ def test_a_group_that_is_left_behind_is_the_slowest_though_nobody_waits() -> Non
     assert (told.behind, told.ahead) == (10, 50)
 
 
+def test_a_group_that_goes_on_without_its_dead_is_in_the_job() -> None:
+    standing = Standing(mode="async", group_of_worker=(0, 0, 1, 1))
+    for second in range(6):
+        progress = {0: report(0, 2 * second), 2: report(2, 10 * second), 3: report(3, 10 * second)}
+        told = standing.at(float(second), progress=progress, last={}, out={1})
+    assert (told.slowest, told.behind, told.ahead) == (0, 10, 50)
+    assert standing.behind(progress, {1}) == 10
+    assert standing.behind(progress, {0, 1}) == 50
+
+
 def test_how_far_the_job_is_its_slowest_worker_says() -> None:
     standing = Standing(mode="async", group_of_worker=(0, 1, 2))
     progress = {

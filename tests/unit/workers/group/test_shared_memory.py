@@ -558,6 +558,16 @@ def test_who_cannot_read_another_says_that_somebody_is_missing() -> None:
     assert again != offers[0], "another offer each time"
 
 
+def test_an_offer_of_the_living_that_cannot_be_read_is_an_error_that_says_why() -> None:
+    group = group_of(2)
+    former, other = SharedMemoryFormer(group[0]), SharedMemoryFormer(group[1])
+    pid, start, *_ = theirs = other.offer()
+    offers = [former.offer(), [pid, start, -1.0, *theirs[3:]]]
+    with pytest.raises(TransportError, match="cannot be formed anew") as raised:
+        former.form([0, 1], 0, offers)
+    assert not isinstance(raised.value, MemberLostError)
+
+
 def test_no_memory_to_go_on_with_is_an_error() -> None:
     def make(_num_bytes: int) -> Segment:
         raise OSError("none")
