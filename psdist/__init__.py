@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from psdist.errors import CodecError as CodecError
     from psdist.errors import CollectiveError as CollectiveError
     from psdist.errors import ConfigError as ConfigError
+    from psdist.errors import GroupReformedError as GroupReformedError
     from psdist.errors import HistoryError as HistoryError
     from psdist.errors import HostLostError as HostLostError
     from psdist.errors import HyperparameterError as HyperparameterError
     from psdist.errors import InvariantError as InvariantError
     from psdist.errors import JobEndedError as JobEndedError
     from psdist.errors import LaunchError as LaunchError
+    from psdist.errors import MemberLostError as MemberLostError
     from psdist.errors import ModelError as ModelError
     from psdist.errors import NonFiniteGradientError as NonFiniteGradientError
     from psdist.errors import OptimizerRefusedError as OptimizerRefusedError
@@ -50,6 +52,7 @@ __all__ = [
     "CodecError",
     "CollectiveError",
     "ConfigError",
+    "GroupReformedError",
     "HistoryError",
     "HostLostError",
     "HyperparameterError",
@@ -57,6 +60,7 @@ __all__ = [
     "Job",
     "JobEndedError",
     "LaunchError",
+    "MemberLostError",
     "ModelError",
     "NonFiniteGradientError",
     "OptimizerRefusedError",
