@@ -414,10 +414,19 @@ class RankContext:
             self.hosts.close()
         stop_logs()
         if self.parent is not None:
+            self._tell_parent_of_survived()
             self.parent.finished()
         # A job may be over before a death is told: nobody waits for a worker that is done, or for a
         # spare that has no shard.
         self._ends_without_mpi = self.survives_workers or self.survives_servers
+
+    def _tell_parent_of_survived(self) -> None:
+        """The job is complete without these: the registrar that knew them may have had no parent,
+        on another host than this rank's."""
+        assert self.parent is not None
+        if self.survives_workers or self.survives_servers:
+            for peer in self.transport.lost.keys() | self.transport.moved.keys():
+                self.parent.tell(RankSurvived(rank=self.roles.rank_of_peer[peer]))
 
     def end_process(self) -> None:
         """The last that this process does: where ranks may have died MPI's own end is left out."""
@@ -755,6 +764,7 @@ def _connect(
             dead=lambda: context.transport.lost.keys() | context.transport.moved.keys(),
             decides=lambda: context.is_registrar,
             end=context.end_cut_off,
+            outlives_hubs=bool(context.buddies),
         )
     atexit.register(context.end_process)  # behind whatever the script registers
     context.go_on(checkpoint, attempt, fidelity)

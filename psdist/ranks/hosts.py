@@ -56,10 +56,12 @@ class HostWatch:
         dead: Callable[[], Collection[int]],
         decides: Callable[[], bool],
         end: Ends,
+        outlives_hubs: bool = False,
     ) -> HostWatch:
         """``hubs``: the stable ids of the registrar and its deputy; ``dead()``: of those that the
-        job knows to have died; ``decides()``: whether this rank is the registrar now. Collective
-        over ``comm``."""
+        job knows to have died; ``decides()``: whether this rank is the registrar now;
+        ``outlives_hubs``: the job goes on when they die, of which a rank that computes has not
+        heard yet. Collective over ``comm``."""
         made, rank = cls(), comm.Get_rank()
         hub_ranks = [roles.rank_of_peer[peer] for peer in hubs]
         places = roles.places
@@ -104,6 +106,7 @@ class HostWatch:
                     host=host,
                     timeout_s=timeout_s,
                     is_hub=False,
+                    outlives_hubs=outlives_hubs,
                 ),
                 lines,
                 rank=rank,

@@ -40,10 +40,18 @@ class Rank(NamedTuple):
 
 class Watch:
     def __init__(
-        self, ranks: Mapping[int, Rank], *, host: str, timeout_s: float, is_hub: bool
+        self,
+        ranks: Mapping[int, Rank],
+        *,
+        host: str,
+        timeout_s: float,
+        is_hub: bool,
+        outlives_hubs: bool = False,
     ) -> None:
         """``ranks``: who is at the other ends; ``host``: this one. For a hub one silent line is
-        enough; a member has lost its hubs only with the last one."""
+        enough; a member has lost its hubs only with the last one. ``outlives_hubs``: of a member
+        whose job goes on when a hub dies: a line that its host has closed says nothing then."""
+        self._outlives_hubs = outlives_hubs
         self._ranks = ranks
         self._host = host
         self._timeout_s = timeout_s
@@ -63,7 +71,7 @@ class Watch:
     @property
     def is_waiting(self) -> bool:
         """Whether a verdict may come by time alone."""
-        return bool(self._silent or self._closed)
+        return bool(self._silent or (self._closed and not self._outlives_hubs))
 
     def may_open(self, rank: int) -> bool:
         """Whether a line of that rank is awaited: each has one, once."""
@@ -88,6 +96,8 @@ class Watch:
         knows of anyway."""
         silent = {rank: at for rank, at in self._silent.items() if rank not in known}
         closed = {rank: at for rank, at in self._closed.items() if rank not in known}
+        if self._outlives_hubs:
+            closed.clear()
         if not self._is_hub and (self._open or self._left):
             return None
         if silent and now_s - min(silent.values()) >= SETTLE_S:

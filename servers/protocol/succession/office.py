@@ -312,7 +312,9 @@ class Office:
     def _appoint(self, keeper: int, peers: Iterable[int]) -> list[SendControl]:
         """Who has another copy of the shard of server 0 is to be the deputy."""
         self._appointed = keeper
-        said = [SendControl(peer, Appoint(deputy=keeper)) for peer in peers]
+        # It first: who is named to others and does not know it would wait for the first of them.
+        in_order = sorted(peers, key=lambda peer: peer != keeper)
+        said = [SendControl(peer, Appoint(deputy=keeper)) for peer in in_order]
         for each in said:
             self._say(each)
             self._lines.want(each.peer)

@@ -80,7 +80,7 @@ class _Packing:
             )
             return [cls.__name__, *map(self.packed, items)]
         name = f"{cls.__module__}.{cls.__qualname__}"
-        if _class(name) is not cls:
+        if _class(name) is not cls or isinstance(value, tuple(_CONTAINERS.values())):
             raise InvariantError(f"a registrar was to be told of with a {name} in it")
         attributes = _attributes(value)
         return [name, *(part for each in attributes for part in (each[0], self.packed(each[1])))]

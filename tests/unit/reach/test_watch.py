@@ -126,6 +126,20 @@ def test_a_member_waits_for_word_of_a_hub_that_has_died_and_then_ends() -> None:
     assert "server 0 (rank 0 on h1) ended without a word" in str(watch.verdict(65.0, NOBODY))
 
 
+def test_a_member_that_outlives_its_hub_ends_for_silence_alone() -> None:
+    """It may compute for as long as it likes before it hears that the hub has died."""
+    hubs = {0: Rank("h1", "server 0"), 1: Rank("h2", "server 1")}
+    watch = Watch(hubs, host="h4", timeout_s=60.0, is_hub=False, outlives_hubs=True)
+    for each in hubs:
+        watch.on_open(each)
+    watch.on_end(0, End.CLOSED, 10.0)
+    assert not watch.is_waiting
+    assert watch.verdict(1e6, ()) is None
+    watch.on_end(1, End.SILENT, 20.0)
+    assert watch.is_waiting
+    assert "has been cut off from" in (watch.verdict(1e6, ()) or "")
+
+
 def test_each_rank_has_one_line_once() -> None:
     watch = Watch(RANKS, host="h1", timeout_s=60.0, is_hub=True)
     assert watch.may_open(4)

@@ -398,7 +398,7 @@ def appointing() -> Office:
     first.handle(NEXT, KeepsCopy(server=0, number=2))
     said = sent(first.handle(REGISTRAR, filled(2, server=0)))
     appointed = [each.peer for each in said if each.message == Appoint(deputy=NEXT)]
-    assert appointed == [server_id(1), server_id(2), worker_id(0), worker_id(1)]
+    assert appointed == [NEXT, server_id(1), worker_id(0), worker_id(1)], "who is named knows first"
     assert first.deputy is None
     return first
 

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from psdist.controller.bound import BoundControl
-from psdist.controller.steps import StepControl
+from psdist.controller.steps import StepControl, Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Finish, Progress
 from psdist.protocol.ids import worker_id
@@ -88,7 +88,7 @@ def test_lines_come_back_with_what_they_keep() -> None:
 
 
 def test_what_no_registrar_has_is_refused() -> None:
-    for value in (object(), [lambda: 0], {"a": range(3)}):
+    for value in (object(), [lambda: 0], {"a": range(3)}, {Term(1, 2, 3): 4}):
         with pytest.raises(InvariantError, match="a registrar was to be told of with a "):
             pack(value)
 
