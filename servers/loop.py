@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from psdist.errors import InvariantError, PeerLostError, ProtocolError
+from psdist.errors import InvariantError, PeerLostError, ProtocolError, PsdistError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
     Admit,
@@ -584,7 +584,11 @@ class ServerLoop:
             hosted = self._host(REGISTRAR, standby)
             for action in (*office.moves, Move(REGISTRAR, self._options.server)):
                 hosted.transport.move(server_id(action.server), server_id(action.host))
-        undone, actions = office.succeed(who, lost=lost)
+        try:
+            undone, actions = office.succeed(who, lost=lost)
+        except PsdistError:  # the job ends, of which whoever is the registrar writes what is known
+            standby.on_succeed([])
+            raise
         standby.on_succeed(undone)
         for each in said:
             if hosted is not None or each.peer != transport.me:
