@@ -291,8 +291,7 @@ class _Checking:
         self.staleness += _counts(staleness)
         is_told = ~np.isin(uses.group, sorted(dead_groups(replay)))
         is_own = run.slice_owner(uses.group, uses.chunk) == uses.worker
-        if self.lost:  # who died may have told nothing
-            is_own &= self.is_whole[uses.worker] & ~np.isin(uses.worker, sorted(self.lost))
+        is_own &= ~np.isin(uses.worker, sorted(self.lost))
         self.staleness_told += _counts(staleness[is_own & is_told])
         self.most_told = max(self.most_told, int(staleness[is_told].max(initial=0)))
         for group, clock in leave_clocks(replay).items():

@@ -210,7 +210,7 @@ def _check_group(
     most = np.where(is_said, weight, -np.inf).max(axis=0)
     if died_in:
         may_be_nothing = np.isin(iterations, sorted(set().union(*died_in.values())))
-        is_all_or_nothing = (~is_said | (weight == 0) | (weight == most)).all(axis=0)
+        is_all_or_nothing = ((weight == 0) | (weight == most)).all(axis=0)
         least = np.where(may_be_nothing & is_all_or_nothing, most, least)
     is_different = least != most
     findings.add_each(

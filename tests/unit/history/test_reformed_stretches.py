@@ -17,6 +17,7 @@ from psdist.history.records import EventKind, History
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.pushes import Claims
 from psdist.history.rules.reformed import ToldDeaths, check_same_reforms
+from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.summaries import Shown, check_claims
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
@@ -169,7 +170,8 @@ def test_what_a_server_without_chunks_stamps_is_where_the_groups_clock_began() -
     report = check(history_of(told=far))
     assert broken(report) == {Rule.MEMBERSHIP.value}
     assert any("the server owns no chunk: 0 belongs there" in line for line in report.violations)
-    report = check(history_of({(1, 8): (1.0, 1.5)}, told=far))
+    said = {(each, 8): (1.0, 2.5) for each in (0, 1)}
+    report = check(history_of(said, told=far))
     assert broken(report) == {Rule.MEMBERSHIP.value, Rule.PUSHES.value}
 
 
@@ -197,6 +199,24 @@ def test_servers_that_leave_nobody_between_them_are_refused() -> None:
 
     report = check(history_of(told=told))
     assert sum("that the group had all its workers" in line for line in report.violations) == 6
+
+
+def test_a_death_that_was_heard_behind_the_end_of_the_group_counts_for_no_iteration() -> None:
+    def told(server: int, worker: int, clock: int) -> Told:
+        return None if (server < 2, worker) == (True, 2) else (worker, clock)
+
+    findings = Findings(max_listed_per_rule=20)
+    Claims.of(history_of(told=told), findings)
+    assert findings.lines() == ()
+
+
+def test_of_a_server_without_chunks_a_stamp_says_nothing() -> None:
+    history = history_of()
+    told = [
+        ToldDeaths.of(ServerReplay(history.run, log), left={0: 9}, dead=set())
+        for log in history.servers
+    ]
+    assert [each.stamps for each in told] == [DEATHS, DEATHS, {3: None, 2: None}]
 
 
 def told_by(
