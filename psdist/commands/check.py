@@ -67,6 +67,7 @@ from psdist.history.rules.modes import (
 )
 from psdist.history.rules.pushes import Claims, check_num_iterations
 from psdist.history.rules.rebuilt import check_rebuilt
+from psdist.history.rules.reformed import ToldDeaths, check_same_reforms, lost_workers
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.resumed import Attempt, check_resumed
 from psdist.history.rules.summaries import (
@@ -235,7 +236,8 @@ class _Checking:
         self.is_whole = np.asarray([log.is_complete for log in history.workers])
         self.staleness: Counter[int] = Counter()
         self.staleness_told: Counter[int] = Counter()
-        """Of workers whose group has not died, of their own slices."""
+        """Of workers that live and whose group has not died, of the slices they had from the
+        first."""
         self.most_told = 0
         """The greatest of them, of all their uses."""
         self.leaves: defaultdict[int, dict[int, int]] = defaultdict(dict)
@@ -252,8 +254,10 @@ class _Checking:
         """The mode of every round, by the first server's log."""
         self.kept: list[KeptByServer] = []
         self.dead: set[int] = set()
-        self.lost: set[int] = set()
+        self.lost = set[int]().union(*(s for each in lost_workers(history).values() for s in each))
         """Workers that have died, of groups that went on."""
+        self.told: dict[int, ToldDeaths] = {}
+        """By server what it says of them."""
         self.num_applies = self.num_compared = 0
 
     def check_server(self, server: int) -> ShownServer:
@@ -287,6 +291,7 @@ class _Checking:
         self.staleness += _counts(staleness)
         is_told = ~np.isin(uses.group, sorted(dead_groups(replay)))
         is_own = run.slice_owner(uses.group, uses.chunk) == uses.worker
+        is_own &= ~np.isin(uses.worker, sorted(self.lost))
         self.staleness_told += _counts(staleness[is_own & is_told])
         self.most_told = max(self.most_told, int(staleness[is_told].max(initial=0)))
         for group, clock in leave_clocks(replay).items():
@@ -294,8 +299,8 @@ class _Checking:
         if dead := dead_groups(replay):
             self.dead.update(dead)
             self.notes.append(f"server {server} declared these groups dead: {sorted(dead)}")
+        self.told[server] = ToldDeaths.of(replay, left=leave_clocks(replay), dead=dead)
         if lost := replay.pushers.lost:
-            self.lost.update(each for one in lost.values() for each in one)
             told = "; ".join(
                 f"{group} without {sorted(one)}" for group, one in sorted(lost.items())
             )
@@ -359,6 +364,7 @@ class _Checking:
         check_same_cut(run.set_index, self.kept, findings, may_miss=run.backup > 0)
         if all(log.is_complete for log in self.history.servers):
             check_same_modes(self.changes, findings)
+            check_same_reforms(run, self.told, findings)
             check_same_loads(self.loads, findings)
             check_same_missed(self.missed, findings)
 
@@ -380,6 +386,11 @@ class _Checking:
         )
         if self.is_complete:
             check_claims(summary, shown, self.findings)
+            if self.lost:
+                self.notes.append(
+                    "summary.json counts uses of a dead worker's chunks as staleness 0 until their "
+                    "next replies have come: its staleness is held between bounds only"
+                )
         elif summary.max_staleness_seen not in (None, shown.max_staleness):
             # Each may know what the other lost in the crash.
             self.notes.append(

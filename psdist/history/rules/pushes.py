@@ -9,7 +9,7 @@ held against it in :mod:`psdist.history.rules.weights`. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,13 +76,12 @@ class Claims:
         )
         lost, stamps = lost_workers(history), stamps_of(history)
         for group, members in enumerate(history.run.groups):
-            if group not in lost:
-                _check_group(group, members, claims, findings)
-                continue
-            gone: set[int] = set().union(*lost[group])
-            _check_group(group, members, claims, findings, may_be_nothing=stamps[group])
-            left = [each for each in members if each not in gone]
-            _check_group(group, left, claims, findings, begin=max(stamps[group]) + 1)
+            gone: set[int] = set().union(*lost.get(group, ()))
+            if gone and not num_chunks:
+                continue  # nothing that any weight would be of
+            told = stamps.get(group, {})
+            died_in = {worker: told.get(worker, set()) for worker in gone}
+            _check_group(group, members, claims, findings, died_in=died_in)
         return claims
 
     def num_iterations(self, worker: int) -> int:
@@ -180,39 +179,69 @@ def _check_group(
     claims: Claims,
     findings: Findings,
     *,
-    begin: int = 0,
-    may_be_nothing: Collection[int] = (),
+    died_in: Mapping[int, set[int]],
 ) -> None:
     """The workers of a group push with one weight: the sum of what they bring, or 0 where they
-    skip the iteration. Of iterations from ``begin`` on that each of ``members`` speaks of; in those
-    that ``may_be_nothing`` some may have pushed nothing, with weight 0."""
-    num = min(claims.num_iterations(worker) for worker in members)
-    skipped = max(0, begin - int(claims.begin[members[0]]))
-    starts = [int(claims.first[worker]) for worker in members]
-    weight = np.stack([claims.weight[start + skipped : start + num] for start in starts])
-    own = np.stack([claims.own[start + skipped : start + num] for start in starts])
-    least, begin = weight.min(axis=0), int(claims.begin[members[0]]) + skipped
-    most = weight.max(axis=0)
-    if may_be_nothing:
-        at = np.isin(begin + np.arange(len(least)), list(may_be_nothing))
-        least = np.where(at & ((weight == 0) | (weight == most)).all(axis=0), most, least)
+    skip the iteration. Of the iterations that all who live speak of.
+
+    ``died_in``: of each of the group that has died, the stamps of its death: the iterations of
+    which some may have pushed nothing, with weight 0. It takes part in none behind them; in those
+    before, of which its record does not speak, the others bring that weight at most."""
+    begin = int(claims.begin[members[0]])
+    left = [worker for worker in members if worker not in died_in] or members
+    num = min(claims.num_iterations(worker) for worker in left)
+    iterations = begin + np.arange(num)
+    is_said = np.zeros((len(members), num), np.bool_)
+    is_in_doubt = np.zeros(num, np.bool_)
+    weight, own = np.zeros((2, len(members), num))
+    for row, worker in enumerate(members):
+        start, known = int(claims.first[worker]), min(num, claims.num_iterations(worker))
+        is_said[row, :known] = True
+        weight[row, :known] = claims.weight[start : start + known]
+        own[row, :known] = claims.own[start : start + known]
+        if worker in died_in:
+            # Where no chunk says when it died, the group had left before that was heard.
+            last = max(died_in[worker], default=begin + num)
+            is_in_doubt |= ~is_said[row] & (iterations <= last)
+            _check_none_behind(
+                worker, np.flatnonzero(is_said[row] & (iterations > last)) + begin, last, findings
+            )
+    least = np.where(is_said, weight, np.inf).min(axis=0)
+    most = np.where(is_said, weight, -np.inf).max(axis=0)
+    if died_in:
+        may_be_nothing = np.isin(iterations, sorted(set().union(*died_in.values())))
+        is_all_or_nothing = ((weight == 0) | (weight == most)).all(axis=0)
+        least = np.where(may_be_nothing & is_all_or_nothing, most, least)
     is_different = least != most
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(is_different),
         lambda i: (
-            f"group {group}, iteration {begin + i}: its workers {list(members)} pushed with "
-            f"weights {weight[:, i].tolist()}"
+            f"group {group}, iteration {begin + i}: its workers "
+            f"{[each for each, said in zip(members, is_said[:, i], strict=True) if said]} pushed "
+            f"with weights {weight[is_said[:, i], i].tolist()}"
         ),
     )
     total = own.sum(axis=0)
     is_sum = np.isclose(least, total, rtol=_ROUNDING, atol=0.0) | (least == 0)
+    is_sum |= is_in_doubt & (total <= least)
     findings.add_each(
         Rule.PUSHES,
         np.flatnonzero(~is_different & ~is_sum),
         lambda i: (
             f"group {group}, iteration {begin + i}: pushed with weight {least[i]}, its workers "
-            f"brought {own[:, i].tolist()}"
+            f"brought {own[is_said[:, i], i].tolist()}"
+        ),
+    )
+
+
+def _check_none_behind(worker: int, iterations: Ints, last: int, findings: Findings) -> None:
+    findings.add_each(
+        Rule.PUSHES,
+        np.arange(len(iterations)),
+        lambda i: (
+            f"worker {worker}: pushed iteration {iterations[i]}, but it had died in iteration "
+            f"{last}"
         ),
     )
 

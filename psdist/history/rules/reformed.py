@@ -7,11 +7,13 @@ order of the others, which follows from its rank among those that the dead one h
     pushers = Pushers.of(run, members)          # of one server's log
     pushers.of_rows(groups, chunks, positions)  # [n] workers
     check_reforms(replay, findings)
+    check_same_reforms(told, findings)          # of all servers
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,20 +101,25 @@ def lost_workers(history: History) -> dict[int, list[set[int]]]:
     return found
 
 
-def stamps_of(history: History) -> dict[int, set[int]]:
-    """By group that goes on, the clocks of its REFORM events: iterations of which some chunks may
-    have nothing."""
-    found: dict[int, set[int]] = {}
+def stamps_of(history: History) -> dict[int, dict[int, set[int]]]:
+    """By group that goes on and worker of it that has died, the clocks of its REFORM events:
+    iterations of which some chunks may have nothing. Of servers that own a chunk: what others stamp
+    says nothing of where the group stood."""
+    found: dict[int, dict[int, set[int]]] = {}
+    owners = set(history.run.owners)
     for log in history.servers:
         events = log.events[log.events["kind"] == EventKind.REFORM]
-        for group, clock in events[["group", "clock"]].tolist():
-            found.setdefault(group, set()).add(clock)
+        if log.server not in owners:
+            continue
+        for group, worker, clock in events[["group", "weight", "clock"]].tolist():
+            found.setdefault(group, {}).setdefault(int(worker), set()).add(clock)
     return found
 
 
 def check_reforms(replay: ServerReplay, findings: Findings) -> None:
     """REFORM names a worker of the group that has not died before, and not the last one; it is
-    stamped with the fewest updates of the group that a chunk contains."""
+    stamped with the fewest updates of the group that a chunk contains, or where its clock began if
+    the server owns none."""
     events, run = replay.members, replay.run
     owned = np.flatnonzero(np.asarray(run.owners, np.int64) == replay.server)
     gone: dict[int, set[int]] = {}
@@ -128,16 +135,63 @@ def check_reforms(replay: ServerReplay, findings: Findings) -> None:
         rows = replay.rows_of_group[group]
         before = rows[: np.searchsorted(replay.position[rows], position)]
         counts = np.bincount(replay.chunk[before], minlength=run.num_chunks)[owned]
-        counts = counts + replay.first[group]
-        if not problem and len(owned) and counts.min() != clock:
+        fewest = int(counts.min(initial=len(before) if len(owned) else 0) + replay.first[group])
+        if not problem and fewest != clock:
             problem = (
-                f"stamped {clock}, but the fewest updates that a chunk contains of it are "
-                f"{counts.min()}"
+                f"stamped {clock}, but the fewest updates that a chunk contains of it are {fewest}"
+                if len(owned)
+                else f"stamped {clock}, but the server owns no chunk: {fewest} belongs there"
             )
         if problem:
             findings.add(
                 Rule.MEMBERSHIP,
                 f"server {replay.server}, position {position}: REFORM of group {group}: {problem}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldDeaths:
+    """What the log of one server tells of groups that go on."""
+
+    stamps: dict[int, int | None]
+    """By worker that has died the clock of its REFORM; None where the server owns no chunk."""
+    left: dict[int, int]
+    """By group that has left, after how many iterations."""
+    dead: set[int]
+    """Groups that have died as a whole."""
+
+    @classmethod
+    def of(cls, replay: ServerReplay, *, left: dict[int, int], dead: set[int]) -> ToldDeaths:
+        owns = replay.server in replay.run.owners
+        stamps: dict[int, int | None] = {}
+        for group, workers in replay.pushers.lost.items():
+            clocks = replay.clock_of_event[replay.pushers.positions[group]].tolist()
+            stamps |= zip(workers, clocks if owns else [None] * len(clocks), strict=True)
+        return cls(stamps=stamps, left=left, dead=dead)
+
+
+def check_same_reforms(run: RunRecord, told: Mapping[int, ToldDeaths], findings: Findings) -> None:
+    """All servers, here of closed logs, tell of the deaths of the same workers. One that took the
+    whole group out need not name them singly; nor need one that the group had left before, if all
+    chunks of the others contained by then what it had finished."""
+    group_of = run.group_of_worker()
+    by_worker: dict[int, dict[int, int | None]] = {}
+    for server, each in told.items():
+        for worker, clock in each.stamps.items():
+            by_worker.setdefault(worker, {})[server] = clock
+    for worker, stamps in sorted(by_worker.items()):
+        group = int(group_of[worker])
+        fewest = min((clock for clock in stamps.values() if clock is not None), default=None)
+        for server, each in told.items():
+            if server in stamps or group in each.dead:
+                continue
+            left = each.left.get(group)
+            if left is not None and (fewest is None or fewest >= left):
+                continue
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"server {min(stamps)} says that worker {worker} of group {group} has died, "
+                f"server {server} that the group had all its workers",
             )
 
 

@@ -80,12 +80,12 @@ class Shown:
     clocks: tuple[int | None, ...]
     """Of each group; None where it left no server."""
     staleness: dict[int, int]
-    """Of uses of the workers' own slices."""
+    """Of uses of the workers' own slices, as they were at first."""
     max_staleness: int
     """Of all uses."""
     knows_staleness: bool = True
-    """Whether all workers have told what they had counted: none has died of a group that went
-    on."""
+    """Whether none has died of a group that went on. Else who has a dead one's chunks has counted
+    0 for them until their next replies came, and what is shown is a bound."""
     num_corrections: int = 0
     """Iterations that workers say were corrected."""
     rounds_missed: tuple[int, ...] = ()
@@ -178,6 +178,8 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     ]
     if shown.knows_staleness:
         pairs.append(("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness))
+    else:
+        _check_staleness_between(summary, shown, findings)
     if summary.rounds_missed is not None:
         pairs.append(("rounds_missed", summary.rounds_missed, shown.rounds_missed))
     if summary.max_staleness_seen is not None and shown.knows_staleness:
@@ -203,6 +205,30 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
             )
     for told, server in zip(summary.per_server, shown.servers, strict=False):
         _check_server(told, server, findings)
+
+
+def _check_staleness_between(summary: Summary, shown: Shown, findings: Findings) -> None:
+    """What the living have counted is at least what they made of the slices that they had from the
+    first, and no staler than any use."""
+    claimed, least = summary.max_staleness_seen, max(shown.staleness, default=0)
+    if claimed is None:
+        if summary.exit == COMPLETED:
+            findings.add(Rule.SUMMARY, "summary.json says max_staleness_seen None of a whole run")
+        return
+    if not least <= claimed <= shown.max_staleness:
+        findings.add(
+            Rule.SUMMARY,
+            f"summary.json says max_staleness_seen {claimed}, the history shows {least} to "
+            f"{shown.max_staleness}",
+        )
+    for key, count in sorted(shown.staleness.items()):
+        told = summary.staleness_seen.get(str(key), 0)
+        if told < count:
+            findings.add(
+                Rule.SUMMARY,
+                f"summary.json says staleness_seen of {key} {told}, the history shows {count} at "
+                "least",
+            )
 
 
 def _check_server(told: ServerSummary, shown: ShownServer, findings: Findings) -> None:

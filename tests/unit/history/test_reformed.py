@@ -118,7 +118,7 @@ def test_updates_are_of_who_had_the_chunk_when_they_came() -> None:
     assert any("groups go on: 0 without [1]" in note for note in report.notes)
     assert any("worker 1 end early" in note and "it died" in note for note in report.notes)
     assert lost_workers(history) == {0: [{DEAD}]}
-    assert stamps_of(history) == {0: {DIES_IN}}
+    assert stamps_of(history) == {0: {DEAD: {DIES_IN}}}
 
 
 def test_its_heirs_are_those_that_the_workers_have() -> None:
