@@ -488,7 +488,7 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
         ]
     report = check_sets_of(histories, summary)
     if is_controlled:
-        report = _with_decisions(lines, histories[0], report)
+        report = _with_decisions(lines, histories[0], summary, report)
     if histories[0].run.local_steps_by_speed:
         report = _with_hands(run_dir, histories[0], summary, report)
     if histories[0].run.local_steps_by_loss:
@@ -499,7 +499,9 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
 
 
-def _with_decisions(lines: list[DecisionLine], history: History, report: Report) -> Report:
+def _with_decisions(
+    lines: list[DecisionLine], history: History, summary: Summary | None, report: Report
+) -> Report:
     """What psdist has changed follows from what it has recorded."""
     findings = Findings(max_listed_per_rule=20)
     changes = changes_of(ServerReplay(history.run, history.servers[0]))
@@ -510,6 +512,7 @@ def _with_decisions(lines: list[DecisionLine], history: History, report: Report)
         findings,
         is_complete=report.is_complete,
         members=Members.of(history.run, history.servers[0]),
+        summary=summary,
     )
     return _with_findings(report, findings)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from psdist.config.codec_rounds import is_auto
+from psdist.config.modes import describe_modes, modes_that_may_come
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -24,6 +25,12 @@ def contradiction_of_rollback(config: RunConfig) -> str:
             f"{mine} with codec = {config.codec or 'none'} and steps_by = {config.steps_by}: there "
             "is nothing that psdist could make less lossy; set codec = auto or steps_by = loss, or "
             "leave rollback out"
+        )
+    if modes_that_may_come(config) != ("sync",):
+        return (
+            f"{mine} with mode = {describe_modes(config)}: which checkpoint is of before the loss "
+            "rose is known only where all groups are in the same round; set mode = sync, or leave "
+            "rollback out"
         )
     if config.checkpoint_every is None:
         return (

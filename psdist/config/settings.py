@@ -428,7 +428,8 @@ class RunConfig(BaseModel):
         None,
         allowed="a number > 1",
         description="codec = auto, steps_by = loss: where the loss of job.report is so many times "
-        "the least one, the job ends with status 75, and goes on from before, less lossy.",
+        "the least one, the job ends with status 75, and goes on from before, less lossy. mode = "
+        "sync.",
     )
     pull_copies: Literal["off", "on"] = _setting(
         "off",

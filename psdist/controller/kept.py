@@ -114,8 +114,10 @@ def rolled_back(
 
 
 def within(fidelity: Fidelity, rollback: Rollback) -> Fidelity:
-    """What is left of it behind this rollback."""
+    """What is left of it behind this rollback: all where nothing less lossy was left."""
     most, codecs, steps = rollback.allowed, fidelity.codecs, fidelity.steps
+    if most < 0:
+        return fidelity
     if codecs is not None and codecs.names == rollback.names:
         codecs = replace(
             codecs,

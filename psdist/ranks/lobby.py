@@ -226,9 +226,17 @@ def open_files(context: RankContext, begun: Begun) -> None:
         take_settings_of_script(context.run_directory, resolved, roles)
     else:
         create_next_run_directory(path, resolved, roles, first=context.path_of(1))
+        if context.resolved is not None and context.resolved.config.rollback is not None:
+            logger.warning(
+                "rollback = %g is left out in job %d: it starts afresh whenever the processes do, "
+                "and so has no checkpoint to go back to",
+                context.resolved.config.rollback,
+                begun.job,
+            )
 
 
 def _resolved(context: RankContext, begun: Begun) -> Resolved:
+    """What the job that begins is run with: jobs behind the first do without rollback."""
     assert context.resolved is not None
     try:
         resolved = with_script(context.resolved, script_settings(begun.settings))
@@ -236,5 +244,5 @@ def _resolved(context: RankContext, begun: Begun) -> Resolved:
         raise ProtocolError(f"settings that no psdist.init takes: {error}") from error
     if begun.job == 1 or resolved.config.run_dir is None:
         return resolved
-    config = resolved.config.model_copy(update={"run_dir": str(context.path_of(begun.job))})
-    return Resolved(config=config, sources=resolved.sources)
+    changed = {"run_dir": str(context.path_of(begun.job)), "rollback": None}
+    return Resolved(config=resolved.config.model_copy(update=changed), sources=resolved.sources)

@@ -793,13 +793,12 @@ class Reporter:
         """The loss has blown up: the job ends, to be started again with less lossy choices, if
         there are any."""
         context, words = self._context, in_words(rollback)
-        is_last = rollback.allowed < 0
         self._display.close()
         (self._decisions if rollback.names else self._steps).rolled_back(rollback)
-        if not is_last:
-            add_rollback(context.run_directory.path, Record(context.attempt, rollback))
+        # Also where none is left: whoever goes on with another learning rate goes on from before.
+        add_rollback(context.run_directory.path, Record(context.attempt, rollback))
         text, status = f"error: {words}", ConfigError.exit_status
-        if not is_last:
+        if rollback.allowed >= 0:
             text, status = requeue(f"the loss has blown up: --resume goes on, {words}")
         context.abort(f"psdist: {context.who}", text, status)
 

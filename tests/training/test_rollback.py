@@ -121,7 +121,12 @@ def test_where_nothing_less_lossy_is_left_one_error_says_so(
     assert (first.returncode, last.returncode) == (75, 2)
     assert "that was with 1 local step, and nothing less lossy is left" in last.text
     assert "--resume goes on" not in last.text
-    assert len((tmp_path / "run" / "rollbacks.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "run" / "rollbacks.jsonl").read_text().splitlines()) == 2
+    checked = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert not checked.num_violations, checked
+    again = train(runs, tmp_path / "run", steps=2, rates=("0.02",))
+    assert again.returncode == 0, again.text
+    assert "set aside (*.rolled-back-2)" in again.text
     checked = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert not checked.num_violations, checked
 

@@ -89,6 +89,8 @@ def play(tmp_path: Path, *plan: str, answering: int = 2) -> tuple[int, str, int]
         (["1 a", "1", "137", "0"], 2, "status 137, 3 times in a row", 3),
         (["2", "0"], 2, "another attempt would end so", 1),
         (["75 wait"], 0, "scontrol requeue 7", 1),
+        (["1 a", "75 wait"], 0, "requeued at checkpoint a\n", 2),
+        (["1 a", "75 b"], 0, "requeued\n", 2),
         (["1 a", "0 wait"], 0, "", 2),
         (["lost a", "0"], 0, "status 0 of a launcher whose job is not complete; attempt again", 2),
         (["143 wait", "0"], 2, "when the time was nearly over", 1),

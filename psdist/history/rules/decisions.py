@@ -26,8 +26,9 @@ from psdist.history.hands import KeptLine, Reported
 from psdist.history.line_records import require_one
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.risen import Risen
+from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
+from psdist.history.summary import Summary
 
 DECISION_LINES = "decisions.jsonl"
 """In the run directory: a line for each report of a group, for each group that has died or joined,
@@ -142,10 +143,13 @@ def check_decisions(
     *,
     is_complete: bool,
     members: Members | None = None,
+    summary: Summary | None = None,
 ) -> None:
     """``changes``: those of the first set's log, which are those of the mode that were decided,
     each for what was observed before it; nothing was decided that did not follow. ``members``: of
     that log; whose rounds were looked at follows from it."""
+    if wrong := judge_summary((line.rolled_back for line in lines), summary):
+        findings.add(Rule.MODES, f"{DECISION_LINES}: {wrong}")
     checking = _Checking(run, findings)
     checking.where = f"{DECISION_LINES}, line 1"
     resumed = lines[0].resumed if lines else None

@@ -18,7 +18,7 @@ from psdist.history.hands import STEP_LINES, StepLine
 from psdist.history.lengths import LengthLine, LengthLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
-from psdist.history.rules.risen import Risen
+from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 
@@ -33,6 +33,8 @@ def check_lengths(
     """``workers``: by worker; ``lines``: the registrar's, in order."""
     is_complete = summary is not None and all(told.is_complete for told in workers)
     fixed = _check_by_loss(run, lines, findings, is_complete=is_complete)
+    if wrong := judge_summary((line.rolled_back for line in lines), summary):
+        findings.add(Rule.HANDS, f"{STEP_LINES}: {wrong}")
     first = block_of(_first_round(run))
     if list(fixed) != (in_turn := [Term(0, 0, first + block) for block in range(len(fixed))]):
         at = next(n for n, pair in enumerate(zip(fixed, in_turn, strict=True)) if len({*pair}) > 1)

@@ -85,7 +85,8 @@ def _check_rollbacks(
             )
         ladder = tuple(level.name for level in run.ladder)
         is_same = each.names == ladder if each.names else run.local_steps_by_loss > each.allowed
-        if is_same and (resumed is None or within(resumed, each) != resumed):
+        is_limited = is_same and each.allowed >= 0
+        if is_limited and (resumed is None or within(resumed, each) != resumed):
             findings.add(
                 Rule.KEPT,
                 f"attempt {number} is as lossy as what attempt {ended} has ended with: "

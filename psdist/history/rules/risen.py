@@ -10,11 +10,12 @@ Owns what rules 8 and 11 of docs/history.md say of that: losses that were report
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from psdist.controller.kept import Rollback, rolled_back
 from psdist.controller.rollback import KeptRise, RiseGuard
 from psdist.history.hands import Reported
+from psdist.history.summary import Summary
 
 
 class Risen:
@@ -22,6 +23,8 @@ class Risen:
         """``factor``: None where a loss may be what it likes."""
         self._guard = RiseGuard(factor) if factor is not None else None
         self._wanted: Rollback | None = None
+        self._has_ended = False
+        """With a rollback."""
 
     @property
     def is_asked(self) -> bool:
@@ -49,7 +52,10 @@ class Risen:
             self._wanted = rolled_back(told.round, rise, lossiest_since(rise.good), names=names)
 
     def judge(self, said: Rollback | None) -> str:
-        """What is wrong with a line that says this; nothing is with the last one."""
+        """What is wrong with a line that says this, or that it is there at all."""
+        if self._has_ended:
+            return "stands behind a rollback, with which the run has ended"
+        self._has_ended = said is not None
         wanted, self._wanted = self._wanted, None
         if said == wanted:
             return ""
@@ -62,4 +68,11 @@ class Risen:
 
     def judge_end(self) -> str:
         """Of a run that is whole."""
-        return self.judge(None)
+        return "" if self._has_ended else self.judge(None)
+
+
+def judge_summary(said: Iterable[Rollback | None], summary: Summary | None) -> str:
+    """What is wrong with what the run says of its end; ``said``: by line."""
+    if summary is None or not any(said) or summary.exit != "completed":
+        return ""
+    return "the run has ended with a rollback; summary.json says that it was completed"

@@ -36,10 +36,13 @@ _LINE: Final = TypeAdapter(Record)
 
 
 def add_rollback(run_dir: Path, record: Record) -> None:
-    """One line more, on the disk when this returns. Raises OSError."""
-    with (run_dir / ROLLBACKS).open("a", encoding="utf-8") as file:
-        line = {"attempt": record.attempt, "rollback": dataclasses.asdict(record.rollback)}
-        file.write(json.dumps(line) + "\n")
+    """One line more, on the disk when this returns, in place of a last one that a crash has cut.
+    Raises OSError."""
+    line = {"attempt": record.attempt, "rollback": dataclasses.asdict(record.rollback)}
+    with (run_dir / ROLLBACKS).open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(line).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -37,6 +37,17 @@ def test_a_run_that_has_all_goes_on_as_well(given: dict[str, Any]) -> None:
             "could make less lossy; set codec = auto or steps_by = loss, or leave rollback out",
         ),
         (
+            {"codec": None, "steps_by": "loss", "local_steps": 8, "mode": "async"},
+            "rollback = 2 with mode = async: which checkpoint is of before the loss rose is known "
+            "only where all groups are in the same round; set mode = sync, or leave rollback out",
+        ),
+        (
+            {"codec": None, "steps_by": "loss", "local_steps": 8, "mode": "ssp", "staleness": 3},
+            "rollback = 2 with mode = ssp (staleness 3): which checkpoint is of before the loss "
+            "rose is known only where all groups are in the same round; set mode = sync, or leave "
+            "rollback out",
+        ),
+        (
             {"checkpoint_every": None},
             "rollback = 2 without checkpoint_every: there would be no checkpoint to go back to; "
             "set checkpoint_every, or leave rollback out",

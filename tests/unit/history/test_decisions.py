@@ -27,6 +27,7 @@ from psdist.history.rules.decisions import (
 )
 from psdist.history.rules.findings import Findings
 from psdist.history.run_record import CodecsSince, LevelCodecs, RunRecord
+from psdist.history.summary import Summary
 
 OBSERVED = (
     '{"observed": {"group": 0, "first_round": 1, "own_us": [5], "waits_us": [2], '
@@ -105,9 +106,14 @@ def changed(level: int = 1, why: str = WHY, start: int = 30) -> DecisionLine:
     return DecisionLine.model_validate({"changed": told})
 
 
-def findings_of(*lines: DecisionLine, is_complete: bool = True, run: RunRecord = RUN) -> str:
+def findings_of(
+    *lines: DecisionLine,
+    is_complete: bool = True,
+    run: RunRecord = RUN,
+    summary: Summary | None = None,
+) -> str:
     findings = Findings(max_listed_per_rule=9)
-    check_decisions(run, [*lines], (), findings, is_complete=is_complete)
+    check_decisions(run, [*lines], (), findings, is_complete=is_complete, summary=summary)
     return "\n".join(findings.lines())
 
 
@@ -420,6 +426,21 @@ def test_a_run_ends_with_a_rollback_where_its_loss_has_blown_up() -> None:
 @pytest.mark.parametrize("changed", [{"good": 8}, {"allowed": 0}, {"loss": 9.5}, {"round": 21}])
 def test_another_rollback_is_found(changed: dict[str, Any]) -> None:
     assert "line 6: the loss had blown up" in findings_of(*RISES, rolled(**changed), run=WATCHED)
+
+
+def test_nothing_stands_behind_a_rollback() -> None:
+    for more in (reported_at(6, 1.0), rolled()):
+        assert "line 7: stands behind a rollback, with which the run has ended" in findings_of(
+            *RISES, rolled(), more, run=WATCHED
+        )
+
+
+def test_no_run_is_completed_with_a_rollback() -> None:
+    completed, again = (Summary.model_construct(exit=each) for each in ("completed", "requeue"))
+    found = findings_of(*RISES, rolled(), run=WATCHED, summary=completed)
+    assert "summary.json says that it was completed" in found
+    assert findings_of(*RISES, rolled(), run=WATCHED, summary=again) == ""
+    assert findings_of(*RISES[:4], run=WATCHED, summary=completed) == ""
 
 
 def test_a_rollback_that_nothing_calls_for_is_found() -> None:

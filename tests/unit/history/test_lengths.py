@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from psdist.controller.kept import Fidelity, KeptSteps
+from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
 from psdist.controller.loss_steps import MOST_LOSS
+from psdist.controller.rollback import Rise
 from psdist.errors import HistoryError
 from psdist.history.hands import STEP_LINES, Fixed, Observed, Reported, StepLine, read_step_lines
 from psdist.history.lengths import LengthLine, LengthLines, LengthRecords, read_lengths
@@ -215,6 +216,14 @@ def test_a_line_says_one_thing(kind: type[StepLine | DecisionLine]) -> None:
 
 def test_the_largest_losses_are_taken() -> None:
     assert found(MINE, [STEPS[0], reported(0, MOST_LOSS), fixed(1, 4, 4), fixed(2, 4, 4)])[1:] == ()
+
+
+def test_nothing_stands_behind_a_rollback_and_no_run_is_completed_with_one() -> None:
+    ended = StepLine(rolled_back=rolled_back(9, Rise(9.0, 1.0, 4), 4))
+    lines = found(MINE, [*STEPS[:-1], ended, STEPS[-1]], summary(exit="completed"))
+    words = "stands behind a rollback, with which the run has ended"
+    assert [f"line {len(STEPS) + 1}: {words}" in each for each in lines].count(True) == 1
+    assert any("summary.json says that it was completed" in each for each in lines)
 
 
 # -- from attempt to attempt ---------------------------------------------------------------------

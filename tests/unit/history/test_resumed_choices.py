@@ -120,6 +120,17 @@ def test_an_attempt_goes_on_from_before_with_what_is_allowed(
     assert bool(wrong) == bool(words)
 
 
+def test_where_nothing_less_lossy_was_left_nothing_is_limited() -> None:
+    assert (last := ended(100, 1)).rolled_back is not None
+    assert last.rolled_back.allowed == -1
+    by_loss = {"local_steps_by_loss": 8}
+    assert found([line("kept", OTHER), last], [line("resumed", OTHER)], **by_loss) == []
+    assert found([last], [], restored="", restored_attempt=0, first_clocks=(), **by_loss) == []
+    assert found([last], []) == [], "another run than one by the loss"
+    (wrong,) = found([ended(99, 1)], [])
+    assert "the loss was good up to iteration 99" in wrong
+
+
 def test_an_attempt_that_starts_afresh_is_as_careful() -> None:
     afresh = {"restored": "", "restored_attempt": 0, "first_clocks": (), "local_steps_by_loss": 8}
     assert found([ended(0)], [], **afresh)

@@ -8,7 +8,7 @@ import pytest
 
 from psdist.checkpoint.folder import Folder
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, KeptSteps, Rollback, rolled_back
+from psdist.controller.kept import Fidelity, KeptSteps, Rollback, rolled_back, within
 from psdist.controller.rollback import Rise
 from psdist.errors import ConfigError
 from psdist.ranks.checkpointing.fidelity import fidelity_of
@@ -40,6 +40,9 @@ def test_records_are_read_as_they_were_added(tmp_path: Path) -> None:
     with (tmp_path / ROLLBACKS).open("a") as file:
         file.write('{"attempt": 4, "roll')
     assert read_rollbacks(tmp_path) == records, "a last line that a crash has cut is left out"
+    records.append(Record(4, rollback(20, 4, ())))
+    add_rollback(tmp_path, records[-1])
+    assert read_rollbacks(tmp_path) == records, "and goes before the next one comes"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +111,21 @@ def test_what_goes_on_is_less_lossy() -> None:
     assert fidelity_of(by_loss, None, said.append, [Record(1, rollback(40, 3))]) is None
     assert fidelity_of(RunConfig(), None, said.append, [Record(1, rollback(40, 3))]) is None
     assert STEPS.steps is not None
+
+
+def test_where_nothing_less_lossy_was_left_checkpoints_are_set_aside_and_nothing_is_limited(
+    tmp_path: Path,
+) -> None:
+    folder = made(tmp_path, 100, 200)
+    record = Record(1, rollback(100, 1, ()))
+    assert record.rollback.allowed == -1
+    checkpoint, _ = choose(tmp_path, lambda _line: None, [record])
+    assert checkpoint is not None
+    assert checkpoint.name == folder.latest() == "step-00000100"
+    assert within(STEPS, record.rollback) == STEPS
+    assert within(CODECS, rollback(100, 0)) == CODECS
+    by_loss = RunConfig(steps_by="loss", local_steps=16)
+    assert fidelity_of(by_loss, None, lambda _line: None, [record]) is None
 
 
 def test_words() -> None:
