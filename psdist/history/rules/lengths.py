@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
-from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
 from psdist.controller.steps import Term, block_of, first_of
 from psdist.history.hands import STEP_LINES, StepLine
 from psdist.history.lengths import LengthLine, LengthLines
@@ -98,7 +98,9 @@ def _check_by_loss(
     begins = _begins(run, lines)
     starts = ((0, run.local_steps_by_loss),) if begins is None else begins.starts
     num_before = 0 if begins is None else begins.num_fixed
-    if begins is not None:
+    if begins is None:
+        risen.go_on(None, _first_round(run))
+    else:
         try:
             control.go_on(begins)
             resumed = lines[0].resumed
@@ -146,7 +148,8 @@ def _check_by_loss(
             return "is no report"
         if not told.is_of(run.num_workers, least=0.0):
             return "of no worker of this run, or of losses that there are not"
-        control.report(told.worker, told.count, told.total)
+        if not (risen.is_asked and counts_nonfinite(told.total)):
+            control.report(told.worker, told.count, told.total)
         risen.report(told, lossiest_since=most_since)
         return ""
 
