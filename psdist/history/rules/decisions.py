@@ -27,6 +27,7 @@ from psdist.history.hands import KeptLine, Reported
 from psdist.history.line_records import require_one
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.resumed import goes_on
 from psdist.history.rules.risen import Risen
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
 
@@ -205,7 +206,7 @@ class _Checking:
         starts: tuple[tuple[int, int], ...] = ((0, 0),)
         if resumed is not None:
             control, codecs = self._control, resumed.fidelity.codecs
-            is_of_run = resumed.checkpoint == run.restored and resumed.fidelity.steps is None
+            is_of_run = goes_on(run, resumed) and resumed.fidelity.steps is None
             if codecs is None or not is_of_run or not isinstance(control, CodecControl):
                 self._refuse("of another checkpoint than run.json says, or of other choices")
                 return False

@@ -18,6 +18,7 @@ from psdist.history.hands import STEP_LINES, StepLine
 from psdist.history.lengths import LengthLine, LengthLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
+from psdist.history.rules.resumed import goes_on
 from psdist.history.rules.risen import Risen
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
@@ -71,8 +72,7 @@ def _first_round(run: RunRecord) -> int:
 def _begins(run: RunRecord, lines: Sequence[StepLine]) -> KeptSteps | None:
     """With what a checkpoint has; None where the run begins as every one does."""
     resumed = lines[0].resumed if lines else None
-    is_of_run = resumed is not None and resumed.checkpoint == run.restored
-    return resumed.fidelity.steps if resumed is not None and is_of_run else None
+    return resumed.fidelity.steps if resumed is not None and goes_on(run, resumed) else None
 
 
 def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:

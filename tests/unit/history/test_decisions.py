@@ -465,3 +465,11 @@ def test_losses_that_are_none_do_not_stand_still() -> None:
         }
     )
     assert findings_of(reported_at(1, MOST_LOSS), line, run=run) == ""
+
+
+def test_a_first_attempt_goes_on_with_nothing() -> None:
+    forged = line_of("resumed", replace(controlled().kept(0), lossiest=0), "")
+    again = RUN.model_copy(update={"attempt": 2})
+    words = "line 1: of another checkpoint than run.json says, or of other choices"
+    assert words in findings_of(forged)
+    assert findings_of(forged, run=again) == ""

@@ -326,3 +326,12 @@ def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good() -> None
     at_first = KeptSteps(starts=((0, 4),), num_fixed=0, first_loss=None, totals=(0.0, 0.0), count=0)
     said = {"checkpoint": NAME, "fidelity": replace(begun, steps=at_first)}
     assert found_of(run, StepLine.model_validate({"kept": said})) == []
+
+
+def test_a_first_attempt_goes_on_with_nothing() -> None:
+    """A forged line would let it begin with any steps."""
+    forged = kept_line("resumed", KEPT, "")
+    words = "line 1: says with what the run has gone on, which it has not"
+    assert any(words in each for each in found_of(RUN, forged))
+    again = RUN.model_copy(update={"attempt": 2})
+    assert not any(words in each for each in found_of(again, forged))
