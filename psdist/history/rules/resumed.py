@@ -124,7 +124,7 @@ def _may_go_on(run: RunRecord, fidelity: Fidelity) -> bool:
         if fidelity.codecs is not None:
             _codec_control(run).go_on(fidelity.codecs, 0)
             return True
-        if fidelity.steps is not None and run.local_steps_by_loss:
+        if fidelity.steps is not None:
             _step_control(run).go_on(fidelity.steps)
             return True
     except ValueError:
