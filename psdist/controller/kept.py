@@ -9,7 +9,9 @@ Plain values, for index.json and for what is recorded of decisions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Final
 
 from psdist.controller.rollback import KeptRise, Rise
@@ -128,6 +130,11 @@ def within(fidelity: Fidelity, rollback: Rollback) -> Fidelity:
     if steps is not None and not rollback.names:
         steps = replace(steps, starts=_limited(steps.starts, most))
     return replace(fidelity, codecs=codecs, steps=steps)
+
+
+def within_all(fidelity: Fidelity, rollbacks: Iterable[Rollback]) -> Fidelity:
+    """What is left of it behind all of them."""
+    return reduce(within, rollbacks, fidelity)
 
 
 def _limited(starts: tuple[tuple[int, int], ...], most: int) -> tuple[tuple[int, int], ...]:

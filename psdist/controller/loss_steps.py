@@ -29,6 +29,13 @@ MOST_LOSS: Final = 1e100
 """The largest loss there may be: sums of as many as there are stay finite."""
 
 
+def counts_nonfinite(total: float) -> bool:
+    """Whether there was a NaN or an infinity among losses with this sum, each of which counts as
+    :data:`MOST_LOSS` where ``rollback`` is set. Nothing else than that is decided by them: one
+    would be the first loss, or the least fall, of all others."""
+    return total >= MOST_LOSS
+
+
 class LossStepControl:
     def __init__(self, *, num_workers: int, num_groups: int, local_steps: int) -> None:
         """``local_steps``: H_0, of every group until the loss has fallen."""

@@ -5,8 +5,9 @@
 
 Losses are looked at in *looks* of :data:`LOOK` rounds at least, each of which has the mean of all
 that was reported in it. A look is *high* whose loss is above ``factor`` times the least one of
-any; the loss has blown up when :data:`HIGH` looks running are. It was still good in the last look
-that had come a quarter of the way there at most: a checkpoint of that time or earlier is good.
+any above 0, of which there is no multiple; the loss has blown up when :data:`HIGH` looks running
+are. It was still good in the last look that had come a quarter of the way there at most: a
+checkpoint of that time or earlier is good.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class RiseGuard:
         loss = self._total / self._count
         self._count, self._total, self._first = 0, 0.0, round_number
         if self._best is None:  # whether that was good the next ones say
-            self._best = loss
+            self._best = loss or None
             return None
-        best = self._best = min(self._best, loss)
+        best = self._best = min(self._best, loss or self._best)
         if loss > self._factor * best:
             self._num_high += 1
             return Rise(loss, best, self._good) if self._num_high == HIGH else None
@@ -76,9 +77,13 @@ class RiseGuard:
         """For a checkpoint; looks that are under way or high are not kept."""
         return KeptRise(best=self._best, good=self._good)
 
-    def go_on(self, kept: KeptRise, first_round: int) -> None:
-        """From a checkpoint of ``first_round`` rounds. Raises ValueError for what none has."""
+    def go_on(self, kept: KeptRise | None, first_round: int) -> None:
+        """From a checkpoint of ``first_round`` rounds. Raises ValueError for what none has. None
+        where nobody had looked until then: the checkpoint is taken as good, for nothing else is
+        known of it, and losses are compared with those to come."""
+        if kept is None:
+            kept = KeptRise(best=None, good=first_round)
         if not 0 <= (kept.best or 0.0) < float("inf") or kept.good < 0:
             raise ValueError("of a loss that there is not")
-        self._best, self._first = kept.best, first_round
+        self._best, self._first = kept.best or None, first_round
         self._good = min(kept.good, first_round)

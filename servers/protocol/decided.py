@@ -17,7 +17,7 @@ from typing import NoReturn
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, Rollback, rolled_back
-from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
 from psdist.controller.rollback import RiseGuard
 from psdist.controller.steps import StepControl
 from psdist.errors import ProtocolError
@@ -44,8 +44,9 @@ class Decided:
     ) -> None:
         """``control``: of the mode or the codecs; ``steps``: of local steps; None where nobody
         decides that; ``rollback``: so many times the least loss is too much. ``fidelity``: what a
-        checkpoint of ``first_round`` rounds has of them, from which the run goes on. The others are
-        the registrar's. Raises ValueError where that is of other choices."""
+        checkpoint of ``first_round`` rounds, from which the run goes on, has of them; None where
+        nothing, or where the run goes on without. The others are the registrar's. Raises ValueError
+        where that is of other choices."""
         self._control = control
         self._decision: Decision | None = None
         """Of ``control``, while servers are being told."""
@@ -64,8 +65,8 @@ class Decided:
                 waits=mode == "sync" and isinstance(steps, LossStepControl),
             )
         self._guard = RiseGuard(rollback) if rollback is not None else None
-        if fidelity is not None:
-            self._go_on(fidelity, first_round)
+        if fidelity is not None or first_round:
+            self._go_on(fidelity or Fidelity(), first_round)
 
     # -- from attempt to attempt ----------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class Decided:
             control.go_on(fidelity.codecs, first_round)
         if fidelity.steps is not None and steps is not None:
             steps.go_on(fidelity.steps)
-        if fidelity.rise is not None and self._guard is not None:
+        if self._guard is not None and (fidelity.rise is not None or first_round):
             self._guard.go_on(fidelity.rise, first_round)
 
     # -- the mode, or the codecs ---------------------------------------------------------------
@@ -173,11 +174,13 @@ class Decided:
         control, steps = self._control, self._steps
         if not is_loss(message):
             _refuse(worker, f"reported {count} losses of {total}, which is damaged")
+        is_held_back = self._guard is not None and counts_nonfinite(total)
         if isinstance(control, CodecControl) and control.reads_losses:
-            control.report(count, total)
+            if not is_held_back:
+                control.report(count, total)
         elif isinstance(control, CodecControl) and self._guard is not None:
             pass  # it alone reads them
-        elif steps is None or not steps.report(message):
+        elif steps is None or not (is_held_back or steps.report(message)):
             _refuse(worker, "sent LossReported, unasked or damaged")
         return LossHeard(worker, message.round, count, total)
 

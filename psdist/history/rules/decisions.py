@@ -20,12 +20,14 @@ from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.loss_steps import counts_nonfinite
 from psdist.controller.mode import ModeControl
 from psdist.errors import HistoryError
 from psdist.history.hands import KeptLine, Reported
 from psdist.history.line_records import require_one
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.resumed import goes_on
 from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
 from psdist.history.summary import Summary
@@ -204,21 +206,23 @@ class _Checking:
         """With what a checkpoint has, or as every run begins. False where nothing behind it can be
         judged."""
         run = self._run
+        first_round = int(run.first[: run.first_substitute].min())
         starts: tuple[tuple[int, int], ...] = ((0, 0),)
         if resumed is not None:
             control, codecs = self._control, resumed.fidelity.codecs
-            is_of_run = resumed.checkpoint == run.restored and resumed.fidelity.steps is None
+            is_of_run = goes_on(run, resumed) and resumed.fidelity.steps is None
             if codecs is None or not is_of_run or not isinstance(control, CodecControl):
                 self._refuse("of another checkpoint than run.json says, or of other choices")
                 return False
             try:
-                first_round = int(run.first[: run.first_substitute].min())
                 control.go_on(codecs, first_round)
                 self._risen.go_on(resumed.fidelity.rise, first_round)
             except ValueError as error:
                 self._refuse(f"the run has gone on with choices {error}")
                 return False
             starts = codecs.starts
+        else:
+            self._risen.go_on(None, first_round)
         if run.ladder:
             levels = [(start, run.ladder[level].model_dump()) for start, level in starts]
             begins = tuple(CodecsSince(round=start, **level) for start, level in levels)
@@ -250,7 +254,7 @@ class _Checking:
         if not isinstance(control, CodecControl) or not is_read or not may_be:
             self._refuse("of no worker of this run, or not asked for")
             return
-        if control.reads_losses:
+        if control.reads_losses and not (is_asked and counts_nonfinite(loss.total)):
             control.report(loss.count, loss.total)
         self._risen.report(loss, lossiest_since=control.lossiest_since, names=control.names)
 

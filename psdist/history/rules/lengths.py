@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
-from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
 from psdist.controller.steps import Term, block_of, first_of
 from psdist.history.hands import STEP_LINES, StepLine
 from psdist.history.lengths import LengthLine, LengthLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
+from psdist.history.rules.resumed import goes_on
 from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
@@ -73,8 +74,7 @@ def _first_round(run: RunRecord) -> int:
 def _begins(run: RunRecord, lines: Sequence[StepLine]) -> KeptSteps | None:
     """With what a checkpoint has; None where the run begins as every one does."""
     resumed = lines[0].resumed if lines else None
-    is_of_run = resumed is not None and resumed.checkpoint == run.restored
-    return resumed.fidelity.steps if resumed is not None and is_of_run else None
+    return resumed.fidelity.steps if resumed is not None and goes_on(run, resumed) else None
 
 
 def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:
@@ -100,7 +100,9 @@ def _check_by_loss(
     begins = _begins(run, lines)
     starts = ((0, run.local_steps_by_loss),) if begins is None else begins.starts
     num_before = 0 if begins is None else begins.num_fixed
-    if begins is not None:
+    if begins is None:
+        risen.go_on(None, _first_round(run))
+    else:
         try:
             control.go_on(begins)
             resumed = lines[0].resumed
@@ -148,7 +150,8 @@ def _check_by_loss(
             return "is no report"
         if not told.is_of(run.num_workers, least=0.0):
             return "of no worker of this run, or of losses that there are not"
-        control.report(told.worker, told.count, told.total)
+        if not (risen.is_asked and counts_nonfinite(told.total)):
+            control.report(told.worker, told.count, told.total)
         risen.report(told, lossiest_since=most_since)
         return ""
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from psdist.controller.kept import Fidelity, Rollback, within
+from psdist.controller.codec import CodecControl
+from psdist.controller.kept import Fidelity, Rollback, within, within_all
+from psdist.controller.loss_steps import LossStepControl
 from psdist.history.hands import KeptLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
@@ -38,7 +40,8 @@ class Attempt(NamedTuple):
 
 def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
     """Each attempt that was recorded goes on with what the attempt that has made its checkpoint has
-    kept in it, or, with settings that choose among other things, with nothing."""
+    kept in it, as far as rollbacks before allow it; with settings that choose among other things,
+    and without a checkpoint, as every run begins, as far as they allow that."""
     for number, (run, lines) in sorted(attempts.items()):
         before = [
             (other, line.rolled_back)
@@ -48,21 +51,43 @@ def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
         ]
         _check_rollbacks(number, run, lines, before, findings)
         maker = attempts.get(run.restored_attempt)
-        if not run.restored or maker is None:
+        # Those that were not recorded may have ended with rollbacks, too.
+        are_known = all(each in attempts for each in range(1, number))
+        if maker is None if run.restored else not are_known:
             continue
-        kept = [line.kept for line in maker.lines if line.kept is not None]
-        of_name = [each.fidelity for each in kept if each.checkpoint == run.restored]
+        of_name = [
+            line.kept.fidelity
+            for line in (maker.lines if maker is not None else ())
+            if line.kept is not None and line.kept.checkpoint == run.restored
+        ]
         resumed = [line.resumed.fidelity for line in lines if line.resumed is not None]
-        was = of_name[-1] if of_name else None
-        for _, each in before:
-            was = within(was, each) if was is not None else None
         now = resumed[0] if resumed else None
-        if now != was and (now is not None or _may_go_on(run, was)):
+        if now != _due(run, of_name[-1] if of_name else None, [each for _, each in before]):
             findings.add(
                 Rule.KEPT,
                 f"attempt {number} has gone on with other choices of psdist's own than attempt "
-                f"{run.restored_attempt} has kept in {run.restored}",
+                f"{run.restored_attempt} has kept in {run.restored}"
+                if run.restored
+                else f"attempt {number} has begun with other choices of psdist's own than attempts "
+                "before it have left to it",
             )
+
+
+def goes_on(run: RunRecord, resumed: KeptLine) -> bool:
+    """Whether this attempt may have such a line: of its checkpoint, or, of a later one than the
+    first, of none, where a rollback is behind it."""
+    return resumed.checkpoint == run.restored and (bool(run.restored) or run.attempt > 1)
+
+
+def _due(run: RunRecord, kept: Fidelity | None, limits: Sequence[Rollback]) -> Fidelity | None:
+    """With what this attempt is to go on; None where it begins as every one does. ``kept``: of its
+    checkpoint."""
+    left = within_all(kept, limits) if kept is not None else None
+    if left is not None and _may_go_on(run, left):
+        return left
+    first = _first(run)
+    limited = within_all(first, limits)
+    return limited if limited != first else None
 
 
 def _check_rollbacks(
@@ -94,11 +119,34 @@ def _check_rollbacks(
             )
 
 
-def _may_go_on(run: RunRecord, fidelity: Fidelity | None) -> bool:
+def _may_go_on(run: RunRecord, fidelity: Fidelity) -> bool:
     """Whether this attempt chooses among the same things, so that it has to go on with them."""
-    if fidelity is None:
+    try:
+        if fidelity.codecs is not None:
+            _codec_control(run).go_on(fidelity.codecs, 0)
+            return True
+        if fidelity.steps is not None:
+            _step_control(run).go_on(fidelity.steps)
+            return True
+    except ValueError:
         return False
-    if fidelity.codecs is not None:
-        return fidelity.codecs.names == tuple(each.name for each in run.ladder)
-    steps = fidelity.steps
-    return steps is not None and 0 < steps.starts[-1][1] <= run.local_steps_by_loss
+    return False
+
+
+def _first(run: RunRecord) -> Fidelity:
+    """As every run begins."""
+    if run.ladder:
+        return Fidelity(codecs=_codec_control(run).kept(0))
+    if run.local_steps_by_loss:
+        starts = ((0, run.local_steps_by_loss),)
+        return Fidelity(steps=_step_control(run).kept(starts, 0))
+    return Fidelity()
+
+
+def _codec_control(run: RunRecord) -> CodecControl:
+    names = [each.name for each in run.ladder]
+    return CodecControl(num_groups=1, names=names, loss_patience=run.loss_patience)
+
+
+def _step_control(run: RunRecord) -> LossStepControl:
+    return LossStepControl(num_workers=1, num_groups=1, local_steps=run.local_steps_by_loss)

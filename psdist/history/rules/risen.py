@@ -32,7 +32,7 @@ class Risen:
 
     def go_on(self, kept: KeptRise | None, first_round: int) -> None:
         """Raises ValueError for what no checkpoint has."""
-        if self._guard is not None and kept is not None:
+        if self._guard is not None and (kept is not None or first_round):
             self._guard.go_on(kept, first_round)
 
     def kept(self) -> KeptRise | None:

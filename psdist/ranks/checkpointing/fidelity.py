@@ -19,7 +19,7 @@ from psdist.config.codec_rounds import is_auto, ladder_of
 from psdist.config.combinations import text_of_both
 from psdist.config.settings import RunConfig
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps, within
+from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps, Rollback, within_all
 from psdist.controller.loss_steps import LossStepControl
 from psdist.errors import ProtocolError
 from psdist.ranks.checkpointing.rollbacks import Record
@@ -53,15 +53,13 @@ def fidelity_of(
 ) -> Fidelity | None:
     """On rank 0, behind these ``rollbacks``. ``say`` gets a line for what is dropped: the settings
     are others now."""
-    kept = _taken(config, checkpoint, say)
-    first = kept if kept is not None else _first(config)
-    if first is None:
-        return None
-    limited = first
-    for each in rollbacks:
-        limited = within(limited, each.rollback)
-    if kept is None and limited == first:
-        return None
+    limits = [each.rollback for each in rollbacks]
+    limited = _taken(config, checkpoint, limits, say)
+    if limited is None:
+        first = _first(config)
+        limited = within_all(first, limits) if first is not None else None
+        if limited is None or limited == first:
+            return None
     if limited.codecs is not None:
         name = limited.codecs.names[limited.codecs.starts[-1][1]]
         say(f"resume: psdist goes on with codec {name}{_most_of(limited.codecs)}")
@@ -86,12 +84,15 @@ def _first(config: RunConfig) -> Fidelity | None:
 
 
 def _taken(
-    config: RunConfig, checkpoint: Checkpoint | None, say: Callable[[str], None]
+    config: RunConfig,
+    checkpoint: Checkpoint | None,
+    limits: Sequence[Rollback],
+    say: Callable[[str], None],
 ) -> Fidelity | None:
-    """Of the checkpoint."""
-    kept = checkpoint.index.fidelity if checkpoint is not None else None
-    if kept is None:
+    """Of the checkpoint, as far as rollbacks allow it: who sets what they allow goes on."""
+    if checkpoint is None or checkpoint.index.fidelity is None:
         return None
+    kept = within_all(checkpoint.index.fidelity, limits)
     if kept.codecs is not None and (wrong := _wrong_codecs(config, kept.codecs)):
         say(f"resume: the codecs that psdist had chosen are dropped: {wrong}")
         return None

@@ -65,6 +65,27 @@ def test_a_run_that_goes_on_compares_with_the_least_loss_of_before() -> None:
     assert guard.report(40 + 3 * LOOK, 1, 9.0) == Rise(9.0, 1.0, 40)
 
 
+def test_a_run_in_which_nobody_had_looked_goes_on_from_what_is_taken_as_good() -> None:
+    guard = RiseGuard(2.0)
+    guard.go_on(None, 5000)
+    assert guard.kept() == KeptRise(best=None, good=5000)
+    assert guard.report(5000 + LOOK - 1, 1, 1.0) is None
+    assert guard.kept().best is None, "no look is over"
+    assert [guard.report(5000 + each * LOOK, 1, 9.0**each) for each in (1, 2, 3, 4)][-1] == Rise(
+        9.0**4, 5.0, 5000
+    )
+
+
+def test_a_loss_of_nothing_is_good_and_there_is_no_multiple_of_it() -> None:
+    guard = RiseGuard(2.0)
+    assert looks(guard, 0.0, 5.0, 4.0, 0.0, 4.1, 4.2, 4.3) == [None] * 7
+    assert guard.kept() == KeptRise(best=4.0, good=7 * LOOK - 1)
+    assert looks(guard, 0.0, 8.1, 8.1, 8.1, first=8)[-1] == Rise(8.1, 4.0, 8 * LOOK - 1)
+    other = RiseGuard(2.0)
+    other.go_on(KeptRise(best=0.0, good=40), 40)
+    assert looks(other, 1.0, 1.0, 1.0, 1.0, first=11) == [None] * 4
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -12,6 +12,7 @@ import pytest
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Observation
 from psdist.controller.kept import Fidelity, KeptCodecs, Rollback
+from psdist.controller.loss_steps import MOST_LOSS
 from psdist.controller.rollback import KeptRise
 from psdist.errors import HistoryError
 from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
@@ -459,3 +460,37 @@ def test_a_checkpoint_keeps_the_least_loss() -> None:
         kept["fidelity"] = Fidelity(codecs=controlled().kept(9), rise=rise)  # type: ignore[assignment]
         line = DecisionLine.model_validate({"kept": kept})
         assert (findings_of(*RISES[:2], line, run=WATCHED) == "") == is_right
+
+
+def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good() -> None:
+    told = {"rollback": 2.0, "codecs": (CodecsSince(round=0, **NONE.model_dump()),)}
+    run = AGAIN.model_copy(update=told)
+    for resumed in ([], [line_of("resumed", controlled().kept(0))]):
+        for good in (90, 0):
+            kept = Fidelity(codecs=controlled().kept(90), rise=KeptRise(best=None, good=good))
+            says = {"kept": {"checkpoint": "step-00000090", "fidelity": kept}}
+            line = DecisionLine.model_validate(says)
+            assert (findings_of(*resumed, line, run=run) == "") == (good == 90)
+
+
+def test_losses_that_are_none_do_not_stand_still() -> None:
+    control = CodecControl(num_groups=2, names=["none", "x/x"], loss_patience=1)
+    run = WATCHED.model_copy(update={"loss_patience": 1})
+    rise = KeptRise(best=MOST_LOSS, good=0)
+    line = DecisionLine.model_validate(
+        {
+            "kept": {
+                "checkpoint": "step-00000009",
+                "fidelity": Fidelity(codecs=control.kept(9), rise=rise),
+            }
+        }
+    )
+    assert findings_of(reported_at(1, MOST_LOSS), line, run=run) == ""
+
+
+def test_a_first_attempt_goes_on_with_nothing() -> None:
+    forged = line_of("resumed", replace(controlled().kept(0), lossiest=0), "")
+    again = RUN.model_copy(update={"attempt": 2})
+    words = "line 1: of another checkpoint than run.json says, or of other choices"
+    assert words in findings_of(forged)
+    assert findings_of(forged, run=again) == ""

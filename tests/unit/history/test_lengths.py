@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
 from psdist.controller.loss_steps import MOST_LOSS
-from psdist.controller.rollback import Rise
+from psdist.controller.rollback import KeptRise, Rise
 from psdist.errors import HistoryError
 from psdist.history.hands import STEP_LINES, Fixed, Observed, Reported, StepLine, read_step_lines
 from psdist.history.lengths import LengthLine, LengthLines, LengthRecords, read_lengths
@@ -305,3 +305,41 @@ def test_rounds_begin_where_the_checkpoint_was_made() -> None:
         "round 5 is recorded where round 6" in each
         for each in judged_again(*lines, rounds=range(5, 10))
     )
+
+
+# -- a loss that blows up ------------------------------------------------------------------------
+
+
+def found_of(run: RunRecord, *lines: StepLine) -> list[str]:
+    """Of an attempt that has ended early."""
+    findings = Findings(max_listed_per_rule=9)
+    check_lengths(run, [], lines, None, findings)
+    return [*findings.lines()]
+
+
+def test_losses_that_are_none_are_no_first_loss() -> None:
+    lines = (
+        *(reported(0, MOST_LOSS), fixed(0, 4, 4), reported(0, 4.0), fixed(1, 4, 4)),
+        *(reported(0, 1.0), fixed(2, 2, 2, why="the loss is 1, 4 at first")),
+    )
+    assert found_of(RUN.model_copy(update={"rollback": 2.0}), *lines) == []
+    assert found_of(RUN, *lines), "without rollback it is a loss as others are"
+
+
+def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good() -> None:
+    run = AGAIN.model_copy(update={"rollback": 2.0})
+    begun = Fidelity(steps=KEPT, rise=KeptRise(best=None, good=6))
+    said = {"checkpoint": NAME, "fidelity": begun}
+    assert found_of(run, BEGINS, StepLine.model_validate({"kept": said})) == []
+    at_first = KeptSteps(starts=((0, 4),), num_fixed=0, first_loss=None, totals=(0.0, 0.0), count=0)
+    said = {"checkpoint": NAME, "fidelity": replace(begun, steps=at_first)}
+    assert found_of(run, StepLine.model_validate({"kept": said})) == []
+
+
+def test_a_first_attempt_goes_on_with_nothing() -> None:
+    """A forged line would let it begin with any steps."""
+    forged = kept_line("resumed", KEPT, "")
+    words = "line 1: says with what the run has gone on, which it has not"
+    assert any(words in each for each in found_of(RUN, forged))
+    again = RUN.model_copy(update={"attempt": 2})
+    assert not any(words in each for each in found_of(again, forged))

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
+from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.rollback import Rise
 from psdist.history.hands import StepLine
 from psdist.history.rules.decisions import DecisionLine
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.resumed import Attempt, check_resumed
+from psdist.history.rules.resumed import Attempt, check_resumed, goes_on
 from psdist.history.run_record import RunRecord
 from tests.unit.history.test_decisions import INT8, NONE, RUN
 from tests.unit.ranks.checkpointing.test_fidelity import CODECS, STEPS
@@ -100,6 +101,18 @@ def ended(good: int, lossiest: int = 8) -> StepLine:
     return StepLine(rolled_back=rolled_back(good + 20, Rise(9.0, 1.0, good), lossiest))
 
 
+BEGUN_OTHERWISE = (
+    "attempt 2 has begun with other choices of psdist's own than attempts before it have left to it"
+)
+
+
+def first_steps(most: int) -> Fidelity:
+    """Of a run that begins with so many."""
+    control = LossStepControl(num_workers=1, num_groups=1, local_steps=most)
+    return Fidelity(steps=control.kept(((0, most),), 0))
+
+
+FIRST_LESS = first_steps(4)
 LESS = Fidelity(steps=replace(OTHER.steps, starts=((0, 4),))) if OTHER.steps else OTHER
 
 
@@ -134,6 +147,53 @@ def test_where_nothing_less_lossy_was_left_nothing_is_limited() -> None:
 def test_an_attempt_that_starts_afresh_is_as_careful() -> None:
     afresh = {"restored": "", "restored_attempt": 0, "first_clocks": (), "local_steps_by_loss": 8}
     assert found([ended(0)], [], **afresh)
-    assert found([ended(0)], [line("resumed", LESS, "")], **afresh) == []
+    assert found([ended(0)], [line("resumed", FIRST_LESS, "")], **afresh) == []
+    (wrong,) = found([ended(0)], [line("resumed", LESS, "")], **afresh)
+    assert BEGUN_OTHERWISE in wrong
     assert found([ended(0)], [], **{**afresh, "local_steps_by_loss": 4}) == []
     assert found([ended(0)], [], **{**afresh, "local_steps_by_loss": 0}) == []
+
+
+def test_without_a_rollback_nothing_is_gone_on_with_but_a_checkpoint() -> None:
+    afresh = {"restored": "", "restored_attempt": 0, "first_clocks": (), "local_steps_by_loss": 8}
+    for forged in (STEPS, FIRST_LESS, first_steps(8)):
+        (wrong,) = found([], [line("resumed", forged, "")], **afresh)
+        assert BEGUN_OTHERWISE in wrong
+
+
+def test_of_attempts_behind_one_that_was_not_recorded_the_beginning_is_not_known() -> None:
+    told = {"attempt": 3, "restored": "", "restored_attempt": 0, "first_clocks": ()}
+    run = run_of(**told, local_steps_by_loss=8)
+    lines = [line("resumed", FIRST_LESS, "")]
+    for first, is_wrong in ({}, False), ({1: Attempt(RUN, [])}, True):
+        findings = Findings(max_listed_per_rule=9)
+        check_resumed({**first, 2: Attempt(RUN, []), 3: Attempt(run, lines)}, findings)
+        assert bool(findings.total) == is_wrong
+
+
+def test_the_first_attempt_goes_on_with_nothing() -> None:
+    resumed = line("resumed", FIRST_LESS, "").resumed
+    assert resumed is not None
+    told = {"restored": "", "first_clocks": ()}
+    assert not goes_on(run_of(**told, attempt=1), resumed)
+    assert goes_on(run_of(**told), resumed)
+    assert not goes_on(run_of(), resumed)
+
+
+@pytest.mark.parametrize("most", [8, 12, 4, 3])
+def test_with_fewer_local_steps_goes_on_what_a_rollback_allows(most: int) -> None:
+    """Of 16 steps 8 are allowed: who sets so many goes on with the first loss, too."""
+    assert OTHER.steps is not None
+    kept = Fidelity(steps=replace(OTHER.steps, starts=((0, 16), (3, 5))))
+    left = Fidelity(steps=replace(OTHER.steps, starts=((0, 8), (3, 5))))
+    lines = [line("kept", kept), ended(100, 16)]
+    goes = found(lines, [line("resumed", left)], local_steps_by_loss=most)
+    drops = found(lines, [], local_steps_by_loss=most)
+    assert (goes == [], drops == []) == (most >= 8, most < 8)
+
+
+def test_with_more_than_is_allowed_an_attempt_begins_with_what_is() -> None:
+    """Codecs were kept; local steps are set now, of which an earlier rollback allows four."""
+    lines = [ended(100), line("kept", CODECS)]
+    assert found(lines, [line("resumed", FIRST_LESS)], local_steps_by_loss=8) == []
+    assert found(lines, [line("resumed", LESS)], local_steps_by_loss=8)

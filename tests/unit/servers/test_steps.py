@@ -389,3 +389,53 @@ def test_a_run_that_goes_on_knows_the_least_loss() -> None:
         num_workers=3, num_servers=1, control=control, rollback=2.0, fidelity=fidelity
     )
     assert isinstance(rises(machine, good=0)[-1], Rollback)
+
+
+@pytest.mark.parametrize(
+    ("rise", "good"), [(None, 100), (KeptRise(best=2.0, good=90), 90), (False, 100)]
+)
+def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good(
+    rise: KeptRise | bool | None, good: int
+) -> None:
+    control = CodecControl(num_groups=3, names=NAMES)
+    kept = None if isinstance(rise, bool) else Fidelity(codecs=control.kept(0), rise=rise)
+    machine = Registrar(
+        num_workers=3,
+        num_servers=1,
+        groups=((0,), (1,), (2,)),
+        control=control,
+        rollback=2.0,
+        fidelity=kept,
+        first_round=100,
+    )
+    assert machine.good_rounds == good
+
+
+def test_losses_that_are_none_say_nothing_but_that_the_loss_has_blown_up() -> None:
+    """NaN counts as the largest loss: of the first one all others would be a nothing."""
+    steps = LossStepControl(num_workers=1, num_groups=1, local_steps=8)
+    machine = Registrar(num_workers=1, num_servers=1, groups=((0,),), steps=steps, rollback=2.0)
+    tell(machine, loss(0, MOST_LOSS, count=2))
+    assert tell(machine, ask(0, 1))[0] == StepsChosen(Term(1, 0, 1), (8,), "")
+    for block, total in ((2, 4.0), (3, 1.0)):
+        tell(machine, loss(0, total, round=4 * block))
+        chosen_now = tell(machine, ask(0, block))[0]
+    assert chosen_now == StepsChosen(Term(1, 0, 3), (4,), "the loss is 1, 4 at first")
+    for number in range(4, 7):
+        *_, last = tell(machine, loss(0, MOST_LOSS, round=4 * number))
+    assert isinstance(last, Rollback)
+
+
+def test_losses_that_are_none_do_not_stand_still() -> None:
+    control = CodecControl(num_groups=1, names=NAMES, loss_patience=1)
+    told = {"num_workers": 1, "num_servers": 1, "groups": ((0,),)}
+    machine = Registrar(**told, control=control, rollback=2.0)
+    tell(machine, loss(0, MOST_LOSS))
+    guard = control.kept(0).guard
+    assert guard is not None
+    assert guard.count == 0
+    machine = Registrar(**told, control=control)
+    tell(machine, loss(0, MOST_LOSS))
+    guard = control.kept(0).guard
+    assert guard is not None
+    assert guard.count == 1, "without rollback it is a loss as others are"

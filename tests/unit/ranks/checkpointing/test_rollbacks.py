@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from psdist.checkpoint.folder import Folder
+from psdist.checkpoint.reading import Checkpoint
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Fidelity, KeptSteps, Rollback, rolled_back, within
 from psdist.controller.rollback import Rise
@@ -126,6 +128,21 @@ def test_where_nothing_less_lossy_was_left_checkpoints_are_set_aside_and_nothing
     assert within(CODECS, rollback(100, 0)) == CODECS
     by_loss = RunConfig(steps_by="loss", local_steps=16)
     assert fidelity_of(by_loss, None, lambda _line: None, [record]) is None
+
+
+@pytest.mark.parametrize(("most", "goes"), [(16, True), (12, True), (8, True), (7, False)])
+def test_who_sets_what_is_allowed_goes_on(most: int, *, goes: bool, tmp_path: Path) -> None:
+    """Of 16 steps 8 are allowed: the first loss goes on with them."""
+    assert STEPS.steps is not None
+    checkpoint = Made().write(Folder(tmp_path))
+    was = Fidelity(steps=replace(STEPS.steps, starts=((0, 16), (3, 6))))
+    checkpoint = Checkpoint(checkpoint.path, replace(checkpoint.index, fidelity=was))
+    said: list[str] = []
+    config = RunConfig(steps_by="loss", local_steps=most)
+    found = fidelity_of(config, checkpoint, said.append, [Record(1, rollback(40, 16, ()))])
+    left = Fidelity(steps=replace(STEPS.steps, starts=((0, 8), (3, 6))))
+    assert found == (left if goes else None)
+    assert ("dropped: they are of more than 7 local steps" in said[0]) != goes
 
 
 def test_words() -> None:
