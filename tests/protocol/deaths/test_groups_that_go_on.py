@@ -69,6 +69,11 @@ def test_groups_go_on_and_every_rule_holds() -> None:
         assert met[what], met
 
 
+def test_who_dies_before_the_others_of_its_group_is_counted_up_to_its_own_death() -> None:
+    """The whole group dies, one after the other (seed 170)."""
+    assert play_and_prove([170])["a whole group"]
+
+
 BETWEEN = range(7)
 
 
