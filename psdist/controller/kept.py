@@ -12,18 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Final
 
-from psdist.controller.rollback import KeptRise, Rise
-
-_CLOSED: Final = {"extra": "forbid"}
+from psdist.controller.rollback import CLOSED, KeptRise, Rise
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptGuard:
     """Of :class:`psdist.controller.loss_guard.LossGuard`."""
 
-    __pydantic_config__ = _CLOSED
+    __pydantic_config__ = CLOSED
     count: int
     total: float
     least: float | None
@@ -34,7 +31,7 @@ class KeptGuard:
 class KeptCodecs:
     """Of :class:`psdist.controller.codec.CodecControl`."""
 
-    __pydantic_config__ = _CLOSED
+    __pydantic_config__ = CLOSED
     names: tuple[str, ...]
     """Of the levels."""
     starts: tuple[tuple[int, int], ...]
@@ -58,7 +55,7 @@ class KeptCodecs:
 class KeptSteps:
     """Of local steps by the loss (:class:`psdist.controller.loss_steps.LossStepControl`)."""
 
-    __pydantic_config__ = _CLOSED
+    __pydantic_config__ = CLOSED
     starts: tuple[tuple[int, int], ...]
     """(block, steps), ascending, the first from block 0 on: what was fixed, until block"""
     num_fixed: int
@@ -74,7 +71,7 @@ class KeptSteps:
 class Fidelity:
     """All that was chosen."""
 
-    __pydantic_config__ = _CLOSED
+    __pydantic_config__ = CLOSED
     codecs: KeptCodecs | None = None
     steps: KeptSteps | None = None
     rise: KeptRise | None = None
@@ -85,7 +82,7 @@ class Fidelity:
 class Rollback:
     """The loss has blown up: what the run is to go on with, and from when."""
 
-    __pydantic_config__ = _CLOSED
+    __pydantic_config__ = CLOSED
     round: int
     loss: float
     best: float

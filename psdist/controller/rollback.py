@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+CLOSED: Final = {"extra": "forbid"}
+"""As pydantic reads it, of what is kept in files: no other fields."""
 LOOK: Final = 4
 """Rounds of a look, at least: of local steps by the loss, which are told so often, exactly."""
 HIGH: Final = 3
@@ -36,7 +38,7 @@ class Rise(NamedTuple):
 class KeptRise:
     """What a checkpoint has of it."""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - as pydantic reads it
+    __pydantic_config__ = CLOSED
     best: float | None
     good: int
 

@@ -17,7 +17,7 @@ from psdist.commands.check import check_run
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories
 from psdist.job import Job
-from psdist.workers.standing import Rounds
+from tests.support.pretended_link import pretend_link
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
@@ -140,17 +140,7 @@ def test_with_other_settings_nothing_of_it_goes_on(
 def test_codecs_go_on_with_the_level_that_ruled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over a link as it is pretended to be: a round waits 100 ms where pushes leave nothing out."""
-    whole = Rounds.end
-
-    def end(self: Rounds, clock: int, waited_s: float, now_s: float, error: float) -> None:
-        del waited_s, now_s
-        wait_s = 0.001 if error else 0.1
-        before = self._ended or (0, 0.0, 0.0)
-        whole(self, clock, before[2] + wait_s, before[1] + wait_s + 0.01, error)
-
-    monkeypatch.setattr(Rounds, "end", end)
-    monkeypatch.setattr("psdist.workers.standing._EVERY_S", 0.0)
+    pretend_link(monkeypatch)
     settings = {"codec": "auto", "record": True, "codec_exact": ("no_such_name",)}
     script = script_of(at=(40,), width=1024)
     first = run(tmp_path, script, groups=((0,), (1,), (2,)), **settings)

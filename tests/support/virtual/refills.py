@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from psdist.errors import PsdistError, ServersLostError
-from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, worker_id
+from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, spare_id, worker_id
 from psdist.servers.protocol.replication.records import Record
 from psdist.servers.protocol.replication.takeovers import Takeovers
 from psdist.servers.replication.recording import RecordingSetLoop
@@ -141,7 +141,7 @@ def _dead_servers(job: RefillJob) -> set[int]:
 def _end_registrar(job: RefillJob, moment: str, pick: random.Random) -> None:
     if REGISTRAR in job.network._actors:
         job.met[moment] += 1
-        _end(job, REGISTRAR, pick)
+        end(job, REGISTRAR, pick, gone=_dead_servers(job))
 
 
 def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_deputy: bool) -> bool:
@@ -165,19 +165,27 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_deputy: 
         return False
     job.met[wanted] += 1
     job.met["behind the registrar"] += REGISTRAR in job.network._dead
-    _end(job, pick.choice(candidates), pick)
+    end(job, pick.choice(candidates), pick, gone=_dead_servers(job))
     return True
 
 
-def _end(job: RefillJob, victim: int, pick: random.Random) -> None:
-    """Server ``victim`` dies; of whoever may have had the only copy of something that is noted."""
-    gone = {*_dead_servers(job), victim}
+def end(job: RefillJob, victim: int, pick: random.Random, *, gone: set[int]) -> None:
+    """``victim`` dies, when ``gone`` have died that could have a shard; whether it may have had the
+    only copy of something is noted."""
+    gone = {*gone, victim}
     is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
     if is_alone or job.ends_without(gone):
         job.may_end, job.dead = True, victim  # errors of ranks are what may follow
         job.met["only copy"] += 1
     job.met["deaths"] += 1
-    job.network.crash(server_id(victim), notice_s=pick.choice(NOTICES_S))
+    job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+
+
+def dead_processes(job: RefillJob, spares: Iterable[int] | None = None) -> set[int]:
+    """Servers, and of ``spares``, by number (None: all), that have died."""
+    numbers = range(job.schedule.spares) if spares is None else spares
+    everybody = {*map(server_id, range(job.schedule.servers)), *map(spare_id, numbers)}
+    return {each for each in everybody if each in job.network._dead}
 
 
 def prove_refills(job: RefillJob) -> None:

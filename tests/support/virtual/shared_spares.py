@@ -11,11 +11,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id, worker_id
+from psdist.protocol.ids import REGISTRAR, is_spare, spare_id, worker_id
 from tests.support.virtual.joining import JoiningJob, schedule_with_joins, with_buddies
-from tests.support.virtual.refills import RefillJob
+from tests.support.virtual.refills import RefillJob, dead_processes, end
 from tests.support.virtual.schedule import Schedule
-from tests.support.virtual.surviving import NOTICES_S
 
 MOMENTS = (
     *("server", "server", "worker", "worker", "idle spare", "keeping spare", "serving spare"),
@@ -140,21 +139,12 @@ def _candidates(
 
 def _dead_processes(job: SharedSparesJob) -> set[int]:
     """Servers, and spares that were for them."""
-    of_servers = {spare_id(number) for number, each in enumerate(job.spares) if not each.replace}
-    everybody = {*map(server_id, range(job.schedule.servers)), *of_servers}
-    return {each for each in everybody if each in job.network._dead}
+    return dead_processes(job, [at for at, each in enumerate(job.spares) if not each.replace])
 
 
 def _end(job: SharedSparesJob, victim: int, why: str, pick: random.Random) -> None:
-    """``victim`` dies; whether it may have had the only copy of something is noted."""
-    gone = _dead_processes(job) | {victim}
-    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
-    if is_alone or job.ends_without(gone):
-        job.may_end, job.dead = True, victim  # errors of ranks are what may follow
-        job.met["only copy"] += 1
     job.met[why] += 1
-    job.met["deaths"] += 1
-    job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+    end(job, victim, pick, gone=_dead_processes(job))
 
 
 def _note_met(job: SharedSparesJob) -> None:

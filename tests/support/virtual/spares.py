@@ -12,8 +12,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id, worker_id
-from tests.support.virtual.refills import RefillJob, schedule_with_refills
+from psdist.protocol.ids import REGISTRAR, is_spare, worker_id
+from tests.support.virtual.refills import RefillJob, dead_processes, end, schedule_with_refills
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S
 
@@ -81,7 +81,7 @@ def _candidates(job: RefillJob, wanted: str, *, spares_deputy: bool) -> list[int
     servers = sorted(each for each in living if not is_spare(each))
     spares = sorted(each for each in living if is_spare(each))
     shards = takeovers._shards
-    gone = _dead_processes(job)
+    gone = dead_processes(job)
     is_at_rest = gone <= takeovers._names.keys() and not takeovers.alone
     if wanted == "server":
         return servers if is_at_rest else []
@@ -102,26 +102,12 @@ def _candidates(job: RefillJob, wanted: str, *, spares_deputy: bool) -> list[int
     return sorted(living)
 
 
-def _dead_processes(job: RefillJob) -> set[int]:
-    everybody = [
-        *map(server_id, range(job.schedule.servers)),
-        *map(spare_id, range(job.schedule.spares)),
-    ]
-    return {each for each in everybody if each in job.network._dead}
-
-
 def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
-    """``victim`` dies; whether it may have had the only copy of something is noted."""
-    gone = _dead_processes(job) | {victim}
-    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
-    if is_alone or job.ends_without(gone):
-        job.may_end, job.dead = True, victim  # errors of ranks are what may follow
-        job.met["only copy"] += 1
+    """``victim`` dies; what it was is noted."""
     shards = job.takeovers._shards
     job.met[why] += 1
-    job.met["deaths"] += 1
     if is_spare(victim):
         job.met["a spare that serves"] += any(each.host == victim for each in shards)
         job.met["a spare that keeps"] += any(each.keeper == victim for each in shards)
         job.met["a spare that is filled"] += any(each.next_keeper == victim for each in shards)
-    job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+    end(job, victim, pick, gone=dead_processes(job))

@@ -12,8 +12,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, spare_id, worker_id
-from tests.support.virtual.refills import RefillJob, schedule_with_refills
+from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, worker_id
+from tests.support.virtual.refills import RefillJob, dead_processes, end, schedule_with_refills
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S
 
@@ -75,7 +75,7 @@ def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
     office, takeovers = job.office, job.takeovers
     assert office is not None
     is_whole = job.deputy in job.network._actors and not takeovers.alone
-    is_at_rest = is_whole and _dead_processes(job) <= takeovers._names.keys()
+    is_at_rest = is_whole and dead_processes(job) <= takeovers._names.keys()
     if wanted == "registrar":
         return job.registrar_at if is_at_rest else None
     if wanted == "deputy":
@@ -91,24 +91,10 @@ def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
     return pick.choice(sorted(others)) if others and is_at_rest else None
 
 
-def _dead_processes(job: RefillJob) -> set[int]:
-    everybody = [
-        *map(server_id, range(job.schedule.servers)),
-        *map(spare_id, range(job.schedule.spares)),
-    ]
-    return {each for each in everybody if each in job.network._dead}
-
-
 def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
-    """``victim`` dies; whether it may have had the only copy of something is noted."""
-    gone = _dead_processes(job) | {victim}
-    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
-    if is_alone or job.ends_without(gone):
-        job.may_end, job.dead = True, victim  # errors of ranks are what may follow
-        job.met["only copy"] += 1
+    """``victim`` dies; what it was is noted."""
     job.met[why] += 1
     job.met["the first registrar"] += victim == REGISTRAR
     job.met["another registrar"] += victim == job.registrar_at != REGISTRAR
     job.met["behind workers"] += any(map(is_worker, job.network._dead))
-    job.met["deaths"] += 1
-    job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+    end(job, victim, pick, gone=dead_processes(job))

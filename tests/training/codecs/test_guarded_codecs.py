@@ -12,25 +12,14 @@ import pytest
 from psdist.commands.check import check_run
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories
-from psdist.workers.standing import Rounds
+from tests.support.pretended_link import pretend_link
 from tests.support.programs.training.by_loss_cases import training
 from tests.support.programs.training.cases import Case, Outcome
 from tests.support.programs.training.virtual_job import run_virtually
 
 
 def run(path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, **options: Any) -> Outcome:
-    """Over a link as it is pretended to be: a round waits 100 ms where pushes leave nothing out,
-    and 1 ms elsewhere."""
-    whole = Rounds.end
-
-    def end(self: Rounds, clock: int, waited_s: float, now_s: float, error: float) -> None:
-        del waited_s, now_s
-        wait_s = 0.001 if error else 0.1
-        before = self._ended or (0, 0.0, 0.0)
-        whole(self, clock, before[2] + wait_s, before[1] + wait_s + 0.01, error)
-
-    monkeypatch.setattr(Rounds, "end", end)
-    monkeypatch.setattr("psdist.workers.standing._EVERY_S", 0.0)
+    pretend_link(monkeypatch)
     settings = {"codec": "auto", "loss_patience": 1, "record": True}
     script = training(num_steps=lambda _job: rounds, width=1024, **options)
     case = Case(name="guarded", script=script, servers=2, groups=((0,), (1,)), settings=settings)
