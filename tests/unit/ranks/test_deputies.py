@@ -11,7 +11,8 @@ import pytest
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.ranks.context import RankContext
-from psdist.ranks.server import Duty, _office, _registrar
+from psdist.ranks.duty import Duty
+from psdist.ranks.server import _office, _registrar
 from psdist.servers.protocol.registrar import WriteMetrics
 from psdist.servers.protocol.replication.takeovers import ServerDeath, ShardAlone
 from psdist.servers.protocol.succession.office import Entrusted, Office

@@ -16,7 +16,8 @@ from psdist.protocol.ids import REGISTRAR
 from psdist.ranks.checkpointing.rollbacks import Record, read_rollbacks
 from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import _resolved, open_files
-from psdist.ranks.server import Reporter, _registrar
+from psdist.ranks.reporter import Reporter
+from psdist.ranks.server import _registrar
 from tests.unit.ranks.test_shared_spares import context_of
 
 
