@@ -795,14 +795,17 @@ class Job:
         run --resume --run-dir RUN_DIR`` goes on from the newest one that is whole, on any number
         of servers and workers; ``checkpoint_keep`` says how many stay.
 
-        Raises :class:`UsageError` between backward() and step() where gradients have left.
+        Raises :class:`UsageError` between backward() and step() where gradients have left, or
+        where a round of accumulated gradients would end.
         """
         if self._by_speed is not None:
             raise UsageError(
                 "job.checkpoint with steps_by = speed: a checkpoint does not say how a pass was "
                 "dealt, so no run could go on from it; leave it out, or set steps_by = count"
             )
-        self._prepared_between_steps("checkpoint")
+        self._prepared("checkpoint")
+        self._checkpoints.require_may_be_cut()
+        self._require_between_steps("checkpoint")
         return self._checkpoints.make()
 
     @span_of_call(Span.SET_VALUES, _tracer_of)

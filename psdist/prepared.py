@@ -837,7 +837,7 @@ class ParameterSets:
             AccumulatingTrainer,
             rounds=rounds,
             steps=self._config.local_steps,
-            has_pending=lambda: bool(optimizer.pending.collect()),
+            has_pending=lambda: optimizer.pending.is_any,
         )
 
     def _rounds(self, optimizer: ServedOptimizer, max_norm: float) -> Rounds:

@@ -185,6 +185,12 @@ class ScriptCheckpoints:
 
     # -- making them ---------------------------------------------------------------------------
 
+    def require_may_be_cut(self) -> None:
+        """Raises :class:`UsageError` where the script calls for one that would harm a gradient."""
+        if not self._is_at_boundary:
+            for trainer in self._sets.trainers:
+                trainer.require_may_be_cut("job.checkpoint")
+
     def make(self) -> str:
         """All workers do this together, between iterations; the checkpoint's name. In a resumed
         run that has not come to where its checkpoint was made, that one's: what the script draws
@@ -231,7 +237,8 @@ class ScriptCheckpoints:
         may_be_kept = self._config.steps_by != "speed"  # no checkpoint says how passes are dealt
         if self._sets.sets and not self.script.is_resuming and may_be_kept:
             self._signals.has_boundary()
-            self._hold_if_wanted(a_pass)
+            if all(each.may_be_cut for each in self._sets.trainers):
+                self._hold_if_wanted(a_pass)
 
     def on_end_of_pass(self, a_pass: Pass) -> None:
         """As at a boundary, and the pass has nothing more, unless somebody who has died had not

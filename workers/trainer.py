@@ -271,6 +271,14 @@ class Trainer:
         return self._overlap.early.is_under_way
 
     @property
+    def may_be_cut(self) -> bool:
+        """Whether a collective may come here: no gradient is under way that it would harm."""
+        return True
+
+    def require_may_be_cut(self, call: str) -> None:
+        """Raises :class:`UsageError` where :attr:`may_be_cut` is False."""
+
+    @property
     def is_half_pushed(self) -> bool:
         """Whether gradients of an iteration have left whose step has not come."""
         return self._overlap.is_half_pushed

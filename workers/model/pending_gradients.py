@@ -3,6 +3,7 @@
     pending = PendingGradients(parameters)
     pending.note_used()                  # step() is over: what is in p.grad now has been used
     pending.collect()                    # {3: tensor}; {} where nothing has come since
+    pending.is_any                       # whether one of them is not zero
     pending.restore({3: tensor})         # in another process
 
 A gradient has been used if it is still the tensor that step() has left, unwritten since. Nothing is
@@ -43,6 +44,11 @@ class PendingGradients:
                 continue
             found[number] = gradient if gradient.count_nonzero() else None
         return found
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is one that is not zero."""
+        return any(each is not None for each in self.collect().values())
 
     def restore(self, told: Mapping[int, torch.Tensor | None]) -> None:
         """Make the gradients those that :meth:`collect` has told. Raises

@@ -28,8 +28,8 @@ from psdist.workers.reduction import Reduced
 from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.step_table import Row
 
-_BETWEEN_BATCHES: Final = (CHECKPOINT, JOIN, RETURN, "finish")
-"""What psdist calls in front of a batch, or at the end."""
+_OF_PSDIST: Final = (CHECKPOINT, JOIN, RETURN, "finish")
+"""What psdist calls in front of a batch, at the end of a pass, or at that of the job."""
 
 
 class AccumulatingTrainer(RoundTrainer):
@@ -54,12 +54,20 @@ class AccumulatingTrainer(RoundTrainer):
             f"{max_norm:g}) clips that"
         )
 
+    @property
+    def may_be_cut(self) -> bool:
+        return not (self._in_round and self._has_pending())
+
     def _before_step(self) -> None:
         """Values that the script writes are replaced, as without rounds."""
 
     def _require_cut(self, call: str) -> None:
         super()._require_cut(call)
-        if call not in _BETWEEN_BATCHES and self._has_pending():
+        if call not in _OF_PSDIST:
+            self.require_may_be_cut(call)
+
+    def require_may_be_cut(self, call: str) -> None:
+        if not self.may_be_cut:
             raise UsageError(
                 f"{call} between backward() and optimizer.step() with outer = accumulate: it ends "
                 f"the round, after {self._in_round} steps, and the next parameters are not those "

@@ -360,3 +360,37 @@ def test_a_batch_that_is_under_way_when_a_round_is_cut_weighs_what_it_does(tmp_p
         return {}
 
     assert run(script, tmp_path, groups=((0,),)).summary["samples"] == 20
+
+
+def test_a_checkpoint_waits_for_the_step_that_uses_what_is_accumulated(tmp_path: Path) -> None:
+    """Of the script's call it is an error, else the gradient would count in the next round."""
+
+    def call(job: Job, _model: nn.Module, step: int) -> None:
+        if step == 6:
+            job.checkpoint()
+
+    with pytest.raises(UsageError, match=r"job\.checkpoint between backward\(\) and optim"):
+        fails(scripted(call, behind=False), tmp_path / "called", outer="accumulate")
+
+    def script(job: Job, _stage: Stage) -> Result:
+        model = PROBLEM.model()
+        model, optimizer = job.prepare(model, sgd(model.parameters()))
+        x, y = (part[:24] for part in PROBLEM.data())
+        loader, number, changed = job.loader(TensorDataset(x, y), batch_size=4), 0, 0
+        for _ in job.epochs(6):
+            for inputs, labels in loader:  # three, so the second one's step is in the next epoch
+                if number % 6 == 2:
+                    job._checkpoints.occasions.ask("checkpoint")  # as a signal does
+                if number % 2 == 0:
+                    optimizer.zero_grad(set_to_none=False)
+                    began_with = flat(model)
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                if number % 2:
+                    changed += not torch.equal(began_with, flat(model))
+                    optimizer.step()
+                number += 1
+        return {"changed": changed}
+
+    asked = accumulate(script, tmp_path / "own", groups=ALONE, local_steps=3)
+    assert asked.summary["checkpoints"] == 3
+    assert [each["changed"] for each in asked.results] == [0, 0]
