@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from psdist.config.sources import script_settings
 from psdist.errors import UsageError
 from psdist.job import Job
-from psdist.ranks.context import current
+from psdist.ranks.connecting import current
 from psdist.ranks.failure import fail_with
 from psdist.ranks.lobby import join_job, leave
 from psdist.ranks.plain_script import connect_or_serve, tell_errors

@@ -15,7 +15,8 @@ from psdist.install.launcher import detect
 from psdist.protocol.ids import worker_id
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.checkpointing.script_signals import keep_until_asked
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 from psdist.ranks.failure import run_or_fail
 from psdist.ranks.loading import uncollected
 from psdist.ranks.parent_link import connect_to_parent

@@ -21,7 +21,8 @@ from psdist.config.sources import resolve
 from psdist.errors import UserError
 from psdist.install.launcher import detect
 from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.context import RankContext, connect, current
+from psdist.ranks.connecting import connect, current
+from psdist.ranks.context import RankContext
 from psdist.ranks.failure import fail_with, run_or_fail
 from psdist.ranks.server import serve, write_summary_if_it_fails
 from psdist.ranks.taking_place import take_place

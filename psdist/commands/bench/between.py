@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 from psdist.config.sources import resolve
 from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 from psdist.ranks.failure import run_or_fail
 
 

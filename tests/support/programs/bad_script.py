@@ -23,7 +23,7 @@ def raises_before_init_on_all() -> None:
 
 
 def raises_before_init_on_one_worker() -> None:
-    from psdist.ranks.context import current
+    from psdist.ranks.connecting import current
 
     context = current()
     assert context is not None
@@ -151,7 +151,7 @@ def say_whether_equal(job: Any, before: list[Any], model: Any) -> None:
 
 def sends_bytes_that_are_no_message() -> None:
     import psdist
-    from psdist.ranks.context import current
+    from psdist.ranks.connecting import current
 
     psdist.init()
     context = current()

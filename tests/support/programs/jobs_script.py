@@ -189,7 +189,7 @@ def main(out: str, way: str) -> None:
 
 
 def psdist_rank() -> int:
-    from psdist.ranks.context import current
+    from psdist.ranks.connecting import current
 
     context = current()
     assert context is not None

@@ -38,7 +38,7 @@ def main(out: str, *passed: str) -> None:
 
 def my_worker() -> int:
     """Before there is a job; server ranks of a plain mpirun ask as well."""
-    from psdist.ranks.context import current
+    from psdist.ranks.connecting import current
 
     context = current()
     if context is None:

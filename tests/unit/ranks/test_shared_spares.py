@@ -15,7 +15,8 @@ from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks import plain_script, server
-from psdist.ranks.context import RankContext, _core_share
+from psdist.ranks.connecting import _core_share
+from psdist.ranks.context import RankContext
 from psdist.ranks.run_files import _rank_table
 from psdist.ranks.seats.placing import _make_plan, refusal_of_substitutes, roles_of_plan
 from psdist.report.run_directory import RunDirectory

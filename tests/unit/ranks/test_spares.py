@@ -13,7 +13,8 @@ from psdist.protocol.control import Begun
 from psdist.protocol.events import PeerLost
 from psdist.protocol.ids import server_id, spare_id, worker_id
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.context import RankContext, _core_share
+from psdist.ranks.connecting import _core_share
+from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import _begin, _control
 from psdist.ranks.pairing import hosts_of, pairs_of, racks_of
 from psdist.ranks.seats.placing import _make_plan, roles_of_plan, unexpected_workers

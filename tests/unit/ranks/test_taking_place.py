@@ -23,7 +23,8 @@ from psdist.protocol.control import (
 from psdist.protocol.events import ControlArrived, Event, PeerLost
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.context import RankContext, _core_share
+from psdist.ranks.connecting import _core_share
+from psdist.ranks.context import RankContext
 from psdist.ranks.failure import interruption
 from psdist.ranks.lobby import join_job, leave
 from psdist.ranks.run_files import _rank_table

@@ -16,7 +16,8 @@ from psdist.protocol.control import Metrics
 from psdist.protocol.events import ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 from psdist.ranks.failure import wait_until_read
 from tests.support.numbered import OrderWatch, send_numbered
 

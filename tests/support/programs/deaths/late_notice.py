@@ -14,7 +14,8 @@ from psdist.config.sources import resolve
 from psdist.protocol.events import Arrived, Frame, Offered, PeerLost
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 from tests.support.programs.deaths.last_words import end
 
 DEAD, HOST = server_id(1), server_id(0)

@@ -15,7 +15,8 @@ from psdist.protocol.control import Control, Failure, Resume, encode_control
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import HEADER_BYTES
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 
 
 def main() -> None:

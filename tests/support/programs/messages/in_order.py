@@ -13,7 +13,8 @@ import random
 
 from psdist.config.sources import resolve
 from psdist.protocol.events import Frame, Offered
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 from tests.support.numbered import OrderWatch, send_numbered
 
 COUNT = 400

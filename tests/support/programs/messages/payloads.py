@@ -19,7 +19,8 @@ from psdist.protocol.control import Progress, encode_control
 from psdist.protocol.events import Arrived, Event, Frame, Offered
 from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 from psdist.transport.mpi import MpiTransport
 
 _E = TypeVar("_E", bound=Event)

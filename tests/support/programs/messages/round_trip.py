@@ -17,7 +17,8 @@ from psdist.protocol.control import Done, Stop
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.context import RankContext, connect
+from psdist.ranks.connecting import connect
+from psdist.ranks.context import RankContext
 
 NUM_BYTES = 100_000
 

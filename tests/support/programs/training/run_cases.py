@@ -24,7 +24,8 @@ with uncollected():
     from mpi4py import MPI  # it starts MPI
 
     from psdist.job import Job
-    from psdist.ranks.context import RankContext, join
+    from psdist.ranks.connecting import join
+    from psdist.ranks.context import RankContext
     from psdist.ranks.failure import run_or_fail
     from psdist.ranks.server import num_threads, serve_job
     from tests.support.programs.training.cases import Case, Stage, cases_of, result_path

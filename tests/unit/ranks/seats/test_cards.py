@@ -14,7 +14,7 @@ from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError
 from psdist.install.launcher import Launcher, detect
 from psdist.protocol.roles import Place
-from psdist.ranks import context
+from psdist.ranks import connecting
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.seats.cards import card_notes, choose_card, ranks_here, tasks_of_nodes
 from psdist.topology.machine import sysfs
@@ -279,10 +279,10 @@ def test_the_card_is_chosen_before_mpi_starts(monkeypatch: pytest.MonkeyPatch) -
         calls.append("MPI")
         raise LaunchError("no MPI in this test")
 
-    monkeypatch.setattr(context, "choose_card", choose)
-    monkeypatch.setattr(context, "start_mpi", start)
+    monkeypatch.setattr(connecting, "choose_card", choose)
+    monkeypatch.setattr(connecting, "start_mpi", start)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     with pytest.raises(AgreedExit):
-        context.connect(Resolved(config=RunConfig(), sources={}))
+        connecting.connect(Resolved(config=RunConfig(), sources={}))
     assert calls == ["card", "MPI"]

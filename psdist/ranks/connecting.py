@@ -1,0 +1,317 @@
+"""The start of every rank: MPI, one configuration, roles, the run directory, the transport.
+
+    context = connect(resolved)          # or the error that resolving gave: all ranks agree on it
+
+Every rank brings its configuration or its error to one exchange, so each mistake is printed once
+and every rank ends with the same status. Without a launcher there is no MPI at all: one process
+is server 0 and worker 0, over a virtual network without delays.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import logging
+import os
+import socket
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from psdist.checkpoint.reading import Checkpoint
+from psdist.config.on_server_death import survives_servers
+from psdist.config.settings import RunConfig
+from psdist.config.sources import Resolved, describe_defaults
+from psdist.controller.kept import Fidelity
+from psdist.errors import ConfigError, LaunchError, UserError
+from psdist.install.launcher import detect, survives_deaths
+from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_of
+from psdist.protocol.roles import Place, Roles
+from psdist.ranks.agreement import (
+    AgreedExit,
+    agreed,
+    broadcast,
+    cause_at_start,
+    exchange,
+    start_mpi,
+)
+from psdist.ranks.checkpointing.fidelity import packed, unpacked
+from psdist.ranks.checkpointing.resuming import mark_of, opened
+from psdist.ranks.failure import end_all, format_error, ignore_interrupts, wait_until_read
+from psdist.ranks.hosts import HostWatch
+from psdist.ranks.mpi_end import is_ours
+from psdist.ranks.pairing import pairs_of
+from psdist.ranks.parent_link import ParentLink
+from psdist.ranks.run_files import Begun, create_run_directory
+from psdist.ranks.seats.cards import choose_card
+from psdist.ranks.seats.placing import agree_on_plan, refusal_of_substitutes, unexpected_workers
+from psdist.report.logs import start_logs
+from psdist.report.run_directory import RunDirectory
+from psdist.servers.protocol.replication.pairs import Pairs
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+from psdist.ranks.context import RankContext, network_alone
+
+logger = logging.getLogger("psdist")
+
+_ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one process\n"
+
+_current: RankContext | None = None
+
+
+def current() -> RankContext | None:
+    """This process's context, once it has connected."""
+    return _current
+
+
+def connect(
+    outcome: Resolved | UserError,
+    *,
+    num_workers: int | None = None,
+    parent: ParentLink | None = None,
+) -> RankContext:
+    """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error, such
+    as another number of workers than ``num_workers`` (None: any)."""
+    global _current
+    started_s = time.monotonic()
+    launcher = detect(os.environ)
+    if not launcher.is_present:
+        _current = _connect_alone(outcome, num_workers, started_s)
+        return _current
+    nic = choose_card(outcome, launcher)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A launcher's pipe would make it a block buffer, which the end of a failing job discards.
+        sys.stdout.reconfigure(line_buffering=True)
+    try:
+        comm = start_mpi()
+    except LaunchError as error:  # no MPI, so no agreeing: the launcher's rank 0 speaks for all
+        if launcher.rank in (0, None):
+            print(f"psdist: error: {error}", file=sys.stderr, flush=True)
+            wait_until_read()
+        raise AgreedExit(error.exit_status) from None
+    try:
+        if comm.Get_size() == 1:  # mpirun -n 1 is no launcher
+            _current = _connect_alone(outcome, num_workers, started_s)
+        else:
+            _current = _connect(comm, outcome, num_workers, started_s, parent, nic=nic)
+    except AgreedExit:
+        raise
+    except BaseException as error:  # the others wait for this rank in the next exchange
+        ignore_interrupts()
+        heading = f"psdist: rank {comm.Get_rank()} on {socket.gethostname()}"
+        if isinstance(error, Exception):
+            error = cause_at_start(comm, error)
+        text, status = format_error(error)
+        if parent is not None:
+            parent.failed(status)
+        end_all(comm, heading, text, status)
+    return _current
+
+
+def _connect(
+    comm: MPI.Intracomm,
+    outcome: Resolved | UserError,
+    num_workers: int | None,
+    started_s: float,
+    parent: ParentLink | None,
+    *,
+    nic: str,
+) -> RankContext:
+    is_wanted = isinstance(outcome, Resolved) and outcome.config.max_deaths > 0
+    survives = isinstance(outcome, Resolved) and survives_servers(outcome.config)
+    if is_wanted and not survives_deaths(os.environ):
+        outcome = LaunchError(
+            "max_deaths is above 0, but this launcher ends all ranks with the first that dies: "
+            "start with Open MPI's mpirun --with-ft ulfm (psdist run -n adds it; srun and MPICH "
+            "have no such thing), or leave max_deaths out and go on from a checkpoint"
+        )
+    elif (is_wanted or survives) and survives_deaths(os.environ) and not is_ours():
+        outcome = LaunchError(
+            "max_deaths, replication or on_server_death are set, and the script loads mpi4py's MPI "
+            "before psdist.init(): MPI's own end, which may wait for the dead for ever, would then "
+            "hide the status of the script; import it behind psdist.init(), or start by psdist run"
+        )
+    places, resolved = exchange(comm, outcome, nic=nic)
+    config = resolved.config
+    if parent is not None:
+        parent.reach("placing")
+    placed = agree_on_plan(comm, places, config, num_workers=num_workers)
+    rank = comm.Get_rank()
+    made: bytes | UserError = b""
+    if rank == 0:
+        try:
+            assert isinstance(outcome, Resolved)
+            made = _packed(create_run_directory(outcome, placed.roles, placed.files))
+        except ConfigError as error:
+            made = error
+    path, attempt, name, mark, fidelity = _unpacked(broadcast(comm, agreed(comm, made)))
+    checkpoint: Checkpoint | UserError | None = None
+    try:
+        checkpoint = opened(path, name, mark)
+    except UserError as error:
+        checkpoint = error
+    checkpoint = agreed(comm, checkpoint)
+    if placed.roles.num_substitutes:
+        sees_run_dir = (path / "ranks.json").exists()
+        agreed(comm, refusal_of_substitutes(placed.roles, sees_run_dir=sees_run_dir))
+    pairs: Pairs | UserError | None = None
+    try:
+        pairs = pairs_of(config, placed.roles, os.environ)
+    except UserError as error:
+        pairs = error
+    pairs = agreed(comm, pairs)
+    context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
+    if pairs is not None:
+        context.buddies = pairs.buddies
+    if config.host_timeout_s and len({place.host for place in placed.roles.places}) > 1:
+        context.hosts = HostWatch.begin(
+            comm,
+            placed.roles,
+            hubs=[REGISTRAR, *(server_id(each) for each in context.buddies[:1])],
+            timeout_s=config.host_timeout_s,
+            dead=lambda: context.transport.lost.keys() | context.transport.moved.keys(),
+            decides=lambda: context.is_registrar,
+            end=context.end_cut_off,
+            outlives_hubs=bool(context.buddies),
+        )
+    atexit.register(context.end_process)  # behind whatever the script registers
+    context.go_on(checkpoint, attempt, fidelity)
+    context.resolved, context.plan, context.parent = resolved, placed.plan, parent
+    if parent is not None:
+        parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
+    start_logs(path, rank=rank, who=context.who_in_logs)
+    logger.info("connected: %d ranks", comm.Get_size())
+    if context.me == REGISTRAR:
+        _log_defaults(resolved)
+    if pairs is not None:
+        _tell_of_pairs(context, pairs)
+    return context
+
+
+def _tell_of_pairs(context: RankContext, pairs: Pairs) -> None:
+    if context.me != REGISTRAR:
+        return
+    if pairs.warning:
+        logger.warning("%s", pairs.warning)
+    for server, buddy in enumerate(pairs.buddies):
+        logger.info("server %d keeps a copy of the shard of server %d", buddy, server)
+
+
+def _packed(begun: Begun) -> bytes:
+    name = begun.checkpoint.name if begun.checkpoint is not None else ""
+    mark = mark_of(begun.checkpoint)
+    words = [os.fsencode(begun.path), begun.attempt, name, mark, packed(begun.fidelity)]
+    as_bytes: bytes = msgpack.packb(words)
+    return as_bytes
+
+
+def _unpacked(data: bytes) -> tuple[Path, int, str, str, Fidelity | None]:
+    path, attempt, name, mark, fidelity = msgpack.unpackb(data)
+    return Path(os.fsdecode(path)), int(attempt), str(name), str(mark), unpacked(fidelity)
+
+
+def join(
+    comm: MPI.Intracomm, *, config: RunConfig, roles: Roles, path: Path, started_s: float
+) -> RankContext:
+    """This rank's part in a job over all of ``comm``, whose ranks have agreed on the rest: on the
+    configuration, the roles, and ``path``, the run directory, which exists. Collective."""
+    from psdist.transport.mpi import MpiTransport  # only now: it needs MPI to be initialised
+
+    rank = comm.Get_rank()
+    transport = MpiTransport(comm, roles)
+    context = RankContext(
+        config=config,
+        roles=roles,
+        rank=rank,
+        run_directory=RunDirectory(path),
+        transport=transport,
+        advance=transport.advance,
+        core_share=_core_share(roles, rank),
+        started_s=started_s,
+        comm=comm,
+    )
+    is_a_worker = is_worker(context.me)
+    group = roles.group_of_worker[worker_of(context.me)] if is_a_worker else -1
+    begins = is_a_worker and not context.is_substitute
+    workers_comm = comm.Split(0 if begins else 1, rank)
+    group_comm = comm.Split(group + 1, rank)
+    context.workers_comm = workers_comm if begins else None
+    context.group_comm = group_comm if is_a_worker else None
+    return context
+
+
+def _core_share(roles: Roles, rank: int) -> float:
+    """Spares, which wait, take nothing from others."""
+    mine, spares = roles.places[rank], roles.waiting_ranks - {rank}
+    places = [each for each in roles.places if each.rank not in spares]
+    here = [each for each in places if (each.kernel or each.host) == (mine.kernel or mine.host)]
+    users = Counter(core for each in here for core in each.cores)
+    return sum(1.0 / users[core] for core in mine.cores)
+
+
+def _connect_alone(
+    outcome: Resolved | UserError, num_workers: int | None, started_s: float
+) -> RankContext:
+    """One process is server 0 and worker 0; psdist.ranks.server.serve_beside starts its server."""
+    if isinstance(outcome, Resolved) and outcome.config.servers not in ("auto", 1):
+        outcome = LaunchError(
+            f"servers = {outcome.config.servers} with 1 rank, which is one server and one worker "
+            "in one process; start more ranks (psdist run -n N, mpirun or srun) or leave servers "
+            "out"
+        )
+    if isinstance(outcome, Resolved):
+        outcome = unexpected_workers(num_workers, num_servers=0, num_ranks=1) or outcome
+    if isinstance(outcome, Resolved) and outcome.config.replication == "buddy":
+        outcome = ConfigError(
+            "replication = buddy with 1 rank, which is the only server: nobody else can keep a "
+            "copy; start more ranks, or set replication = none"
+        )
+    if isinstance(outcome, Resolved) and outcome.config.on_server_death == "rebuild":
+        outcome = ConfigError(
+            "on_server_death = rebuild with 1 rank, which is the only server: nobody else can make "
+            "its shard anew; start more ranks, or set on_server_death = end"
+        )
+    if isinstance(outcome, UserError):
+        print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)
+        raise AgreedExit(outcome.exit_status)
+    alone = Place(
+        rank=0,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+    )
+    roles = Roles(places=(alone,), server_ranks=(0,), worker_ranks=(0,), groups=((0,),))
+    try:
+        begun = create_run_directory(
+            outcome, roles, {"plan.txt": _ALONE_TEXT.format(host=alone.host)}
+        )
+    except ConfigError as error:
+        print(f"psdist: error: {error}", file=sys.stderr, flush=True)
+        raise AgreedExit(error.exit_status) from None
+    network, transport = network_alone()
+    context = RankContext(
+        config=outcome.config,
+        resolved=outcome,
+        roles=roles,
+        rank=0,
+        run_directory=RunDirectory(begun.path),
+        transport=transport,
+        core_share=float(len(alone.cores)),
+        started_s=started_s,
+        network=network,
+    )
+    context.go_on(begun.checkpoint, begun.attempt, begun.fidelity)
+    start_logs(begun.path, rank=0, who=context.who_in_logs)
+    _log_defaults(outcome)
+    return context
+
+
+def _log_defaults(resolved: Resolved) -> None:
+    logger.info("defaults: %s", describe_defaults(resolved))
