@@ -58,6 +58,8 @@ SCHEMES: Final = {
     "sign": Scheme({"push_codec": "sign"}),
     "sign, no feedback": Scheme({"push_codec": "sign", "feedback": "off"}),
     "SGD": Scheme({}, "SGD"),
+    "SGD, sign": Scheme({"push_codec": "sign"}, "SGD"),
+    "SGD, sign, no feedback": Scheme({"push_codec": "sign", "feedback": "off"}, "SGD"),
     "SGD, topk:0.01": Scheme({"push_codec": "topk:0.01"}, "SGD"),
     "SGD, topk:0.01, no feedback": Scheme({"push_codec": "topk:0.01", "feedback": "off"}, "SGD"),
     "topk:0.01": Scheme({"push_codec": "topk:0.01"}),
@@ -75,6 +77,10 @@ SCHEMES: Final = {
     "frozen at 500": Scheme({"freeze_step": 500}, "frozen at 500"),
     "frozen at 500, sign from there on": Scheme(
         {"freeze_step": 500, "schedule": "0: sync none; 500: sync sign/sign"}, "frozen at 500"
+    ),
+    "frozen at 500, sign from there on, no feedback": Scheme(
+        {"freeze_step": 500, "schedule": "0: sync none; 500: sync sign/sign", "feedback": "off"},
+        "frozen at 500",
     ),
     "sign from 500 on": Scheme({"schedule": "0: sync none; 500: sync sign/sign"}),
 }
