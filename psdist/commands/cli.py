@@ -643,6 +643,12 @@ def bench_group(
 @bench_app.command()
 def convergence(
     task: Annotated[str, typer.Option(help="What is trained: digits or chars.")] = "chars",
+    width: Annotated[
+        int | None,
+        typer.Option(
+            min=4, help="Of the model of chars; 48: 75,984 parameters.", show_default="48"
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Of every worker, with every scheme.")] = 300,
     every: Annotated[
         int, typer.Option(min=1, help="Steps between points of the curves of the loss.")
@@ -680,12 +686,17 @@ def convergence(
 
     Start it under mpirun or srun: mpirun -n 5 psdist bench convergence --scheme codec=int4/sign
     """
-    from psdist.commands.bench.schemes import baseline, require_different, rivals_of, scheme_of
+    from psdist.commands.bench.schemes import (
+        baseline,
+        require_different,
+        require_task,
+        rivals_of,
+        scheme_of,
+    )
 
-    if task not in ("digits", "chars"):
-        raise typer.BadParameter(f"{task} is neither digits nor chars", param_hint="--task")
     given = ["codec=int8", "codec=int4/sign"] if scheme is None else scheme
     try:
+        require_task(task, width)
         schemes, rivals = [baseline(), *map(scheme_of, given)], rivals_of(ddp)
         require_different([*(each.name for each in schemes), *(each.name for each in rivals)])
     except UsageError as error:  # all ranks have the same words: one of them speaks
@@ -699,6 +710,7 @@ def convergence(
 
     options = ConvergenceOptions(
         task=task,
+        width=width,
         steps=steps,
         every=every,
         batch_size=batch_size,

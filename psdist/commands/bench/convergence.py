@@ -24,6 +24,7 @@ from psdist.commands.bench import interfaces
 from psdist.commands.bench.all_workers import start_torch
 from psdist.commands.bench.between import alone, between_ranks
 from psdist.commands.bench.convergence_report import ConvergenceOptions, report, result_of
+from psdist.commands.bench.host_cpu import HostCpu
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError
@@ -157,7 +158,8 @@ class _Worker:
 
         self._context, self._among, self._options, self._meet = context, among, options, meet
         self._worker = worker_of(context.me)
-        self._task: Task = task_of(options.task)
+        self._task: Task = task_of(options.task, options.width)
+        self._cpu = HostCpu(context.roles, context.rank)
         self._scratch = self._task.make_model(options.seed)
 
     def measure(self, resolved: list[Resolved]) -> dict[str, Any]:
@@ -178,6 +180,7 @@ class _Worker:
             "gloo": gloo,
             "sent": self._meet.sent,
             "unit": self._task.unit,
+            "parameters": sum(each.numel() for each in self._scratch.parameters()),
         }
 
     def leave(self) -> None:
@@ -248,7 +251,7 @@ class _Worker:
         )
         batches, kept = self._batches(), list[tuple[int, float, dict[str, torch.Tensor]]]()
         self._among.Barrier()
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), self._cpu.seconds()
         for step in range(1, steps + 1):
             self._gradient(model, optimizer, *next(batches))
             optimizer.step()
@@ -257,9 +260,9 @@ class _Worker:
                 kept.append((step, time.perf_counter() - began_s, _values(model)))
         last()
         self._among.Barrier()
-        seconds = time.perf_counter() - began_s
+        seconds, cpu_s = time.perf_counter() - began_s, self._cpu.seconds() - began_cpu_s
         curve = [(at, passed_s, self._loss(values)) for at, passed_s, values in kept]
-        return {"seconds": seconds, "curve": curve}
+        return {"seconds": seconds, "cpu_s": cpu_s, "curve": curve}
 
     def _last(self, seconds: float, values: dict[str, torch.Tensor]) -> tuple[int, float, float]:
         """The end of the curve, which is told at once."""

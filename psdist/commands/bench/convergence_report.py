@@ -12,6 +12,9 @@ The bound of how many times as fast a scheme can be, (t_c + t_n) / (t_c + t_n / 
 the steps alone, t_n from what the baseline takes beyond them, and the ratio of bytes. Nothing here
 hides communication behind computation; a scheme that does may pass the bound.
 
+**CPU** is what all ranks together, servers too, have taken of the cores in a step: where that is as
+long as the step times the cores, these are what the step waits for, not the link.
+
 Owns no measuring: ``convergence`` does that.
 """
 
@@ -32,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psdist.commands.bench import curves, plot
+from psdist.commands.bench.host_cpu import sees_all
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.commands.bench.step_report import ranks_to_cores
 from psdist.protocol.roles import Roles
@@ -44,6 +48,8 @@ REACHED: Final = 1.02
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceOptions:
     task: str
+    width: int | None
+    """Of the model of chars; None: as the task has it."""
     steps: int
     every: int
     """Steps between points of the curves."""
@@ -85,6 +91,7 @@ def result_of(
                 "name": name,
                 "loss": row["curve"][-1][2],
                 "seconds": slowest,
+                "cpu_s": _summed("cpu_s", number, workers) if sees_all(roles) else None,
                 "curve": row["curve"],
                 "hosts_sent_bytes": sent[number][0],
                 "hosts_sent_packets": sent[number][1],
@@ -103,6 +110,7 @@ def result_of(
         "ranks_to_cores": ranks_to_cores(context),
         "load": round(os.getloadavg()[0], 1),
         "task": options.task,
+        "parameters": chief["parameters"],
         "unit": chief["unit"],
         "steps": options.steps,
         "batch_size": options.batch_size,
@@ -113,6 +121,11 @@ def result_of(
     }
     compare(result)
     return result
+
+
+def _summed(key: str, number: int, workers: list[dict[str, Any]]) -> float:
+    total: float = sum(each["rows"][number][key] for each in workers)
+    return total
 
 
 def _of_summary(summary: dict[str, Any], roles: Roles) -> dict[str, Any]:
@@ -168,6 +181,7 @@ def compare(result: dict[str, Any]) -> None:
     wanted = REACHED * base["loss"]
     for row in result["rows"]:
         row["step_s"] = row["seconds"] / steps
+        row["cpu_step_s"] = None if row["cpu_s"] is None else row["cpu_s"] / steps
         row["against"] = row["loss"] / base["loss"] - 1
         row["ratio"] = ratio = base["bytes"] / row["bytes"] if row["bytes"] else math.inf
         row["faster"] = base["seconds"] / row["seconds"]
@@ -210,9 +224,10 @@ def header(result: dict[str, Any]) -> str:
     )
     return "\n".join(
         [
-            f"{result['task']}, {result['steps']} steps of {result['batch_size']} samples a "
-            f"worker, seed {result['seed']}; {result['servers']} servers, {result['workers']} "
-            f"workers in {result['groups']} groups on {result['hosts']} hosts; {result['mpi']}",
+            f"{result['task']}, {result['parameters']:,} parameters, {result['steps']} steps of "
+            f"{result['batch_size']} samples a worker, seed {result['seed']}; "
+            f"{result['servers']} servers, {result['workers']} workers "
+            f"in {result['groups']} groups on {result['hosts']} hosts; {result['mpi']}",
             f"a step alone {1e3 * result['alone_s']:.1f} ms; {crowded}; load {result['load']}",
         ]
     )
@@ -221,10 +236,13 @@ def header(result: dict[str, Any]) -> str:
 def table(result: dict[str, Any]) -> Table:
     links = result["links"]
     computed = f"; at a link: computed, not measured ({', '.join(links)})" if links else ""
-    made = Table(title=f"loss in {result['unit']}, on what nobody trains on{computed}")
+    made = Table(
+        title=f"loss in {result['unit']}, on what nobody trains on; CPU: of all ranks in a step"
+        f"{computed}"
+    )
     made.add_column("", overflow="fold")
     for name in (
-        *("loss", "against", "MB", "x fewer", "s a step", "x as fast", "bound"),
+        *("loss", "against", "MB", "x fewer", "s a step", "CPU s", "x as fast", "bound"),
         *(f"s to {REACHED} x", "stale", "left out"),
         *(f"at {name}" for name in links),
     ):
@@ -237,6 +255,7 @@ def table(result: dict[str, Any]) -> Table:
             f"{row['bytes'] / 1e6:.1f}",
             f"{row['ratio']:.1f}",
             f"{row['step_s']:.4f}",
+            "" if row["cpu_step_s"] is None else f"{row['cpu_step_s']:.4f}",
             f"{row['faster']:.2f}",
             f"{row['bound']:.2f}",
             "never" if row["reached_s"] is None else f"{row['reached_s']:.1f}",
@@ -268,7 +287,8 @@ def drawn(result: dict[str, Any]) -> str:
         ),
     ]  # fmt: skip
     note = (
-        f"{result['task']}, {steps} steps of {result['batch_size']} samples a worker; "
+        f"{result['task']}, {result['parameters']:,} parameters, {steps} steps of "
+        f"{result['batch_size']} samples a worker; "
         f"{result['servers']} servers, {result['workers']} workers on {result['hosts']} hosts; "
         f"{result['mpi']}, {result['date']}"
     )

@@ -22,8 +22,6 @@ from torch.utils.data import TensorDataset
 
 from psdist.errors import UsageError
 
-TASKS: Final = ("digits", "chars")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -54,8 +52,10 @@ class Task:
             yield x[rows], y[rows]
 
 
-def task_of(name: str) -> Task:
-    return {"digits": _digits, "chars": _chars}[name]()
+def task_of(name: str, width: int | None = None) -> Task:
+    """``width``: of the model of chars (``schemes.require_task`` has looked at it); None: as the
+    task has it."""
+    return _digits() if name == "digits" else _chars(width or _WIDTH)
 
 
 def _digits() -> Task:
@@ -89,10 +89,12 @@ def _digits() -> Task:
 
 _LENGTH: Final = 64
 _VALID_CHARS: Final = 20_000
+_WIDTH: Final = 48
 
 
-def _chars() -> Task:
-    """A transformer of 75,984 parameters, AdamW, warm-up and cosine; bits per character of text."""
+def _chars(width: int) -> Task:
+    """A transformer of 75,984 parameters with a width of 48, of 1,050,144 with 192; AdamW, warm-up
+    and cosine; bits per character of text."""
     from psdist.examples import chars
 
     train, valid = chars.load_text()
@@ -101,7 +103,7 @@ def _chars() -> Task:
         name="chars",
         unit="bits per character",
         train=chars.windows(train, _LENGTH),
-        build=lambda: chars.CharTransformer(length=_LENGTH, width=48),
+        build=lambda: chars.CharTransformer(length=_LENGTH, width=width),
         make_optimizer=lambda model: torch.optim.AdamW(
             chars.optimizer_groups(model, weight_decay=0.1), lr=4e-3
         ),

@@ -24,6 +24,7 @@ PLAIN: Final = {
     "local_steps": "1",
 }
 BASELINE: Final = "sync, no codec"
+TASKS: Final = ("digits", "chars")
 ALLOWED: Final = (
     *("mode", "staleness", "pipeline", "codec", "push_codec", "pull_codec", "feedback"),
     *("pull_copies", "codec_exact", "local_steps", "outer", "overlap"),
@@ -99,3 +100,13 @@ def require_different(names: Sequence[str]) -> None:
     twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if twice is not None:
         raise UsageError(f"{twice} is to be measured twice; name each scheme once")
+
+
+def require_task(name: str, width: int | None) -> None:
+    """Raises :class:`UsageError` unless there is such a task, with a model of such a width."""
+    if name not in TASKS:
+        raise UsageError(f"--task {name} is neither {' nor '.join(TASKS)}")
+    if width is not None and name != "chars":
+        raise UsageError(f"--width {width}: the model of {name} has none; leave it out")
+    if width is not None and width % 4:
+        raise UsageError(f"--width {width} is no multiple of 4, the number of attention heads")

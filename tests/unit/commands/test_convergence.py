@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import time
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -18,11 +21,13 @@ from psdist.commands.bench.convergence_report import (
     table,
 )
 from psdist.commands.bench.curves import Axis, Line, Panel
+from psdist.commands.bench.host_cpu import HostCpu, sees_all, ticks_of
 from psdist.commands.bench.interfaces import Counts, sent
 from psdist.commands.bench.learning import task_of
 from psdist.commands.bench.schemes import (
     baseline,
     require_different,
+    require_task,
     rival_of,
     rivals_of,
     scheme_of,
@@ -149,6 +154,7 @@ def row(**more: Any) -> dict[str, Any]:
         "link_bytes": 400.0,
         "staleness": 0,
         "left_out": None,
+        "cpu_s": 50.0,
         **more,
     }
 
@@ -164,6 +170,7 @@ def result() -> dict[str, Any]:
         "ranks_to_cores": (5, 2),
         "load": 0.1,
         "task": "chars",
+        "parameters": 75_984,
         "unit": "bits",
         "steps": 100,
         "batch_size": 16,
@@ -173,7 +180,7 @@ def result() -> dict[str, Any]:
         "rows": [
             row(),
             row(name="a", loss=2.02, seconds=40.0, bytes=250, link_bytes=100.0, left_out=0.25,
-                curve=[(50, 20.0, 2.03), (100, 40.0, 2.02)]),
+                cpu_s=None, curve=[(50, 20.0, 2.03), (100, 40.0, 2.02)]),
             row(name="b", loss=2.2, seconds=200.0, curve=[(50, 1.0, 2.0), (100, 2.0, 2.2)]),
         ],
     }  # fmt: skip
@@ -209,6 +216,7 @@ def test_the_table_and_the_header_say_what_was_measured_and_what_computed() -> N
     assert by_name["x fewer"] == ["1.0", "4.0", "1.0"]
     assert by_name["s to 1.02 x"] == ["100.0", "20.0", "never"]
     assert by_name["left out"] == ["", "0.25", ""]
+    assert by_name["CPU s"] == ["0.5000", "", "0.5000"]
 
 
 # --- curves ---------------------------------------------------------------------------------------
@@ -272,6 +280,41 @@ def test_interfaces_count_what_they_send_but_loopback() -> None:
     )
     assert sent(text) == Counts(1020, 12)
     assert Counts(1020, 12) - Counts(20, 2) == Counts(1000, 10)
+
+
+def test_cpu_time_is_that_of_all_ranks_of_the_host_and_read_by_one() -> None:
+    me = os.getpid()
+    places = [Place(rank=rank, host=host, pid=me, cores=(0,)) for rank, host in enumerate("aabb")]
+    roles = dataclasses.replace(roles_on([*"aabb"], servers=(0,)), places=tuple(places))
+    assert HostCpu(roles, 3).seconds() == 0
+    before, lowest = time.process_time(), HostCpu(roles, 2)
+    seen = lowest.seconds()
+    assert 2 * (before - 0.05) < seen < 2 * (time.process_time() + 0.05)  # ticks of 10 ms, twice me
+    assert sees_all(roles)
+    assert not sees_all(roles_on([*"aab"], servers=(2,)))
+
+
+def test_ticks_are_found_behind_any_name() -> None:
+    fields = " ".join(str(each) for each in range(4, 30))
+    assert ticks_of(f"77 (a) b (c) S {fields}") == 14 + 15
+
+
+@pytest.mark.parametrize(
+    ("task", "width", "said"),
+    [
+        ("words", None, "neither digits nor chars"),
+        ("digits", 64, "the model of digits has none"),
+        ("chars", 50, "no multiple of 4"),
+    ],
+)
+def test_a_task_or_width_that_is_none_is_refused(task: str, width: int | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        require_task(task, width)
+
+
+def test_a_wider_model_of_chars_is_asked_for() -> None:
+    values = task_of("chars", 64).make_model(1).parameters()
+    assert sum(each.numel() for each in values) == 128_928
 
 
 def test_every_scheme_sees_the_same_samples_and_every_worker_others() -> None:
