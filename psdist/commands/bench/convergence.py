@@ -46,6 +46,10 @@ _ALONE_STEPS: Final = 20
 _WARM_UP: Final = 3
 _POWER_SGD_FROM: Final = 10
 """DDP's PowerSGD begins behind so many plain iterations."""
+_ONE_BUCKET_MB: Final = 1024
+"""With several buckets PowerSGD's collectives of two of them are begun by threads, on each rank in
+an order of its own: over gloo that ends the process ("Received data size doesn't match", torch
+2.13)."""
 
 
 def convergence(options: ConvergenceOptions) -> int:
@@ -227,7 +231,9 @@ class _Worker:
         if self._worker == 0:
             print(f"{rival.name}:", flush=True)
         model = self._task.make_model(self._options.seed)
-        ddp = torch.nn.parallel.DistributedDataParallel(model)
+        ddp = torch.nn.parallel.DistributedDataParallel(
+            model, bucket_cap_mb=_ONE_BUCKET_MB if rival.hook == "powersgd" else None
+        )
         sent_values = _with_hook(ddp, rival)
         row = self._train(ddp, self._task.make_optimizer(ddp), last=lambda: None)
         if self._worker == 0:
