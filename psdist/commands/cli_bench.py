@@ -1,0 +1,265 @@
+"""The options of ``psdist bench`` and what they may be; what is measured is in ``bench``.
+
+    psdist bench step --size 64MiB --compute 1.5x
+
+Beside ``cli``, in which the other commands are: no command imports torch or MPI before it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from psdist.errors import UsageError
+
+# A command returns what is to be done, and cli.main() does it: typer would turn an EOFError or a
+# broken pipe in a user's script into errors of its own, and add its frames to every traceback.
+Action: TypeAlias = Callable[[], int]
+
+bench_app = typer.Typer(rich_markup_mode=None)
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure, each figure beside the limit it has on this machine."""
+
+
+@bench_app.command()
+def pushpull(
+    sizes: Annotated[
+        str, typer.Option(help="Message sizes, separated by commas.")
+    ] = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB",
+    repeats: Annotated[int, typer.Option(min=1, help="Exchanges of each size.")] = 30,
+    servers: Annotated[int, typer.Option(min=1, help="Ranks that serve.")] = 1,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
+    ] = None,
+) -> Action:
+    """Push and pull, beside the raw MPI exchange.
+
+    The same bytes are exchanged between the same ranks in the same run.
+
+    Start it under mpirun: mpirun -n 2 psdist bench pushpull
+    """
+    num_bytes = _sizes(sizes)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.pushpull import pushpull as measure
+
+    return lambda: measure(num_bytes, repeats, servers, json_path, plot_path)
+
+
+@bench_app.command()
+def step(
+    size: Annotated[str, typer.Option(help="Bytes of the model's parameters.")] = "64MiB",
+    layers: Annotated[int, typer.Option(min=1, help="Layers, of equal size.")] = 16,
+    compute: Annotated[
+        str,
+        typer.Option(
+            help="Sleep of the layers in a step: seconds (0.5), or times the raw exchange (2x)."
+        ),
+    ] = "0",
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 10,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps in a turn, one behind the other: their mean.")
+    ] = 1,
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
+    ] = None,
+) -> Action:
+    """A training step, beside DDP, MPI_Allreduce and the raw exchange.
+
+    All take turns in one run on the same ranks; the layers sleep in place of an accelerator.
+
+    Start it under mpirun or srun: mpirun -n 4 psdist bench step --size 4MiB
+    """
+    num_bytes = _sizes(size)
+    if len(num_bytes) != 1:
+        raise typer.BadParameter(f"{size} is not one size", param_hint="--size")
+    seconds = _compute(compute)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.step import step as measure
+        from psdist.commands.bench.step_report import StepOptions
+
+    options = StepOptions(
+        num_bytes=num_bytes[0],
+        layers=layers,
+        compute=seconds,
+        repeats=repeats,
+        steps=steps,
+        servers=servers,
+        json_path=json_path,
+        plot_path=plot_path,
+    )
+    return lambda: measure(options)
+
+
+@bench_app.command("group")
+def bench_group(
+    sizes: Annotated[
+        str, typer.Option(help="Bytes of the model, separated by commas.")
+    ] = "1MiB,4MiB,16MiB,64MiB",
+    repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each size.")] = 15,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
+    ] = None,
+) -> Action:
+    """A group's reduce-scatter and all-gather, and a whole step, beside torch's.
+
+    In shared memory and over gloo, beside MPI_Allreduce, gloo's all-reduce and a step of
+    DistributedDataParallel between the same ranks in the same run.
+
+    Start it under mpirun: mpirun -n 3 psdist bench group
+    """
+    num_bytes = _sizes(sizes)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.group import group as measure
+
+    return lambda: measure(num_bytes, repeats, json_path, plot_path)
+
+
+@bench_app.command()
+def convergence(
+    task: Annotated[str, typer.Option(help="What is trained: digits or chars.")] = "chars",
+    width: Annotated[
+        int | None,
+        typer.Option(
+            min=4, help="Of the model of chars; 48: 75,984 parameters.", show_default="48"
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Of every worker, with every scheme.")] = 300,
+    every: Annotated[
+        int, typer.Option(min=1, help="Steps between points of the curves of the loss.")
+    ] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a worker and step.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Of values, samples and codecs.")] = 0,
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar='"KEY=VALUE ..."',
+            help="Settings to compare with sync without a codec (may be repeated).",
+        ),
+    ] = None,
+    ddp: Annotated[
+        str,
+        typer.Option(help="DDP's ways: plain, fp16, powersgd:K, with commas between; or none."),
+    ] = "plain,fp16,powersgd:1",
+    link: Annotated[
+        str,
+        typer.Option(help="Speeds at which times are computed, too; or none.", metavar="SPEEDS"),
+    ] = "10Mbit,100Mbit,1Gbit",
+    servers: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, as SVG.")
+    ] = None,
+) -> Action:
+    """Schemes beside sync without a codec: bytes, seconds, loss, staleness, what codecs leave out.
+
+    A small real task is trained with each scheme on the same ranks, and with DDP and its hooks.
+
+    Start it under mpirun or srun: mpirun -n 5 psdist bench convergence --scheme codec=int4/sign
+    """
+    from psdist.commands.bench.schemes import (
+        baseline,
+        require_different,
+        require_task,
+        rivals_of,
+        scheme_of,
+    )
+
+    given = ["codec=int8", "codec=int4/sign"] if scheme is None else scheme
+    try:
+        require_task(task, width)
+        schemes, rivals = [baseline(), *map(scheme_of, given)], rivals_of(ddp)
+        require_different([*(each.name for each in schemes), *(each.name for each in rivals)])
+    except UsageError as error:  # all ranks have the same words: one of them speaks
+        raise typer.BadParameter(str(error)) from error
+    links = _rates(link)
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.convergence import convergence as measure
+        from psdist.commands.bench.convergence_report import ConvergenceOptions
+
+    options = ConvergenceOptions(
+        task=task,
+        width=width,
+        steps=steps,
+        every=every,
+        batch_size=batch_size,
+        seed=seed,
+        schemes=schemes,
+        rivals=rivals,
+        links=links,
+        servers=servers,
+        json_path=json_path,
+        plot_path=plot_path,
+    )
+    return lambda: measure(options)
+
+
+def _compute(text: str) -> tuple[float, bool]:
+    """``"0.5"`` -> seconds; ``"2x"`` -> times the communication."""
+    number, times, rest = text.strip().partition("x")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if rest or not 0 <= value <= 1e6:
+        raise typer.BadParameter(
+            f"{text} is neither seconds (0.5) nor times the raw exchange (2x)",
+            param_hint="--compute",
+        )
+    return value, bool(times)
+
+
+def _rates(text: str) -> dict[str, float]:
+    """Bytes per second, by what they are called."""
+    from psdist.sizes import parse_rate
+
+    names = [] if text.strip() == "none" else [part.strip() for part in text.split(",")]
+    rates = {name: parse_rate(name) for name in names}
+    wrong = [name for name, rate in rates.items() if not rate]
+    if wrong:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is no speed; write one such as 10Mbit or 1Gbit", param_hint="--link"
+        )
+    return {name: rate for name, rate in rates.items() if rate}
+
+
+def _sizes(text: str) -> list[int]:
+    from psdist.config.settings import parse_size
+
+    sizes = [parse_size(part.strip()) for part in text.split(",")]
+    wrong = [size for size in sizes if not isinstance(size, int) or size < 1]
+    if wrong:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is no size; write bytes or a size such as 64KiB or 4MiB",
+            param_hint="--sizes",
+        )
+    return [size for size in sizes if isinstance(size, int)]
