@@ -41,6 +41,8 @@ class Stage:
     """The run directory."""
     sleep: Callable[[float], None]
     """Real seconds under MPI, virtual ones in the virtual network."""
+    now_s: Callable[[], float]
+    """The clock that those pass on."""
 
 
 Script = Callable[[Job, Stage], Result]

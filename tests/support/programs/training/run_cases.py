@@ -67,7 +67,7 @@ def _take_part(case: Case, context: RankContext, path: Path) -> int:
 
 def _work(case: Case, context: RankContext, path: Path) -> int:
     job = Job(context)
-    result = case.script(job, Stage(path=path, sleep=time.sleep))
+    result = case.script(job, Stage(path=path, sleep=time.sleep, now_s=time.monotonic))
     torch.save(result, result_path(path, job.worker))
     return job.finish()
 

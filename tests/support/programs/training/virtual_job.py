@@ -142,7 +142,7 @@ def _start(*, broadcast: Any, **_: object) -> GroupChannel:
 def _script_of(case: Case, context: RankContext, worker: _Worker, path: Path) -> Callable[[], None]:
     def run() -> None:
         job = Job(context)
-        result = case.script(job, Stage(path=path, sleep=worker.pause))
+        result = case.script(job, Stage(path=path, sleep=worker.pause, now_s=context.now_s))
         torch.save(result, result_path(path, job.worker))
         job.finish()
 
