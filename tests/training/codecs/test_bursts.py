@@ -123,7 +123,7 @@ def test_the_check_notices_bursts_in_other_rounds(tmp_path: Path) -> None:
             outcome.checked()
 
 
-@pytest.mark.parametrize("local_steps", [1, 2])
+@pytest.mark.parametrize("local_steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_sends_less_than_all_and_more_than_the_codec_alone(
     local_steps: int, tmp_path: Path
 ) -> None:

@@ -79,7 +79,9 @@ def assert_right(outcome: Outcome, *, is_sync: bool) -> None:
         {"codec": "int4/sign"},
         {"pull_codec": "int8", "overlap": "full", "group": "rank"},
         {"schedule": "0: sync none/sign; 4: sync none; 7: sync int8/int4"},
-        {"pull_codec": "sign", "local_steps": 3, "outer": "average"},
+        pytest.param(
+            {"pull_codec": "sign", "local_steps": 3, "outer": "average"}, marks=pytest.mark.slow
+        ),
     ],
     ids=["int4-sign", "overlap", "schedule", "local"],
 )
@@ -104,7 +106,7 @@ def test_in_sync_nothing_of_the_training_changes(
 
 @pytest.mark.usefixtures("compares_every_reply")
 @SEEDS
-@pytest.mark.parametrize("mode", ["ssp", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("ssp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "given",
     [{"pull_codec": "bf16"}, {"codec": "int4/sign", "pull_copies": "on"}, {"push_codec": "sign"}],
