@@ -578,13 +578,22 @@ class Job:
         return bool(self._sets.sets) and torch.is_grad_enabled() and not self._is_finished
 
     @span_of_call(Span.PULL_ALL, _tracer_of)
-    def pull(self) -> None:
-        """Get the newest parameters that the mode allows; all workers of a group must call it."""
+    def pull(self, *, exact: bool = False) -> None:
+        """Get the newest parameters that the mode allows; all workers of a group must call it.
+
+        With a pull codec workers hold what it has made of the servers' parameters. ``exact`` brings
+        the servers' own, as ``job.save`` writes them, to evaluate with; what training goes on from
+        comes back with the next ``job.pull()``, without which a forward pass with gradients, or
+        ``step()``, raises :class:`UsageError`. Each worker then gets the whole model.
+        """
         sets = self._prepared_between_steps("pull")
         if self._context.reforms_groups:
             raise refuse_with_reforming("job.pull")
         for trainer in sets.trainers:
             trainer.pull()
+        if exact:
+            for each in sets.sets:
+                each.show_exact()
 
     def clip_grad_norm_(
         self, max_norm: float, optimizer: ServedOptimizer | None = None

@@ -121,6 +121,11 @@ class ParameterSet:
             copy=lambda frames: self.loop.copy(frames, clock=self.trainer.clock),
         )
 
+    def show_exact(self) -> None:
+        """What the servers hold, which no codec has been at, lies in place until the next pull."""
+        if self.loop.has_coded_replies:
+            self.trainer.show(self.copy())
+
     def optimizer_state(self) -> dict[str, Any]:
         """The optimizer's, from the servers, as torch's ``state_dict()``; on the chief, while
         everybody is in a collective. Raises :class:`OptimizerRefusedError`."""

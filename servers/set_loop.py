@@ -501,7 +501,7 @@ class SetLoop:
             is_raw = self._replies is None
             crc = self._built.checksum(*key, encoded=None) if is_raw else None
             header = stamped(header, payload, crc=crc)
-        if self._is_relative and header.flags & Flag.FRESH:  # a copy of the master values
+        if self._replies is not None and header.flags & Flag.FRESH:  # no codec has been at it
             return header
         return self._with_record(header, key, peer, encoded)
 

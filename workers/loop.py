@@ -311,6 +311,11 @@ class WorkerLoop:
             return values
         return DecodingFrame(self._replies, chunk, values, held=held)
 
+    @property
+    def has_coded_replies(self) -> bool:
+        """Whether what lies in the parameter memory is what a codec has made of the servers'."""
+        return self._replies is not None
+
     def receive_into(self, parameter_frame: Callable[[Chunk], Frame]) -> None:
         """From now on replies land in these frames; nothing is awaited now."""
         if not self.core.is_idle:

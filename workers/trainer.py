@@ -667,6 +667,10 @@ class Trainer:
         move = self._overlap.move_values if pipelined is None else pipelined.move
         yield from self._values.take_new("pull", move)
 
+    def show(self, pieces: Sequence[torch.Tensor]) -> None:
+        """See :meth:`Values.show`."""
+        self._values.show(pieces)
+
     def set_values(self) -> None:
         """The parameters in this worker's memory become the servers'; on the chief, while everybody
         is in a collective."""

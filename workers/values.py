@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 
+import torch
 from torch import Tensor
 
-from psdist.errors import GroupReformedError
+from psdist.errors import GroupReformedError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER
 from psdist.protocol.partition import Partition, Span, runs_of
@@ -46,6 +47,8 @@ class Values:
         self._mine: Sequence[int] = ()
         self._min_done: dict[int, int] = {}
         """By chunk of this worker's slice, of what lies in place."""
+        self._is_shown = False
+        """Whether something to look at lies in place, of which no gradient may be."""
         self._is_recorded = history is not None
         self._uses = Uses(partition, flat, owners, history)
         self.take_slices(slices)
@@ -84,8 +87,21 @@ class Values:
             return channel.all_gather(self._flats(), self._with_versions(whole))
         return channel.all_gather(self._flats(), spans)
 
+    def show(self, pieces: Sequence[Tensor]) -> None:
+        """These lie in place, as if the script had written them, until :meth:`take_new`."""
+        with torch.no_grad():
+            for parameter, piece in zip(self._flat.parameters, pieces, strict=True):
+                parameter.copy_(piece)
+        self._is_shown = True
+
     def record_use(self, clock: int) -> None:
-        """Iteration ``clock`` reads them."""
+        """Iteration ``clock`` reads them. Raises :class:`UsageError` where it must not."""
+        if self._is_shown:
+            raise UsageError(
+                f"iteration {clock}: a gradient is made of the parameters that "
+                "job.pull(exact=True) has brought, which are there to evaluate with, under "
+                "torch.no_grad(); call job.pull() before training goes on"
+            )
         self._uses.record(lambda: self._staleness_by_chunk(clock))
 
     def commit(self, clock: int) -> None:
@@ -135,6 +151,7 @@ class Values:
                 yield self._loop.wait_for_replies()
         self._flat.values_changed()
         self._uses.values_changed()
+        self._is_shown = False
 
     def place(
         self,

@@ -232,6 +232,10 @@ class ChunkCodings:
         """Of messages of this round."""
         return self if self._turns is None else self._levels[self._turns.at(clock)]
 
+    def is_burst(self, clock: int) -> bool:
+        """Whether messages of this round are coded otherwise than those of the rounds around it."""
+        return self._turns is not None and self._turns.is_burst(clock)
+
     def largest(self, chunk: int) -> int:
         """Bytes of its largest payload, in any round."""
         return self._layouts.largest(chunk)

@@ -11,9 +11,10 @@ them then. Where nothing would be moved now (lr or weight 0) the gradient goes a
 Pieces without a gradient are left out of the payload; their e stays. What a codec of matrices goes
 on from is kept beside e. A chunk's push may be left for later as a whole (``skip``), while what it
 would move is small against the parameters (Hsieh et al., Gaia, NSDI 2017): nothing is sent, e = p.
-Where the codec changes within the run, what others have left out is *due*: each push takes as much
-of it along as its gradient is large, so that no step is a sum of many rounds. One payload in so
-many carries the CRC-32 of what its sender has decoded.
+In a *burst*, a round among others that has no codec, g goes and e stays: e at once would be a step
+on many rounds' gradients. Where the codec changes within the run, what others have left out is
+*due*: each push takes as much of it along as its gradient is large, so that no step is a sum of
+many rounds. One payload in so many carries the CRC-32 of what its sender has decoded.
 
     encoder = PushEncoder(codings, mine=[3], seed=0, group=1, has_feedback=True)
     num_bytes = encoder.encode(3, gradient, frame_memory, clock=7, terms=PushTerms(1e-3, set()))
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from psdist.codecs.base import has_only_finite
 from psdist.codecs.chunks import ChunkCodings, put, taken
 from psdist.codecs.schemes.exact import Exact
 from psdist.codecs.seeds import seed_of
@@ -153,6 +155,8 @@ class PushEncoder:
         num_before = last.skipped if last is not None else 0
         if skip is None or num_before == skip.most or not rate > 0 or not math.isfinite(rate):
             return False
+        if self.codings.is_burst(clock):
+            return False
         wanted = self._wanted(chunk, gradient, clock=clock, rate=rate)
         size, held = (float(each.norm(dtype=torch.float64)) for each in (wanted.values, parameters))
         if not math.isfinite(size):
@@ -175,7 +179,7 @@ class PushEncoder:
         """Make the payload of a push that leaves now; its bytes. ``gradient``: in the workers'
         dtype, unchanged here. Raises :class:`NonFiniteGradientError`."""
         coding, rate = self.codings.at(clock)[chunk], terms.rate
-        if not rate > 0 or not math.isfinite(rate):
+        if not rate > 0 or not math.isfinite(rate) or self.codings.is_burst(clock):
             return coding.encode_raw(gradient, into)
         absent = [
             slice(segment.offset, segment.offset + segment.length)
@@ -196,6 +200,9 @@ class PushEncoder:
         square = float(torch.dot(missed, missed))
         if not math.isfinite(square) and not bool(missed.isfinite().all()):
             raise self._non_finite(chunk, clock)
+        is_exact = isinstance(coding.codec, Exact)
+        if is_exact and kept is not None and not has_only_finite(content.given):
+            raise self._non_finite(chunk, clock)
         self.errors.add(clock, square, float(torch.dot(asked, asked)))
         if self._has_feedback:
             left = torch.zeros(coding.chunk.length, dtype=torch.float32)
@@ -205,7 +212,7 @@ class PushEncoder:
                     put(left, content.exact, taken(wanted, content.exact) - content.given)
                 for place in absent:
                     left[place] = kept[place]
-            if isinstance(coding.codec, Exact) and due is None and not bool(left.any()):
+            if is_exact and due is None and not bool(left.any()):
                 self._residuals.pop(chunk, None)
             else:
                 self._residuals[chunk] = Residual(left, rate, codec=coding.codec.name, due=due)

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, Checks
 from psdist.codecs.layout import CodecOf, Layouts
+from psdist.codecs.schemes.exact import Exact
 from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.config.codec_specs import Skip
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.protocol.payloads import PayloadRule
-from psdist.protocol.rounds import Turns
+from psdist.protocol.rounds import Burst, Turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +31,15 @@ class WireFrom:
     push: Codec | Raw
     reply: Codec | Raw
     skip: Skip | None = None
+    burst: int = 0
     exact_in_pushes: tuple[str, ...] = ()
     exact_in_replies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Initial values are always raw. The codecs, ``skip`` and what is exact are of round 0."""
+    """Initial values are always raw. The codecs, ``skip``, ``burst`` and what is exact are of round
+    0."""
 
     push: Codec | Raw
     reply: Codec | Raw
@@ -53,6 +56,8 @@ class Wire:
     different ones (ssp, async); else all have had the same (sync)."""
     skip: Skip | None = None
     """Which pushes are left for later."""
+    burst: int = 0
+    """Every so many rounds pushes have no codec; 0: none has. Not of a ladder."""
     later: tuple[WireFrom, ...] = ()
     """What changes within the run, ascending; of a ladder its levels behind the first one, of which
     the rounds mean nothing."""
@@ -80,18 +85,33 @@ class Wire:
     def pushes(self, partition: Partition) -> Layouts | None:
         parts = [CodecOf(self.push, self.exact_in_pushes)]
         parts += [CodecOf(each.push, each.exact_in_pushes) for each in self.later]
+        exact = Exact()
+        parts += [CodecOf(exact) for _ in self._bursts]
         return Layouts.of(parts, partition, self._turns)
 
     def replies(self, partition: Partition) -> Layouts | None:
         parts = [CodecOf(self.reply, self.exact_in_replies)]
         parts += [CodecOf(each.reply, each.exact_in_replies) for each in self.later]
+        parts += [parts[level] for level in self._bursts]
         return Layouts.of(parts, partition, self._turns)
 
     @property
+    def _bursts(self) -> dict[int, Burst]:
+        """By level: those of their rounds have levels of their own, behind all others."""
+        every = [self.burst, *(each.burst for each in self.later)]
+        with_bursts = [level for level, count in enumerate(every) if count]
+        return {
+            level: Burst(every[level], len(every) + number)
+            for number, level in enumerate(with_bursts)
+        }
+
+    @property
     def _turns(self) -> Turns | None:
-        if self.is_ladder or not self.later:
+        bursts = self._bursts
+        if self.is_ladder or not (self.later or bursts):
             return self.turns
-        return Turns([(0, 0), *((each.round, n) for n, each in enumerate(self.later, start=1))])
+        starts = [(0, 0), *((each.round, n) for n, each in enumerate(self.later, start=1))]
+        return Turns(starts, bursts=bursts)
 
     def sizes(self, partition: Partition) -> list[int]:
         """By level: bytes of all chunks, both ways, where nothing is left out."""

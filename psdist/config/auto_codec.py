@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from psdist.config.beside import Other, refusal, table
 from psdist.config.codec_rounds import is_auto, ladder_of
+from psdist.config.codec_specs import BURST
 from psdist.config.combinations import text_of_both
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ def contradiction_of_auto_codec(config: RunConfig) -> str:
         return ""
     if refused := refusal(config, OTHERS, mine="codec = auto", off="another codec"):
         return refused
+    if any(push.burst for push, _ in ladder_of(config)):
+        return (
+            f"codec = auto with push_codec = {config.push_codec}: psdist judges codecs by what "
+            "they leave out of every round, and one that goes in full leaves out nothing; leave "
+            f"out +{BURST}, or codec = auto"
+        )
     if len(ladder := ladder_of(config)) == 1:
         return (
             f"codec = auto with push_codec = {config.push_codec} and pull_codec = "

@@ -2,6 +2,7 @@
 
     parse_codec("topk:0.01")         # CodecSpec(name="topk", ratio=0.01)
     parse_codec("int4+zstd")         # CodecSpec(name="int4", is_packed=True)
+    parse_codec("sign+burst:20")     # CodecSpec(name="sign", burst=20)
     parse_codec("my_codecs:Halves")  # CodecSpec(name="own", target="my_codecs:Halves")
     parse_codecs("int4/sign")        # ("int4", "sign"): of pushes and of pulls
     parse_codecs("int8")             # ("int8", "none")
@@ -24,7 +25,9 @@ PACKABLE: Final = (*CASTS, *QUANTIZED, "topk")
 """Of the others hardly a byte is saved."""
 OWN: Final = "own"
 SKIP: Final = "skip"
+BURST: Final = "burst"
 MOST_SKIPPED: Final = 1000
+MOST_BURST: Final = 1_000_000
 MOST_RANK: Final = 256
 _STOCHASTIC: Final = "stochastic"
 _OTHERS: Final = ("none", "sign", *CASTS)
@@ -35,7 +38,7 @@ ALLOWED: Final = (
     "none, fp16, bf16, int8, int4, int2 (each of these three also as int8:stochastic), sign, "
     "topk:R or randk:R (R: the part of the values that is sent, such as 0.01), lowrank:K (pushes "
     f"alone; K: 1 to {MOST_RANK}), or module:name of your own; +zstd behind {', '.join(PACKABLE)}; "
-    "of pushes also skip:THETA, or "
+    f"of pushes also +burst:N behind a codec (N: 2 to {MOST_BURST}), and skip:THETA, or "
     "skip:THETA:ROUNDS, alone or behind a codec: int8+skip:0.001"
 )
 
@@ -68,6 +71,8 @@ class CodecSpec(NamedTuple):
     """Whether what the codec gives is made smaller without loss (Zstandard)."""
     skip: Skip | None = None
     """Which pushes are left for later; the codec is of the others."""
+    burst: int = 0
+    """Every so many rounds a push has no codec; 0: none has."""
 
     @property
     def is_none(self) -> bool:
@@ -94,9 +99,13 @@ def _parse(text: str) -> CodecSpec | None:
         # none+skip would be another name of skip, and nothing is left for later twice.
         is_whole = spec is not None and spec.skip is None and skip and base != "none"
         return spec._replace(skip=skip) if spec is not None and is_whole else None
+    if plus and name == BURST:
+        spec, every = _parse(base), _count(argument, MOST_BURST)
+        is_whole = spec is not None and not (spec.burst or spec.skip or spec.is_none)
+        return spec._replace(burst=every) if spec is not None and is_whole and every > 1 else None
     if plus:
         spec = _parse(base) if rest == ZSTD else None
-        if spec is None or spec.name not in PACKABLE or spec.is_packed or spec.skip:
+        if spec is None or spec.name not in PACKABLE or spec.is_packed or spec.skip or spec.burst:
             return None
         return spec._replace(is_packed=True)
     if name in QUANTIZED and (not colon or argument == _STOCHASTIC):
@@ -105,13 +114,9 @@ def _parse(text: str) -> CodecSpec | None:
         return CodecSpec(name)
     if name in SPARSE and (ratio := _number(argument)) is not None and 0 < ratio <= 1:
         return CodecSpec(name, ratio=ratio)
-    if (
-        name == LOW_RANK
-        and re.fullmatch("[1-9][0-9]{0,2}", argument)
-        and int(argument) <= MOST_RANK
-    ):
-        return CodecSpec(name, rank=int(argument))
-    if name not in (*QUANTIZED, *_OTHERS, *SPARSE, LOW_RANK, SKIP) and _OWN.fullmatch(text):
+    if name == LOW_RANK and (rank := _count(argument, MOST_RANK)):
+        return CodecSpec(name, rank=rank)
+    if name not in (*QUANTIZED, *_OTHERS, *SPARSE, LOW_RANK, SKIP, BURST) and _OWN.fullmatch(text):
         return CodecSpec(OWN, target=text)
     return None
 
@@ -123,8 +128,8 @@ def _skip(text: str) -> Skip | None:
         return None
     if not colon:
         return Skip(number)
-    is_count = re.fullmatch("[1-9][0-9]{0,3}", most) and int(most) <= MOST_SKIPPED
-    return Skip(number, int(most)) if is_count else None
+    count = _count(most, MOST_SKIPPED)
+    return Skip(number, count) if count else None
 
 
 def parse_codecs(text: str) -> tuple[str, str]:
@@ -134,6 +139,12 @@ def parse_codecs(text: str) -> tuple[str, str]:
     if slash:
         parse_codec(pull)
     return push, pull if slash else "none"
+
+
+def _count(text: str, most: int) -> int:
+    """From 1 to ``most``; 0 for anything else."""
+    is_count = re.fullmatch("[1-9][0-9]{0,6}", text, re.ASCII) and int(text) <= most
+    return int(text) if is_count else 0
 
 
 def _number(text: str) -> float | None:

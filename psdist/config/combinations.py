@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from psdist.config.codec_specs import ZSTD, CodecSpec, parse_codec, parse_codecs
+from psdist.config.codec_specs import BURST, ZSTD, CodecSpec, parse_codec, parse_codecs
 
 Mode: TypeAlias = Literal["sync", "ssp", "async"]
 MODES: Final[tuple[Mode, ...]] = ("sync", "ssp", "async")
 EXAMPLES: Final = (
     *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
     *("topk:0.01", "randk:0.01", "lowrank:4", "module:name", "bf16+zstd", "int4+zstd"),
-    *("skip:0.001", "int8+skip:0.001"),
+    *("topk:0.01+burst:20", "skip:0.001", "int8+skip:0.001"),
 )
 """One of each kind, for the table."""
 
@@ -62,6 +62,11 @@ def refusal(
             f"pull_codec = {text_of(pull)}: only pushes are left for later; set another pull_codec "
             "(a server answers with nothing where nothing has changed)"
         )
+    if pull.burst:
+        return (
+            f"pull_codec = {text_of(pull)}: only pushes go in full now and then; set another "
+            "pull_codec (what a reply leaves out is in the next one)"
+        )
     if push.skip is not None and not has_feedback:
         return (
             f"push_codec = {text_of(push)} with feedback = off: what is left for later would be "
@@ -104,6 +109,8 @@ def text_of(spec: CodecSpec) -> str:
     if spec.skip is not None:
         plain = spec._replace(skip=None)
         return f"{spec.skip}" if plain.is_none else f"{text_of(plain)}+{spec.skip}"
+    if spec.burst:
+        return f"{text_of(spec._replace(burst=0))}+{BURST}:{spec.burst}"
     if spec.is_packed:
         return f"{text_of(spec._replace(is_packed=False))}+{ZSTD}"
     if spec.target:

@@ -58,6 +58,11 @@ class CodecsSince(LevelCodecs):
     """From this round on pushes and replies are coded by these."""
 
     round: _Count
+    burst: _Count = 0
+    """Of these rounds each one whose number, counted from 1, is a multiple of this has pushes that
+    are coded by another codec; 0: none has."""
+    burst_code: Annotated[int, Field(ge=0, lt=2**8)] = 0
+    """Of that one."""
 
 
 class RunRecord(BaseModel):
@@ -191,7 +196,19 @@ class RunRecord(BaseModel):
         starts = [each.round for each in self.codecs]
         if starts and (starts[0] or starts != sorted(set(starts))):
             raise ValueError(f"codecs that begin at the rounds {starts[:8]}")
-        levels = [LevelCodecs(**each.model_dump(exclude={"round"})) for each in self.codecs]
+        wrong = [
+            (each.burst, each.burst_code)
+            for each in self.codecs
+            if each.burst == 1 or bool(each.burst) != bool(each.burst_code)
+        ]
+        if wrong or (self.ladder and any(each.burst for each in self.codecs)):
+            raise ValueError(
+                f"bursts every {wrong[0][0]} rounds by codec {wrong[0][1]}"
+                if wrong
+                else f"bursts beside a ladder of {len(self.ladder)} codecs"
+            )
+        fields = set(LevelCodecs.model_fields)
+        levels = [LevelCodecs(**each.model_dump(include=fields)) for each in self.codecs]
         is_first = levels == [*self.ladder[:1]]
         is_kept = bool(self.restored and levels) and all(each in self.ladder for each in levels)
         if self.ladder and (self.mode_by != "run" or not (is_first or is_kept)):

@@ -53,6 +53,7 @@ def wire_of(config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)) ->
             push=pushes[push],
             reply=replies[pull],
             skip=push.skip,
+            burst=push.burst,
             exact_in_pushes=exact(push),
             exact_in_replies=exact(pull),
         )
@@ -65,6 +66,7 @@ def wire_of(config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)) ->
         checks=Checks(config.checksum, config.checksum_every),
         has_feedback=has_feedback,
         skip=first.skip,
+        burst=first.burst,
         is_relative=is_relative,
         has_copies=has_copies and is_relative,
         exact_in_pushes=first.exact_in_pushes,
@@ -88,7 +90,14 @@ def codecs_of_rounds(
             CodecsSince(round=start, **ladder[level].model_dump()) for start, level in levels
         )
     return tuple(
-        CodecsSince(round=start, push=text_of(push), pull=text_of(pull), push_code=code)
+        CodecsSince(
+            round=start,
+            push=text_of(push),
+            pull=text_of(pull),
+            push_code=code,
+            burst=push.burst,
+            burst_code=Exact.code if push.burst else 0,
+        )
         for (start, push, pull), code in zip(coded_by_round(config), _codes(config), strict=True)
     )
 

@@ -332,9 +332,9 @@ class TensorShard:
         chunk, buffer = reply.token.chunk, reply.token.buffer
         memory, coding = self._memory[chunk], self._coding(chunk, reply.clock)
         values = memory.buffer(buffer)
+        if reply.flags & Flag.FRESH:  # a copy, made aside: of what is stepped, as it is
+            return coding.encode_raw(self._fetched([memory.values])[0], into)
         if self._wire.is_relative:
-            if reply.flags & Flag.FRESH:
-                return coding.encode_raw(self._fetched([memory.values])[0], into)
             if self._wire.has_copies:
                 return self._copies.encode(coding, reply, into, values=values, memory=memory)
             is_next = memory.change is not None and reply.held == reply.version - 1

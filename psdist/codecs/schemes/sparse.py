@@ -50,8 +50,8 @@ class TopK:
             sent = values.numpy()[places]
         else:
             places, sent = np.arange(k), np.full(k, np.nan, np.float32)
-        num_runs = -(-len(values) // _RUN)
-        counts = np.bincount(places // _RUN, minlength=num_runs).astype("<u4")
+        starts = np.arange(0, len(values) + _RUN, _RUN)
+        counts = np.diff(np.searchsorted(places, starts)).astype("<u4")
         parts = counts, sent, (places % _RUN).astype("<u2")
         return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
 
@@ -74,24 +74,32 @@ class TopK:
 
 def _largest(values: torch.Tensor, k: int) -> npt.NDArray[np.int64]:
     """Where the ``k`` of largest magnitude stand, ascending."""
-    magnitudes = values.abs()
-    num = len(values)
-    places: npt.NDArray[np.int64] | None = None
+    magnitudes: npt.NDArray[np.float32] = values.abs().numpy()
+    num = len(magnitudes)
     if num > _FEW and k < num // 4:
         sample = magnitudes[:: num // _SAMPLE]
         # So many of the sample lie above the threshold that too few of all would be a rarity.
         expected = k * len(sample) / num
         rank = min(len(sample), int(expected + 4 * expected**0.5) + 4)
-        threshold = sample.topk(rank, sorted=True).values[-1]
-        places = np.flatnonzero((magnitudes >= threshold).numpy())
-        if len(places) < k:
-            places = None
-    found = magnitudes if places is None else magnitudes[torch.from_numpy(places)]
-    smallest = found.topk(k, sorted=False).values.min()
-    above = np.flatnonzero((found > smallest).numpy())
-    equal = np.flatnonzero((found == smallest).numpy())[: k - len(above)]
-    chosen = np.sort(np.concatenate([above, equal]))
-    return chosen if places is None else places[chosen]
+        places = np.flatnonzero(magnitudes >= _smallest_of_largest(sample, rank))
+        if len(places) >= k:
+            return places[_are_largest(magnitudes[places], k)]
+    return np.flatnonzero(_are_largest(magnitudes, k))
+
+
+def _are_largest(magnitudes: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.bool_]:
+    """Which are the ``k`` largest, of equal ones the first."""
+    smallest = _smallest_of_largest(magnitudes, k)
+    chosen: npt.NDArray[np.bool_] = magnitudes > smallest
+    num_above = np.count_nonzero(chosen)
+    chosen[np.flatnonzero(magnitudes == smallest)[: k - num_above]] = True
+    return chosen
+
+
+def _smallest_of_largest(magnitudes: npt.NDArray[np.float32], k: int) -> np.float32:
+    place = len(magnitudes) - k
+    smallest: np.float32 = np.partition(magnitudes, place)[place]
+    return smallest
 
 
 class RandK:

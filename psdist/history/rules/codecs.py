@@ -21,7 +21,13 @@ def check_codecs(replay: ServerReplay, findings: Findings) -> None:
     else:
         starts = np.asarray([each.round for each in parts], np.int64)
         codes = np.asarray([each.push_code for each in parts], np.int64)
-        promised = codes[np.searchsorted(starts, replay.clock, side="right") - 1]
+        part = np.searchsorted(starts, replay.clock, side="right") - 1
+        promised = codes[part]
+        for number, each in enumerate(parts):
+            if each.burst:
+                number_of_round = replay.clock.astype(np.int64) + 1
+                is_burst = (part == number) & (number_of_round % each.burst == 0)
+                promised[is_burst] = each.burst_code
     promised[replay.is_empty] = 0
     findings.add_each(
         Rule.CODECS,

@@ -21,8 +21,17 @@ from psdist.codecs.schemes.raw import Raw
 from psdist.config.codec_specs import parse_codec
 
 NAMES = (
-    *("fp16", "bf16", "int8", "int8:stochastic", "int4", "int4:stochastic", "int2", "sign"),
-    *("topk:0.01", "topk:0.1", "randk:0.01", "lowrank:1", "lowrank:4"),
+    *(
+        "fp16",
+        "bf16",
+        "int8",
+        "int8:stochastic",
+        "int4",
+        "int4:stochastic",
+        "int2",
+        "int2:stochastic",
+    ),
+    *("sign", "topk:0.01", "topk:0.1", "randk:0.01", "lowrank:1", "lowrank:4"),
     *("fp16+zstd", "bf16+zstd", "int8+zstd", "int4+zstd", "int4:stochastic+zstd", "int2+zstd"),
     *("int2:stochastic+zstd", "topk:0.01+zstd", "topk:0.1+zstd"),
 )

@@ -52,7 +52,10 @@ def resumed_from(done: Completed) -> int:
     "codec",
     [
         "none",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("int4/sign", "lowrank:1/sign")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("int4/sign", "lowrank:1/sign", "topk:0.1+burst:3/sign")
+        ),
     ],
 )
 def test_a_script_that_is_killed_and_resumed_sees_and_learns_what_it_would_have(

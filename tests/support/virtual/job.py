@@ -53,7 +53,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import ControlArrived
-from psdist.protocol.header import Kind
+from psdist.protocol.header import CodecCode, Kind
 from psdist.protocol.ids import (
     REGISTRAR,
     describe_peer,
@@ -113,12 +113,22 @@ COUNTED = frozenset({Collected, Stop, Progress})
 
 def codecs_of(wire: Wire) -> tuple[CodecsSince, ...]:
     """For run.json, by their own names."""
-    parts = [(0, wire.push, wire.reply), *((at.round, at.push, at.reply) for at in wire.later)]
-    if all(isinstance(push, Raw) and isinstance(pull, Raw) for _, push, pull in parts):
+    parts = [
+        (0, wire.push, wire.reply, wire.burst),
+        *((at.round, at.push, at.reply, at.burst) for at in wire.later),
+    ]
+    if all(isinstance(push, Raw) and isinstance(pull, Raw) for _, push, pull, _ in parts):
         return ()
     return tuple(
-        CodecsSince(round=start, push=push.name, pull=pull.name, push_code=push.code)
-        for start, push, pull in parts
+        CodecsSince(
+            round=start,
+            push=push.name,
+            pull=pull.name,
+            push_code=push.code,
+            burst=burst,
+            burst_code=CodecCode.PLAIN * bool(burst),
+        )
+        for start, push, pull, burst in parts
     )
 
 

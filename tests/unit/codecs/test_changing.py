@@ -113,6 +113,15 @@ def test_sent_and_left_out_are_together_what_was_pushed_whatever_the_codecs(
     assert torch.allclose(moved + last.rate * sender.left(), wanted, atol=1e-3)
 
 
+def test_a_portion_that_sixteen_bits_cannot_hold_is_no_push() -> None:
+    sender = Sender([(0, TOPK), (3, EXACT)], dtype="float16")
+    pushed = torch.full((4, LENGTH), 6e4, dtype=torch.float16)
+    for gradient in pushed[:3]:
+        sender.push(gradient)
+    with pytest.raises(NonFiniteGradientError, match=r"iteration 3: .* has left out before"):
+        sender.push(pushed[3])
+
+
 def test_what_was_left_leaves_in_portions_as_large_as_the_gradient_and_then_all_is_exact() -> None:
     sender, pushed = Sender([(0, TOPK), (20, EXACT)]), gradients(60)
     for gradient in pushed[:20]:

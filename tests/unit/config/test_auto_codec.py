@@ -73,6 +73,10 @@ def test_a_run_begins_with_the_first_and_may_have_them_all() -> None:
         ({"error_budget": "0.1", "codec": "auto", "push_codec": "int8"}, "whose codec is given"),
         ({"error_budget": "1", "codec": "auto"}, "a number > 0 and < 1"),
         ({"error_budget": "0", "codec": "auto"}, "a number > 0 and < 1"),
+        (
+            {"codec": "auto", "push_codec": "sign+burst:9"},
+            "one that goes in full leaves out nothing",
+        ),
         ({"codec": "auto", "mode": "ssp"}, "codec = auto with mode = ssp: .* set mode = sync, or"),
         ({"codec": "auto/int8"}, "must be auto, a codec for both directions, or PUSH/PULL"),
     ],

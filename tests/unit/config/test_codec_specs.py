@@ -29,6 +29,10 @@ from psdist.config.codec_specs import CodecSpec, Skip, parse_codec, parse_codecs
         ("fp16+zstd", CodecSpec("fp16", is_packed=True)),
         ("topk:0.01+zstd+skip:0.1", CodecSpec("topk", 0.01, is_packed=True, skip=Skip(0.1))),
         ("int2:stochastic+zstd", CodecSpec("int2", is_stochastic=True, is_packed=True)),
+        ("topk:0.01+burst:20", CodecSpec("topk", ratio=0.01, burst=20)),
+        ("a.b:C+burst:2", CodecSpec("own", target="a.b:C", burst=2)),
+        ("int4+zstd+burst:1000000", CodecSpec("int4", is_packed=True, burst=1_000_000)),
+        ("sign+burst:3+skip:0.1", CodecSpec("sign", skip=Skip(0.1), burst=3)),
         ("a.b2:Outer.Inner", CodecSpec("own", target="a.b2:Outer.Inner")),
     ],
 )
@@ -49,7 +53,11 @@ def test_a_codec_is_read(text: str, spec: CodecSpec) -> None:
      "skip:0.1:2:3", "+skip:0.1", "none+skip:0.1", "int9+skip:0.1", "skip:0.1+int8",
      "int8+skip:0.1+skip:0.1", "int8+sign",
      "zstd", "+zstd", "int8+zstd+zstd", "int8+zstd:1", "sign+zstd", "none+zstd", "a:b+zstd",
-     "lowrank:2+zstd", "randk:0.1+zstd", "int8+skip:0.1+zstd"],
+     "lowrank:2+zstd", "randk:0.1+zstd", "int8+skip:0.1+zstd",
+     "burst", "burst:", "burst:2", "burst:x", "+burst:2", "none+burst:2", "sign+burst",
+     "sign+burst:", "sign+burst:0", "sign+burst:1", "sign+burst:02", "sign+burst:-2",
+     "sign+burst:2.5", "sign+burst:1000001", "sign+burst:2+burst:3", "int8+burst:2+zstd",
+     "skip:0.1+burst:2", "int8+skip:0.1+burst:2"],
 )  # fmt: skip
 def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no codec; a codec is none, fp16, .*topk:R") as seen:

@@ -14,6 +14,7 @@ from psdist.errors import ConfigError
 
 PUSHES_ALONE = {
     "lowrank:4": "goes with pushes alone",
+    "topk:0.01+burst:20": "only pushes go in full now and then",
     "skip:0.001": "only pushes are left for later",
     "int8+skip:0.001": "only pushes are left for later",
 }
@@ -35,6 +36,10 @@ def test_one_codec_is_for_both_directions_and_each_may_have_its_own() -> None:
     assert names(None, "int4:stochastic", "fp16") == ("int4:stochastic", "fp16")
     assert names("skip:0.01/sign", None, None) == ("skip:0.01", "sign")
     assert names(None, "int2+skip:0.01:5", None) == ("int2+skip:0.01:5", "none")
+    assert names(None, "int4+zstd+burst:20+skip:0.1", None) == (
+        "int4+zstd+burst:20+skip:0.1",
+        "none",
+    )
     assert names("lowrank:2/a.b:c", None, None) == ("lowrank:2", "a.b:c")
 
 
