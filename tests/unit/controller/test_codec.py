@@ -233,9 +233,10 @@ def test_where_fewer_bytes_took_longer_the_nearer_level_says_what_to_expect() ->
     tell(control, *[(20 * MS, 10 * MS, 0)] * 2)
     assert control.level == 2
     tell(control, *[(20 * MS, 12 * MS, 0)] * 2)
-    assert control._exposed_us(SIZES[1]) == 12 * MS
-    assert control._exposed_us(SIZES[0] - 1) == 10 * MS
-    assert control._exposed_us(SIZES[4]) == 12 * MS
+    (times,) = control._times.values()
+    sizes = [*SIZES, SIZES[0] - 1]
+    expected = {1: 12 * MS, 4: 12 * MS, 5: 10 * MS}
+    assert {level: times.exposed_us(level, sizes) for level in expected} == expected
 
 
 @pytest.mark.parametrize(
