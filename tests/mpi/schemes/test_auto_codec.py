@@ -40,3 +40,28 @@ def test_codecs_change_and_the_check_proves_every_change_and_every_message(tmp_p
     assert '{"sized": {"sizes": [' in lines
     (run / "decisions.jsonl").write_text(lines.replace('"level": ', '"level": 1'))
     assert check.main(run) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(
+            ("--mode", "ssp", "--staleness", "2", "--set", "pull_copies=on"), id="ssp, copies"
+        ),
+        pytest.param(("--mode", "async"), id="async", marks=pytest.mark.slow),
+        pytest.param(("--local-steps", "2"), id="local steps", marks=pytest.mark.slow),
+    ],
+)
+def test_codecs_change_where_groups_are_apart_or_make_several_steps(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run_script(tmp_path, "--codec", "auto", *options, passed=("60",))
+    assert done.returncode == 0, done.text
+    run = tmp_path / "run"
+    codecs = json.loads((run / "summary.json").read_text())["codecs"]
+    assert len(codecs) > 1, "no change: nothing is tested"
+    assert "ms of them waiting" in codecs[1]["why"]
+    assert check.main(run) == 0
+    lines = (run / "decisions.jsonl").read_text()
+    (run / "decisions.jsonl").write_text(lines.replace('"waits_us": [', '"waits_us": [9'))
+    assert check.main(run) == 1
