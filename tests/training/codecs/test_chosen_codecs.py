@@ -69,8 +69,12 @@ def chosen(outcome: Outcome) -> list[str]:
     ("settings", "coarsest"),
     [
         ({**SSP, **COPIES, "local_steps": 2}, "int4/sign"),
-        ({"mode": "async"}, "int4/fp16"),
-        ({"local_steps": 3, "outer": "nesterov:lr=0.7,momentum=0.5"}, "int4/sign"),
+        pytest.param({"mode": "async"}, "int4/fp16", marks=pytest.mark.slow),
+        pytest.param(
+            {"local_steps": 3, "outer": "nesterov:lr=0.7,momentum=0.5"},
+            "int4/sign",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({**SSP}, "int4/fp16", marks=pytest.mark.slow),
         pytest.param({"mode": "async", **COPIES}, "int4/sign", marks=pytest.mark.slow),
         pytest.param({**SSP, "pipeline": 1}, "int4/fp16", marks=pytest.mark.slow),
