@@ -11,6 +11,7 @@ import pytest
 from psdist.controller.codec import FIRST, LASTS, SETTLES, CodecControl
 from psdist.controller.decisions import WINDOW, Decision, Observation
 from psdist.controller.kept import at_place
+from psdist.controller.level_times import LevelTimes, Seen
 
 MS = 1000
 NAMES = ("none", "fp16", "int8", "int4", "int4/sign")
@@ -453,6 +454,21 @@ def test_budget_and_patience_hold_where_groups_are_apart(mode: str) -> None:
         run.control.report(1, 5.0)
         levels += run.train(number * 2 * SECOND)
     assert levels == [4, 3, 2, 1, 0]
+
+
+def test_a_level_was_seen_when_all_that_are_at_this_one_have_seen_it() -> None:
+    control = CodecControl(num_groups=3, names=NAMES, mode="async")
+    control.know_sizes(SIZES)
+    control.level = 3
+    control._times = {group: LevelTimes() for group in range(3)}
+    here, there = Seen(MS, 10, 1), Seen(MS, 10, 1)
+    control._times[0].seen = {0: there, 3: here}
+    control._times[1].seen = {3: here}
+    control._times[2].seen = {0: there}  # it is behind
+    assert control._best() == 2
+    control._times[1].seen = {0: there, 3: here}
+    control._times[2].seen = {1: there}
+    assert control._best() == 0
 
 
 def test_who_dies_is_not_part_of_the_rate_any_more() -> None:
