@@ -456,6 +456,30 @@ def test_budget_and_patience_hold_where_groups_are_apart(mode: str) -> None:
     assert levels == [4, 3, 2, 1, 0]
 
 
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+@pytest.mark.parametrize("errors", [(1100, 900), (900, 1100)])
+def test_where_groups_are_apart_the_largest_error_counts_too(
+    mode: str, errors: tuple[int, int]
+) -> None:
+    control = CodecControl(num_groups=2, names=NAMES, mode=mode, error_budget=0.001)
+    control.know_sizes(SIZES)
+
+    def tell(first: int, *errors_ppm: int) -> Decision | None:
+        for group, error in enumerate(errors_ppm):
+            told = [MS] * WINDOW, [500 * MS] * WINDOW, [error] * WINDOW
+            control.observe(Observation(group, first, *told))
+        return control.judge()
+
+    decision = tell(FIRST, 0, 0)
+    assert decision is not None
+    assert decision.level == 1
+    control.committed(decision, 50)
+    decision = tell(50 + SETTLES, *errors)
+    assert decision is not None
+    assert decision.level == 0
+    assert "0.0011 left out of a push where 0.001 is allowed" in decision.why
+
+
 def test_a_level_was_seen_when_all_that_are_at_this_one_have_seen_it() -> None:
     control = CodecControl(num_groups=3, names=NAMES, mode="async")
     control.know_sizes(SIZES)
