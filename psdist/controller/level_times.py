@@ -49,14 +49,9 @@ class LevelTimes:
         return is_another
 
     def keep(self, counts: Callable[[int, int], bool], sizes: Sequence[int]) -> None:
-        """What was seen of a level in a window stays if ``counts(level, window)``, and what was
-        seen last anyway. ``sizes``: bytes of an exchange, by level."""
-        newest = max(each.window for each in self.seen.values())
-        self.seen = {
-            level: seen
-            for level, seen in self.seen.items()
-            if seen.window == newest or counts(level, seen.window)
-        }
+        """What was seen of a level in a window stays if ``counts(level, window)``, as it does in
+        the last one. ``sizes``: bytes of an exchange, by level."""
+        self.seen = {level: seen for level, seen in self.seen.items() if counts(level, seen.window)}
         known = self._known(sizes)
         if len(known) > 1:
             small, large = min(known), max(known)
