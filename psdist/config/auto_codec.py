@@ -17,15 +17,25 @@ from psdist.config.combinations import text_of_both
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
 
-_ROUNDS = "what a round takes says which codecs to have where groups make rounds together"
+_ONE = "what rounds take says one thing at a time: the mode, its bound or the codecs"
 _TRIED = "codecs that psdist changes were not tried with it yet"
+_LENGTH = (
+    "rounds become longer and shorter meanwhile, so what they took with one codec says nothing of "
+    "another"
+)
 
 OTHERS: Final = (
-    Other({"mode": "ssp"}, _ROUNDS, "mode = sync"),
-    Other({"mode": "async"}, _ROUNDS, "mode = sync"),
-    Other({"mode": "auto"}, f"{_ROUNDS}; one of them changes", "mode = sync"),
+    Other({"mode": "ssp"}, ""),
+    Other({"mode": "async"}, ""),
+    Other({"mode": "auto"}, _ONE, "mode = sync, ssp or async"),
+    Other({"staleness_to": 1, "mode": "ssp", "staleness": 0}, _ONE, "no staleness_to"),
     Other({"schedule": "0: sync; 100: ssp:2"}, "one of them says the codecs", "no schedule"),
-    Other({"set_mode": "allowed"}, _ROUNDS, "set_mode = refused"),
+    Other(
+        {"set_mode": "allowed"},
+        "what rounds took in one mode says nothing of another, and which codecs there are depends "
+        "on it",
+        "set_mode = refused",
+    ),
     Other({"push_codec": "int8"}, ""),
     Other({"pull_codec": "int8"}, ""),
     Other(
@@ -33,9 +43,15 @@ OTHERS: Final = (
         "what one codec has left out would be lost when another one comes",
         "feedback = on",
     ),
-    Other({"backup": 1}, _TRIED, "backup = 0"),
-    Other({"freeze_step": 500}, _TRIED, "freeze_step = 0"),
-    Other({"local_steps": 2}, _TRIED, "local_steps = 1"),
+    Other(
+        {"backup": 1},
+        "a group tells nothing of rounds that it misses, so what a round takes is not known",
+        "backup = 0",
+    ),
+    Other({"freeze_step": 500}, ""),
+    Other({"local_steps": 2}, ""),
+    Other({"steps_by": "speed", "local_steps": 2}, _LENGTH, "steps_by = count"),
+    Other({"steps_by": "loss", "local_steps": 2}, _LENGTH, "steps_by = count"),
     Other({"max_deaths": 1}, ""),
     Other({"replication": "buddy", "servers": 2}, _TRIED, "replication = none"),
     Other({"resume": True}, ""),

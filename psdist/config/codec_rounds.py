@@ -22,6 +22,8 @@ AUTO: Final = "auto"
 """The codec with which psdist chooses."""
 LADDER: Final = tuple(map(parse_both, ("none", "fp16", "int8", "int4", "int4/sign")))
 """Among these, the least lossy first."""
+_LEAST_PULL: Final = LADDER[1].pull
+"""Of pulls that are no differences, the one of the fewest bytes."""
 
 
 class CodecsFrom(NamedTuple):
@@ -48,15 +50,18 @@ def is_controlled(config: RunConfig) -> bool:
 
 def ladder_of(config: RunConfig) -> tuple[Codecs, ...]:
     """Of ``codec = auto``: all that may come, the least lossy first, the first one from round 0 on;
-    a direction whose codec is given keeps it."""
+    a direction whose codec is given keeps it. Where groups hold different versions, and servers
+    keep none of them (ssp and async without ``pull_copies``), a pull is in 16 bits at least."""
     given = codecs_of(codec=None, push_codec=config.push_codec, pull_codec=config.pull_codec)
+    has_all = modes_that_may_come(config) == ("sync",) or config.pull_copies == "on"
+    pulls = [each.pull if has_all or each.pull.is_none else _LEAST_PULL for each in LADDER]
     return tuple(
         dict.fromkeys(
             Codecs(
                 push=each.push if config.push_codec is None else given.push,
-                pull=each.pull if config.pull_codec is None else given.pull,
+                pull=pull if config.pull_codec is None else given.pull,
             )
-            for each in LADDER
+            for each, pull in zip(LADDER, pulls, strict=True)
         )
     )
 

@@ -26,7 +26,8 @@ class BoundControl(Controller):
     def __init__(self, *, num_groups: int, lowest: int, highest: int) -> None:
         """The run begins with the ``lowest``."""
         # What round 0 has taken nobody knows: it begins before there is an iteration.
-        super().__init__(Window(num_groups=num_groups, first=1))
+        self._window = Window(num_groups=num_groups, first=1)
+        super().__init__(self._window)
         self._lowest, self._highest = lowest, highest
         self.bound = lowest
 

@@ -9,18 +9,12 @@ feeds it what was recorded and must get the same decisions.
     decision = control.judge()                                # None, or the level to change to
     control.committed(decision, 140)                          # it rules from round 140 on
 
-Codecs are *levels*, the least lossy first. In sync a round takes as long as its slowest group, own
-time and wait together; what no group computes meanwhile is *exposed*:
-
-    round = max over groups (own + wait),    exposed = round - max over groups own
-
-each the median over a window of rounds. What is sent while others compute is not exposed: where it
-all hides, fewer bytes make no round shorter. Of levels that were tried both are known. Of others
-own time is as of the nearest level that was, and exposed time follows the bytes: on the line
-through the two levels whose bytes are nearest; where one is known, on that through it and the
-exposed time that an earlier line has shown to be there without bytes, 0 at first. The level to be
-at is the least lossy one whose round is at most :data:`SLACK` longer than the shortest; to what was
-not seen it goes back one level at a time, for what hides now may not hide there.
+Codecs are *levels*, the least lossy first. How long a round takes at each of them
+:mod:`psdist.controller.paces` and :mod:`psdist.controller.level_times` say: in sync and ssp of all
+groups together, in async, where none waits for another one, of each by itself, and all together
+make rounds at the sum of their rates. The level to be at is the least lossy one whose round is at
+most :data:`SLACK` longer than the shortest; to what was not seen it goes back one level at a time,
+for what hides now may not hide there.
 
 What was seen counts for :data:`LASTS` windows, twice as long for each time that a level was gone to
 in vain, and no longer than until the level of now takes half or twice as much waiting as before,
@@ -38,12 +32,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from statistics import median_low
+from statistics import harmonic_mean, median_low
 from typing import Final, NamedTuple
 
+from psdist.controller import paces
 from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
-from psdist.controller.kept import KeptCodecs, are_starts, from_place
+from psdist.controller.kept import KeptCodecs, are_starts, at_place, from_place
+from psdist.controller.level_times import LevelTimes, Seen
 from psdist.controller.loss_guard import LossGuard
+from psdist.controller.own_window import OwnWindow
+from psdist.controller.paces import Pace
 
 SLACK: Final = 0.10
 """Of the shortest round: so much longer one may be with a less lossy level,"""
@@ -60,15 +58,20 @@ _MOST_VAIN: Final = 6
 _MILLION: Final = 1e6
 
 
-class _Seen(NamedTuple):
-    own_us: int
-    exposed_us: int
-    window: int
-    """The how-manieth it was."""
+_JOINT: Final = -1
+"""All groups, in place of one of them."""
 
-    @property
-    def round_us(self) -> int:
-        return self.own_us + self.exposed_us
+
+class _Look(NamedTuple):
+    """What a window says."""
+
+    first: int
+    last: int
+    """Rounds."""
+    paces: dict[int, tuple[int, Pace]]
+    """By group, or of all of them: under which level, and how it was."""
+    errors: dict[int, int]
+    """By level, millionths that pushes have left out."""
 
 
 class CodecControl(Controller):
@@ -77,13 +80,27 @@ class CodecControl(Controller):
         *,
         num_groups: int,
         names: Sequence[str],
+        mode: str = "sync",
+        staleness: int = 0,
         error_budget: float | None = None,
         loss_patience: int | None = None,
+        freeze_step: int = 0,
     ) -> None:
-        """``names``: of the levels, the first of which the run begins with; ``error_budget``: the
-        most that pushes may leave out, relative to what they were to bring; ``loss_patience``: for
-        how many windows the loss may stand still under a level, where losses are reported."""
-        super().__init__(Window(num_groups=num_groups, first=FIRST))
+        """``names``: of the levels, the first of which the run begins with; ``mode``,
+        ``staleness``: the run's, which stay; ``error_budget``: the most that pushes may leave out,
+        relative to what they were to bring; ``loss_patience``: for how many windows the loss may
+        stand still under a level, where losses are reported; ``freeze_step``: rounds before this
+        one are not looked at, so that codecs come when Adam's second moment stays."""
+        first = max(FIRST, freeze_step)
+        self._window: Window | OwnWindow
+        if mode == "sync":
+            self._window = Window(num_groups=num_groups, first=first)
+        else:
+            waits = mode == "ssp"
+            self._window = OwnWindow(num_groups=num_groups, first=first, waits_for_all=waits)
+        super().__init__(self._window)
+        self._mode, self._staleness = mode, staleness
+        self._freeze_step = freeze_step
         self._names = names
         self._budget = error_budget
         self._guard = LossGuard(loss_patience) if loss_patience is not None else None
@@ -96,11 +113,10 @@ class CodecControl(Controller):
         self._here = 0
         """Windows since the level of now rules."""
         self._came_from = 0
-        self._seen: dict[int, _Seen] = {}
+        self._times: dict[int, LevelTimes] = {}
+        """By group, or of all of them."""
         self._errors: dict[int, tuple[int, int]] = {}
         """By level: millionths that pushes have left out, and in which window."""
-        self._fixed_us = 0.0
-        """Exposed time that no bytes make shorter, as the line through two levels has said last."""
         self._vain: dict[int, int] = {}
         """By level: how often running it was left after a single window, to where it came from."""
 
@@ -118,19 +134,22 @@ class CodecControl(Controller):
         assert self._guard is not None
         self._guard.report(count, total)
 
+    def lose(self, group: int) -> None:
+        super().lose(group)
+        self._times.pop(group, None)
+
     def judge(self) -> Decision | None:
-        first = self._window.first
-        if not self._sizes or (rounds := self._window.take()) is None:
+        if not self._sizes or (look := self._look()) is None:
             return None
         self._num_windows += 1
         self._here += 1
-        self._take_in(rounds)
+        self._take_in(look)
         if self._guard is not None and self._guard.stands_still() and self.level:
             self._lossiest = self.level - 1
         level = self._best()
         if level == self.level:
             return None
-        return Decision("sync", 0, self._reason(level, first), level)
+        return Decision(self._mode, self._staleness, self._reason(level, look), level)
 
     def committed(self, decision: Decision, round_number: int) -> None:
         left, to = self.level, decision.level
@@ -141,13 +160,22 @@ class CodecControl(Controller):
         self._starts = [*earlier, (round_number, to)]
         if self._guard is not None:
             self._guard.begin()
-        self._window.begin(max(round_number + SETTLES, self._window.first))
+        self._begin(round_number, round_number + SETTLES)
+
+    def _begin(self, round_number: int, first: int) -> None:
+        """What rules from this round on is looked at from ``first`` on."""
+        first = max(first, self._freeze_step)
+        if isinstance(self._window, OwnWindow):
+            self._window.change(round_number, first)
+        else:
+            self._window.begin(max(first, self._window.first))
 
     # -- from attempt to attempt ----------------------------------------------------------------
 
     def kept(self, clock: int) -> KeptCodecs:
         """For a checkpoint of ``clock`` rounds. Of rounds that no window has looked at yet nothing
-        is kept."""
+        is kept; and nothing of how long rounds of single groups take, which may be others then."""
+        times = self._times.get(_JOINT, LevelTimes())
         return KeptCodecs(
             names=tuple(self._names),
             starts=from_place(self._starts, clock),
@@ -155,9 +183,9 @@ class CodecControl(Controller):
             num_windows=self._num_windows,
             here=self._here,
             came_from=self._came_from,
-            seen=tuple((level, *self._seen[level]) for level in sorted(self._seen)),
+            seen=tuple((level, *each) for level, each in sorted(times.seen.items())),
             errors=tuple((level, *self._errors[level]) for level in sorted(self._errors)),
-            fixed_us=self._fixed_us,
+            fixed_us=times.fixed_us,
             vain=tuple(sorted(self._vain.items())),
             guard=self._guard.kept() if self._guard is not None else None,
         )
@@ -185,43 +213,65 @@ class CodecControl(Controller):
         self._starts = [*kept.starts]
         self.level, self._lossiest = kept.starts[-1][1], kept.lossiest
         self._num_windows, self._here = kept.num_windows, kept.here
-        self._came_from, self._fixed_us = kept.came_from, kept.fixed_us
-        self._seen = {level: _Seen(*each) for level, *each in kept.seen}
+        self._came_from = kept.came_from
+        if kept.seen and self._mode != "async":
+            times = self._times[_JOINT] = LevelTimes()
+            times.seen = {level: Seen(*each) for level, *each in kept.seen}
+            times.fixed_us = kept.fixed_us
         self._errors = {level: (error, window) for level, error, window in kept.errors}
         self._vain = dict(kept.vain)
         if self._guard is not None and kept.guard is not None:
             self._guard.go_on(kept.guard)
         # As at the beginning of a run: memory is made, and connections are opened.
-        self._window.begin(max(first_round, kept.starts[-1][0]) + FIRST)
+        for start, _ in kept.starts:
+            self._begin(start, max(first_round, start) + FIRST)
 
     # -- what was seen --------------------------------------------------------------------------
 
-    def _take_in(self, rounds: Sequence[Sequence[Times]]) -> None:
-        by_round = list(zip(*rounds, strict=True))
-        own_us = median_low(max(each.own_us for each in groups) for groups in by_round)
-        round_us = median_low(
-            max(each.own_us + each.wait_us for each in groups) for groups in by_round
-        )
-        error = max(median_low(each.error_ppm for each in group) for group in rounds)
-        now = _Seen(own_us, max(0, round_us - own_us), self._num_windows)
-        before = self._seen.get(self.level)
-        if before is not None and _is_another_network(before, now):
-            self._seen.clear()
+    def _look(self) -> _Look | None:
+        """At the next window, once it is whole."""
+        if isinstance(self._window, OwnWindow):
+            return self._look_at_own(self._window)
+        first = self._window.first
+        if (rounds := self._window.take()) is None:
+            return None
+        error = max(map(_error, rounds))
+        pace = self.level, paces.in_sync(rounds)
+        return _Look(first, first + WINDOW - 1, {_JOINT: pace}, {self.level: error})
+
+    def _look_at_own(self, window: OwnWindow) -> _Look | None:
+        if (found := window.take()) is None:
+            return None
+        starts = tuple(self._starts)
+        levels = {group: at_place(starts, each.since) for group, each in found.items()}
+        if self._mode == "ssp":
+            each_pace = {_JOINT: (self.level, paces.in_ssp([x.rounds for x in found.values()]))}
+        else:
+            each_pace = {
+                group: (levels[group], paces.alone(each.rounds)) for group, each in found.items()
+            }
+        errors: dict[int, int] = {}
+        for group, each in found.items():
+            level = levels[group]
+            errors[level] = max(errors.get(level, 0), _error(each.rounds))
+        first = min(each.first for each in found.values())
+        last = max(each.first for each in found.values()) + WINDOW - 1
+        return _Look(first, last, each_pace, errors)
+
+    def _take_in(self, look: _Look) -> None:
+        num_changed = 0
+        for group, (level, pace) in look.paces.items():
+            times = self._times.setdefault(group, LevelTimes())
+            num_changed += times.take_in(level, Seen(*pace, self._num_windows))
+        if num_changed and 2 * num_changed >= len(look.paces):
             self._vain.clear()
-        self._seen[self.level] = now
-        self._errors[self.level] = error, self._num_windows
-        self._seen = {
-            level: seen for level, seen in self._seen.items() if self._counts(level, seen.window)
-        }
+        for level, error in look.errors.items():
+            self._errors[level] = error, self._num_windows
+        for times in self._times.values():
+            times.keep(self._counts, self._sizes)
         self._errors = {
             level: each for level, each in self._errors.items() if self._counts(level, each[1])
         }
-
-        known = self._known()
-        if len(known) > 1:
-            small, large = min(known), max(known)
-            slope = max(0.0, (known[large] - known[small]) / (large - small))
-            self._fixed_us = max(0.0, known[small] - slope * small)
 
     def _counts(self, level: int, window: int) -> bool:
         return self._num_windows - window <= LASTS << self._vain.get(level, 0)
@@ -229,27 +279,22 @@ class CodecControl(Controller):
     # -- what is expected -----------------------------------------------------------------------
 
     def _round_us(self, level: int) -> float:
-        """With this level; as it was seen, or is expected."""
-        if (seen := self._seen.get(level)) is not None:
-            return seen.round_us
-        nearest = min(self._seen, key=lambda each: (abs(each - level), each))
-        return self._seen[nearest].own_us + self._exposed_us(self._sizes[level])
+        """With this level; as it was seen, or is expected. Groups that wait for no other make
+        rounds at the sum of their rates: one of all of them takes the harmonic mean."""
+        return harmonic_mean([times.round_us(level, self._sizes) for times in self._times.values()])
 
-    def _known(self) -> dict[int, int]:
-        """Bytes -> exposed time, of what was seen."""
-        return {self._sizes[level]: seen.exposed_us for level, seen in sorted(self._seen.items())}
+    def _waiting_us(self) -> float:
+        """Of a round under the level of now: what of it is exposed, each group's part as often as
+        it makes a round."""
+        of_groups = self._times.values()
+        rounds = [max(1.0, each.round_us(self.level, self._sizes)) for each in of_groups]
+        exposed = [each.exposed_us(self.level, self._sizes) for each in of_groups]
+        parts = sum(part / took / took for part, took in zip(exposed, rounds, strict=True))
+        return harmonic_mean(rounds) * parts / sum(1 / took for took in rounds)
 
-    def _exposed_us(self, size: int) -> float:
-        known = self._known()
-        sizes = sorted(known)
-        if len(sizes) == 1:
-            fixed_us = min(self._fixed_us, known[sizes[0]])
-            return fixed_us + (known[sizes[0]] - fixed_us) * size / sizes[0]
-        place = sum(each < size for each in sizes)  # so many are smaller
-        small, large = sizes[max(0, min(place - 1, len(sizes) - 2)) :][:2]
-        slope = max(0.0, (known[large] - known[small]) / (large - small))
-        nearer = large if 2 * size > small + large else small
-        return max(0.0, known[nearer] + slope * (size - nearer))
+    def _is_seen(self, level: int) -> bool:
+        """By all groups that have come to the level of now."""
+        return all(level in each.seen for each in self._times.values() if self.level in each.seen)
 
     def _best(self) -> int:
         """The level to be at."""
@@ -264,7 +309,7 @@ class CodecControl(Controller):
             for each in allowed
             if each == self.level or rounds[each] <= (1 + SLACK_BACK) * shortest
         )
-        return back if back in self._seen else max(back, self.level - 1)
+        return back if self._is_seen(back) else max(back, self.level - 1)
 
     def _is_allowed(self, level: int) -> bool:
         """By the loss, and within the budget; of a level that was not seen only where the one
@@ -279,23 +324,21 @@ class CodecControl(Controller):
 
     # -- in words -------------------------------------------------------------------------------
 
-    def _reason(self, level: int, first: int) -> str:
-        now = self._seen[self.level]
+    def _reason(self, level: int, look: _Look) -> str:
         told = (
-            f"iterations {first} to {first + WINDOW - 1}: {now.round_us / 1e3:.2f} ms each with "
-            f"{self._names[self.level]}, {now.exposed_us / 1e3:.2f} ms of them waiting"
+            f"iterations {look.first} to {look.last}: {self._round_us(self.level) / 1e3:.2f} ms "
+            f"each with {self._names[self.level]}, {self._waiting_us() / 1e3:.2f} ms of them "
+            "waiting"
         )
         if self._guard is not None and self.level > self._lossiest:
             told += f", {self._guard.words}"
         elif not self._is_allowed(self.level):
             error = self._errors[self.level][0] / _MILLION
             told += f", {error:.4f} left out of a push where {self._budget} is allowed"
-        is_seen = "seen" if level in self._seen else "expected"
+        is_seen = "seen" if self._is_seen(level) else "expected"
         return f"{told}; {self._round_us(level) / 1e3:.2f} ms {is_seen} with {self._names[level]}"
 
 
-def _is_another_network(before: _Seen, now: _Seen) -> bool:
-    """Whether waiting takes half as much or twice as much as before, and is a part of the round
-    that counts."""
-    least, most = sorted((before.exposed_us, now.exposed_us))
-    return most >= 2 * least and most - least > SLACK * max(before.round_us, now.round_us)
+def _error(rounds: Sequence[Times]) -> int:
+    """What a group's pushes have left out, in millionths."""
+    return median_low(each.error_ppm for each in rounds)

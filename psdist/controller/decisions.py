@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 WINDOW: Final = 20
 """Rounds that a decision looks at, all of them under what rules now."""
@@ -98,12 +98,26 @@ class Window:
                 del rounds[each]
 
 
+class Watched(Protocol):
+    """What is told of rounds: :class:`Window`, or :class:`psdist.controller.own_window.OwnWindow`
+    where groups are in different ones."""
+
+    @property
+    def groups(self) -> frozenset[int]: ...
+
+    def lose(self, group: int) -> None: ...
+
+    def admit(self, group: int, first_round: int) -> None: ...
+
+    def add(self, seen: Observation) -> None: ...
+
+
 class Controller(ABC):
     """What :mod:`psdist.controller.mode`, :mod:`psdist.controller.bound` and
     :mod:`psdist.controller.codec` have in common."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
         self._sizes: Sequence[int] = ()
         """By level: bytes of one group's exchange, both ways; () before they are known."""
 
@@ -114,19 +128,19 @@ class Controller(ABC):
     @property
     def groups(self) -> frozenset[int]:
         """Those that are in the job."""
-        return self._window.groups
+        return self._watched.groups
 
     def observe(self, seen: Observation) -> None:
         """What these rounds of a group, one of :attr:`groups`, have taken."""
-        self._window.add(seen)
+        self._watched.add(seen)
 
     def lose(self, group: int) -> None:
         """One of :attr:`groups` has died."""
-        self._window.lose(group)
+        self._watched.lose(group)
 
     def admit(self, group: int, first_round: int) -> None:
         """Another one has joined, with its first round there."""
-        self._window.admit(group, first_round)
+        self._watched.admit(group, first_round)
 
     @abstractmethod
     def judge(self) -> Decision | None:

@@ -37,7 +37,8 @@ class ModeControl(Controller):
     def __init__(self, *, num_groups: int, staleness: int) -> None:
         """``staleness``: the bound of ssp; the run begins in sync."""
         # What round 0 has taken nobody knows: it begins before there is an iteration.
-        super().__init__(Window(num_groups=num_groups, first=1))
+        self._window = Window(num_groups=num_groups, first=1)
+        super().__init__(self._window)
         self._staleness = staleness
         self.mode = "sync"
 

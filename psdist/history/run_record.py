@@ -106,6 +106,8 @@ class RunRecord(BaseModel):
     """Of what psdist chooses: the part of a push that its codec may leave out,"""
     loss_patience: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """and for how many windows the loss may stand still under it."""
+    freeze_step: _Count = 0
+    """Steps after which the second moment of Adam stays; psdist chooses no codec before."""
     rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """So many times the least loss end the run; null where none does."""
     pipeline: _Count = 0

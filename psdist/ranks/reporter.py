@@ -207,6 +207,7 @@ class Reporter:
             ladder=self._codecs.ladder,
             error_budget=context.config.error_budget,
             loss_patience=context.config.loss_patience,
+            freeze_step=context.config.freeze_step,
             rollback=context.config.rollback,
             groups=context.roles.groups,
             num_substitutes=context.roles.num_substitutes,

@@ -337,7 +337,8 @@ def policy_of(config: RunConfig) -> Policy:
     """What servers demand in each round."""
     parts = schedule_of(config)
     if is_auto(config):
-        return Changing(policy_for("sync", staleness=0), keeps_mode=True)
+        first = policy_for(parts[0].mode, staleness=parts[0].staleness)
+        return Changing(first, keeps_mode=True)
     if mode_by(config) in ("script", "auto"):
         return Changing(policy_for(parts[0].mode, staleness=parts[0].staleness))
     if len(parts) == 1:

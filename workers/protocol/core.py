@@ -140,6 +140,8 @@ class WorkerCore:
         self._first_clock = 0
         self._turns: Turns | None = None
         self._num_levels = 0
+        self._said: list[tuple[int, BeginCodecs]] = []
+        """Of whom to a substitute that has not taken its slice yet."""
         self._untold: dict[int, int] = {}
         """Servers whose shards are made anew, and who does: this worker has still to tell what it
         holds."""
@@ -291,6 +293,9 @@ class WorkerCore:
     def _on_begin_codecs(self, peer: int, message: BeginCodecs) -> list[Action]:
         """Every server says so, before its first parameters for that round; one may be late, and
         another one's next change be here already."""
+        if self._slice is None and self.seat.is_substitute:
+            self._said.append((peer, message))
+            return []
         turns, change = self._turns, (message.number, message.round, message.level)
         is_known = 0 <= message.level < self._num_levels and not is_worker(peer)
         if turns is None or not is_known or not turns.begin(*change):
@@ -401,6 +406,9 @@ class WorkerCore:
         self._slice.generation = self.sets[0]._membership.generation
         self._first_clock = first_clock
         self._turns, self._num_levels = turns, num_levels
+        for peer, message in self._said:
+            self._on_begin_codecs(peer, message)
+        self._said.clear()
         self._awaited = self._slice.awaited
         self._handlers[Offered] = self._slice.on_offered
         self._handlers[Arrived] = self._slice.on_arrived

@@ -61,7 +61,7 @@ class Changed(_Line):
     """The mode has changed, for each set from this round on, or (``level``) the codecs have."""
 
     rounds: Annotated[list[_Count], Field(min_length=1)]
-    mode: Literal["sync", "ssp"]
+    mode: Literal["sync", "ssp", "async"]
     staleness: _Count
     why: str
     level: Annotated[int, Field(ge=-1, lt=2**31)] = -1
@@ -348,8 +348,11 @@ def _controller(run: RunRecord) -> Controller:
     return CodecControl(
         num_groups=run.first_substitute,
         names=[each.name for each in run.ladder],
+        mode=run.mode,
+        staleness=run.staleness or 0,
         error_budget=run.error_budget,
         loss_patience=run.loss_patience,
+        freeze_step=run.freeze_step,
     )
 
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import is_auto, ladder_of
 from psdist.config.combinations import text_of_both
+from psdist.config.modes import first_mode
 from psdist.config.settings import RunConfig
 from psdist.controller.codec import CodecControl
 from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps, Rollback, within_all
@@ -30,11 +31,15 @@ _FIRST_LEVELS: Final = ((0, 0),)
 
 def codec_control(config: RunConfig, num_groups: int) -> CodecControl:
     """That of ``codec = auto``, at the beginning of a run."""
+    first = first_mode(config)
     return CodecControl(
         num_groups=num_groups,
         names=[text_of_both(each) for each in ladder_of(config)],
+        mode=first.mode,
+        staleness=first.staleness,
         error_budget=config.error_budget,
         loss_patience=config.loss_patience,
+        freeze_step=config.freeze_step,
     )
 
 

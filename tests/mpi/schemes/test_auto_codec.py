@@ -23,11 +23,24 @@ def run_script(folder: Path, *options: str, passed: tuple[str, ...]) -> Complete
     return run_mpi(4, words, timeout_s=120, env=QUIET)
 
 
-def test_codecs_change_and_the_check_proves_every_change_and_every_message(tmp_path: Path) -> None:
-    done = run_script(tmp_path, "--codec", "auto", passed=("60",))
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="sync", marks=pytest.mark.slow),
+        pytest.param(
+            ("--mode", "ssp", "--staleness", "2", "--set", "pull_copies=on"), id="ssp, copies"
+        ),
+        pytest.param(("--mode", "async"), id="async", marks=pytest.mark.slow),
+        pytest.param(("--local-steps", "2"), id="local steps", marks=pytest.mark.slow),
+    ],
+)
+def test_codecs_change_and_the_check_proves_every_change_and_every_message(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run_script(tmp_path, "--codec", "auto", *options, passed=("60",))
     assert done.returncode == 0, done.text
     first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("seen.*")))
-    assert first == second
+    assert "--mode" in options or first == second
     run = tmp_path / "run"
     codecs = json.loads((run / "summary.json").read_text())["codecs"]
     assert codecs[0] == {"round": 0, "push": "none", "pull": "none", "why": "auto"}
@@ -38,5 +51,6 @@ def test_codecs_change_and_the_check_proves_every_change_and_every_message(tmp_p
     assert check.main(run) == 0
     lines = (run / "decisions.jsonl").read_text()
     assert '{"sized": {"sizes": [' in lines
-    (run / "decisions.jsonl").write_text(lines.replace('"level": ', '"level": 1'))
-    assert check.main(run) == 1
+    for forged in (('"level": ', '"level": 1'), ('"waits_us": [', '"waits_us": [9')):
+        (run / "decisions.jsonl").write_text(lines.replace(*forged))
+        assert check.main(run) == 1

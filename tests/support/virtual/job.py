@@ -519,7 +519,12 @@ class VirtualJob(SetOfJob):
             control = ModeControl(num_groups=len(self.groups), staleness=schedule.staleness)
         elif self.wire.is_ladder:
             names = [each.name for each in ladder_of(self.wire)]
-            control = CodecControl(num_groups=len(self.groups), names=names)
+            control = CodecControl(
+                num_groups=len(self.groups) - self.num_substitutes,
+                names=names,
+                mode=schedule.mode,
+                staleness=schedule.staleness if schedule.mode == "ssp" else 0,
+            )
         return Registrar(
             num_workers=num_workers,
             num_servers=schedule.servers,
@@ -787,7 +792,7 @@ class VirtualJob(SetOfJob):
             level = random.Random(f"{self.schedule.seed} level {number}").randrange(
                 1 + len(self.wire.later)
             )
-            decided = Decision("sync", 0, "a test", level)
+            decided = replace(decided, mode=self.schedule.mode, level=level)
         if registrar._may_change_mode:
             loop._do_as_registrar(registrar._modes.propose(decided))
 

@@ -7,7 +7,7 @@ prove_survival(job)
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -138,11 +138,17 @@ def with_buddies(schedule: Schedule) -> Schedule:
 
 
 def play_with_joins(
-    seed: int, *, server: int | None = None, base: Schedule | None = None, **broken: Any
+    seed: int,
+    *,
+    server: int | None = None,
+    base: Schedule | None = None,
+    proposals: Sequence[int] = (),
+    **broken: Any,
 ) -> JoiningJob:
     """Some workers die, each at a random event, but one group has none of them; some substitutes
     die in turn, while they idle, before they join, or behind that. ``server``: dies as well, at a
-    random event; servers have buddies then."""
+    random event; servers have buddies then. ``proposals``: after so many events the registrar
+    proposes other codecs."""
     pick = random.Random(f"{seed} substitutes")
     num_substitutes = pick.choice([1, 1, 2, 3])
     schedule = schedule_with_joins(seed, num_substitutes=num_substitutes, base=base)
@@ -171,7 +177,7 @@ def play_with_joins(
         if not job.registrar._is_ready:
             continue
         num_events += 1
-        if num_events in schedule.proposals:
+        if num_events in (schedule.proposals or proposals):
             job._propose(num_events)
         while wanted and num_events >= wanted[0]:
             wanted.pop(0)

@@ -53,6 +53,19 @@ def test_what_is_given_stays() -> None:
     assert "nothing is left to choose but int8/sign" in contradiction(both)
 
 
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_where_groups_hold_different_versions_pulls_are_casts_or_have_copies(mode: str) -> None:
+    casts = ["none", "fp16/fp16", "int8/fp16", "int4/fp16"]
+    assert names(RunConfig(codec="auto", mode=mode)) == casts
+    copies = RunConfig(codec="auto", mode=mode, pull_copies="on")
+    assert names(copies) == names(RunConfig(codec="auto"))
+    assert not contradiction(copies)
+    push = RunConfig(codec="auto", mode=mode, push_codec="int8")
+    assert names(push) == ["int8", "int8/fp16"]
+    pull = RunConfig(codec="auto", mode=mode, pull_codec="bf16")
+    assert names(pull) == ["none/bf16", "fp16/bf16", "int8/bf16", "int4/bf16"]
+
+
 def test_a_run_begins_with_the_first_and_may_have_them_all() -> None:
     config = RunConfig(codec="auto")
     assert text_of_both(coded(config)) == "none"
@@ -77,7 +90,27 @@ def test_a_run_begins_with_the_first_and_may_have_them_all() -> None:
             {"codec": "auto", "push_codec": "sign+burst:9"},
             "one that goes in full leaves out nothing",
         ),
-        ({"codec": "auto", "mode": "ssp"}, "codec = auto with mode = ssp: .* set mode = sync, or"),
+        (
+            {"codec": "auto", "mode": "auto"},
+            "codec = auto with mode = auto: .* set mode = sync, ssp",
+        ),
+        (
+            {"codec": "auto", "mode": "ssp", "staleness": "1", "staleness_to": "4"},
+            "codec = auto with staleness_to = 4: .* one thing at a time.* set no staleness_to",
+        ),
+        ({"codec": "auto", "mode": "ssp", "pull_codec": "int8"}, "set pull_copies = on"),
+        (
+            {"codec": "auto", "mode": "async", "pull_copies": "on", "pipeline": "1"},
+            "pipeline = 1 with pull_copies = on",
+        ),
+        (
+            {"codec": "auto", "local_steps": "4", "steps_by": "loss"},
+            "codec = auto with steps_by = loss: rounds become longer and shorter",
+        ),
+        (
+            {"codec": "auto", "backup": "1", "push_codec": "none"},
+            "codec = auto with backup = 1: a group tells nothing of rounds that it misses",
+        ),
         ({"codec": "auto/int8"}, "must be auto, a codec for both directions, or PUSH/PULL"),
     ],
 )

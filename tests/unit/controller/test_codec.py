@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any, Final
 
 import pytest
 
 from psdist.controller.codec import FIRST, LASTS, SETTLES, CodecControl
 from psdist.controller.decisions import WINDOW, Decision, Observation
+from psdist.controller.kept import at_place
+from psdist.controller.level_times import LevelTimes, Seen
 
 MS = 1000
 NAMES = ("none", "fp16", "int8", "int4", "int4/sign")
@@ -233,9 +236,10 @@ def test_where_fewer_bytes_took_longer_the_nearer_level_says_what_to_expect() ->
     tell(control, *[(20 * MS, 10 * MS, 0)] * 2)
     assert control.level == 2
     tell(control, *[(20 * MS, 12 * MS, 0)] * 2)
-    assert control._exposed_us(SIZES[1]) == 12 * MS
-    assert control._exposed_us(SIZES[0] - 1) == 10 * MS
-    assert control._exposed_us(SIZES[4]) == 12 * MS
+    (times,) = control._times.values()
+    sizes = [*SIZES, SIZES[0] - 1]
+    expected = {1: 12 * MS, 4: 12 * MS, 5: 10 * MS}
+    assert {level: times.exposed_us(level, sizes) for level in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -314,3 +318,197 @@ def test_the_loss_and_the_budget_both_hold() -> None:
 
 def test_without_a_patience_no_loss_is_read() -> None:
     assert not Run().control.reads_losses
+
+
+# -- where groups are in different rounds ---------------------------------------------------------
+
+
+class Apart:
+    """Groups that go on by themselves over links of their own; in ssp who is further ahead than the
+    bound waits until the others have come."""
+
+    def __init__(self, mode: str, links: list[Link], *, bound: int = 2, **given: Any) -> None:
+        self.control = CodecControl(
+            num_groups=len(links), names=NAMES, mode=mode, staleness=bound, **given
+        )
+        self.control.know_sizes(SIZES)
+        self.mode, self.links, self.bound = mode, links, bound
+        self.ends: list[list[int]] = [[0] for _ in links]
+        """By group: when each round had ended."""
+        self.said: list[Decision] = []
+        self.errors = (0, 500, 7_000, 120_000, 120_000)
+
+    @property
+    def clocks(self) -> list[int]:
+        return [len(each) - 1 for each in self.ends]
+
+    def train(self, until_us: int) -> list[int]:
+        """For so long; the levels that were changed to."""
+        since = len(self.said)
+        while min(each[-1] for each in self.ends) < until_us:
+            self._go_on(min(range(len(self.ends)), key=lambda group: self._may_begin(group)))
+        return [each.level for each in self.said[since:]]
+
+    def _may_begin(self, group: int) -> int:
+        """When its next round may begin; never while the others are too far behind."""
+        clock = self.clocks[group]
+        if self.mode == "ssp" and min(self.clocks) < clock - self.bound:
+            return 1 << 60
+        return self.ends[group][-1]
+
+    def _go_on(self, group: int) -> None:
+        clock = self.clocks[group]
+        own_us, exposed_us = self.links[group](at_place(tuple(self.control._starts), clock))
+        end = self.ends[group][-1] + own_us + exposed_us
+        if self.mode == "ssp" and clock + 1 > self.bound:
+            # The reply waits until all have made the rounds that the next one needs.
+            needed = clock + 1 - self.bound
+            others = [each[needed] for each in self.ends if len(each) > needed]
+            end = max([end, *others])
+        began = self.ends[group][-1]
+        self.ends[group].append(end)
+        error = self.errors[at_place(tuple(self.control._starts), clock)]
+        waits = [end - began - own_us]
+        self.control.observe(Observation(group, clock, [own_us], waits, [error]))
+        if (decision := self.control.judge()) is not None:
+            self.said.append(decision)
+            self.control.committed(decision, max(self.clocks) + 2)
+
+
+SECOND: Final = 1_000_000
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+@pytest.mark.parametrize(
+    ("us_per_byte", "level"), [(1.8, 0), (2.2, 1), (3.0, 1), (10.0, 2), (30.0, 3), (70.0, 4)]
+)
+def test_groups_that_are_alike_come_to_the_level_of_sync(
+    mode: str, us_per_byte: float, level: int
+) -> None:
+    run = Apart(mode, [link(us_per_byte)] * 3)
+    assert set(run.train(8 * SECOND)) <= {level}
+    assert run.control.level == level
+    assert all(each.mode == mode for each in run.said)
+
+
+def test_in_ssp_waiting_for_a_slower_group_brings_no_codec() -> None:
+    """The first one waits 41 of 61 ms; on the link 1.2 are lost."""
+    run = Apart("ssp", [link(1.0), link(1.0, own_us=60 * MS)])
+    assert run.train(8 * SECOND) == []
+    assert run.control._num_windows > 4
+
+
+def test_in_ssp_the_slow_link_of_one_group_brings_one() -> None:
+    run = Apart("ssp", [link(1.0), link(100.0)])
+    levels = run.train(20 * SECOND)
+    assert levels
+    assert run.control.level == 4
+
+
+def test_in_ssp_a_slow_link_of_who_is_ahead_anyway_brings_none() -> None:
+    """Its 20 and 30 ms are less than the 60 that the other one computes."""
+    run = Apart("ssp", [link(25.0), link(0.1, own_us=60 * MS)])
+    run.train(20 * SECOND)
+    assert run.control.level == 0
+
+
+def test_in_async_who_is_faster_counts_for_more() -> None:
+    """The slow group's link is good: of 200 ms it waits 1. The others make nearly all rounds, half
+    of whose time is their link's."""
+    run = Apart("async", [link(10.0, own_us=10 * MS)] * 2 + [link(1.0, own_us=200 * MS)])
+    run.train(20 * SECOND)
+    # 12, 6, 3, 1.5, 1 ms of 22, 16, 13, 11.5, 11.
+    assert run.control.level == 3
+    slow_links = [link(0.1, own_us=2 * MS), link(20.0, own_us=200 * MS)]
+    run = Apart("async", slow_links)
+    assert run.train(20 * SECOND) == [], "here it is the slow one's, which makes few anyway"
+
+
+def test_in_async_who_is_behind_holds_nobody_up() -> None:
+    """It is 20 times as slow, and comes to no change for a long time: what rules is decided by then
+    all the same, and what is known of it is of the level of its rounds."""
+    run = Apart("async", [link(300.0, own_us=5 * MS)] * 2 + [link(1.0, own_us=900 * MS)])
+    assert run.train(40 * SECOND) == [4]
+    (start, _), *_ = run.control._starts[1:]
+    assert run.clocks[2] < start, "it is before the change"
+    assert {*run.control._times[2].seen} == {0}
+    assert 4 in run.control._times[0].seen
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_a_link_that_is_fast_again_brings_what_is_less_lossy_back_group_by_group(mode: str) -> None:
+    run = Apart(mode, [link(1000.0), link(1000.0, own_us=40 * MS)])
+    assert run.train(60 * SECOND) == [4]
+    run.links = [link(0.5), link(0.5, own_us=40 * MS)]
+    assert run.train(80 * SECOND) == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_budget_and_patience_hold_where_groups_are_apart(mode: str) -> None:
+    run = Apart(mode, [link(1000.0)] * 2, error_budget=0.01)
+    levels = run.train(60 * SECOND)
+    assert levels[:4] == [1, 2, 3, 2]
+    run = Apart(mode, [link(1000.0)] * 2, loss_patience=1)
+    levels = []
+    for number in range(1, 41):
+        run.control.report(1, 5.0)
+        levels += run.train(number * 2 * SECOND)
+    assert levels == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+@pytest.mark.parametrize("errors", [(1100, 900), (900, 1100)])
+def test_where_groups_are_apart_the_largest_error_counts_too(
+    mode: str, errors: tuple[int, int]
+) -> None:
+    control = CodecControl(num_groups=2, names=NAMES, mode=mode, error_budget=0.001)
+    control.know_sizes(SIZES)
+
+    def tell(first: int, *errors_ppm: int) -> Decision | None:
+        for group, error in enumerate(errors_ppm):
+            told = [MS] * WINDOW, [500 * MS] * WINDOW, [error] * WINDOW
+            control.observe(Observation(group, first, *told))
+        return control.judge()
+
+    decision = tell(FIRST, 0, 0)
+    assert decision is not None
+    assert decision.level == 1
+    control.committed(decision, 50)
+    decision = tell(50 + SETTLES, *errors)
+    assert decision is not None
+    assert decision.level == 0
+    assert "0.0011 left out of a push where 0.001 is allowed" in decision.why
+
+
+def test_a_level_was_seen_when_all_that_are_at_this_one_have_seen_it() -> None:
+    control = CodecControl(num_groups=3, names=NAMES, mode="async")
+    control.know_sizes(SIZES)
+    control.level = 3
+    control._times = {group: LevelTimes() for group in range(3)}
+    here, there = Seen(MS, 10, 1), Seen(MS, 10, 1)
+    control._times[0].seen = {0: there, 3: here}
+    control._times[1].seen = {3: here}
+    control._times[2].seen = {0: there}  # it is behind
+    assert control._best() == 2
+    control._times[1].seen = {0: there, 3: here}
+    control._times[2].seen = {1: there}
+    assert control._best() == 0
+
+
+def test_who_dies_is_not_part_of_the_rate_any_more() -> None:
+    run = Apart("async", [link(1.0)] * 2)
+    run.train(2 * SECOND)
+    assert {*run.control._times} == {0, 1}
+    run.control.lose(1)
+    assert {*run.control._times} == {0}
+    run.links[1:] = []
+    run.ends[1:] = []
+    assert run.train(4 * SECOND) == []
+
+
+def test_a_frozen_moment_comes_before_codecs() -> None:
+    for mode in ("sync", "ssp"):
+        run = Apart(mode, [link(1000.0)] * 2, bound=0, freeze_step=100)
+        run.mode = "ssp"  # in sync all are in the same round, too
+        assert run.train(300 * SECOND) == [4]
+        assert run.said[0].why.startswith("iterations 100 to 119: ")

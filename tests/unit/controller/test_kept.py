@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from psdist.controller.codec import FIRST, CodecControl
+from psdist.controller.decisions import WINDOW, Observation
 from psdist.controller.kept import KeptGuard, KeptSteps, are_starts, at_place, from_place
 from psdist.controller.loss_guard import LossGuard
 from psdist.controller.loss_steps import LossStepControl
@@ -88,6 +89,37 @@ def test_a_change_that_was_set_for_a_later_round_is_kept() -> None:
     assert again.control.level == level
     assert again.control._window.first == last_round + FIRST
     assert run.control.kept(last_round).starts == ((0, level),)
+
+
+def test_what_single_groups_took_is_not_kept_nor_is_what_all_took_together_theirs() -> None:
+    """In async; in ssp as in sync."""
+    kept = trained().control.kept(200)
+    assert kept.seen
+    names = {"num_groups": 2, "names": NAMES}
+    for mode, has_seen in (("ssp", True), ("async", False)):
+        control = CodecControl(**names, mode=mode, staleness=2)  # type: ignore[arg-type]
+        control.know_sizes(SIZES)
+        control.go_on(kept, 200)
+        assert control.level == kept.starts[-1][1]
+        assert bool(control.kept(200).seen) == has_seen
+        assert control._window.first == 200 + FIRST
+        for group in range(2):
+            told = [30_000] * WINDOW, [1_000] * WINDOW
+            control.observe(Observation(group, 200, [1], [900_000]))
+            control.observe(Observation(group, 200 + FIRST, *told))
+        control.judge()
+        assert bool(control.kept(230).seen) == has_seen
+        assert [*control._times] == ([-1] if has_seen else [0, 1])
+
+
+def test_a_moment_that_is_not_frozen_yet_is_waited_for_behind_a_checkpoint_too() -> None:
+    kept = CodecControl(num_groups=1, names=NAMES, freeze_step=300).kept(100)
+    for mode in ("sync", "ssp"):
+        control = CodecControl(num_groups=1, names=NAMES, mode=mode, freeze_step=300)
+        control.go_on(kept, 100)
+        assert control._window.first == 300
+        control.go_on(kept, 400)
+        assert control._window.first == 400 + FIRST
 
 
 def test_what_is_of_no_such_run_is_refused() -> None:

@@ -60,7 +60,7 @@ def test_a_run_in_which_nothing_was_observed_has_no_lines(tmp_path: Path) -> Non
         *("", "[]", "5", '{"other": 1}', OBSERVED[:-1], OBSERVED.replace("[5]", "[-5]")),
         *(
             CHANGED.replace("[9]", "[]"),
-            CHANGED.replace("ssp", "async"),
+            CHANGED.replace("ssp", "auto"),
             CHANGED.replace("3", "-3"),
         ),
     ],
@@ -144,6 +144,31 @@ def test_a_change_of_codecs_that_follows_is_right() -> None:
 )
 def test_what_does_not_follow_is_found(lines: tuple[DecisionLine, ...], words: str) -> None:
     assert words in findings_of(*lines)
+
+
+@pytest.mark.parametrize(("mode", "staleness"), [("ssp", 3), ("async", None)])
+def test_where_groups_are_apart_each_one_s_own_rounds_are_looked_at(
+    mode: str, staleness: int | None
+) -> None:
+    """The second group is 70 rounds behind."""
+    run = RUN.model_copy(update={"mode": mode, "staleness": staleness})
+    lines = [sized(), observed(0, first_round=75), observed(1)]
+    why = WHY.replace("5 to 24", "5 to 94")
+    told = {"mode": mode, "staleness": staleness or 0, "level": 1, "why": why, "rounds": [97]}
+    right = DecisionLine.model_validate({"changed": told})
+    assert findings_of(*lines, right, run=run) == ""
+    assert "x/x was never set, although: iterations 5 to 94" in findings_of(*lines, run=run)
+    wrong = [{"mode": "sync", "staleness": 0}, {"staleness": 9}, {"why": WHY}, {"level": 0}]
+    for each in wrong:
+        line = DecisionLine.model_validate({"changed": {**told, **each}})
+        assert "what was observed calls for x/x" in findings_of(*lines, line, run=run), each
+
+
+def test_before_the_second_moment_stays_nothing_is_decided() -> None:
+    run = RUN.model_copy(update={"freeze_step": 25})
+    lines = [sized(), observed(0), observed(1)]
+    assert findings_of(*lines, run=run) == ""
+    assert "calls for no change" in findings_of(*lines, changed(), run=run)
 
 
 def test_what_a_run_that_was_cut_has_not_set_is_no_fault() -> None:
