@@ -52,6 +52,7 @@ from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import require_followable
+from psdist.script_passes import ScriptPasses
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
@@ -192,6 +193,16 @@ class Job:
         length: RoundLength | None = self._by_speed
         if context.config.steps_by == "loss":
             length = self._steps_by_loss()
+        self._passes: ScriptPasses | None = None
+        if context.config.local_steps == "epoch":
+            self._passes = ScriptPasses(
+                context,
+                worker=self.worker,
+                is_in_pass=lambda: self._loaders.seen.open_pass is not None,
+                trainers=lambda: self._sets.trainers,
+                take_over=lambda: self._sets.take_over(),
+            )
+            length = self._passes.length
         self._loaders = Loaders(
             seed=context.config.seed,
             worker=self.worker,
@@ -202,6 +213,7 @@ class Job:
             is_training=self._is_training,
             on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
             on_end_of_pass=lambda a_pass: self._checkpoints.on_end_of_pass(a_pass),
+            on_trained=self._passes.end if self._passes is not None else lambda *_: None,
             num_epochs=lambda: self._checkpoints.epochs.current,
             global_batch=context.config.global_batch,
             dealing=self._dealing() if self._by_speed is not None else None,
@@ -959,7 +971,7 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
-        for records in (self._hands, self._lengths):
+        for records in (self._hands, self._lengths, self._passes):
             if records is not None:
                 records.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]

@@ -29,7 +29,7 @@ from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of
 from psdist.config.combinations import text_of
 from psdist.config.modes import is_mixed, judging_mode
 from psdist.config.on_group_death import refuse_with_reforming
-from psdist.config.outer import ACCUMULATE, steps_on_workers
+from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import PREPARED, Brought
@@ -435,14 +435,27 @@ class ParameterSets:
                 "job.clip_grad_norm_ before each step, or keep to one of them"
             )
         if self._length is not None and len(self.sets) + len(optimizers) > 1:
-            why = {
-                "speed": "a round is the batches that a group is dealt, and several optimizers may "
-                "use them unlike",
-                "loss": "the loss is that of one training, and says how long its rounds are",
+            why, by, without = {
+                "speed": (
+                    "a round is the batches that a group is dealt, and several optimizers may use "
+                    "them unlike",
+                    "steps_by = speed",
+                    "steps_by = count",
+                ),
+                "loss": (
+                    "the loss is that of one training, and says how long its rounds are",
+                    "steps_by = loss",
+                    "steps_by = count",
+                ),
+                "count": (
+                    "a pass is a round of one training",
+                    "local_steps = epoch",
+                    "local_steps = a number",
+                ),
             }[self._config.steps_by]
             raise UsageError(
-                f"job.prepare of a second optimizer with steps_by = {self._config.steps_by}: "
-                f"{why}; prepare one optimizer, or set steps_by = count"
+                f"job.prepare of a second optimizer with {by}: {why}; prepare one optimizer, or "
+                f"set {without}"
             )
         if self._config.backup and len(self.sets) + len(optimizers) > 1:
             raise UsageError(
@@ -686,7 +699,7 @@ class ParameterSets:
             max_norm=max_norm if clips_itself else 0.0,
             is_alone=is_alone,
             pipeline=config.pipeline,
-            local_steps=config.local_steps,
+            has_rounds=self._has_rounds,
             has_skip=bool(with_skip),
             backup=config.backup,
             group_reforms=self._context.reforms_groups,
@@ -804,7 +817,7 @@ class ParameterSets:
 
     @property
     def _has_rounds(self) -> bool:
-        return self._config.local_steps > 1
+        return has_rounds(self._config)
 
     @property
     def _steps_here(self) -> bool:
@@ -841,13 +854,13 @@ class ParameterSets:
         return partial(
             AccumulatingTrainer,
             rounds=rounds,
-            steps=self._config.local_steps,
+            steps=counted_steps(self._config),
             has_pending=lambda: optimizer.pending.is_any,
         )
 
     def _rounds(self, optimizer: ServedOptimizer, max_norm: float) -> Rounds:
         return Rounds(
-            length=self._length or EqualSteps(self._config.local_steps),
+            length=self._length or EqualSteps(counted_steps(self._config)),
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             max_norm=max_norm,
             on_step=self._on_iteration,

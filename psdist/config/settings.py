@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from psdist.config.auto_codec import contradiction_of_auto_codec
 from psdist.config.backup import contradiction_of_backup
+from psdist.config.by_epoch import contradiction_of_epoch
 from psdist.config.by_loss import contradiction_of_loss
 from psdist.config.by_speed import contradiction_of_speed
 from psdist.config.codec_rounds import AUTO, contradiction_of_codecs, has_codecs
@@ -33,7 +34,7 @@ from psdist.config.modes import (
 )
 from psdist.config.on_group_death import contradiction_of_reforming
 from psdist.config.on_server_death import contradiction_of_rebuild
-from psdist.config.outer import ACCUMULATE, parse_outer
+from psdist.config.outer import ACCUMULATE, has_rounds, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.rollback import contradiction_of_rollback
 from psdist.config.stale import contradiction_of_stale
@@ -194,10 +195,11 @@ class RunConfig(BaseModel):
         allowed=f"a whole number from 2 to {_COUNT_MAX}",
         description="With backup: a group contributes to one round in so many; it is waited for.",
     )
-    local_steps: _Count = _setting(
+    local_steps: _Count | Literal["epoch"] = _setting(
         1,
-        allowed=_COUNT,
-        description="Steps of the script's optimizer on each group between two exchanges.",
+        allowed=f"{_COUNT}, or epoch",
+        description="Steps of the script's optimizer on each group between two exchanges; epoch: "
+        "those of a pass over the loader.",
     )
     steps_by: Literal["count", "speed", "loss"] = _setting(
         "count",
@@ -530,6 +532,8 @@ def contradiction(config: RunConfig) -> str:
         return wrong
     if wrong := contradiction_of_loss(config):
         return wrong
+    if wrong := contradiction_of_epoch(config):
+        return wrong
     if wrong := contradiction_of_rollback(config):
         return wrong
     if config.pipeline and modes_that_may_come(config) == ("sync",):
@@ -546,7 +550,7 @@ def contradiction(config: RunConfig) -> str:
             "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
             "others that they begin after it; set staleness = 1 or more, or pipeline = 0"
         )
-    if config.local_steps > 1 and config.pipeline:
+    if has_rounds(config) and config.pipeline:
         return (
             f"pipeline = 1 with local_steps = {config.local_steps}: a round awaits its replies; "
             "set pipeline = 0, or local_steps = 1"

@@ -89,6 +89,8 @@ class RunRecord(BaseModel):
     local_steps_by_loss: _Count = 0
     """Local steps that all groups make at first, and then as the loss calls for; 0: another rule
     says how many."""
+    has_rounds_by_pass: bool = False
+    """Whether a round ends with a pass over a loader."""
     backup: _Count = 0
     """So many groups may miss a round,"""
     backup_every: _Count = 0

@@ -227,6 +227,16 @@ class RoundTrainer(Trainer):
         self._rounds.length.exchanged()
         self._after_replies()
 
+    def end_pass(self, *, is_whole: bool) -> int:
+        """The pass over the loader is over, and so is the round: which one, or -1 where a
+        collective has ended it already. ``is_whole``: the script has not left it before."""
+        if not self._in_round:
+            return -1
+        clock = self.clock
+        for wait in self._end_round("the next batch", is_cut=not is_whole):
+            self._loop.carry_on(wait)
+        return clock
+
     def _require_cut(self, call: str) -> None:
         """Raises :class:`UsageError` where the round may not end with ``call``."""
         if written := self._flat.written_by_others():
