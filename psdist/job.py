@@ -199,8 +199,7 @@ class Job:
                 context,
                 worker=self.worker,
                 is_in_pass=lambda: self._loaders.seen.open_pass is not None,
-                trainers=lambda: self._sets.trainers,
-                take_over=lambda: self._sets.take_over(),
+                sets=lambda: self._sets,
             )
             length = self._passes.length
         self._loaders = Loaders(
@@ -565,6 +564,7 @@ class Job:
 
     def _steps_of(self, term: Term) -> tuple[int, ...]:
         self._require_open("loader")
+        self._sets.take_over()
         self._loop.begin_waiting(self.clock)
         asking = self._loop.steps_of(term)
         while True:
@@ -572,6 +572,7 @@ class Job:
                 self._loop.carry_on(next(asking))
             except StopIteration as done:
                 steps: tuple[int, ...] = done.value
+                self._sets.resume()
                 return steps
 
     def _on_dealt(self, dealt: Dealt | None) -> None:

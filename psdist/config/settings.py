@@ -34,7 +34,7 @@ from psdist.config.modes import (
 )
 from psdist.config.on_group_death import contradiction_of_reforming
 from psdist.config.on_server_death import contradiction_of_rebuild
-from psdist.config.outer import ACCUMULATE, has_rounds, parse_outer
+from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.rollback import contradiction_of_rollback
 from psdist.config.stale import contradiction_of_stale
@@ -549,11 +549,6 @@ def contradiction(config: RunConfig) -> str:
         return (
             "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
             "others that they begin after it; set staleness = 1 or more, or pipeline = 0"
-        )
-    if has_rounds(config) and config.pipeline:
-        return (
-            f"pipeline = 1 with local_steps = {config.local_steps}: a round awaits its replies; "
-            "set pipeline = 0, or local_steps = 1"
         )
     if config.local_steps == 1 and config.outer != "average":
         return (

@@ -9,13 +9,24 @@ Stich 2019; as a pseudo-gradient of an outer optimizer: Reddi et al. 2020, DiLoC
 are the next anchor. With SGD of lr 1 on the servers that is the mean over the groups, which weigh
 alike.
 
+With ``pipeline = 1`` the next round goes on from where this one has come to, and replies are worked
+in a round later. With s_c where round c began and z_c where it has come to, what is pushed is
+s_c - z_c; with r_c, the reply to that, which is there at the end of round c + 1,
+
+    s_(c+1) = r_(c-1) + (z_c - s_c)          (z_c, where no reply is outstanding)
+
+so what has come to the servers counts once, as part of the reply, and what has not is kept; with
+``average`` a group that is alone trains as if nothing were sent. (Delayed averaging: DaSGD, Zhou et
+al. 2020; Overlap Local-SGD, Wang et al. 2020; an outer step of delay, as in Streaming DiLoCo,
+Douillard et al. 2025.)
+
     trainer = LocalTrainer(rounds=Rounds(length=EqualSteps(16), ...), step=..., ...)  # as a Trainer
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +52,13 @@ class LocalTrainer(RoundTrainer):
             for piece, start in buffer.piece_starts
         }
         self._anchor = [flat.clone() for flat in self._flat.values]
+        """Where the round began."""
+        self._has_progress = False
+        """Whether the anchor is what the round has brought, until the values come to which that is
+        added."""
+        if self._pipelined is not None:
+            self._pipelined.newest = self._anchor
+            self._values.look_as_they_land()
 
     def _before_step(self) -> None:
         """A round begins with the servers' values."""
@@ -89,6 +107,23 @@ class LocalTrainer(RoundTrainer):
             is_skipped=not is_finite,
         )
 
+    def _before_exchange(self, reduced: Reduced) -> None:
+        if self._pipelined is None:
+            return
+        if reduced.is_skipped:  # what the round has brought is dropped
+            for anchor, values in self._pairs():
+                values.copy_(anchor)
+        if self._pipelined.is_pending:
+            self._has_progress = True
+            for anchor, values in self._pairs():
+                torch.sub(values, anchor, out=anchor)
+
     def _after_replies(self) -> None:
-        for anchor, values in zip(self._anchor, self._flat.values, strict=True):
+        has_progress, self._has_progress = self._has_progress, False
+        for anchor, values in self._pairs():
+            if has_progress:
+                values.add_(anchor)
             anchor.copy_(values)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return zip(self._anchor, self._flat.values, strict=True)
