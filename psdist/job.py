@@ -972,7 +972,7 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
-        for records in (self._hands, self._lengths, self._passes):
+        for records in (self._hands, self._lengths, self._passes, *self._sets.round_records):
             if records is not None:
                 records.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]
