@@ -58,14 +58,20 @@ def weight_of(rule: Literal["equal", "steps", "fednova"], *, steps: int, usual: 
 
 class LocalTrainer(RoundTrainer):
     def __init__(
-        self, *, step: Callable[[], Any], weight: Callable[[int], float], **options: Any
+        self,
+        *,
+        step: Callable[[], Any],
+        weight: Callable[[int], float],
+        on_made: Callable[[], None],
+        **options: Any,
     ) -> None:
         """``step()``: one of the script's optimizer on this worker, with the gradients in
         ``p.grad``; ``weight(steps)``: of what this worker brings to its group's difference of a
-        round of so many."""
+        round of so many; ``on_made()``: all steps of a round were made."""
         super().__init__(**options)
         self._step_here = step
         self._weight = weight
+        self._on_made = on_made
         self._places = {
             piece: (buffer.index, start)
             for buffer in self._partition.buffers
@@ -100,6 +106,7 @@ class LocalTrainer(RoundTrainer):
         self._flat.note_values()
 
     def _make_push(self) -> Row:
+        self._on_made()
         for index in self._mine:
             chunk = self._partition.chunks[index]
             stretch = slice(chunk.start, chunk.start + chunk.length)
