@@ -3,6 +3,7 @@ and nothing of what groups have come to is lost or counts twice."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def run(script: Script, path: Path, *, seed: int = 0, **settings: Any) -> Outcome:
-    groups = settings.pop("groups", ((0,),))
+    groups, resumes = settings.pop("groups", ((0,),)), settings.pop("resumes", False)
     given = {
         "mode": "async",
         "pipeline": 1,
@@ -46,7 +47,7 @@ def run(script: Script, path: Path, *, seed: int = 0, **settings: Any) -> Outcom
         **settings,
     }
     case = Case(name="rounds", script=script, groups=groups, servers=2, settings=given)
-    outcome = run_virtually(case, path, seed=seed, link=WILD)
+    outcome = run_virtually(case, path, seed=seed, link=WILD, resumes=resumes)
     if given["record"]:
         outcome.checked()
     return outcome
@@ -352,6 +353,37 @@ def test_a_round_of_an_epoch_awaits_the_replies_of_the_one_before(
     )
     assert outcome.summary["rounds_cut"] == 0
     assert all(each["clocks"] == [1, 2, 3] for each in outcome.results)
+
+
+def test_a_run_goes_on_from_a_checkpoint_behind_an_outstanding_reply(tmp_path: Path) -> None:
+    """A group that is alone, which ends with the bits of a run that nobody has ended."""
+
+    def script_of(has_checkpoint: bool) -> Script:
+        def script(job: Job, _stage: Stage) -> Result:
+            model = PROBLEM.model()
+            model, optimizer = job.prepare(model, sgd(model.parameters()))
+            job.state.setdefault("step", 0)
+            for _ in job.epochs(2):
+                for x, y in job.loader(by_pass_cases.data(), batch_size=2):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    job.state["step"] += 1
+                    if has_checkpoint and job.state["step"] == 9:
+                        job.checkpoint()
+            job.barrier()
+            return {"parameters": flat(model), "clock": job.clock}
+
+        return script
+
+    groups = ((0, 1),)
+    whole = run(script_of(has_checkpoint=True), tmp_path / "whole", groups=groups)
+    again = Path(shutil.copytree(tmp_path / "whole", tmp_path / "again"))
+    given: dict[str, Any] = {"groups": groups, "resumes": True, "resume": True}
+    resumed = run(script_of(has_checkpoint=False), again, **given)
+    for ours, others in zip(resumed.results, whole.results, strict=True):
+        assert torch.equal(ours["parameters"], others["parameters"])
+        assert ours["clock"] == others["clock"]
 
 
 # -- versions that are wrong -----------------------------------------------------------------

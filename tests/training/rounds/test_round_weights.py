@@ -19,7 +19,7 @@ from psdist.job import Job
 from psdist.transport.virtual import LinkModel
 from psdist.workers.rounds.differences import weight_of
 from tests.support.programs.training import by_speed_cases
-from tests.support.programs.training.by_pass_cases import PROBLEM
+from tests.support.programs.training.by_pass_cases import PROBLEM, data
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat
 from tests.support.programs.training.virtual_job import run_virtually
@@ -140,6 +140,33 @@ def test_groups_of_other_speeds_weigh_by_what_they_have_made(rule: str, tmp_path
 @pytest.mark.parametrize("beside", [{"steps_by": "loss"}, {"outer": "nesterov", "codec": "int8"}])
 def test_it_goes_with(beside: dict[str, Any], tmp_path: Path) -> None:
     run(training, tmp_path, round_weights="steps", **beside)
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_nobody_ended(tmp_path: Path) -> None:
+    def script_of(has_checkpoint: bool) -> Script:
+        def script(job: Job, _stage: Stage) -> Result:
+            model = PROBLEM.model()
+            model, optimizer = job.prepare(model, sgd(model))
+            job.state.setdefault("step", 0)
+            for _ in job.epochs(2):
+                for x, y in job.loader(data(), batch_size=2):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    job.state["step"] += 1
+                    if has_checkpoint and job.state["step"] == 6:  # in the middle of a round
+                        job.checkpoint()
+            job.barrier()
+            return {"parameters": flat(model)}
+
+        return script
+
+    whole = run(script_of(has_checkpoint=True), tmp_path / "whole", round_weights="fednova")
+    again = Path(shutil.copytree(tmp_path / "whole", tmp_path / "again"))
+    given: dict[str, Any] = {"round_weights": "fednova", "resumes": True, "resume": True}
+    resumed = run(script_of(has_checkpoint=False), again, **given)
+    for ours, others in zip(resumed.results, whole.results, strict=True):
+        assert torch.equal(ours["parameters"], others["parameters"])
 
 
 def test_two_sets_are_proved_apart(tmp_path: Path) -> None:
