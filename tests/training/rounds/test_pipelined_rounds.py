@@ -184,14 +184,14 @@ def test_with_average_a_group_that_is_alone_trains_as_if_nothing_were_sent(
 
 def steady(parameters: Any) -> torch.optim.Optimizer:
     """Every step is of the same length, whatever the gradient."""
-    return Steady(parameters, lr=0.0)
+    return Steady(parameters, lr=1.0)
 
 
 class Steady(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
-                parameter.add_(1.0)
+                parameter.add_(self.param_groups[0]["lr"])
         return closure
 
 
@@ -264,7 +264,7 @@ def test_a_round_that_is_not_finite_is_dropped_and_what_was_outstanding_is_not(
                     self.param_groups[0]["params"][0].fill_(torch.inf)
 
     Exploding.__module__, Exploding.__qualname__ = "torch.optim", "SGD"
-    script = training(lambda parameters: Exploding(parameters, lr=0.0))
+    script = training(lambda parameters: Exploding(parameters, lr=1.0))
     (result,) = run(script, tmp_path, on_nonfinite="skip").results
     start = flat(PROBLEM.model())
     for step, values in enumerate(result["behind"]):
@@ -272,6 +272,16 @@ def test_a_round_that_is_not_finite_is_dropped_and_what_was_outstanding_is_not(
             moved = step + 1 if step < 7 else step - 3
             assert torch.allclose(values - start, torch.full_like(start, moved), atol=1e-4), step
     assert torch.allclose(result["parameters"] - start, torch.full_like(start, 12), atol=1e-4)
+
+
+def test_where_a_push_is_left_for_later_the_reply_is_what_the_servers_have(tmp_path: Path) -> None:
+    """They answer with nothing, since nothing has changed, and the memory aside must have it."""
+    given: dict[str, Any] = {"push_codec": "skip:0.999", "codec_exact": ()}
+    script = training(lambda parameters: Steady(parameters, lr=1e-4))
+    (result,) = run(script, tmp_path, **given).results
+    start = flat(PROBLEM.model())
+    moved = [1e4 * float((values - start).median()) for values in result["behind"][:8]]
+    assert moved == pytest.approx([1, 2, 3, 4, 5, 6, 7, 4], abs=1e-2)
 
 
 def test_gradients_that_are_added_up_are_of_the_round_before(tmp_path: Path) -> None:
