@@ -137,6 +137,7 @@ def test_groups_of_other_speeds_weigh_by_what_they_have_made(rule: str, tmp_path
     assert len(brought) > 2, "other numbers of steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [{"steps_by": "loss"}, {"outer": "nesterov", "codec": "int8"}])
 def test_it_goes_with(beside: dict[str, Any], tmp_path: Path) -> None:
     run(training, tmp_path, round_weights="steps", **beside)

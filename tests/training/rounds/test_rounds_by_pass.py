@@ -96,7 +96,7 @@ def test_a_round_is_an_epoch_and_the_values_are_those_of_torch(outer: str, tmp_p
 
 
 @pytest.mark.parametrize("mode", ["ssp", "async"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_in_ssp_and_async_a_round_is_an_epoch(mode: str, seed: int, tmp_path: Path) -> None:
     outcome = run(training(), tmp_path, seed=seed, mode=mode)
     assert all(each["lengths"] == [PER_PASS] * EPOCHS for each in outcome.results)
@@ -180,7 +180,9 @@ def test_passes_that_do_not_train_end_no_round(tmp_path: Path) -> None:
     assert outcome.summary["rounds_cut"] == 0
 
 
-@pytest.mark.parametrize("count", [24, 25, 27, 37])
+@pytest.mark.parametrize(
+    "count", [25, *(pytest.param(each, marks=pytest.mark.slow) for each in (24, 27, 37))]
+)
 def test_workers_with_fewer_batches_end_the_round_with_their_group(
     count: int, tmp_path: Path
 ) -> None:
