@@ -52,6 +52,7 @@ from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import require_followable
+from psdist.script_passes import ScriptPasses
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
@@ -192,6 +193,15 @@ class Job:
         length: RoundLength | None = self._by_speed
         if context.config.steps_by == "loss":
             length = self._steps_by_loss()
+        self._passes: ScriptPasses | None = None
+        if context.config.local_steps == "epoch":
+            self._passes = ScriptPasses(
+                context,
+                worker=self.worker,
+                is_in_pass=lambda: self._loaders.seen.open_pass is not None,
+                sets=lambda: self._sets,
+            )
+            length = self._passes.length
         self._loaders = Loaders(
             seed=context.config.seed,
             worker=self.worker,
@@ -202,6 +212,7 @@ class Job:
             is_training=self._is_training,
             on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
             on_end_of_pass=lambda a_pass: self._checkpoints.on_end_of_pass(a_pass),
+            on_trained=self._passes.end if self._passes is not None else lambda *_: None,
             num_epochs=lambda: self._checkpoints.epochs.current,
             global_batch=context.config.global_batch,
             dealing=self._dealing() if self._by_speed is not None else None,
@@ -553,6 +564,7 @@ class Job:
 
     def _steps_of(self, term: Term) -> tuple[int, ...]:
         self._require_open("loader")
+        self._sets.take_over()
         self._loop.begin_waiting(self.clock)
         asking = self._loop.steps_of(term)
         while True:
@@ -560,6 +572,7 @@ class Job:
                 self._loop.carry_on(next(asking))
             except StopIteration as done:
                 steps: tuple[int, ...] = done.value
+                self._sets.resume()
                 return steps
 
     def _on_dealt(self, dealt: Dealt | None) -> None:
@@ -959,7 +972,7 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
-        for records in (self._hands, self._lengths):
+        for records in (self._hands, self._lengths, self._passes, *self._sets.round_records):
             if records is not None:
                 records.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]

@@ -29,8 +29,9 @@ from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of
 from psdist.config.combinations import text_of
 from psdist.config.modes import is_mixed, judging_mode
 from psdist.config.on_group_death import refuse_with_reforming
-from psdist.config.outer import ACCUMULATE, steps_on_workers
+from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers, usual_steps
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
+from psdist.history.lengths import LengthRecords
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import PREPARED, Brought
 from psdist.protocol.control import Setup
@@ -71,7 +72,7 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
-from psdist.workers.rounds.differences import LocalTrainer
+from psdist.workers.rounds.differences import LocalTrainer, weight_of
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
 from psdist.workers.rounds.outer import make_outer
@@ -245,6 +246,8 @@ class ParameterSets:
         self._held = [0] * context.roles.num_servers
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
+        self.round_records: list[LengthRecords] = []
+        """What is recorded of rounds by set, to be closed with the histories."""
         self._restored_residuals: Mapping[str, Any] = {}
         self._expected: list[list[Any]] | None = None
         self._progress: Progress | None = None
@@ -435,14 +438,27 @@ class ParameterSets:
                 "job.clip_grad_norm_ before each step, or keep to one of them"
             )
         if self._length is not None and len(self.sets) + len(optimizers) > 1:
-            why = {
-                "speed": "a round is the batches that a group is dealt, and several optimizers may "
-                "use them unlike",
-                "loss": "the loss is that of one training, and says how long its rounds are",
+            why, by, without = {
+                "speed": (
+                    "a round is the batches that a group is dealt, and several optimizers may use "
+                    "them unlike",
+                    "steps_by = speed",
+                    "steps_by = count",
+                ),
+                "loss": (
+                    "the loss is that of one training, and says how long its rounds are",
+                    "steps_by = loss",
+                    "steps_by = count",
+                ),
+                "count": (
+                    "a pass is a round of one training",
+                    "local_steps = epoch",
+                    "local_steps = a number",
+                ),
             }[self._config.steps_by]
             raise UsageError(
-                f"job.prepare of a second optimizer with steps_by = {self._config.steps_by}: "
-                f"{why}; prepare one optimizer, or set steps_by = count"
+                f"job.prepare of a second optimizer with {by}: {why}; prepare one optimizer, or "
+                f"set {without}"
             )
         if self._config.backup and len(self.sets) + len(optimizers) > 1:
             raise UsageError(
@@ -686,7 +702,7 @@ class ParameterSets:
             max_norm=max_norm if clips_itself else 0.0,
             is_alone=is_alone,
             pipeline=config.pipeline,
-            local_steps=config.local_steps,
+            has_rounds=self._has_rounds,
             has_skip=bool(with_skip),
             backup=config.backup,
             group_reforms=self._context.reforms_groups,
@@ -708,7 +724,7 @@ class ParameterSets:
         # The trainer is made below: it is looked up when a step is made.
         if self._steps_here:
             served = LocalOptimizer(optimizer, step=self._step_of(index))
-            make = self._local_trainer(served, max_norm)
+            make = self._local_trainer(served, index, max_norm)
             max_norm = 0.0  # of what is pushed
         else:
             served = ServedOptimizer(optimizer, step=self._step_of(index))
@@ -804,7 +820,7 @@ class ParameterSets:
 
     @property
     def _has_rounds(self) -> bool:
-        return self._config.local_steps > 1
+        return has_rounds(self._config)
 
     @property
     def _steps_here(self) -> bool:
@@ -825,15 +841,20 @@ class ParameterSets:
             for each in optimizers
         ]
 
-    def _local_trainer(self, optimizer: LocalOptimizer, max_norm: float) -> Callable[..., Trainer]:
-        roles = self._context.roles
+    def _local_trainer(
+        self, optimizer: LocalOptimizer, index: int, max_norm: float
+    ) -> Callable[..., Trainer]:
+        roles, config = self._context.roles, self._config
+        # Groups weigh alike, and together as much as all workers, of which a step that servers
+        # make on arrival has its share.
+        share = roles.num_workers / len(roles.groups) / self._group.size
+        usual = usual_steps(config)
         return partial(
             LocalTrainer,
-            rounds=self._rounds(optimizer, max_norm),
+            rounds=self._rounds(optimizer, max_norm, self._round_records(index)),
             step=optimizer.step_here,
-            # Groups weigh alike, and together as much as all workers, of which a step that servers
-            # make on arrival has its share.
-            weight=roles.num_workers / len(roles.groups) / self._group.size,
+            on_made=optimizer.reset if config.inner_state == "reset" else lambda: None,
+            weight=lambda steps: share * weight_of(config.round_weights, steps=steps, usual=usual),
         )
 
     def _accumulating_trainer(self, optimizer: ServedOptimizer) -> Callable[..., Trainer]:
@@ -841,17 +862,35 @@ class ParameterSets:
         return partial(
             AccumulatingTrainer,
             rounds=rounds,
-            steps=self._config.local_steps,
+            steps=counted_steps(self._config),
             has_pending=lambda: optimizer.pending.is_any,
         )
 
-    def _rounds(self, optimizer: ServedOptimizer, max_norm: float) -> Rounds:
+    def _rounds(
+        self,
+        optimizer: ServedOptimizer,
+        max_norm: float,
+        on_round: Callable[[int, int], None] = lambda _round, _steps: None,
+    ) -> Rounds:
         return Rounds(
-            length=self._length or EqualSteps(self._config.local_steps),
+            length=self._length or EqualSteps(counted_steps(self._config)),
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             max_norm=max_norm,
             on_step=self._on_iteration,
+            on_round=on_round,
         )
+
+    def _round_records(self, index: int) -> Callable[[int, int], None]:
+        """Where the weights of rounds are to be proved, and nothing else records their steps."""
+        config = self._config
+        has_others = config.steps_by == "loss" or config.local_steps == "epoch"
+        if config.round_weights == "equal" or has_others or not config.record:
+            return lambda _round, _steps: None
+        folder = history_folder(self._context.run_directory.path, index)
+        records = LengthRecords(folder, self._loop.core.seat.worker)
+        self._context.flushes.append(records.flush)
+        self.round_records.append(records)
+        return records.add
 
     def _another_end(self) -> GroupChannel:
         """Of this worker's group, for one set."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from psdist.config.outer import has_rounds
 from psdist.errors import ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers
@@ -80,7 +81,7 @@ class ScriptReturns:
         found = self._loaders.standing(a_pass, clock=clocks[0])
         if len(clocks) > 1:
             found = "the job has several optimizers"
-        elif self._config.local_steps > 1:
+        elif has_rounds(self._config):
             found = "a round of local steps takes several batches"
         payload = pack_refusal(found) if isinstance(found, str) else pack_standing(found)
         brought = self._collective(RETURN, payload)

@@ -206,6 +206,8 @@ class Trainer:
             )
         self._pipelined: Pipelined | None = None
         if is_pipelined and progress is not None:
+            if flat.transfers.has_mirrors:
+                self._values.look_as_they_land()
             self._pipelined = Pipelined(
                 partition,
                 self._mine,

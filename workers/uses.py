@@ -55,6 +55,8 @@ class Uses:
         self._owners = np.asarray(owners, dtype=np.int64)
         self._history = history
         self._uses: list[_Use] = []
+        self._landed: IntArray | None = None
+        """crc32 by chunk of what came last, where a use may not look itself."""
 
     def record(self, staleness: Callable[[], Counter[int]]) -> None:
         """A forward pass uses what is in memory now."""
@@ -64,7 +66,8 @@ class Uses:
         if self._history is not None:
             positions, stamps = self._numbers.T.copy()
             replies, has_crc = stamps >> 1, stamps & 1 != 0
-            crcs = self._checksums(np.flatnonzero(has_crc))
+            landed = self._landed
+            crcs = self._checksums(np.flatnonzero(has_crc)) if landed is None else landed
         self._uses.append(_Use(staleness(), positions, replies, has_crc, crcs))
 
     def _checksums(self, chunks: IntArray) -> IntArray:
@@ -76,10 +79,17 @@ class Uses:
             crcs[chunk] = zlib.crc32(self._flat.parameter_bytes(self._partition.chunks[chunk]))
         return crcs
 
+    def look_as_values_land(self) -> None:
+        """Checksums are of values as they come: at the use this worker's own steps may have moved
+        them on, or the next ones land where they would be read."""
+        self._landed = self._checksums(np.empty(0, dtype=np.int64))
+
     def values_changed(self) -> None:
         """What is in memory now is another version: the next use is another one."""
         for use in self._uses:
             use.is_outdated = True
+        if self._landed is not None and self._history is not None:
+            self._landed = self._checksums(np.flatnonzero(self._numbers[:, 1] & 1))
 
     def commit(self, clock: int) -> None:
         """Iteration ``clock`` has ended: its uses count."""

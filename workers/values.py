@@ -94,6 +94,10 @@ class Values:
                 parameter.copy_(piece)
         self._is_shown = True
 
+    def look_as_they_land(self) -> None:
+        """See :meth:`Uses.look_as_values_land`."""
+        self._uses.look_as_values_land()
+
     def record_use(self, clock: int) -> None:
         """Iteration ``clock`` reads them. Raises :class:`UsageError` where it must not."""
         if self._is_shown:

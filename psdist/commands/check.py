@@ -30,6 +30,7 @@ from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
 from psdist.history.hands import STEP_LINES, read_hands, read_step_lines
 from psdist.history.lengths import read_lengths
+from psdist.history.passes import read_passes
 from psdist.history.records import History, Ints, joined_at
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
@@ -65,11 +66,13 @@ from psdist.history.rules.modes import (
     check_modes,
     check_same_modes,
 )
+from psdist.history.rules.passes import check_passes
 from psdist.history.rules.pushes import Claims, check_num_iterations
 from psdist.history.rules.rebuilt import check_rebuilt
 from psdist.history.rules.reformed import ToldDeaths, check_same_reforms, lost_workers
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.resumed import Attempt, check_resumed
+from psdist.history.rules.round_weights import check_round_weights
 from psdist.history.rules.summaries import (
     Shown,
     ShownServer,
@@ -493,6 +496,10 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
         report = _with_hands(run_dir, histories[0], summary, report)
     if histories[0].run.local_steps_by_loss:
         report = _with_lengths(run_dir, histories[0], summary, report)
+    if histories[0].run.has_rounds_by_pass:
+        report = _with_passes(run_dir, histories[0], summary, report)
+    if histories[0].run.round_weights != "equal":
+        report = _with_round_weights(run_dir, histories, summary, report)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
@@ -549,6 +556,39 @@ def _with_lengths(
     are_complete = [told.is_complete for told in workers]
     report = _with_ends(_with_findings(report, findings), "rounds", are_complete)
     return report if lines else _with_no_term(report, has_ended_early=has_ended_early)
+
+
+def _with_passes(
+    run_dir: Path, history: History, summary: Summary | None, report: Report
+) -> Report:
+    """Rounds have ended with passes over the loader."""
+    findings, run = Findings(max_listed_per_rule=20), history.run
+    folder, may_be_missing = history_folder(run_dir, 0), summary is None or not report.is_complete
+    rounds = read_lengths(folder, num_workers=run.num_workers, may_be_missing=may_be_missing)
+    passes = read_passes(folder, num_workers=run.num_workers, may_be_missing=may_be_missing)
+    check_passes(run, rounds, passes, summary, findings)
+    are_complete = [
+        each.is_complete and told.is_complete for each, told in zip(rounds, passes, strict=True)
+    ]
+    return _with_ends(_with_findings(report, findings), "rounds", are_complete)
+
+
+def _with_round_weights(
+    run_dir: Path, histories: Sequence[History], summary: Summary | None, report: Report
+) -> Report:
+    """Rounds weigh what their steps call for."""
+    findings, early = Findings(max_listed_per_rule=20), set[int]()
+    num_workers = histories[0].run.num_workers
+    for history in histories:
+        rounds = read_lengths(
+            history_folder(run_dir, history.run.set_index),
+            num_workers=num_workers,
+            may_be_missing=summary is None or not report.is_complete,
+        )
+        check_round_weights(history, rounds, findings)
+        early |= {worker for worker, told in enumerate(rounds) if not told.is_complete}
+    are_complete = [worker not in early for worker in range(num_workers)]
+    return _with_ends(_with_findings(report, findings), "rounds", are_complete)
 
 
 def _with_no_term(report: Report, *, has_ended_early: bool) -> Report:

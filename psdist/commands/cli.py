@@ -110,7 +110,8 @@ def run(
         typer.Option(metavar="N", help="Sync: a round closes without the N slowest groups."),
     ] = None,
     local_steps: Annotated[
-        str | None, typer.Option(metavar="H", help="Steps on each group between two exchanges.")
+        str | None,
+        typer.Option(metavar="H", help="Steps on each group between two exchanges, or epoch."),
     ] = None,
     outer: Annotated[
         str | None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psdist.config.codec_rounds import codecs_that_may_come
 from psdist.config.modes import mode_by, modes_that_may_come
+from psdist.config.outer import has_rounds
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -44,6 +45,8 @@ def _is_given(config: RunConfig, given: dict[str, object]) -> bool:
         coming = codecs_that_may_come(config)
         coded = [each.push if key == "push_codec" else each.pull for each in coming]
         return not all(each.is_none for each in coded)
+    if key == "local_steps":
+        return has_rounds(config)
     if key in ("schedule", "checkpoint_every"):
         return getattr(config, key) is not None
     if (key, value) == ("mode", "sync"):

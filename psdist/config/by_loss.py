@@ -20,6 +20,7 @@ OTHERS: Final = (
     Other({"mode": "ssp"}, ""),
     Other({"mode": "async"}, ""),
     Other({"global_batch": 1}, ""),
+    Other({"pipeline": 1, "mode": "ssp"}, ""),
     Other({"push_codec": "int8"}, ""),
     Other({"pull_codec": "fp16"}, ""),
     Other({"outer": "nesterov"}, ""),

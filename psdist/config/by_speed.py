@@ -23,6 +23,7 @@ OTHERS: Final = (
         "a joint batch is of as many samples as steps make it",
         "no global_batch",
     ),
+    Other({"pipeline": 1, "mode": "ssp"}, ""),
     Other({"push_codec": "int8"}, ""),
     Other({"pull_codec": "fp16"}, ""),
     Other({"outer": "nesterov"}, ""),

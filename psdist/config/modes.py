@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from psdist.config.codec_specs import parse_codec, parse_codecs
 from psdist.config.combinations import MODES, Codecs, Mode, text_of_both
+from psdist.config.outer import has_rounds
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -210,7 +211,7 @@ def contradiction_of_modes(config: RunConfig) -> str:
         )
     tried = {
         f"pipeline = {config.pipeline}": config.pipeline > 0 and has_range(config),
-        f"local_steps = {config.local_steps}": config.local_steps > 1,
+        f"local_steps = {config.local_steps}": has_rounds(config),
         "resume = true": config.resume,
     }
     for setting, is_set in tried.items():

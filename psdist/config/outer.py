@@ -40,9 +40,25 @@ _OPTION: Final = re.compile(r"([a-z_][a-z_0-9]{0,31})=([-+.0-9a-zA-Z]{1,32})")
 _WORDS: Final = MappingProxyType({"true": True, "false": False})
 
 
+def has_rounds(config: RunConfig) -> bool:
+    """Whether servers are asked once in several steps."""
+    return config.local_steps != 1
+
+
+def counted_steps(config: RunConfig) -> int:
+    """Steps of a round, where the settings say a number."""
+    assert config.local_steps != "epoch"
+    return config.local_steps
+
+
+def usual_steps(config: RunConfig) -> int:
+    """By which the weights of rounds are measured; 1 where only their ratios count."""
+    return 1 if config.local_steps == "epoch" else config.local_steps
+
+
 def steps_on_workers(config: RunConfig) -> bool:
     """Whether the script's optimizer steps there, and another one on servers."""
-    return config.local_steps > 1 and config.outer != ACCUMULATE
+    return has_rounds(config) and config.outer != ACCUMULATE
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from psdist.config.auto_codec import contradiction_of_auto_codec
 from psdist.config.backup import contradiction_of_backup
+from psdist.config.by_epoch import contradiction_of_epoch
 from psdist.config.by_loss import contradiction_of_loss
 from psdist.config.by_speed import contradiction_of_speed
 from psdist.config.codec_rounds import AUTO, contradiction_of_codecs, has_codecs
@@ -33,9 +34,10 @@ from psdist.config.modes import (
 )
 from psdist.config.on_group_death import contradiction_of_reforming
 from psdist.config.on_server_death import contradiction_of_rebuild
-from psdist.config.outer import ACCUMULATE, parse_outer
+from psdist.config.outer import ACCUMULATE, has_rounds, parse_outer, steps_on_workers
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.rollback import contradiction_of_rollback
+from psdist.config.round_weights import contradiction_of_weights
 from psdist.config.stale import contradiction_of_stale
 from psdist.config.substitutes import contradiction_of_spares
 from psdist.errors import ProtocolError
@@ -194,16 +196,29 @@ class RunConfig(BaseModel):
         allowed=f"a whole number from 2 to {_COUNT_MAX}",
         description="With backup: a group contributes to one round in so many; it is waited for.",
     )
-    local_steps: _Count = _setting(
+    local_steps: _Count | Literal["epoch"] = _setting(
         1,
-        allowed=_COUNT,
-        description="Steps of the script's optimizer on each group between two exchanges.",
+        allowed=f"{_COUNT}, or epoch",
+        description="Steps of the script's optimizer on each group between two exchanges; epoch: "
+        "those of a pass over the loader.",
     )
     steps_by: Literal["count", "speed", "loss"] = _setting(
         "count",
         allowed="count, speed or loss",
         description="With local_steps: count: all groups make as many; speed: faster ones more, as "
         "many in the mean; loss: fewer as the loss falls.",
+    )
+    round_weights: Literal["equal", "steps", "fednova"] = _setting(
+        "equal",
+        allowed="equal, steps or fednova",
+        description="With local_steps: what a group's round weighs; steps: as many as it has made; "
+        "fednova: less, the more it has made.",
+    )
+    inner_state: Literal["kept", "reset"] = _setting(
+        "kept",
+        allowed="kept or reset",
+        description="With local_steps: what the script's optimizer has beside the parameters "
+        "(momentum) when a round is over; reset: nothing.",
     )
     watch: Annotated[str, Field(min_length=1, max_length=200)] | None = _setting(
         None,
@@ -530,6 +545,10 @@ def contradiction(config: RunConfig) -> str:
         return wrong
     if wrong := contradiction_of_loss(config):
         return wrong
+    if wrong := contradiction_of_epoch(config):
+        return wrong
+    if wrong := contradiction_of_weights(config):
+        return wrong
     if wrong := contradiction_of_rollback(config):
         return wrong
     if config.pipeline and modes_that_may_come(config) == ("sync",):
@@ -546,10 +565,11 @@ def contradiction(config: RunConfig) -> str:
             "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
             "others that they begin after it; set staleness = 1 or more, or pipeline = 0"
         )
-    if config.local_steps > 1 and config.pipeline:
+    if config.inner_state == "reset" and not steps_on_workers(config):
+        where = "outer = accumulate" if has_rounds(config) else "local_steps = 1"
         return (
-            f"pipeline = 1 with local_steps = {config.local_steps}: a round awaits its replies; "
-            "set pipeline = 0, or local_steps = 1"
+            f"inner_state = reset with {where}: the script's optimizer runs on the servers; set "
+            "local_steps to 2 or more and another outer, or inner_state = kept"
         )
     if config.local_steps == 1 and config.outer != "average":
         return (

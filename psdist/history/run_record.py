@@ -89,6 +89,12 @@ class RunRecord(BaseModel):
     local_steps_by_loss: _Count = 0
     """Local steps that all groups make at first, and then as the loss calls for; 0: another rule
     says how many."""
+    round_weights: Literal["equal", "steps", "fednova"] = "equal"
+    """How rounds of local steps weigh by their steps,"""
+    usual_steps: _Count = 0
+    """where one of so many weighs as a worker's part of all; 0 where all weigh alike."""
+    has_rounds_by_pass: bool = False
+    """Whether a round ends with a pass over a loader."""
     backup: _Count = 0
     """So many groups may miss a round,"""
     backup_every: _Count = 0

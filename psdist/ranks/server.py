@@ -21,6 +21,7 @@ from psdist.config.modes import (
     modes_that_may_come,
     schedule_of,
 )
+from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.bound import BoundControl
 from psdist.controller.decisions import Controller
@@ -312,7 +313,7 @@ def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
     config, roles = context.config, context.roles
     if config.steps_by == "speed":
         sizes = [len(workers) for workers in roles.groups]
-        return StepControl(sizes=sizes, local_steps=config.local_steps)
+        return StepControl(sizes=sizes, local_steps=counted_steps(config))
     if config.steps_by == "loss":
         return loss_step_control(
             config, num_workers=roles.num_workers, num_groups=len(roles.groups)

@@ -65,8 +65,12 @@ class Watch(Protocol):
         """It gets one."""
         ...
 
+    def use_up(self, a_pass: Pass) -> None:
+        """The script has asked for the next one, and there is none."""
+        ...
+
     def end(self, a_pass: Pass) -> None:
-        """It gets no more."""
+        """It gets no more, used up or left by the script."""
         ...
 
 
@@ -81,6 +85,8 @@ class Unwatched:
     def leave_out(self, a_pass: Pass) -> None: ...
 
     def hand_out(self, a_pass: Pass) -> None: ...
+
+    def use_up(self, a_pass: Pass) -> None: ...
 
     def end(self, a_pass: Pass) -> None: ...
 
@@ -403,6 +409,7 @@ class EpochLoader:
                 yield batch
             if self._on_end is not None:
                 self._on_end()
+            self._watch.use_up(a_pass)
         finally:
             self._watch.end(a_pass)
 

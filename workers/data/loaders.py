@@ -43,6 +43,7 @@ class Loaders:
         is_training: Callable[[], bool] = lambda: True,
         on_boundary: Callable[[Pass | None], None] = lambda _pass: None,
         on_end_of_pass: Callable[[Pass], None] = lambda _pass: None,
+        on_trained: Callable[[bool, int], None] = lambda _is_whole, _num_steps: None,
         num_epochs: Callable[[], int | None] = lambda: None,
         global_batch: int | None = None,
         dealing: Dealing | None = None,
@@ -54,6 +55,9 @@ class Loaders:
         ``on_boundary(pass)``: the script is done with the iteration that it was in, and asks for
         the next batch of this pass, or (None) begins one; ``on_end_of_pass(pass)``: as that, and
         there is no next batch, unless more of the epoch is dealt to this worker;
+        ``on_trained(is_whole, iterations)``: a shared pass is over in which iterations were made,
+        by that many in all, to its last batch or because the script has left it, of which is heard
+        when it asks for a batch of another one;
         ``num_epochs()``: of job.epochs; ``global_batch``: samples of a batch of all workers
         together, in place of batch sizes; ``dealing``: where groups get as many batches as they
         make local steps."""
@@ -64,6 +68,11 @@ class Loaders:
         self._is_training = is_training
         self._on_boundary = on_boundary
         self._on_end_of_pass = on_end_of_pass
+        self._on_trained = on_trained
+        self._num_steps = 0
+        """Iterations that this worker has made in this process."""
+        self._num_left: int | None = None
+        """Of these, as many as were made when the script left a pass that had trained."""
         self._num_epochs = num_epochs
         self._global_batch = global_batch
         self._dealing = dealing
@@ -175,6 +184,7 @@ class Loaders:
             a_pass.is_cut_anew = bool(a_pass.cuts)
 
     def end_iteration(self) -> None:
+        self._num_steps += 1
         self.regular.end_iteration(self._num_in_round)
         self.batches_per_round = max(1, self._num_in_round)
         self._num_in_round = 0
@@ -217,6 +227,7 @@ class Loaders:
             if self._is_training() and not self.seen.has_epochs and self.seen.is_between:
                 self._on_boundary(None)
             found = self.seen.start(dataset, is_shared=shard, epoch=epoch)
+            found.begun_at = self._num_steps
             if not position.epochs:
                 position.epochs = self._num_epochs() or 0
             made = itself()
@@ -242,6 +253,9 @@ class Loaders:
     # -- what a loader tells of its passes -------------------------------------------------------
 
     def before_batch(self, a_pass: Pass) -> None:
+        if self._num_left is not None and self._is_training():
+            num_steps, self._num_left = self._num_left, None
+            self._on_trained(False, num_steps)
         if a_pass.is_resume_point or (self._is_training() and self.seen.may_cut_at(a_pass)):
             self._on_boundary(a_pass)
 
@@ -267,8 +281,19 @@ class Loaders:
             self.regular.hand_out(a_pass)
         self.seen.hand_out(a_pass, is_training=is_training)
 
+    def use_up(self, a_pass: Pass) -> None:
+        a_pass.is_used_up = True
+        if self._is_training() and self._has_trained(a_pass):
+            self._on_trained(True, self._num_steps)
+
     def end(self, a_pass: Pass) -> None:
         self.seen.end(a_pass)
+        if not a_pass.is_used_up and self._has_trained(a_pass):
+            self._num_left = self._num_steps
+
+    def _has_trained(self, a_pass: Pass) -> bool:
+        """Of all workers of a group alike: who had no batch has taken part in the others' steps."""
+        return a_pass.is_shared and a_pass.begun_at != self._num_steps
 
 
 def _ignore_batch(_num_samples: int, _nominal: float) -> None:

@@ -67,6 +67,10 @@ class Pass:
     """That there are; None where nobody knows."""
     steps: int = 0
     """Iterations since then that have used some."""
+    begun_at: int = 0
+    """Iterations that this worker had made before, in this process."""
+    is_used_up: bool = False
+    """Whether the script has asked for more than it had."""
     is_over: bool = False
     is_resumed: bool = False
     """Whether it was begun before the checkpoint."""

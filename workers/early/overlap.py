@@ -463,7 +463,7 @@ class Overlap:
             return
         self.early.allow(num_chunks)
         mine = self._loop.core.mine
-        self._shadow = Shadow(self._partition, self._flat, chunks=mine)
+        self._shadow = Shadow(self._partition, self._flat, chunks=mine, newest=self._flat.values)
         self._loop.receive_into(self._shadow.parameter_frame)
         versions = self._loop.core.versions
         self._moved = {chunk: versions[chunk].number for chunk in mine}

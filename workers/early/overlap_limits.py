@@ -10,7 +10,7 @@ def why_never(
     max_norm: float,
     is_alone: bool,
     pipeline: int = 0,
-    local_steps: int = 1,
+    has_rounds: bool = False,
     has_skip: bool = False,
     backup: int = 0,
     group_reforms: bool = False,
@@ -22,7 +22,7 @@ def why_never(
         return "one process has no communication to hide"
     if pipeline:
         return "with pipeline = 1 everything has the next iteration to hide behind"
-    if local_steps > 1:
+    if has_rounds:
         return "gradients of local steps stay in the group; what is pushed is made in step()"
     if has_skip:
         return "with skip step() decides which chunks are pushed"

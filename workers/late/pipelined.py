@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
+from torch import Tensor
+
 from psdist.protocol.partition import Partition
 from psdist.workers.early.progress import Driver
 from psdist.workers.group.channel import GroupChannel
@@ -47,6 +49,8 @@ class Pipelined:
         beside the parameters anyway."""
         self.is_pending = False
         """Whether the last step has left replies to be brought, in the whole group."""
+        self.newest: Sequence[Tensor] = flat.values
+        """Where the servers' newest values lie, flat, until the first push."""
         self.waited_s = 0.0
         """Seconds of waits for replies."""
         self._partition = partition
@@ -67,7 +71,9 @@ class Pipelined:
         else:  # a group lends the memory of a reduction until its next operation
             yield from in_group(self._group.agree(_CALL), _CALL)
         if self._shadow is None and not self._flat.transfers.has_mirrors:
-            self._shadow = Shadow(self._partition, self._flat, chunks=self._chunks)
+            self._shadow = Shadow(
+                self._partition, self._flat, chunks=self._chunks, newest=self.newest
+            )
             self._loop.receive_into(self._shadow.parameter_frame)
 
     def begin(self) -> None:

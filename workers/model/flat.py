@@ -96,6 +96,8 @@ class FlatModel:
         self._noted: list[tuple[int, int]] = []
         self._pushed: tuple[_FlatBuffers, list[torch.Tensor]] | None = None
         """The flat gradients whose bytes are being pushed, while others are collected aside."""
+        self._kept: tuple[_FlatBuffers, list[torch.Tensor]] | None = None
+        """Memory aside that is used again."""
         self.values_to_host()
 
     def _views_of(self, flats: _FlatBuffers) -> list[torch.Tensor]:
@@ -217,19 +219,25 @@ class FlatModel:
         :meth:`rejoin_gradients`."""
         if self._pushed is None:
             self._pushed = self._gradients, self._gradient_views
-            self._gradients = _FlatBuffers(
-                self._partition, self.transfers, self.transfers.allocate, is_seen_by_mpi=False
-            )
-            self._gradient_views = self._views_of(self._gradients)
+            kept, self._kept = self._kept, None
+            if kept is None:
+                aside = _FlatBuffers(
+                    self._partition, self.transfers, self.transfers.allocate, is_seen_by_mpi=False
+                )
+                kept = aside, self._views_of(aside)
+            self._gradients, self._gradient_views = kept
 
     @property
     def is_diverted(self) -> bool:
         return self._pushed is not None
 
-    def rejoin_gradients(self) -> list[torch.Tensor]:
-        """What was collected aside; the flat gradients are those of before again."""
+    def rejoin_gradients(self, *, keeps: bool = False) -> list[torch.Tensor]:
+        """What was collected aside; the flat gradients are those of before again. ``keeps``: the
+        memory aside is for the next time."""
         assert self._pushed is not None
         aside = self._gradients.on_device
+        if keeps:
+            self._kept = self._gradients, self._gradient_views
         (self._gradients, self._gradient_views), self._pushed = self._pushed, None
         return aside
 

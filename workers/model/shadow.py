@@ -1,13 +1,13 @@
 """Memory beside the parameters: replies land here while autograd may still read what is in place.
 
-shadow = Shadow(partition, flat, chunks=mine)      # while both are the servers' newest values
+shadow = Shadow(partition, flat, chunks=mine, newest=flat.values)
 shadow.parameter_frame(chunk)                      # where a reply lands
 shadow.move([3, 4])                                # into place
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -20,21 +20,31 @@ from psdist.workers.model.flat import FlatModel
 class Shadow:
     """Of some chunks; always the newest values that a server has sent."""
 
-    def __init__(self, partition: Partition, flat: FlatModel, *, chunks: Collection[int]) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        flat: FlatModel,
+        *,
+        chunks: Collection[int],
+        newest: Sequence[torch.Tensor],
+    ) -> None:
+        """``newest``: the servers' newest values, flat, of each buffer: the parameters, or where
+        these have moved on since a copy of what they were."""
         self._flat = flat
         self._aside: dict[int, torch.Tensor] = {}
         self._in_place: dict[int, torch.Tensor] = {}
         # In one piece: many would lie in holes of the heap that autograd's gradients have left.
         memory = flat.transfers.allocate(sum(partition.chunks[index].num_bytes for index in chunks))
-        start = 0
+        start, pairs = 0, []
         for index in chunks:
             chunk = partition.chunks[index]
             stop = start + chunk.num_bytes
             aside = as_tensor(memory[start:stop], chunk.dtype, chunk.length)
             start = stop
-            place = flat.values[chunk.buffer][chunk.start : chunk.start + chunk.length]
-            self._aside[index], self._in_place[index] = aside, place
-        pairs = [(self._in_place[chunk], self._aside[chunk]) for chunk in chunks]
+            stretch = slice(chunk.start, chunk.start + chunk.length)
+            self._aside[index] = aside
+            self._in_place[index] = flat.values[chunk.buffer][stretch]
+            pairs.append((newest[chunk.buffer][stretch], aside))
         flat.transfers.begin(pairs, after=[flat.mark()]).wait()
 
     def parameter_frame(self, chunk: Chunk) -> Frame:

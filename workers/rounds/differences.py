@@ -7,7 +7,18 @@ All workers of a group stay equal. At the round's end each pushes, of its slice,
 where the anchor is what the last replies brought: to the servers' optimizer a gradient (Local SGD,
 Stich 2019; as a pseudo-gradient of an outer optimizer: Reddi et al. 2020, DiLoCo 2023). The replies
 are the next anchor. With SGD of lr 1 on the servers that is the mean over the groups, which weigh
-alike.
+alike, or as :func:`weight_of` says.
+
+With ``pipeline = 1`` the next round goes on from where this one has come to, and replies are worked
+in a round later. With s_c where round c began and z_c where it has come to, what is pushed is
+s_c - z_c; with r_c, the reply to that, which is there at the end of round c + 1,
+
+    s_(c+1) = r_(c-1) + (z_c - s_c)          (z_c, where no reply is outstanding)
+
+so what has come to the servers counts once, as part of the reply, and what has not is kept; with
+``average`` a group that is alone trains as if nothing were sent. (Delayed averaging: DaSGD, Zhou et
+al. 2020; Overlap Local-SGD, Wang et al. 2020; an outer step of delay, as in Streaming DiLoCo,
+Douillard et al. 2025.)
 
     trainer = LocalTrainer(rounds=Rounds(length=EqualSteps(16), ...), step=..., ...)  # as a Trainer
 """
@@ -15,8 +26,8 @@ alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -28,19 +39,52 @@ from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.step_table import Row
 
 
+def weight_of(rule: Literal["equal", "steps", "fednova"], *, steps: int, usual: int) -> float:
+    """What a round of so many steps weighs, where one of ``usual`` weighs 1.
+
+    With tau_g steps of group g, ``steps`` (tau_g / usual) is FedAvg's n_g / n where a group makes
+    as many as it has batches (McMahan et al. 2017). ``fednova`` (usual / tau_g) is the normalised
+    averaging of Wang et al. 2020,
+
+        tau_eff sum_g p_g d_g / tau_g,    p_g = 1 / G,
+
+    with tau_eff, which is free there, the harmonic mean 1 / sum_g p_g / tau_g of the steps made: so
+    as a weighted mean of the differences d_g it needs to know of no other group's steps.
+    """
+    if rule == "equal":
+        return 1.0
+    return steps / usual if rule == "steps" else usual / steps
+
+
 class LocalTrainer(RoundTrainer):
-    def __init__(self, *, step: Callable[[], Any], weight: float, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        step: Callable[[], Any],
+        weight: Callable[[int], float],
+        on_made: Callable[[], None],
+        **options: Any,
+    ) -> None:
         """``step()``: one of the script's optimizer on this worker, with the gradients in
-        ``p.grad``; ``weight``: of what this worker brings to its group's difference."""
+        ``p.grad``; ``weight(steps)``: of what this worker brings to its group's difference of a
+        round of so many; ``on_made()``: all steps of a round were made."""
         super().__init__(**options)
         self._step_here = step
         self._weight = weight
+        self._on_made = on_made
         self._places = {
             piece: (buffer.index, start)
             for buffer in self._partition.buffers
             for piece, start in buffer.piece_starts
         }
         self._anchor = [flat.clone() for flat in self._flat.values]
+        """Where the round began."""
+        self._has_progress = False
+        """Whether the anchor is what the round has brought, until the values come to which that is
+        added."""
+        if self._pipelined is not None:
+            self._pipelined.newest = self._anchor
+            self._values.look_as_they_land()
 
     def _before_step(self) -> None:
         """A round begins with the servers' values."""
@@ -62,16 +106,18 @@ class LocalTrainer(RoundTrainer):
         self._flat.note_values()
 
     def _make_push(self) -> Row:
+        self._on_made()
         for index in self._mine:
             chunk = self._partition.chunks[index]
             stretch = slice(chunk.start, chunk.start + chunk.length)
             anchor = self._anchor[chunk.buffer][stretch]
             values = self._flat.values[chunk.buffer][stretch]
             torch.sub(anchor, values, out=self._flat.gradient_part(chunk))
-        self._loop.core.forget_values(self._mine)  # what replies may be relative to is the anchor
+        if self._pipelined is None:  # else the servers' newest values lie beside
+            self._loop.core.forget_values(self._mine)
         mine = [self._partition.chunks[each] for each in self._mine]
         return Row(
-            weight=self._weight,
+            weight=self._weight(self._in_round),
             set_index=self._loop.core.set_index,
             hyper=self._hyperparameters(),
             is_finite=not self._flat.non_finite_in(mine),
@@ -89,6 +135,23 @@ class LocalTrainer(RoundTrainer):
             is_skipped=not is_finite,
         )
 
+    def _before_exchange(self, reduced: Reduced) -> None:
+        if self._pipelined is None:
+            return
+        if reduced.is_skipped:  # what the round has brought is dropped
+            for anchor, values in self._pairs():
+                values.copy_(anchor)
+        if self._pipelined.is_pending:
+            self._has_progress = True
+            for anchor, values in self._pairs():
+                torch.sub(values, anchor, out=anchor)
+
     def _after_replies(self) -> None:
-        for anchor, values in zip(self._anchor, self._flat.values, strict=True):
+        has_progress, self._has_progress = self._has_progress, False
+        for anchor, values in self._pairs():
+            if has_progress:
+                values.add_(anchor)
             anchor.copy_(values)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return zip(self._anchor, self._flat.values, strict=True)

@@ -1,8 +1,8 @@
 """When a round of local steps is over: after as many steps as all groups make, always or while the
-loss is what it is, or, with groups of different speed, with the hand that this worker's loader has
-dealt (psdist.workers.data.hands).
+loss is what it is, with the pass over the loader, or, with groups of different speed, with the hand
+that this worker's loader has dealt (psdist.workers.data.hands).
 
-    length = EqualSteps(16)                                  # or StepsByLoss, StepsBySpeed(...)
+    length = EqualSteps(16)                     # or StepsByLoss, PassSteps, StepsBySpeed(...)
     for wait in length.begin(clock): ...                     # before a round's first step
     length.use_batch()                                       # of job.loader
     length.end_step(in_round=1)                              # whether the round ends with it
@@ -98,6 +98,46 @@ class StepsByLoss:
     def end_step(self, in_round: int) -> bool:
         self._in_round = in_round
         return in_round == self._fixed[1]
+
+    def end_round(self, clock: int) -> None:
+        self._on_round(clock, self._in_round)
+
+    def exchanged(self) -> None: ...
+
+
+class PassSteps:
+    """A round is what a pass over one of psdist's loaders brings, and ends when that is over
+    (:meth:`RoundTrainer.end_pass`), which no step knows before."""
+
+    def __init__(
+        self, *, is_in_pass: Callable[[], bool], on_round: Callable[[int, int], None]
+    ) -> None:
+        """``is_in_pass()``: whether a pass is under way in which steps were made; ``on_round(round,
+        steps)``: it has ended, after so many."""
+        self._is_in_pass = is_in_pass
+        self._on_round = on_round
+        self._has_batch = False
+        """Whether one was handed out since the last step."""
+        self._in_round = 0
+
+    def begin(self, clock: int) -> Iterator[Wait]:  # noqa: ARG002 - all rounds are alike
+        return iter(())
+
+    def use_batch(self) -> None:
+        self._has_batch = True
+
+    def require_batches(self) -> None:
+        if not self._has_batch and not self._is_in_pass():
+            raise UsageError(
+                "local_steps = epoch: a step behind a pass over psdist's loaders, or without one, "
+                "and a round ends with such a pass: take the batches from job.loader, or from a "
+                "DataLoader that job.prepare has returned, or set local_steps to a number"
+            )
+
+    def end_step(self, in_round: int) -> bool:
+        self._in_round = in_round
+        self._has_batch = False
+        return False
 
     def end_round(self, clock: int) -> None:
         self._on_round(clock, self._in_round)

@@ -111,4 +111,6 @@ class AccumulatingTrainer(RoundTrainer):
     def _reduce_round(self, table: Sequence[Row], mine: Row) -> Generator[Wait, None, Reduced]:
         return (yield from self._reduction.run(table, mine, clock=self.clock))
 
+    def _before_exchange(self, reduced: Reduced) -> None: ...
+
     def _after_replies(self) -> None: ...

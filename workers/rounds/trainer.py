@@ -8,6 +8,10 @@ its slice, what came of the round; with the replies begins the next one.
 A round ends when its length says so (psdist.workers.rounds.lengths), and earlier before every
 collective, ``pull`` and the end of the script: others may wait for it, and what they would read is
 not on the servers yet.
+
+With ``pipeline = 1`` a round's replies are awaited at the end of the next one
+(psdist.workers.late.pipelined), whose steps go on meanwhile with what is in memory; their gradients
+lie beside what is being pushed.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class Rounds:
     """To which every step clips the group's gradient; 0: it does not."""
     on_step: Callable[[], None]
     """A step has ended, of which a round has several."""
+    on_round: Callable[[int, int], None]
+    """Of (round, steps): it has ended, after so many."""
 
 
 class RoundTrainer(Trainer):
@@ -78,6 +84,11 @@ class RoundTrainer(Trainer):
         """This worker's slice of them becomes the group's. ``table``: of all its workers."""
 
     @abstractmethod
+    def _before_exchange(self, reduced: Reduced) -> None:
+        """What is in memory is about to become what the servers have sent: of this round, or where
+        its replies are awaited later of the one before."""
+
+    @abstractmethod
     def _after_replies(self) -> None:
         """What is in memory now is what the servers have sent."""
 
@@ -87,6 +98,7 @@ class RoundTrainer(Trainer):
         self, gradient_scale: float, is_skipped: bool, has_scaler: bool = False
     ) -> Iterator[Wait]:
         del has_scaler  # nothing has left that it could take back
+        self.take_over()
         self._loop.begin_waiting(self.clock)
         reduced, self._ready = self._ready, None
         if reduced is None:
@@ -102,6 +114,7 @@ class RoundTrainer(Trainer):
                 f"holds NaN or infinity; no step was made of it. {NON_FINITE_REMEDY}"
             )
         yield from self._end_step(reduced, is_skipped=reduced.is_skipped or is_skipped)
+        self.resume()
 
     def _bring_gradients(
         self, gradient_scale: float, *, is_skipped: bool, clip_to: float | None = None
@@ -182,6 +195,7 @@ class RoundTrainer(Trainer):
                 f"round {self.clock}: job.clip_grad_norm_ was called a second time; it is called "
                 "once, last before optimizer.step()"
             )
+        self.take_over()
         self._loop.begin_waiting(self.clock)
         bring = self._bring_and_keep(max_norm)
         for wait in bring:
@@ -208,9 +222,12 @@ class RoundTrainer(Trainer):
         round's steps were not made."""
         if not self._in_round:
             return
+        yield from self._land_late()
         self._loop.begin_waiting(self.clock)
         if is_cut:
             self._require_cut(call)
+        if self._flat.is_diverted:
+            self._flat.rejoin_gradients(keeps=True)
         mine = self._make_push()
         table = yield from self._steps.gather(mine)
         if not all(row.is_finite for row in table) and self._on_nonfinite == "error":
@@ -220,12 +237,26 @@ class RoundTrainer(Trainer):
             )
         reduced = yield from self._reduce_round(table, mine)
         self._rounds.length.end_round(self.clock)
+        self._rounds.on_round(self.clock, self._in_round)
         self._in_round = 0
         self._num_cut += is_cut
         self._touched.clear()
+        self._before_exchange(reduced)
         yield from self._exchange(reduced)
+        if self._pipelined is not None:
+            self._flat.divert_gradients()
         self._rounds.length.exchanged()
         self._after_replies()
+
+    def end_pass(self, *, is_whole: bool) -> int:
+        """The pass over the loader is over, and so is the round: which one, or -1 where a
+        collective has ended it already. ``is_whole``: the script has not left it before."""
+        if not self._in_round:
+            return -1
+        clock = self.clock
+        for wait in self._end_round("the next batch", is_cut=not is_whole):
+            self._loop.carry_on(wait)
+        return clock
 
     def _require_cut(self, call: str) -> None:
         """Raises :class:`UsageError` where the round may not end with ``call``."""
@@ -246,15 +277,29 @@ class RoundTrainer(Trainer):
     # -- what ends a round early ---------------------------------------------------------------
 
     def end_dropped(self, call: str) -> None:
-        super().end_dropped(call)
         for wait in self._end_round(call):
             self._loop.carry_on(wait)
+        super().end_dropped(call)
+
+    def finish_late(self) -> None:
+        """Within a round replies land; into place they come when it ends."""
+        if self._in_round:
+            self.land_late()
+        else:
+            super().finish_late()
+
+    def _finish_late(self) -> Generator[Wait, None, None]:
+        was_pending = self._pipelined is not None and self._pipelined.is_pending
+        yield from super()._finish_late()
+        if was_pending:
+            self._after_replies()
 
     def bring(self) -> Iterator[Wait]:
         yield from chain(self._end_round("job.pull"), super().bring())
         self._after_replies()
 
     def close(self) -> None:
+        self.take_over()
         for wait in self._end_round("finish"):
             self._loop.carry_on(wait)
         super().close()

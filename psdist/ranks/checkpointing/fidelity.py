@@ -18,6 +18,7 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import is_auto, ladder_of
 from psdist.config.combinations import text_of_both
 from psdist.config.modes import first_mode
+from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.codec import CodecControl
 from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps, Rollback, within_all
@@ -46,7 +47,7 @@ def codec_control(config: RunConfig, num_groups: int) -> CodecControl:
 def loss_step_control(config: RunConfig, *, num_workers: int, num_groups: int) -> LossStepControl:
     """That of ``steps_by = loss``, at the beginning of a run."""
     return LossStepControl(
-        num_workers=num_workers, num_groups=num_groups, local_steps=config.local_steps
+        num_workers=num_workers, num_groups=num_groups, local_steps=counted_steps(config)
     )
 
 
@@ -84,7 +85,7 @@ def _first(config: RunConfig) -> Fidelity | None:
         return Fidelity(codecs=codec_control(config, 1).kept(0))
     if config.steps_by == "loss":
         control = loss_step_control(config, num_workers=1, num_groups=1)
-        return Fidelity(steps=control.kept(((0, config.local_steps),), 0))
+        return Fidelity(steps=control.kept(((0, counted_steps(config)),), 0))
     return None
 
 

@@ -12,6 +12,7 @@ import logging
 from dataclasses import asdict
 from typing import Any, Final
 
+from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Fidelity, KeptSteps, Rollback
 from psdist.controller.steps import first_of
@@ -43,7 +44,7 @@ class StepReports:
         self._by_loss: list[dict[str, Any]] = []
         """How many steps all groups have made, from which round on, and why."""
         if config.steps_by == "loss":
-            starts = ((0, config.local_steps),) if kept is None else kept.starts
+            starts = ((0, counted_steps(config)),) if kept is None else kept.starts
             for block, steps in starts:
                 self._by_loss.append({"round": first_of(block), "steps": steps, "why": why})
 

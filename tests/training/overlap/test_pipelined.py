@@ -127,6 +127,24 @@ def test_so_does_one_of_a_model_on_a_device_whose_copies_come_late(
     assert len(devices) == num_workers
 
 
+def test_what_lands_before_a_device_s_forward_pass_is_not_written_over_by_its_checksum(
+    tmp_path: Path,
+) -> None:
+    """A reply lies in host memory, beside which the model's values would be brought to be
+    compared."""
+
+    def lands(job: Job, _model: nn.Module, _step: int) -> None:
+        job._sets.take_over()
+        for trainer in job._sets.trainers:
+            trainer.land_late()
+
+    with on_a_device(seed=0, rate=0.5):
+        there = run(training(lands), tmp_path)
+    *read, _ = delayed(1)
+    for ours, plain in zip(there.results[0]["read"], read, strict=True):
+        assert torch.allclose(ours, plain, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("call", ["mean", "pull", "save", "log"])
 def test_what_waits_for_others_or_reads_the_model_has_the_last_update(
     call: str, tmp_path: Path
