@@ -6,7 +6,8 @@ only when that command runs: ``psdist --help`` loads neither torch nor MPI.
     psdist run -n 6 --mode ssp train.py --epochs 5
     psdist check runs/20260101-120000-1
 
-The options of ``psdist bench`` are in ``cli_bench``.
+Longer than other modules: every option of every command, with its help, but those of ``psdist
+bench``, which are in ``cli_bench``.
 """
 
 from __future__ import annotations
