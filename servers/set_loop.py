@@ -134,6 +134,11 @@ def state_parts(spec: ShardSpec) -> list[StatePart]:
     return [part for chunk in chunks for part in parts_of(chunk, spec.states)]
 
 
+def has_workers_values(wire: Wire, partition: Partition) -> bool:
+    """Whether a parameter buffer is what workers compute on, bit by bit."""
+    return wire.is_shared or wire.replies(partition) is None
+
+
 class ReplyFrame(Frame):
     """A frame whose payload is one parameter buffer of one chunk, or nothing; reused for reply
     after reply."""
@@ -202,6 +207,8 @@ class SetLoop:
         self._is_shared = options.wire.is_shared
         self._replies: Layouts | None = None
         """None where they are raw."""
+        self._has_workers_values = True
+        """See :func:`has_workers_values`; from Build on."""
         self._make_executor = make_executor
         self._history = history if isinstance(history, ServerHistory) else None
         self._has_checksums = self._checks != NO_CHECKS or self._history is not None
@@ -298,6 +305,7 @@ class SetLoop:
         self._unreserved = mine[::-1]
         spec = shard_spec(replace(options, wire=self._wire), setup, partition, mine)
         self._replies = self._wire.replies(partition)
+        self._has_workers_values = has_workers_values(self._wire, partition)
         self.executor = self._built = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners, setup)
         count = options.receive_buffers
@@ -352,6 +360,7 @@ class SetLoop:
                 if options.reply_window is not None
                 else None
             ),
+            are_replies_apart=options.wire.has_copies,
             state=state_parts(spec),
         )
         self.do(self.core.handle(built))
@@ -402,11 +411,6 @@ class SetLoop:
             if self._history is not None and self._has_workers_values:
                 crc = self._built.checksum(action.chunk, action.target, encoded=None)
             self._log.load(action.chunk, action.group, action.clock, crc)
-
-    @property
-    def _has_workers_values(self) -> bool:
-        """Whether a parameter buffer is what workers compute on, bit by bit."""
-        return self._replies is None or self._is_shared
 
     def _load_state(self, action: LoadState) -> None:
         self._built.load_state(action)

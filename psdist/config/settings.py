@@ -21,7 +21,7 @@ from psdist.config.backup import contradiction_of_backup
 from psdist.config.by_epoch import contradiction_of_epoch
 from psdist.config.by_loss import contradiction_of_loss
 from psdist.config.by_speed import contradiction_of_speed
-from psdist.config.codec_rounds import AUTO, contradiction_of_codecs, has_codecs
+from psdist.config.codec_rounds import AUTO, contradiction_of_codecs
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
 from psdist.config.combinations import parse_both
@@ -580,11 +580,6 @@ def contradiction(config: RunConfig) -> str:
         return (
             "replication = buddy with servers = 1: a server's second copy is kept by another one; "
             "set servers = 2 or more, or replication = none"
-        )
-    if config.replication == "buddy" and has_codecs(config):
-        return (
-            "replication = buddy with codecs: the second copy is made of raw gradients; leave out "
-            "codec, push_codec, pull_codec and those of the schedule, or set replication = none"
         )
     if config.replication == "buddy" and config.server_device != "cpu":
         return (

@@ -400,6 +400,8 @@ class Built:
     """Of all chunks of the set, in elements."""
     replies: ReplyFlow | None = None
     """None: every reply that is allowed leaves at once."""
+    are_replies_apart: bool = False
+    """Whether a reply is relative to what its reader was sent from here."""
     state: Sequence[StatePart] = ()
     """The optimizer state that the chief is to send for these chunks, ascending."""
 

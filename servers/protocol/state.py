@@ -360,6 +360,8 @@ class ServerCore:
         self._state.expect(event.state, lengths=event.lengths)
         if picture is not None:
             self._state.take_over()
+            if event.are_replies_apart:
+                self._replies.begin_anew()
             self._pushes = self._replies.num_made = picture.num_updates
             self._updates.num_steps = picture.num_steps
         self._on[Offered] = self._on_offered

@@ -1,8 +1,11 @@
 """The second copy of another server's part of a parameter set, as its buddy keeps it.
 
 The same executor and the same log as the other server's, changed by the same steps in the same
-order: values and optimizer state are the same bits, positions in the log the same numbers. A copy
-that is filled later gets each chunk as it is then, and logs from where it is whole.
+order: values and optimizer state are the same bits, positions in the log the same numbers. So is
+what workers hold, where replies are relative to that and alike for all: each step is encoded here,
+too. What each group holds for itself (psdist.servers.shard.reader_copies) is not here: who goes on
+sends it in full once. A copy that is filled later gets each chunk as it is then, and logs from
+where it is whole.
 
     copy = ShardCopy(options, setup, partition, chunks, make_executor=TensorShard, ...)
     copy.carry_out(record, frame, num_carried)
@@ -35,7 +38,7 @@ from psdist.servers.protocol.replication.records import (
     ValuesRecord,
 )
 from psdist.servers.replication.chunk_bytes import unpack_regions
-from psdist.servers.set_loop import ServerOptions, shard_spec, state_parts
+from psdist.servers.set_loop import ServerOptions, has_workers_values, shard_spec, state_parts
 from psdist.servers.shard.executor import MakeExecutor
 
 
@@ -62,6 +65,8 @@ class ShardCopy:
         spec = shard_spec(options, setup, partition, chunks)
         self.executor = make_executor(spec)
         self._partition = partition
+        self._pushes = spec.wire.pushes(partition)
+        self._has_workers_values = has_workers_values(spec.wire, partition)
         self._make_history = make_history
         # Of a copy that is filled there is a log when it is whole.
         self._history = None if is_filled else make_history(0)
@@ -93,7 +98,7 @@ class ShardCopy:
             self.executor.load(Load(record.chunk, frame, 0, record.group, record.clock))
             if record.number:
                 crc = None
-                if self._history is not None:
+                if self._history is not None and self._has_workers_values:
                     crc = self.executor.checksum(record.chunk, 0, encoded=None)
                 self.log.load(record.chunk, record.group, record.clock, crc)
         elif isinstance(record, StateRecord):
@@ -125,13 +130,15 @@ class ShardCopy:
             self._history.close()
 
     def _step(self, record: StepRecord, frame: Frame, num_carried: int) -> None:
-        chunk, contributions = self._partition.chunks[record.chunk], record.contributions
+        contributions = record.contributions
         if not record.hyper:
             self._require(not num_carried, record)
             self.log.step(record.chunk, contributions)
             return
-        wanted = chunk.num_master_bytes if record.is_sum else chunk.num_bytes
-        self._require(num_carried == wanted, record)
+        smallest, largest = self._sizes(record)
+        self._require(smallest <= num_carried <= largest, record)
+        self._compare(record)
+        frame.num_received = num_carried
         self.executor.step(
             Step(
                 chunk=record.chunk,
@@ -147,6 +154,24 @@ class ShardCopy:
             )
         )
         self.log.step(record.chunk, contributions, record.lr_scale)
+
+    def _sizes(self, record: StepRecord) -> tuple[int, int]:
+        """Of what the record of a step with a gradient carries: at least, and at most."""
+        chunk = self._partition.chunks[record.chunk]
+        if record.is_sum or self._pushes is None:
+            num_bytes = chunk.num_master_bytes if record.is_sum else chunk.num_bytes
+            return num_bytes, num_bytes
+        return self._pushes.at(record.clocks[0])[record.chunk].sizes
+
+    def _compare(self, record: StepRecord) -> None:
+        """Whether what workers hold is the same here as where they were sent it."""
+        if record.held < 0 or self.executor.checksum(record.chunk, 0, encoded=None) == record.held:
+            return
+        raise ProtocolError(
+            f"chunk {record.chunk}: pull_codec encodes other bytes on this server, which keeps the "
+            "second copy, than where the shard is served; do all hosts have the same version of "
+            "it, and does it give the same bytes for the same values and seed?"
+        )
 
     def _bury(self, record: BuriedRecord) -> None:
         inherited = list(zip(record.chunks, record.heirs, record.clocks, strict=True))

@@ -156,13 +156,14 @@ class RecordingSetLoop(SetLoop):
         super()._load_state(action)
 
     def _step(self, action: Step) -> None:
-        chunk = self._chunk(action.chunk)
         if action.gradient is None:
             raise InvariantError(
                 "a step on what is held for a joint norm, on a server with a buddy"
             )
         is_sum = action.content is SlotContent.SUM
-        num_bytes = chunk.num_master_bytes if is_sum else chunk.num_bytes
+        num_bytes = action.gradient.num_received
+        if is_sum:
+            num_bytes = self._chunk(action.chunk).num_master_bytes
         record = _step_record(
             action.chunk,
             action.contributions,
@@ -171,9 +172,18 @@ class RecordingSetLoop(SetLoop):
             lr_scale=action.lr_scale,
             hyper=action.hyper,
             absent=sorted(action.absent),
+            held=self._what_workers_hold(action),
         )
         self._tell_of(action.chunk, record, _start(action.gradient, num_bytes))
         super()._step(action)
+
+    def _what_workers_hold(self, action: Step) -> int:
+        """Its checksum, where the buddy is to compare that: what it knows it has encoded itself."""
+        clock = action.contributions[0].clock
+        if not (self._is_shared and self._wire.is_compared(action.chunk, clock)):
+            return -1
+        crc = self._built.checksum(action.chunk, action.source, encoded=None)
+        return -1 if crc is None else crc
 
     def _empty_step(self, action: EmptyStep) -> None:
         self._tell_of(action.chunk, _step_record(action.chunk, action.contributions))
@@ -227,9 +237,9 @@ def _step_record(
     lr_scale: float = 1.0,
     hyper: bytes = b"",
     absent: Iterable[int] = (),
+    held: int = -1,
 ) -> StepRecord:
-    # Nothing is coded where there are second copies.
-    groups, clocks, weights, empties, _ = map(list, zip(*contributions, strict=True))
+    groups, clocks, weights, empties, codecs = map(list, zip(*contributions, strict=True))
     return StepRecord(
         chunk=chunk,
         is_sum=is_sum,
@@ -241,4 +251,6 @@ def _step_record(
         clocks=clocks,
         weights=weights,
         empties=empties,
+        codecs=codecs,
+        held=held,
     )

@@ -59,9 +59,10 @@ class StateRecord(Record):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord(Record):
     """One step on a chunk, of these updates (one entry of each list for each of them). Carries the
-    gradient that the optimizer was given, before ``gradient_scale``: as it was pushed, or
-    (``is_sum``) a sum in the server's dtype. No bytes and no ``hyper``: updates without a
-    gradient."""
+    gradient that the optimizer was given, before ``gradient_scale``: as it was pushed, encoded
+    where pushes are, or (``is_sum``) a sum in the server's dtype. No bytes and no ``hyper``:
+    updates without a gradient. ``held``: the CRC-32 of what workers hold before the step, where
+    replies are relative to that and this round has it compared; else -1."""
 
     chunk: int
     is_sum: bool
@@ -73,10 +74,12 @@ class StepRecord(Record):
     clocks: _Numbers
     weights: _Weights
     empties: _Flags
+    codecs: _Numbers
+    held: int
 
     @property
     def contributions(self) -> tuple[Contribution, ...]:
-        columns = self.groups, self.clocks, self.weights, self.empties
+        columns = self.groups, self.clocks, self.weights, self.empties, self.codecs
         return tuple(starmap(Contribution, zip(*columns, strict=True)))
 
 
@@ -202,8 +205,8 @@ def unpack_record(data: bytes | memoryview) -> Record:
     except TypeError:
         raise ProtocolError(f"a {name} with a field that has no name") from None
     if isinstance(record, StepRecord):
-        lengths = {len(record.groups), len(record.clocks), len(record.weights)}
-        if lengths != {len(record.empties)} or not record.empties:
+        columns = record.groups, record.clocks, record.weights, record.codecs
+        if {*map(len, columns)} != {len(record.empties)} or not record.empties:
             raise ProtocolError("a StepRecord whose updates are not told in full")
     if isinstance(record, BuriedRecord):
         groups = {len(record.out), len(record.fewest), len(record.workers)}

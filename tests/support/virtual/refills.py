@@ -222,7 +222,11 @@ def prove_bits(job: RefillJob) -> None:
     if job.errors or job.schedule.mode != "sync" or has_lost_worker or not job.met["deaths"]:
         return
     whole = VirtualJob(
-        job.schedule, max_deaths=99, is_watched=False, num_substitutes=job.num_substitutes
+        job.schedule,
+        max_deaths=99,
+        is_watched=False,
+        num_substitutes=job.num_substitutes,
+        wire=job.wire,
     )
     whole.run()
     for mine, other in zip(job.sets, whole.sets, strict=True):
