@@ -17,6 +17,7 @@ pytestmark = pytest.mark.mpi
 
 PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "kills_server.py"
 TIMEOUT_S = 240
+CODED = ("codec=int4/sign", "codec_exact=*bias")
 
 
 def run(
@@ -79,13 +80,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.param((), 0, id="the registrar"),
         pytest.param((), 1, id="steps", marks=pytest.mark.slow),
         pytest.param(("local_steps=3", "outer=nesterov"), 1, id="rounds", marks=pytest.mark.slow),
+        pytest.param(CODED, 1, id="codecs", marks=pytest.mark.slow),
+        pytest.param(CODED, 0, id="codecs, the registrar", marks=pytest.mark.slow),
     ],
 )
 def test_in_sync_the_death_of_a_server_changes_no_bit(
     settings: tuple[str, ...], server: int, undisturbed: str, tmp_path: Path
 ) -> None:
     """Server 0 is the registrar. In rounds of local steps what is sent again is the difference that
-    they have made."""
+    they have made; with codecs what they were encoded to."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
     expected = undisturbed
