@@ -62,7 +62,6 @@ from psdist.servers.protocol.actions import (
     ChangeCodecs,
     ChangeMode,
     Fail,
-    HoldRounds,
     SendControl,
     WriteSnapshots,
 )
@@ -170,8 +169,8 @@ class ServerLoop:
         """Whether what this serves would be, if it died."""
         self._survives_servers = replication is not None or rebuilding is not None
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
-        self._changed: CommitMode | None = None
-        """The mode, where it has changed within the run."""
+        self._changed: ChangeMode | None = None
+        """The mode, where the registrar has changed it, as of a set that comes later."""
         self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
         if has_shard:
@@ -192,8 +191,7 @@ class ServerLoop:
             )
         )
         if self._changed is not None:
-            mode, staleness = self._changed.mode, self._changed.staleness
-            self.sets[-1].do(self.sets[-1].core.handle(ChangeMode(0, mode, staleness)))
+            self.sets[-1].do(self.sets[-1].core.handle(self._changed))
 
     @property
     def _outputs(self) -> Transport:
@@ -408,7 +406,7 @@ class ServerLoop:
                 f"{type(message).__name__}; {describe_peer(REGISTRAR)} changes the mode"
             )
         if isinstance(message, ProposeMode):
-            decided = [(each, each.core.handle(HoldRounds())) for each in self.sets]
+            decided = [(each, each.hold_rounds()) for each in self.sets]
             answer = ModeProposed(
                 number=message.number,
                 server=self._options.server,
@@ -425,9 +423,10 @@ class ServerLoop:
                 (each, each.core.handle(ChangeCodecs(message.number, start, message.level)))
                 for each, start in zip(self.sets, message.rounds, strict=False)
             ]
-        self._changed = message
+        change = ChangeMode(0, message.mode, message.staleness, message.number)
+        self._changed = change
         return [
-            (each, each.core.handle(ChangeMode(start, message.mode, message.staleness)))
+            (each, each.core.handle(change._replace(round=start)))
             for each, start in zip(self.sets, message.rounds, strict=False)
         ]
 
@@ -665,7 +664,11 @@ class ServerLoop:
             replication=options,
             is_hosted=True,
         )
-        return self._begin_hosted(hosted, copies)
+        self._begin_hosted(hosted, copies)
+        told = [each for each in copies[0].picture.modes if each.number] if copies else []
+        if told:  # of sets that come later: these know by themselves
+            hosted._changed = told[-1]._replace(round=0)
+        return hosted
 
     def _begin_hosted(
         self, hosted: ServerLoop, sets: Sequence[ShardCopy | RebuiltSet]

@@ -48,6 +48,7 @@ from psdist.servers.protocol.actions import (
     Held,
     HeldBlocks,
     Hold,
+    HoldRounds,
     Inherit,
     LeftOut,
     Load,
@@ -252,6 +253,10 @@ class SetLoop:
             who = f"server {self._options.server}"
             verify(event.header, event.frame, receiver=who)
         return self.core.handle(event)
+
+    def hold_rounds(self) -> Iterable[Action]:
+        """A change is proposed: see :class:`HoldRounds`."""
+        return self.core.handle(HoldRounds())
 
     def take_back(self, frame: ReplyFrame) -> Iterable[Action]:
         """The network needs this frame of a reply no more."""

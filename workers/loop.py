@@ -392,8 +392,7 @@ class WorkerLoop:
         header = action.header
         frame = self._gradients[header.chunk]
         if header.flags & _AGAIN:  # the network may still have the frame that was sent first
-            is_encoded = isinstance(frame, EncodingFrame)
-            frame = frame.again() if is_encoded else Frame(frame.payload)
+            frame = frame.again() if isinstance(frame, EncodingFrame) else Frame(frame.payload)
             self._gradients[header.chunk] = frame
         if self._alters_pushes:
             header = self._altered(header, frame)

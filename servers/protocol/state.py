@@ -167,6 +167,10 @@ class ServerCore:
         )
         self._policy = policy
         self._changes = changes
+        self.modes: list[ChangeMode] = []
+        """What was told of the mode of later rounds, in order."""
+        if picture is not None:
+            self._go_on_with_modes(picture, pipeline)
         self._updates = self._make_updates(policy)
         self._clipped: Clipped | None = None
         """``_updates``, where they clip."""
@@ -369,7 +373,10 @@ class ServerCore:
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
         )
         held, self._before_built = self._before_built, []
-        actions: list[Action] = [ModeEvent(*each) for each in self._changes]
+        actions = list[Action]()
+        if picture is None:
+            self.modes += self._changes
+            actions += [ModeEvent(*each) for each in self._changes]
         actions += self._before_restored
         for each in held:
             actions += self.handle(each)
@@ -560,11 +567,33 @@ class ServerCore:
             self._replies.hold_back(chunk)
         return []
 
+    def _go_on_with_modes(self, picture: ShardPicture, pipeline: int) -> None:
+        """What the dead server had been told of the mode; and of what it has sent nothing."""
+        self.modes = list(picture.modes)
+        policy = self._policy
+        if not isinstance(policy, Changing):
+            return
+        for each in self.modes:
+            policy.commit(each.round, policy_for(each.mode, staleness=each.staleness))
+        self._replies.highest_sent = picture.highest_sent
+        if picture.held_above is not None:
+            policy.propose(highest_sent=picture.held_above)
+        elif picture.clocks:
+            self._replies.highest_sent += pipeline
+
+    @property
+    def held_above(self) -> int | None:
+        """Nothing is sent for rounds above this one, while a change is proposed."""
+        return self._policy.held_above if isinstance(self._policy, Changing) else None
+
     def _on_change_mode(self, event: ChangeMode) -> list[Action]:
+        if event.number and any(each.number >= event.number for each in self.modes):
+            return []  # told again, for the server that was told it has died
         self._changing.commit(event.round, policy_for(event.mode, staleness=event.staleness))
         if self._num_chunks is None:
             self._changes = (event,)
             return []
+        self.modes.append(event)
         return [ModeEvent(*event), *self._let_go()]
 
     def _on_change_codecs(self, event: ChangeCodecs) -> list[Action]:

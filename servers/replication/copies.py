@@ -29,7 +29,9 @@ from psdist.servers.protocol.replication.records import (
     ChunkRecord,
     FilledRecord,
     FillRecord,
+    HeldRoundsRecord,
     MemberRecord,
+    ModeRecord,
     Record,
     ResumedRecord,
     SnapshotRecord,
@@ -108,6 +110,8 @@ class ShardCopy:
         elif isinstance(record, MemberRecord):
             kind = EventKind[record.kind.upper()]
             self.log.member(kind, record.group, record.clock, float(record.workers))
+        elif isinstance(record, ModeRecord):
+            self.log.mode(record.round, record.mode, record.staleness)
         elif isinstance(record, BuriedRecord):
             self._bury(record)
         elif isinstance(record, SnapshotRecord):
@@ -122,7 +126,7 @@ class ShardCopy:
             self._history = self._make_history(record.position)
             self.log = self._history or EventCount(record.position)
             self.log.filled(record.keeper, record.position)
-        elif not isinstance(record, ResumedRecord | FillRecord):
+        elif not isinstance(record, ResumedRecord | FillRecord | HeldRoundsRecord):
             raise InvariantError(f"a copy was given {type(record).__name__}")
 
     def close_history(self) -> None:

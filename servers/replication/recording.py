@@ -18,22 +18,27 @@ from psdist.protocol.partition import Chunk
 from psdist.servers.protocol.actions import (
     Action,
     Build,
+    ChangeMode,
     Contribution,
     EmptyStep,
     Inherit,
     Load,
     LoadState,
     MembershipEvent,
+    ModeEvent,
     SlotContent,
     Step,
     TakeSnapshot,
     TellBuried,
+    TellHeldRounds,
     TellResumed,
 )
 from psdist.servers.protocol.replication.records import (
     BuriedRecord,
     FilledRecord,
+    HeldRoundsRecord,
     MemberRecord,
+    ModeRecord,
     Record,
     ResumedRecord,
     SnapshotRecord,
@@ -58,6 +63,7 @@ class RecordingSetLoop(SetLoop):
         """Chunks of which a copy that is being filled knows nothing yet."""
         self._execute[TellResumed] = self._tell_resumed
         self._execute[TellBuried] = self._tell_buried
+        self._execute[TellHeldRounds] = self._tell_held_rounds
 
     def decide(self, event: Offered | Arrived | ControlArrived | PeerLost) -> Iterable[Action]:
         before, resumed_up_to = self.core.generation, self.core.resumed_up_to
@@ -70,6 +76,14 @@ class RecordingSetLoop(SetLoop):
             actions = list(actions)
             return [self._who_is_buried(event.message, actions), *actions]
         return actions
+
+    def hold_rounds(self) -> Iterable[Action]:
+        is_holding = self.core.held_above is not None
+        actions = super().hold_rounds()
+        held_above = self.core.held_above
+        if self.executor is None or is_holding or held_above is None:
+            return actions
+        return [*actions, TellHeldRounds(held_above)]
 
     def _who_is_buried(self, message: Bury, actions: Iterable[Action]) -> TellBuried:
         """In front of all of ``actions``, which rest on it."""
@@ -88,6 +102,9 @@ class RecordingSetLoop(SetLoop):
 
     def _tell_resumed(self, action: TellResumed) -> None:
         self._tell(ResumedRecord(seq=action.seq))
+
+    def _tell_held_rounds(self, action: TellHeldRounds) -> None:
+        self._tell(HeldRoundsRecord(highest=action.highest))
 
     def _tell_buried(self, action: TellBuried) -> None:
         deaths = action.deaths
@@ -111,6 +128,10 @@ class RecordingSetLoop(SetLoop):
         """Tell the new buddy how the set stands; of its chunks nothing, until each is told."""
         self._untold = set(self.core.chunks)
         self._tell(self.core.fill_record())
+        for each in self.core.modes:
+            self._tell(_mode_record(each))
+        if self.core.held_above is not None:
+            self._tell(HeldRoundsRecord(highest=self.core.held_above))
 
     def may_tell(self, chunk: int) -> bool:
         """Whether the chunk can be told of now."""
@@ -198,6 +219,10 @@ class RecordingSetLoop(SetLoop):
             )
         super()._record_membership(action)
 
+    def _record_mode(self, action: ModeEvent) -> None:
+        self._tell(_mode_record(action))
+        super()._record_mode(action)
+
     def _take_snapshot(self, action: TakeSnapshot) -> None:
         if not action.is_again:
             known = [chunk for chunk in action.chunks if chunk not in self._untold]
@@ -226,6 +251,15 @@ class RecordingSetLoop(SetLoop):
 def _start(slot: Frame, num_bytes: int) -> memoryview:
     assert slot.payload is not None
     return slot.payload[:num_bytes]
+
+
+def _mode_record(change: ChangeMode | ModeEvent) -> ModeRecord:
+    return ModeRecord(
+        round=change.round,
+        mode=change.mode,
+        staleness=change.staleness,
+        number=change.number,
+    )
 
 
 def _step_record(

@@ -119,6 +119,25 @@ class ResumedRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModeRecord(Record):
+    """From ``round`` on the mode is another one, by the ``number``-th change that the registrar has
+    told of (0: by the run's schedule). What was held back is so no more."""
+
+    round: int
+    mode: str
+    staleness: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldRoundsRecord(Record):
+    """Another mode is proposed: parameters were sent for rounds up to ``highest``, and are for no
+    later one until it is known what rules there."""
+
+    highest: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRecord(Record):
     """The chunks as they are now were copied for the checkpoint ``number``."""
 
@@ -173,6 +192,7 @@ _TYPES: Final[dict[str, type[Record]]] = {
     for each in (
         *(ValuesRecord, StateRecord, StepRecord, MemberRecord, ResumedRecord, SnapshotRecord),
         *(BuriedRecord, FillRecord, ChunkRecord, FilledRecord),
+        *(ModeRecord, HeldRoundsRecord),
     )
 }
 
@@ -205,8 +225,8 @@ def unpack_record(data: bytes | memoryview) -> Record:
     except TypeError:
         raise ProtocolError(f"a {name} with a field that has no name") from None
     if isinstance(record, StepRecord):
-        columns = record.groups, record.clocks, record.weights, record.codecs
-        if {*map(len, columns)} != {len(record.empties)} or not record.empties:
+        lengths = {len(record.groups), len(record.clocks), len(record.weights), len(record.codecs)}
+        if lengths != {len(record.empties)} or not record.empties:
             raise ProtocolError("a StepRecord whose updates are not told in full")
     if isinstance(record, BuriedRecord):
         groups = {len(record.out), len(record.fewest), len(record.workers)}

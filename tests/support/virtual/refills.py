@@ -219,7 +219,7 @@ def _told_by(job: RefillJob) -> list[Any]:
 def prove_bits(job: RefillJob) -> None:
     """Of a run in sync in which no worker has died: those of the run without deaths."""
     has_lost_worker = any(map(is_worker, job.network._dead))
-    if job.errors or job.schedule.mode != "sync" or has_lost_worker or not job.met["deaths"]:
+    if job.errors or job.schedule.modes != ("sync",) or has_lost_worker or not job.met["deaths"]:
         return
     whole = VirtualJob(
         job.schedule,

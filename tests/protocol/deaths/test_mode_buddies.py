@@ -1,0 +1,93 @@
+"""The mode changes, by a schedule, by the script or by what psdist observes, and servers die that
+have buddies, or the registrar: at any moment, and between the two phases of a change. Rules hold,
+everybody finishes, and every value is what arithmetic says.
+
+More by hand: ``python -m tests.protocol.deaths.test_mode_buddies FIRST LAST``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.protocol.deaths.test_buddies import assert_copies_are_the_shards
+from tests.support.virtual.job import play
+from tests.support.virtual.mode_buddies import (
+    Telling,
+    play_mode_refills,
+    play_with_mode_buddies,
+    schedule_with_mode_buddies,
+)
+from tests.support.virtual.proof import prove
+from tests.support.virtual.refills import play_and_prove
+from tests.support.virtual.surviving import prove_survival
+
+SEEDS = range(24)
+WITH_REFILLS = range(4)
+MANY = range(1000, 1200)
+
+
+def play_deaths(seeds: Iterable[int], **more: Any) -> Counter[str]:
+    """What was met, and how often."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        job = play_with_mode_buddies(seed, **more)
+        try:
+            prove_survival(job)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        met += job.met
+        changes = [each.mode for each in job.modes]
+        met["survived"] += job.has_moved
+        met[f"by {job.schedule.mode_by}"] += bool(job.has_moved and changes[1:])
+        met["to sync"] += bool(job.has_moved and "sync" in changes[1:])
+        met["from sync"] += bool(job.has_moved and "sync" in changes[:-1])
+        met["several sets"] += bool(job.has_moved and changes[1:] and job.schedule.more_sets)
+    return met
+
+
+def test_a_buddy_has_the_modes_in_its_log() -> None:
+    for seed in range(6):
+        job = play(schedule_with_mode_buddies(seed), make_worker=Telling, is_watched=False)
+        prove(job)
+        assert_copies_are_the_shards(job)
+
+
+def test_the_death_of_a_server_is_survived_at_any_moment_of_a_change() -> None:
+    met = play_deaths(SEEDS)
+    for what in (
+        *("survived", "between the phases", "a change before"),
+        *("by schedule", "by script", "by auto", "to sync", "from sync", "several sets"),
+    ):
+        assert met[what], met
+
+
+def test_so_is_the_death_of_the_registrar() -> None:
+    met = play_deaths(SEEDS, registrar_dies=True)
+    for what in ("survived", "between the phases", "a change before", "by script", "by auto"):
+        assert met[what], met
+
+
+def test_server_after_server_dies_and_the_next_copy_knows_the_mode() -> None:
+    met = play_and_prove(play_mode_refills, WITH_REFILLS)
+    for what in ("survived", "modes"):
+        assert met[what], met
+
+
+@pytest.mark.slow
+def test_many_more() -> None:
+    play_deaths(MANY)
+    play_deaths(MANY, registrar_dies=True)
+    play_and_prove(play_mode_refills, MANY)
+    play_and_prove(play_mode_refills, MANY, registrar_dies=True)
+
+
+if __name__ == "__main__":
+    many = range(int(sys.argv[1]), int(sys.argv[2]))
+    print(play_deaths(many), play_deaths(many, registrar_dies=True))
+    print(play_and_prove(play_mode_refills, many))
+    print(play_and_prove(play_mode_refills, many, registrar_dies=True))

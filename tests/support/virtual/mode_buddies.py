@@ -1,0 +1,128 @@
+"""Schedules in which the mode changes, of servers with buddies, and servers or the registrar die:
+at any moment, or between the two phases of a change.
+
+    job = play_with_mode_buddies(7)
+    job.met                                 # what had fallen together
+    play_mode_refills(7)                    # server after server, as psdist.support.virtual.refills
+
+Where the registrar changes the mode it decides by what groups tell it, here of made-up times and by
+a few rounds at a time: so its deputy decides the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from psdist.protocol.control import Progress
+from psdist.protocol.ids import REGISTRAR, server_id
+from tests.support.virtual.refills import RefillJob, play_refills
+from tests.support.virtual.schedule import Schedule, with_modes
+from tests.support.virtual.surviving import NOTICES_S, with_several_groups
+from tests.support.virtual.virtual_worker import VirtualWorker
+
+ROUNDS_IN_WINDOW = 2
+
+
+def schedule_with_mode_buddies(seed: int) -> Schedule:
+    schedule = with_modes(seed)
+    pick = random.Random(f"{seed} mode buddies")
+    longer = pick.choice([0, 6])
+    return replace(
+        schedule,
+        is_auto=bool(schedule.proposals),
+        proposals=(),
+        mode="sync" if schedule.proposals else schedule.mode,
+        servers=max(pick.choice([2, 2, 3]), schedule.servers),
+        iterations=tuple(each + longer for each in schedule.iterations),
+        has_buddies=True,
+    )
+
+
+class Telling(VirtualWorker):
+    """Tells the registrar, where that decides, what each round has taken; of the times so much is
+    true that groups are slow by turns, or all alike."""
+
+    def train_once(self) -> Iterator[float | None]:
+        before = self.clock
+        yield from super().train_once()
+        schedule = self.job.schedule
+        is_told = schedule.is_auto or self.job.wire.is_ladder
+        if not is_told or self.seat.place or self.set_index or self.clock != before + 1:
+            return
+        is_even = random.Random(f"{schedule.seed} even {before // 5}").random() < 0.4
+        is_slow = random.Random(f"{schedule.seed} slow {before}").randrange(len(self.job.groups))
+        own_us = 100_000 if is_slow == self.group and not is_even else 1_000
+        progress = Progress(
+            worker=self.worker,
+            clock=self.clock,
+            samples=0,
+            first_round=before,
+            own_us=[own_us],
+            waits_us=[10],
+        )
+        self.loop.transport.send_control(REGISTRAR, progress)
+
+
+class ModeBuddiesJob(RefillJob):
+    """One server dies, or the registrar; half of them between the phases of a change, as far as
+    there is one, and the others at a random event."""
+
+    def __init__(self, schedule: Schedule, *, victims: tuple[int, ...], **more: Any) -> None:
+        super().__init__(schedule, make_worker=Telling, **more)
+        pick = self._pick = random.Random(f"{schedule.seed} mode buddies die")
+        self._victim: int | None = pick.choice(victims)
+        self._is_between = pick.random() < 0.6
+        self._at = int(10 ** pick.uniform(1.5, 3.3))
+
+    def run(self) -> None:
+        num_events = 0
+        while self.network.step():
+            num_events += 1
+            if self._victim is None or not self.registrar._is_ready:
+                continue
+            is_settling = self.registrar._modes.is_settling
+            is_time = num_events >= self._at
+            if self._is_between and self.schedule.mode_by in ("auto", "script"):
+                is_time = is_settling and self._pick.random() < 0.1
+            if is_time and self._victim in self.network._actors:
+                self.met["between the phases"] += is_settling
+                self.met["of the registrar"] += self._victim == REGISTRAR
+                self.met["a change before"] += len(self.modes) > 1
+                self.network.crash(self._victim, notice_s=self._pick.choice(NOTICES_S))
+                self._victim = None
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether somebody has died, and another one has gone on."""
+        return any(loop.hosted for loop in self.servers)
+
+
+def play_with_mode_buddies(
+    seed: int, *, registrar_dies: bool = False, schedule: Schedule | None = None, **more: Any
+) -> ModeBuddiesJob:
+    schedule = schedule or schedule_with_mode_buddies(seed)
+    victims = (REGISTRAR,) if registrar_dies else tuple(map(server_id, range(1, schedule.servers)))
+    with mock.patch("psdist.controller.decisions.WINDOW", ROUNDS_IN_WINDOW):
+        job = ModeBuddiesJob(schedule, victims=victims, **more)
+        job.run()
+    return job
+
+
+def play_mode_refills(seed: int, **more: Any) -> RefillJob:
+    """Server after server, workers, and perhaps the registrar."""
+    schedule = with_several_groups(schedule_with_mode_buddies(seed))
+    pick = random.Random(f"{seed} mode refills")
+    schedule = replace(
+        schedule,
+        servers=pick.choice([3, 4]),
+        iterations=tuple(each + pick.choice([8, 16]) for each in schedule.iterations),
+        num_chunks=schedule.num_chunks + 6,
+    )
+    with mock.patch("psdist.controller.decisions.WINDOW", ROUNDS_IN_WINDOW):
+        job = play_refills(seed, schedule=schedule, make_worker=Telling, **more)
+    job.met["modes"] += len(job.modes)
+    return job
