@@ -261,17 +261,19 @@ class Reporter:
                 self._copies.standing(),
                 self._files.standing(),
                 list(self._context.joined.items()),
+                self._decisions.standing(),
             ]
         )
         return told
 
     def go_on(self, standing: bytes) -> None:
         """On that one, with this."""
-        deaths, copies, files, joined = msgpack.unpackb(standing)
+        deaths, copies, files, joined, decisions = msgpack.unpackb(standing)
         self._deaths.go_on(deaths)
         self._copies.go_on(copies)
         self._files.go_on(files)
         self._context.joined.update(joined)
+        self._decisions.go_on(decisions)
 
     def note(self, action: OfficeAction) -> None:
         """On the deputy: the registrar has done this."""
@@ -292,6 +294,8 @@ class Reporter:
             self._deaths.declared(action, is_news=False)
         elif isinstance(action, Survived):
             self._deaths.survived(action)
+        elif isinstance(action, Decided):
+            self._decisions.note(action)
         elif isinstance(action, CheckpointAction):
             self._files.note(action)
 
@@ -307,8 +311,15 @@ class Reporter:
         lines = [each.line for each in undone if isinstance(each, WriteMetrics)]
         for line in context.run_directory.missing("metrics.jsonl", lines):
             context.run_directory.append_metrics(line)
+        if progress := self._registrar.progress:
+            behind = self._standing.behind(progress, self._registrar.out)
+            self._modes.reached(behind, is_news=False)
+        num_kept = self._decisions.num_kept([each for each in undone if isinstance(each, Decided)])
         for each in undone:
-            if isinstance(each, CheckpointAction) and self._files.has_done(each):
+            if isinstance(each, Decided) and num_kept:
+                num_kept -= 1
+                self._decisions.note(each)
+            elif isinstance(each, CheckpointAction) and self._files.has_done(each):
                 self._files.note(each)
             elif isinstance(each, Complete) and self._is_told():
                 context.run_directory.close()
