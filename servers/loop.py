@@ -15,11 +15,13 @@ Longer than other modules: whose an event is stands in one place, also where ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
+from psdist.codecs.wire import Wire
 from psdist.errors import InvariantError, PeerLostError, ProtocolError, PsdistError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
@@ -123,6 +125,7 @@ class ServerLoop:
         rebuilding: RebuildingOptions | None = None,
         is_hosted: bool = False,
         has_shard: bool = True,
+        made_wires: Mapping[int, Wire] = MappingProxyType({}),
     ) -> None:
         """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
@@ -133,7 +136,8 @@ class ServerLoop:
         ``make_set`` is for spans, and for tests that break a server on purpose; ``replication``:
         where shards have second copies; ``rebuilding``: where they have none, and are made anew;
         ``is_hosted``: this one goes on in place of a server that has died; ``has_shard``: not of a
-        spare."""
+        spare; ``made_wires``: by set, of executors that ``make_executor`` does not make anew."""
+        self._made_wires = made_wires
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -188,6 +192,7 @@ class ServerLoop:
                 make_executor=self._make_executor,
                 history=self._make_history(index),
                 on_built=self._when_built,
+                wire=self._made_wires.get(index),
             )
         )
         if self._changed is not None:
@@ -202,13 +207,22 @@ class ServerLoop:
         self, set_index: int, partition: Partition, owners: tuple[int, ...], setup: Setup
     ) -> None:
         self._on_built(set_index, partition, owners, setup)
-        wire = self._options.wire
-        if isinstance(self.registrar, Registrar) and wire.is_ladder:
-            self._do_as_registrar(self.registrar.know_sizes(wire.sizes(partition)))
+        if self._options.wire.is_ladder:
+            self._tell_sizes(set_index, self._options.wire.sizes(partition))
         if self._replication is not None:
             self._replication.on_built(set_index, partition, owners, setup)
         if self._rebuilding is not None:
             self._rebuilding.on_built(set_index, partition, owners, setup)
+
+    def _tell_sizes(self, set_index: int, sizes: list[int]) -> None:
+        """To the registrar, if it is here. Its deputy finds out by itself, before anything is
+        decided."""
+        if isinstance(self.registrar, Registrar):
+            self._do_as_registrar(self.registrar.know_sizes(sizes))
+        elif self.registrar is not None and not self.sets[set_index].core.has_taken_over:
+            self._do_as_registrar(self.registrar.registrar.know_sizes(sizes))
+        elif self._standby is not None:
+            self._standby.office.registrar.know_sizes(sizes)
 
     @property
     def is_finished(self) -> bool:
@@ -663,6 +677,7 @@ class ServerLoop:
             what_was_told=standby.what_was_told if standby is not None else bytes,
             replication=options,
             is_hosted=True,
+            made_wires={index: copy.wire for index, copy in enumerate(copies)},
         )
         self._begin_hosted(hosted, copies)
         told = [each for each in copies[0].picture.modes if each.number] if copies else []

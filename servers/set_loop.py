@@ -185,10 +185,12 @@ class SetLoop:
         make_executor: MakeExecutor,
         history: ServerHistory | EventCount | None,
         on_built: OnBuilt,
+        wire: Wire | None = None,
     ) -> None:
         """``held``: bytes of the sets that were described, by server, to which this one adds its
         own; ``make_executor`` is called when the chief has described it, and then ``on_built``.
-        ``history``: a count alone where nothing is recorded and another server's goes on."""
+        ``history``: a count alone where nothing is recorded and another server's goes on;
+        ``wire``: that of the executor which ``make_executor`` gives; None for a new one."""
         self.core = core
         self.executor: Executor | None = None
         self._built: Executor
@@ -200,7 +202,7 @@ class SetLoop:
         self._transport = transport
         self._me = transport.me
         self._options = options
-        self._wire = options.wire.of_set()
+        self._wire = wire or options.wire.of_set()
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
         self._is_relative = options.wire.is_relative

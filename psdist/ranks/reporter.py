@@ -314,11 +314,16 @@ class Reporter:
         if progress := self._registrar.progress:
             behind = self._standing.behind(progress, self._registrar.out)
             self._modes.reached(behind, is_news=False)
-        num_kept = self._decisions.num_kept([each for each in undone if isinstance(each, Decided)])
+        kept = [each for each in undone if isinstance(each, Decided | KeepFidelity | LossHeard)]
+        num_kept = self._decisions.num_kept(kept)
+        is_kept = {id(each) for each in kept[:num_kept]}
         for each in undone:
-            if isinstance(each, Decided) and num_kept:
-                num_kept -= 1
+            if isinstance(each, Decided) and id(each) in is_kept:
                 self._decisions.note(each)
+            elif isinstance(each, KeepFidelity) and id(each) in is_kept:
+                self._files.note(each)
+            elif isinstance(each, LossHeard) and id(each) in is_kept:
+                continue
             elif isinstance(each, CheckpointAction) and self._files.has_done(each):
                 self._files.note(each)
             elif isinstance(each, Complete) and self._is_told():

@@ -168,7 +168,9 @@ class ServerCore:
         self._policy = policy
         self._changes = changes
         self.modes: list[ChangeMode] = []
-        """What was told of the mode of later rounds, in order."""
+        """What was told of the mode of later rounds, in order,"""
+        self.levels: list[ChangeCodecs] = []
+        """and of the codecs among which psdist chooses."""
         if picture is not None:
             self._go_on_with_modes(picture, pipeline)
         self._updates = self._make_updates(policy)
@@ -377,6 +379,8 @@ class ServerCore:
         if picture is None:
             self.modes += self._changes
             actions += [ModeEvent(*each) for each in self._changes]
+        for change in self.levels:  # of which the dead server may not have told everybody
+            actions += self._tell_of_level(change)
         actions += self._before_restored
         for each in held:
             actions += self.handle(each)
@@ -569,7 +573,7 @@ class ServerCore:
 
     def _go_on_with_modes(self, picture: ShardPicture, pipeline: int) -> None:
         """What the dead server had been told of the mode; and of what it has sent nothing."""
-        self.modes = list(picture.modes)
+        self.modes, self.levels = list(picture.modes), list(picture.levels)
         policy = self._policy
         if not isinstance(policy, Changing):
             return
@@ -599,10 +603,15 @@ class ServerCore:
     def _on_change_codecs(self, event: ChangeCodecs) -> list[Action]:
         """Every worker hears of it before the first parameters for that round, and so before it
         pushes anything of it."""
+        if event in self.levels:
+            return []  # told again, for the server that was told it has died
         self._changing.release()
-        message = BeginCodecs(number=event.number, round=event.round, level=event.level)
-        told = [SendControl(worker, message) for worker in sorted(self._group_of)]
-        return [BeginLevel(*event), *told, *self._let_go()]
+        self.levels.append(event)
+        return [BeginLevel(*event), *self._tell_of_level(event), *self._let_go()]
+
+    def _tell_of_level(self, change: ChangeCodecs) -> list[SendControl]:
+        message = BeginCodecs(number=change.number, round=change.round, level=change.level)
+        return [SendControl(worker, message) for worker in sorted(self._group_of)]
 
     def _let_go(self) -> list[Action]:
         return [action for chunk in self._chunks.values() for action in self._replies.let_go(chunk)]

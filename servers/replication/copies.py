@@ -15,6 +15,7 @@ where it is whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.history.writers import EventCount, EventKind, ServerHistory
@@ -30,6 +31,7 @@ from psdist.servers.protocol.replication.records import (
     FilledRecord,
     FillRecord,
     HeldRoundsRecord,
+    LevelRecord,
     MemberRecord,
     ModeRecord,
     Record,
@@ -64,7 +66,9 @@ class ShardCopy:
         where nothing is recorded; ``first``: where the set goes on from a checkpoint;
         ``is_filled``: the set has begun, and the copy is filled."""
         self.setup = setup
-        spec = shard_spec(options, setup, partition, chunks)
+        self.wire = options.wire.of_set()
+        """Of the shard: who goes on with it is told by which codecs from here on."""
+        spec = shard_spec(replace(options, wire=self.wire), setup, partition, chunks)
         self.executor = make_executor(spec)
         self._partition = partition
         self._pushes = spec.wire.pushes(partition)
@@ -112,6 +116,9 @@ class ShardCopy:
             self.log.member(kind, record.group, record.clock, float(record.workers))
         elif isinstance(record, ModeRecord):
             self.log.mode(record.round, record.mode, record.staleness)
+        elif isinstance(record, LevelRecord):
+            turns, change = self.wire.turns, (record.number, record.round, record.level)
+            self._require(turns is not None and turns.begin(*change), record)
         elif isinstance(record, BuriedRecord):
             self._bury(record)
         elif isinstance(record, SnapshotRecord):
@@ -188,7 +195,10 @@ class ShardCopy:
     @staticmethod
     def _require(fits: bool, record: Record) -> None:
         if not fits:
-            raise ProtocolError(f"a {type(record).__name__} came with bytes of another size")
+            raise ProtocolError(
+                f"a {type(record).__name__} that does not fit this run, or came with bytes of "
+                "another size"
+            )
 
     def _value_checksum(self, chunk: int) -> int | None:
         return self.executor.value_checksum(chunk) if self._history is not None else None

@@ -17,7 +17,9 @@ from psdist.protocol.ids import worker_of
 from psdist.protocol.partition import Chunk
 from psdist.servers.protocol.actions import (
     Action,
+    BeginLevel,
     Build,
+    ChangeCodecs,
     ChangeMode,
     Contribution,
     EmptyStep,
@@ -37,6 +39,7 @@ from psdist.servers.protocol.replication.records import (
     BuriedRecord,
     FilledRecord,
     HeldRoundsRecord,
+    LevelRecord,
     MemberRecord,
     ModeRecord,
     Record,
@@ -130,6 +133,8 @@ class RecordingSetLoop(SetLoop):
         self._tell(self.core.fill_record())
         for each in self.core.modes:
             self._tell(_mode_record(each))
+        for change in self.core.levels:
+            self._tell(_level_record(change))
         if self.core.held_above is not None:
             self._tell(HeldRoundsRecord(highest=self.core.held_above))
 
@@ -223,6 +228,10 @@ class RecordingSetLoop(SetLoop):
         self._tell(_mode_record(action))
         super()._record_mode(action)
 
+    def _begin_level(self, action: BeginLevel) -> None:
+        self._tell(_level_record(action))
+        super()._begin_level(action)
+
     def _take_snapshot(self, action: TakeSnapshot) -> None:
         if not action.is_again:
             known = [chunk for chunk in action.chunks if chunk not in self._untold]
@@ -260,6 +269,10 @@ def _mode_record(change: ChangeMode | ModeEvent) -> ModeRecord:
         staleness=change.staleness,
         number=change.number,
     )
+
+
+def _level_record(change: ChangeCodecs | BeginLevel) -> LevelRecord:
+    return LevelRecord(number=change.number, round=change.round, level=change.level)
 
 
 def _step_record(

@@ -34,6 +34,8 @@ _KINDS: dict[type, str] = {
     LevelsSized: "sized",
     GroupGone: "gone",
     GroupCame: "came",
+    KeepFidelity: "kept",
+    LossHeard: "reported",
 }
 
 
@@ -80,7 +82,7 @@ class DecisionReports:
         if isinstance(action, ModeChanged):
             self._of(action).note(action)
 
-    def num_kept(self, actions: Sequence[Decided]) -> int:
+    def num_kept(self, actions: Sequence[Decided | KeepFidelity | LossHeard]) -> int:
         """Of these, which another rank was to keep and may not have, how many it has."""
         if not self._is_kept:
             return 0
@@ -102,7 +104,7 @@ class DecisionReports:
     def kept(self, action: KeepFidelity) -> None:
         """It is part of a checkpoint."""
         if self._is_kept:
-            self._directory.append(DECISION_LINES, {"kept": asdict(action)})
+            self._directory.append(DECISION_LINES, _line(action))
 
     def rolled_back(self, rollback: Rollback) -> None:
         """The loss has blown up, with which the job ends."""
@@ -118,8 +120,8 @@ class DecisionReports:
     def heard(self, loss: LossHeard) -> None:
         """A script has reported losses by which codecs are chosen."""
         if self._is_kept:
-            self._directory.append(DECISION_LINES, {"reported": asdict(loss)})
+            self._directory.append(DECISION_LINES, _line(loss))
 
 
-def _line(action: Decided) -> dict[str, Any]:
+def _line(action: Decided | KeepFidelity | LossHeard) -> dict[str, Any]:
     return {_KINDS[type(action)]: asdict(action)}

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.servers.protocol.actions import ChangeMode
+from psdist.servers.protocol.actions import ChangeCodecs, ChangeMode
 from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.records import (
     BuriedRecord,
@@ -26,6 +26,7 @@ from psdist.servers.protocol.replication.records import (
     FilledRecord,
     FillRecord,
     HeldRoundsRecord,
+    LevelRecord,
     MemberRecord,
     ModeRecord,
     Record,
@@ -85,6 +86,8 @@ class ShardPicture:
         """Who has the chief's duties."""
         self.modes: list[ChangeMode] = []
         """In order."""
+        self.levels: list[ChangeCodecs] = []
+        """Likewise, of the codecs among which psdist chooses."""
         self.held_above: int | None = None
         """Nothing is sent for rounds above this one, while a change is proposed."""
         self.is_partial = False
@@ -149,6 +152,11 @@ class ShardPicture:
             self.is_kept = True
         elif isinstance(record, ModeRecord):
             self._on_mode(record)
+        elif isinstance(record, LevelRecord):
+            if record.number != len(self.levels) + 1:
+                self._refuse(f"change {record.number} of the codecs after {len(self.levels)}")
+            self.levels.append(ChangeCodecs(record.number, record.round, record.level))
+            self.held_above = None
         elif isinstance(record, HeldRoundsRecord):
             if record.highest < -1 or self.held_above is not None:
                 self._refuse(f"rounds above {record.highest} held back, or held back twice")

@@ -130,9 +130,19 @@ class ModeRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LevelRecord(Record):
+    """From ``round`` on messages have the codecs of this level, by the ``number``-th change. What
+    was held back is so no more."""
+
+    number: int
+    round: int
+    level: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldRoundsRecord(Record):
-    """Another mode is proposed: parameters were sent for rounds up to ``highest``, and are for no
-    later one until it is known what rules there."""
+    """Another mode is proposed, or other codecs: parameters were sent for rounds up to ``highest``,
+    and are for no later one until it is known what rules there."""
 
     highest: int
 
@@ -192,7 +202,7 @@ _TYPES: Final[dict[str, type[Record]]] = {
     for each in (
         *(ValuesRecord, StateRecord, StepRecord, MemberRecord, ResumedRecord, SnapshotRecord),
         *(BuriedRecord, FillRecord, ChunkRecord, FilledRecord),
-        *(ModeRecord, HeldRoundsRecord),
+        *(ModeRecord, LevelRecord, HeldRoundsRecord),
     )
 }
 

@@ -1,6 +1,6 @@
-"""The mode changes, by a schedule, by the script or by what psdist observes, and servers die that
-have buddies, or the registrar: at any moment, and between the two phases of a change. Rules hold,
-everybody finishes, and every value is what arithmetic says.
+"""The mode changes, by a schedule, by the script or by what psdist observes, or psdist's codecs do,
+and servers die that have buddies, or the registrar: at any moment, and between the two phases of a
+change. Rules hold, everybody finishes, and every value is what arithmetic says.
 
 More by hand: ``python -m tests.protocol.deaths.test_mode_buddies FIRST LAST``.
 """
@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.protocol.codecs.test_auto_codec import LADDER
 from tests.protocol.deaths.test_buddies import assert_copies_are_the_shards
 from tests.support.virtual.job import play
 from tests.support.virtual.mode_buddies import (
     Telling,
     play_mode_refills,
     play_with_mode_buddies,
+    schedule_with_ladder_buddies,
     schedule_with_mode_buddies,
 )
 from tests.support.virtual.proof import prove
@@ -28,6 +30,7 @@ from tests.support.virtual.surviving import prove_survival
 
 SEEDS = range(24)
 WITH_REFILLS = range(4)
+LADDERS = range(1, 7)
 MANY = range(1000, 1200)
 
 
@@ -78,8 +81,33 @@ def test_server_after_server_dies_and_the_next_copy_knows_the_mode() -> None:
         assert met[what], met
 
 
+def play_ladders(seeds: Iterable[int], **more: Any) -> Counter[str]:
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        schedule = schedule_with_ladder_buddies(seed)
+        job = play_with_mode_buddies(seed, schedule=schedule, wire=LADDER, **more)
+        try:
+            prove_survival(job)
+            for worker in job.workers:
+                assert not worker.loop.num_compared_in_vain
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        met += job.met
+        met["survived"] += job.has_moved
+        met["changed"] += bool(job.has_moved and job.codecs[1:])
+    return met
+
+
+def test_so_it_is_where_psdist_chooses_the_codecs() -> None:
+    met = play_ladders(LADDERS) + play_ladders(LADDERS, registrar_dies=True)
+    for what in ("survived", "changed", "between the phases"):
+        assert met[what], met
+
+
 @pytest.mark.slow
 def test_many_more() -> None:
+    play_ladders(MANY)
+    play_ladders(MANY, registrar_dies=True)
     play_deaths(MANY)
     play_deaths(MANY, registrar_dies=True)
     play_and_prove(play_mode_refills, MANY)
@@ -89,5 +117,6 @@ def test_many_more() -> None:
 if __name__ == "__main__":
     many = range(int(sys.argv[1]), int(sys.argv[2]))
     print(play_deaths(many), play_deaths(many, registrar_dies=True))
+    print(play_ladders(many), play_ladders(many, registrar_dies=True))
     print(play_and_prove(play_mode_refills, many))
     print(play_and_prove(play_mode_refills, many, registrar_dies=True))

@@ -30,7 +30,7 @@ ROUNDS_IN_WINDOW = 2
 def schedule_with_mode_buddies(seed: int) -> Schedule:
     schedule = with_modes(seed)
     pick = random.Random(f"{seed} mode buddies")
-    longer = pick.choice([0, 6])
+    longer = pick.choice([0, 6, 12])
     return replace(
         schedule,
         is_auto=bool(schedule.proposals),
@@ -39,6 +39,20 @@ def schedule_with_mode_buddies(seed: int) -> Schedule:
         servers=max(pick.choice([2, 2, 3]), schedule.servers),
         iterations=tuple(each + longer for each in schedule.iterations),
         has_buddies=True,
+    )
+
+
+def schedule_with_ladder_buddies(seed: int) -> Schedule:
+    """In sync, of runs in which psdist chooses the codecs."""
+    schedule = schedule_with_mode_buddies(seed)
+    return replace(
+        schedule,
+        mode="sync",
+        later=(),
+        more_sets=(),
+        is_auto=False,
+        mode_rate=0.0,
+        iterations=tuple(each + 12 for each in schedule.iterations),
     )
 
 
@@ -56,13 +70,16 @@ class Telling(VirtualWorker):
         is_even = random.Random(f"{schedule.seed} even {before // 5}").random() < 0.4
         is_slow = random.Random(f"{schedule.seed} slow {before}").randrange(len(self.job.groups))
         own_us = 100_000 if is_slow == self.group and not is_even else 1_000
+        is_slow_link = random.Random(f"{schedule.seed} link {before // 6}").random() < 0.5
+        is_ladder = self.job.wire.is_ladder
         progress = Progress(
             worker=self.worker,
             clock=self.clock,
             samples=0,
             first_round=before,
-            own_us=[own_us],
-            waits_us=[10],
+            own_us=[1_000 if is_ladder else own_us],
+            waits_us=[100_000 if is_ladder and is_slow_link else 10],
+            errors_ppm=[round(1e6 * self.trainer.coding_error)] * is_ladder,
         )
         self.loop.transport.send_control(REGISTRAR, progress)
 
@@ -86,12 +103,13 @@ class ModeBuddiesJob(RefillJob):
                 continue
             is_settling = self.registrar._modes.is_settling
             is_time = num_events >= self._at
-            if self._is_between and self.schedule.mode_by in ("auto", "script"):
+            is_changing = self.schedule.mode_by in ("auto", "script") or self.wire.is_ladder
+            if self._is_between and is_changing:
                 is_time = is_settling and self._pick.random() < 0.1
             if is_time and self._victim in self.network._actors:
                 self.met["between the phases"] += is_settling
                 self.met["of the registrar"] += self._victim == REGISTRAR
-                self.met["a change before"] += len(self.modes) > 1
+                self.met["a change before"] += len(self.modes) > 1 or len(self.codecs) > 1
                 self.network.crash(self._victim, notice_s=self._pick.choice(NOTICES_S))
                 self._victim = None
 
