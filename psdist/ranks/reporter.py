@@ -441,7 +441,10 @@ class Reporter:
         self._display.close()
         (self._decisions if rollback.names else self._steps).rolled_back(rollback)
         # Also where none is left: whoever goes on with another learning rate goes on from before.
-        add_rollback(context.run_directory.path, Record(context.attempt, rollback))
+        # And once: a registrar that has died since may have done it.
+        known = [each.attempt for each in read_rollbacks(context.run_directory.path)]
+        if context.attempt not in known:
+            add_rollback(context.run_directory.path, Record(context.attempt, rollback))
         text, status = f"error: {words}", ConfigError.exit_status
         if rollback.allowed >= 0:
             text, status = requeue(f"the loss has blown up: --resume goes on, {words}")

@@ -107,9 +107,13 @@ class DecisionReports:
             self._directory.append(DECISION_LINES, _line(action))
 
     def rolled_back(self, rollback: Rollback) -> None:
-        """The loss has blown up, with which the job ends."""
+        """The loss has blown up, with which the job ends; a registrar that has died since may have
+        said so."""
         if self._is_kept:
-            self._directory.append(DECISION_LINES, {"rolled_back": asdict(rollback)})
+            for line in self._directory.missing(
+                DECISION_LINES, [{"rolled_back": asdict(rollback)}]
+            ):
+                self._directory.append(DECISION_LINES, line)
 
     def resumed(self, checkpoint: str, fidelity: Fidelity) -> None:
         """First of all: the job has gone on with this."""

@@ -94,7 +94,7 @@ def test_a_registrar_with_every_part_comes_back() -> None:
 )
 def test_what_a_controller_has_observed_comes_back(control: Controller) -> None:
     for group in (0, 1):
-        control.observe(Observation(group, 0, [5, 6], [7, 8], [1, 2]))
+        control.observe(Observation(group, 5, [5, 6], [7, 8], [1, 2]))
     second = unpack(pack(control))
     rounds = second._window._rounds
     assert rounds == control._window._rounds
