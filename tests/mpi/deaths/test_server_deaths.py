@@ -80,7 +80,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("settings", "server"),
     [
-        pytest.param((), 0, id="the registrar"),
+        pytest.param((), 0, id="the registrar", marks=pytest.mark.slow),
         pytest.param((), 1, id="steps", marks=pytest.mark.slow),
         pytest.param(("local_steps=3", "outer=nesterov"), 1, id="rounds", marks=pytest.mark.slow),
         pytest.param(CODED, 1, id="codecs", marks=pytest.mark.slow),
