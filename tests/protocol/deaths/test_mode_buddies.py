@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from psdist.config.modes import ModeFrom
+from psdist.protocol.ids import server_id
 from tests.protocol.codecs.test_auto_codec import LADDER
 from tests.protocol.deaths.test_buddies import assert_copies_are_the_shards
-from tests.support.virtual.job import play
+from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.mode_buddies import (
     Telling,
     play_mode_refills,
@@ -82,6 +84,32 @@ def test_server_after_server_dies_and_the_next_copy_knows_the_mode() -> None:
     met = play_and_prove(play_mode_refills, WITH_REFILLS)
     for what in ("survived", "modes", "told meanwhile", "left out"):
         assert met[what], met
+
+
+@pytest.mark.parametrize("mode_by", ["schedule", "script"])
+def test_a_copy_that_was_filled_knows_the_modes_of_before(mode_by: str) -> None:
+    later = (ModeFrom(2, "ssp", 2), ModeFrom(3, "sync", 0))
+    schedule = Schedule(
+        seed=3, servers=3, iterations=(24, 24), num_chunks=6, has_buddies=True,
+        later=later if mode_by == "schedule" else (),
+        mode_rate=float(mode_by == "script"),
+        collectives=((2, 3), (2, 3)) if mode_by == "script" else ((), ()),
+    )  # fmt: skip
+    job = VirtualJob(schedule, is_watched=False)
+    job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 4)
+    job.network.crash(server_id(2))
+    job.run()
+    prove(job)
+    assert not job.registrar.alone, "nothing was filled"
+    for server in range(3):
+        shard = job.loop_of(server)
+        keeper = job.registrar._takeovers._shards[server].keeper
+        assert keeper is not None
+        replication = job.servers[keeper]._replication
+        assert replication is not None
+        (copy,) = replication.kept[server].copies
+        assert copy.picture.modes == shard.sets[0].core.modes
+        assert len(copy.picture.modes) > 1
 
 
 def play_ladders(seeds: Iterable[int], **more: Any) -> Counter[str]:
