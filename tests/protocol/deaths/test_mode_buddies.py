@@ -32,6 +32,7 @@ from tests.support.virtual.surviving import prove_survival
 
 SEEDS = (1, 6, 7, 8, 9, 10, 13)
 SEEDS_OF_REGISTRAR = (0, 1, 7, 9)
+BEHIND_A_CHANGE = (7, 9)
 WITH_REFILLS = (8, 15)
 LADDERS = (3, 4)
 """Of the first those that are quick and have met all that is to be met."""
@@ -77,6 +78,14 @@ def test_the_death_of_a_server_is_survived_at_any_moment_of_a_change() -> None:
 def test_so_is_the_death_of_the_registrar() -> None:
     met = play_deaths(SEEDS_OF_REGISTRAR, registrar_dies=True)
     for what in ("survived", "between the phases", "by schedule", "by script", "by auto"):
+        assert met[what], met
+
+
+@pytest.mark.parametrize("registrar_dies", [False, True])
+def test_who_dies_behind_a_change_that_was_told_is_survived(registrar_dies: bool) -> None:
+    met = play_deaths(BEHIND_A_CHANGE, registrar_dies=registrar_dies, is_behind=True)
+    assert met["a change before"] == len(BEHIND_A_CHANGE), met
+    for what in ("by script", "by auto", "to sync", "from sync"):
         assert met[what], met
 
 
@@ -138,6 +147,9 @@ def test_so_it_is_where_psdist_chooses_the_codecs() -> None:
 @pytest.mark.slow
 def test_more() -> None:
     met = play_deaths(MORE) + play_deaths(MORE, registrar_dies=True)
+    met += play_deaths(MORE, is_behind=True) + play_deaths(
+        MORE, registrar_dies=True, is_behind=True
+    )
     for what in ("by schedule", "by script", "by auto", "to sync", "from sync", "several sets"):
         assert met[what], met
     play_and_prove(play_mode_refills, MORE)

@@ -19,6 +19,7 @@ from unittest import mock
 
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.servers.protocol.modes import ModeChanged
 from tests.support.virtual.refills import RefillJob, play_refills
 from tests.support.virtual.schedule import Schedule, with_modes
 from tests.support.virtual.surviving import NOTICES_S, with_several_groups
@@ -86,14 +87,19 @@ class Telling(VirtualWorker):
 
 class ModeBuddiesJob(RefillJob):
     """One server dies, or the registrar; half of them between the phases of a change, as far as
-    there is one, and the others at a random event."""
+    there is one, and the others at a random event; ``is_behind``: all a few events behind the first
+    change that was not known from the start."""
 
-    def __init__(self, schedule: Schedule, *, victims: tuple[int, ...], **more: Any) -> None:
+    def __init__(
+        self, schedule: Schedule, *, victims: tuple[int, ...], is_behind: bool, **more: Any
+    ) -> None:
         super().__init__(schedule, make_worker=Telling, **more)
         pick = self._pick = random.Random(f"{schedule.seed} mode buddies die")
         self._victim: int | None = pick.choice(victims)
         self._is_between = pick.random() < 0.6
         self._at = int(10 ** pick.uniform(1.5, 3.3))
+        self._is_behind = is_behind
+        self._behind = int(10 ** pick.uniform(0.0, 2.0))
 
     def run(self) -> None:
         num_events = 0
@@ -106,6 +112,9 @@ class ModeBuddiesJob(RefillJob):
             is_changing = self.schedule.mode_by in ("auto", "script") or self.wire.is_ladder
             if self._is_between and is_changing:
                 is_time = is_settling and self._pick.random() < 0.1
+            if self._is_behind:
+                self._behind -= any(isinstance(each, ModeChanged) for each in self.reported)
+                is_time = self._behind < 0
             if is_time and self._victim in self.network._actors:
                 self.met["between the phases"] += is_settling
                 self.met["of the registrar"] += self._victim == REGISTRAR
@@ -120,12 +129,17 @@ class ModeBuddiesJob(RefillJob):
 
 
 def play_with_mode_buddies(
-    seed: int, *, registrar_dies: bool = False, schedule: Schedule | None = None, **more: Any
+    seed: int,
+    *,
+    registrar_dies: bool = False,
+    is_behind: bool = False,
+    schedule: Schedule | None = None,
+    **more: Any,
 ) -> ModeBuddiesJob:
     schedule = schedule or schedule_with_mode_buddies(seed)
     victims = (REGISTRAR,) if registrar_dies else tuple(map(server_id, range(1, schedule.servers)))
     with mock.patch("psdist.controller.decisions.WINDOW", ROUNDS_IN_WINDOW):
-        job = ModeBuddiesJob(schedule, victims=victims, **more)
+        job = ModeBuddiesJob(schedule, victims=victims, is_behind=is_behind, **more)
         job.run()
     return job
 
