@@ -63,6 +63,10 @@ class Replies:
         to each about a chunk brings all of it."""
         self._answered = set()
 
+    def _knows(self, peer: int, chunk: ChunkState) -> bool:
+        """Whether what ``peer`` holds was sent from here, where that matters."""
+        return self._answered is None or (peer, chunk.index) in self._answered
+
     def answer_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """Reply, or park the reply: a pull waits as a push's reply does. A fresh one takes what is
         newest; none is answered before the chunk has its initial values."""
@@ -181,7 +185,7 @@ class Replies:
         """Whether what is allowed may leave now; else it waits in the window."""
         if (
             pending.flags & Flag.FOR_PULL
-            or pending.version == chunk.version
+            or (pending.version == chunk.version and self._knows(pending.peer, chunk))
             or window.admits(pending.peer, chunk.index)
         ):
             return True
@@ -240,9 +244,9 @@ class Replies:
         min_done, version = chunk.clock.min_done, chunk.version
         if self._notes_given and not flags & Flag.FRESH:  # a fresh one is a copy, made aside
             chunk.given[peer] = version
-        if self._answered is not None and (peer, chunk.index) not in self._answered:
+        if not self._knows(peer, chunk):
             held = 0
-            if not flags & Flag.FRESH:
+            if self._answered is not None and not flags & Flag.FRESH:
                 self._answered.add((peer, chunk.index))
         if held == version:
             place = peer, chunk.index, chunk.current
