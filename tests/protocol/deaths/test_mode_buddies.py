@@ -146,7 +146,7 @@ def test_so_it_is_where_psdist_chooses_the_codecs() -> None:
 
 
 def test_what_is_sent_in_full_behind_a_death_is_in_the_window_of_replies() -> None:
-    """Also where the worker has said that it holds that version: 552 bytes were under way, of 512."""
+    """Also where the worker says that it holds that version: 552 bytes were under way, of 512."""
     schedule = replace(schedule_with_ladder_buddies(7), mode="async")
     wire = replace(LADDER, has_copies=True)
     prove_survival(play_with_mode_buddies(7, schedule=schedule, wire=wire))
