@@ -419,7 +419,7 @@ class ParameterSets:
             clips_itself = ""
         if max_norm and self._context.reforms_groups:
             raise refuse_with_reforming("job.prepare(max_grad_norm=...)")
-        if max_norm and self._context.buddies and self._context.config.mode == "sync":
+        if max_norm and self._context.buddies and self._has_joint_norm:
             raise UsageError(
                 "job.prepare(max_grad_norm=...) with replication = buddy in mode sync: servers "
                 "hold an iteration back until they know its joint norm, and the death of one "
@@ -618,6 +618,12 @@ class ParameterSets:
 
     def _is_held(self, parameter: torch.nn.Parameter) -> bool:
         return id(parameter) in self._trained_ids()
+
+    @property
+    def _has_joint_norm(self) -> bool:
+        """Whether servers wait for the norm of all groups' gradients before they step."""
+        has_codecs = any(not push.is_none for push, _ in codecs_that_may_come(self._config))
+        return judging_mode(self._config) == "sync" and not has_codecs
 
     def _add(
         self,

@@ -15,11 +15,13 @@ Longer than other modules: whose an event is stands in one place, also where ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
+from psdist.codecs.wire import Wire
 from psdist.errors import InvariantError, PeerLostError, ProtocolError, PsdistError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
@@ -62,7 +64,6 @@ from psdist.servers.protocol.actions import (
     ChangeCodecs,
     ChangeMode,
     Fail,
-    HoldRounds,
     SendControl,
     WriteSnapshots,
 )
@@ -124,6 +125,7 @@ class ServerLoop:
         rebuilding: RebuildingOptions | None = None,
         is_hosted: bool = False,
         has_shard: bool = True,
+        made_wires: Mapping[int, Wire] = MappingProxyType({}),
     ) -> None:
         """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
@@ -134,7 +136,8 @@ class ServerLoop:
         ``make_set`` is for spans, and for tests that break a server on purpose; ``replication``:
         where shards have second copies; ``rebuilding``: where they have none, and are made anew;
         ``is_hosted``: this one goes on in place of a server that has died; ``has_shard``: not of a
-        spare."""
+        spare; ``made_wires``: by set, of executors that ``make_executor`` does not make anew."""
+        self._made_wires = made_wires
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
@@ -170,8 +173,8 @@ class ServerLoop:
         """Whether what this serves would be, if it died."""
         self._survives_servers = replication is not None or rebuilding is not None
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
-        self._changed: CommitMode | None = None
-        """The mode, where it has changed within the run."""
+        self._changed: ChangeMode | None = None
+        """The mode, where the registrar has changed it, as of a set that comes later."""
         self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
         if has_shard:
@@ -189,11 +192,11 @@ class ServerLoop:
                 make_executor=self._make_executor,
                 history=self._make_history(index),
                 on_built=self._when_built,
+                wire=self._made_wires.get(index),
             )
         )
         if self._changed is not None:
-            mode, staleness = self._changed.mode, self._changed.staleness
-            self.sets[-1].do(self.sets[-1].core.handle(ChangeMode(0, mode, staleness)))
+            self.sets[-1].do(self.sets[-1].core.handle(self._changed))
 
     @property
     def _outputs(self) -> Transport:
@@ -204,13 +207,22 @@ class ServerLoop:
         self, set_index: int, partition: Partition, owners: tuple[int, ...], setup: Setup
     ) -> None:
         self._on_built(set_index, partition, owners, setup)
-        wire = self._options.wire
-        if isinstance(self.registrar, Registrar) and wire.is_ladder:
-            self._do_as_registrar(self.registrar.know_sizes(wire.sizes(partition)))
+        if self._options.wire.is_ladder:
+            self._tell_sizes(set_index, self._options.wire.sizes(partition))
         if self._replication is not None:
             self._replication.on_built(set_index, partition, owners, setup)
         if self._rebuilding is not None:
             self._rebuilding.on_built(set_index, partition, owners, setup)
+
+    def _tell_sizes(self, set_index: int, sizes: list[int]) -> None:
+        """To the registrar, if it is here. Its deputy finds out by itself, before anything is
+        decided."""
+        if isinstance(self.registrar, Registrar):
+            self._do_as_registrar(self.registrar.know_sizes(sizes))
+        elif self.registrar is not None and not self.sets[set_index].core.has_taken_over:
+            self._do_as_registrar(self.registrar.registrar.know_sizes(sizes))
+        elif self._standby is not None:
+            self._standby.office.registrar.know_sizes(sizes)
 
     @property
     def is_finished(self) -> bool:
@@ -408,7 +420,7 @@ class ServerLoop:
                 f"{type(message).__name__}; {describe_peer(REGISTRAR)} changes the mode"
             )
         if isinstance(message, ProposeMode):
-            decided = [(each, each.core.handle(HoldRounds())) for each in self.sets]
+            decided = [(each, each.hold_rounds()) for each in self.sets]
             answer = ModeProposed(
                 number=message.number,
                 server=self._options.server,
@@ -425,9 +437,10 @@ class ServerLoop:
                 (each, each.core.handle(ChangeCodecs(message.number, start, message.level)))
                 for each, start in zip(self.sets, message.rounds, strict=False)
             ]
-        self._changed = message
+        change = ChangeMode(0, message.mode, message.staleness, message.number)
+        self._changed = change
         return [
-            (each, each.core.handle(ChangeMode(start, message.mode, message.staleness)))
+            (each, each.core.handle(change._replace(round=start)))
             for each, start in zip(self.sets, message.rounds, strict=False)
         ]
 
@@ -664,8 +677,13 @@ class ServerLoop:
             what_was_told=standby.what_was_told if standby is not None else bytes,
             replication=options,
             is_hosted=True,
+            made_wires={index: copy.wire for index, copy in enumerate(copies)},
         )
-        return self._begin_hosted(hosted, copies)
+        self._begin_hosted(hosted, copies)
+        told = [each for each in copies[0].picture.modes if each.number] if copies else []
+        if told:  # of sets that come later: these know by themselves
+            hosted._changed = told[-1]._replace(round=0)
+        return hosted
 
     def _begin_hosted(
         self, hosted: ServerLoop, sets: Sequence[ShardCopy | RebuiltSet]

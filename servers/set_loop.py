@@ -48,6 +48,7 @@ from psdist.servers.protocol.actions import (
     Held,
     HeldBlocks,
     Hold,
+    HoldRounds,
     Inherit,
     LeftOut,
     Load,
@@ -134,6 +135,11 @@ def state_parts(spec: ShardSpec) -> list[StatePart]:
     return [part for chunk in chunks for part in parts_of(chunk, spec.states)]
 
 
+def has_workers_values(wire: Wire, partition: Partition) -> bool:
+    """Whether a parameter buffer is what workers compute on, bit by bit."""
+    return wire.is_shared or wire.replies(partition) is None
+
+
 class ReplyFrame(Frame):
     """A frame whose payload is one parameter buffer of one chunk, or nothing; reused for reply
     after reply."""
@@ -179,10 +185,12 @@ class SetLoop:
         make_executor: MakeExecutor,
         history: ServerHistory | EventCount | None,
         on_built: OnBuilt,
+        wire: Wire | None = None,
     ) -> None:
         """``held``: bytes of the sets that were described, by server, to which this one adds its
         own; ``make_executor`` is called when the chief has described it, and then ``on_built``.
-        ``history``: a count alone where nothing is recorded and another server's goes on."""
+        ``history``: a count alone where nothing is recorded and another server's goes on;
+        ``wire``: that of the executor which ``make_executor`` gives; None for a new one."""
         self.core = core
         self.executor: Executor | None = None
         self._built: Executor
@@ -194,7 +202,7 @@ class SetLoop:
         self._transport = transport
         self._me = transport.me
         self._options = options
-        self._wire = options.wire.of_set()
+        self._wire = wire or options.wire.of_set()
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
         self._is_relative = options.wire.is_relative
@@ -202,6 +210,8 @@ class SetLoop:
         self._is_shared = options.wire.is_shared
         self._replies: Layouts | None = None
         """None where they are raw."""
+        self._has_workers_values = True
+        """See :func:`has_workers_values`; from Build on."""
         self._make_executor = make_executor
         self._history = history if isinstance(history, ServerHistory) else None
         self._has_checksums = self._checks != NO_CHECKS or self._history is not None
@@ -245,6 +255,10 @@ class SetLoop:
             who = f"server {self._options.server}"
             verify(event.header, event.frame, receiver=who)
         return self.core.handle(event)
+
+    def hold_rounds(self) -> Iterable[Action]:
+        """A change is proposed: see :class:`HoldRounds`."""
+        return self.core.handle(HoldRounds())
 
     def take_back(self, frame: ReplyFrame) -> Iterable[Action]:
         """The network needs this frame of a reply no more."""
@@ -298,6 +312,7 @@ class SetLoop:
         self._unreserved = mine[::-1]
         spec = shard_spec(replace(options, wire=self._wire), setup, partition, mine)
         self._replies = self._wire.replies(partition)
+        self._has_workers_values = has_workers_values(self._wire, partition)
         self.executor = self._built = self._make_executor(spec)
         self._on_built(self.set_index, partition, owners, setup)
         count = options.receive_buffers
@@ -352,6 +367,7 @@ class SetLoop:
                 if options.reply_window is not None
                 else None
             ),
+            are_replies_apart=options.wire.has_copies,
             state=state_parts(spec),
         )
         self.do(self.core.handle(built))
@@ -402,11 +418,6 @@ class SetLoop:
             if self._history is not None and self._has_workers_values:
                 crc = self._built.checksum(action.chunk, action.target, encoded=None)
             self._log.load(action.chunk, action.group, action.clock, crc)
-
-    @property
-    def _has_workers_values(self) -> bool:
-        """Whether a parameter buffer is what workers compute on, bit by bit."""
-        return self._replies is None or self._is_shared
 
     def _load_state(self, action: LoadState) -> None:
         self._built.load_state(action)

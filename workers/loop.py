@@ -392,7 +392,8 @@ class WorkerLoop:
         header = action.header
         frame = self._gradients[header.chunk]
         if header.flags & _AGAIN:  # the network may still have the frame that was sent first
-            frame = self._gradients[header.chunk] = Frame(frame.payload)
+            frame = frame.again() if isinstance(frame, EncodingFrame) else Frame(frame.payload)
+            self._gradients[header.chunk] = frame
         if self._alters_pushes:
             header = self._altered(header, frame)
         header.pack_into(frame.header)
@@ -404,7 +405,8 @@ class WorkerLoop:
             self.bytes_before_coding[0] += header.length
             clock = header.clock
             terms = self._terms(header, frame.chunk.optimizer_group)
-            num_bytes = frame.encode(clock=clock, terms=terms)
+            is_again = bool(header.flags & _AGAIN)
+            num_bytes = frame.encode(clock=clock, terms=terms, is_again=is_again)
             self.core.count_coded(num_bytes - header.length)
             header = header._replace(codec=frame.coding(clock).codec.code, length=num_bytes)
         if self._checks.carries(header.chunk, header.clock):

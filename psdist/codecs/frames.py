@@ -11,6 +11,7 @@ nothing is left out.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
@@ -45,18 +46,31 @@ class _EncodedFrame(Frame):
 
 
 class EncodingFrame(_EncodedFrame):
-    __slots__ = ("encoder",)
+    __slots__ = ("encoded", "encoder")
 
     def __init__(self, encoder: PushEncoder, chunk: Chunk, values: Frame) -> None:
         super().__init__(encoder.codings, chunk, values)
         self.encoder = encoder
+        self.encoded = -1, 0
+        """(clock, bytes) of what the payload is."""
 
-    def encode(self, *, clock: int, terms: PushTerms) -> int:
-        """Make the payload of what the values are at ``clock``; its bytes."""
-        if self.values is None or self.payload is None:
-            return self.coding(clock).usual_bytes
-        index = self.chunk.index
-        return self.encoder.encode(index, self.values, self.payload, clock=clock, terms=terms)
+    def encode(self, *, clock: int, terms: PushTerms, is_again: bool = False) -> int:
+        """Make the payload of what the values are at ``clock``; its bytes. ``is_again``: it may
+        have been made, and is what it was, for what the codec has left out of it is kept."""
+        if is_again and self.encoded[0] == clock:
+            return self.encoded[1]
+        num_bytes = self.coding(clock).usual_bytes
+        if self.values is not None and self.payload is not None:
+            index, values = self.chunk.index, self.values
+            num_bytes = self.encoder.encode(index, values, self.payload, clock=clock, terms=terms)
+        self.encoded = clock, num_bytes
+        return num_bytes
+
+    def again(self) -> EncodingFrame:
+        """Another frame with the same payload, for a network that may still have this one."""
+        other = copy(self)
+        other.header, other.owner = bytearray(self.header), None
+        return other
 
 
 class Held:

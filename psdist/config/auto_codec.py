@@ -53,7 +53,7 @@ OTHERS: Final = (
     Other({"steps_by": "speed", "local_steps": 2}, _LENGTH, "steps_by = count"),
     Other({"steps_by": "loss", "local_steps": 2}, _LENGTH, "steps_by = count"),
     Other({"max_deaths": 1}, ""),
-    Other({"replication": "buddy", "servers": 2}, _TRIED, "replication = none"),
+    Other({"replication": "buddy", "servers": 2}, ""),
     Other({"resume": True}, ""),
     Other({"overlap": "full"}, ""),
     Other({"group": "node"}, ""),

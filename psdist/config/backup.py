@@ -39,7 +39,7 @@ OTHERS: Final = (
     Other({"max_deaths": 1}, "deaths were not tried with it yet", "max_deaths = 0"),
     Other(
         {"replication": "buddy", "servers": 2},
-        "second copies were not tried with it yet",
+        "a second copy is not told which rounds have closed, and who has missed them",
         "replication = none",
     ),
     Other(

@@ -36,7 +36,7 @@ OTHERS: Final = (
     Other({"max_deaths": 1}, "what a dead group was dealt would be lost", "max_deaths = 0"),
     Other(
         {"replication": "buddy", "servers": 2},
-        "second copies were not tried with it yet",
+        "the registrar's deputy does not keep what is recorded of terms",
         "replication = none",
     ),
     Other(

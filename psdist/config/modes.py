@@ -204,11 +204,6 @@ def contradiction_of_modes(config: RunConfig) -> str:
             f"pipeline = 1 with {why}: sync may come, in which every step awaits its own replies; "
             "set pipeline = 0, or a schedule without sync"
         )
-    if config.replication == "buddy":
-        return (
-            f"replication = buddy with {why}: a server's second copy does not know the mode of "
-            "each round; leave out one of them"
-        )
     tried = {
         f"pipeline = {config.pipeline}": config.pipeline > 0 and has_range(config),
         f"local_steps = {config.local_steps}": has_rounds(config),

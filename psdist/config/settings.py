@@ -18,10 +18,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from psdist.config.auto_codec import contradiction_of_auto_codec
 from psdist.config.backup import contradiction_of_backup
+from psdist.config.buddies import contradiction_of_buddies
 from psdist.config.by_epoch import contradiction_of_epoch
 from psdist.config.by_loss import contradiction_of_loss
 from psdist.config.by_speed import contradiction_of_speed
-from psdist.config.codec_rounds import AUTO, contradiction_of_codecs, has_codecs
+from psdist.config.codec_rounds import AUTO, contradiction_of_codecs
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
 from psdist.config.combinations import parse_both
@@ -576,27 +577,13 @@ def contradiction(config: RunConfig) -> str:
             f"outer = {config.outer!r} with local_steps = 1, where servers run the script's own "
             "optimizer: set local_steps to 2 or more, or leave outer out"
         )
-    if config.replication == "buddy" and config.servers == 1:
-        return (
-            "replication = buddy with servers = 1: a server's second copy is kept by another one; "
-            "set servers = 2 or more, or replication = none"
-        )
-    if config.replication == "buddy" and has_codecs(config):
-        return (
-            "replication = buddy with codecs: the second copy is made of raw gradients; leave out "
-            "codec, push_codec, pull_codec and those of the schedule, or set replication = none"
-        )
-    if config.replication == "buddy" and config.server_device != "cpu":
-        return (
-            f"replication = buddy with server_device = {config.server_device}: second copies are "
-            "kept on the CPU; set server_device = cpu, or replication = none"
-        )
+    if wrong := contradiction_of_buddies(config):
+        return wrong
     if wrong := contradiction_of_spares(config):
         return wrong
-    if config.trace and (config.replication == "buddy" or config.max_deaths):
-        setting = "replication = buddy" if config.replication == "buddy" else "max_deaths"
+    if config.trace and config.max_deaths:
         return (
-            f"{setting} with trace: clocks are compared at the end among all ranks, also those "
+            "max_deaths with trace: clocks are compared at the end among all ranks, also those "
             "that have died; leave out one of them"
         )
     if config.on_usr1 == "requeue" and not config.resume:

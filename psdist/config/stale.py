@@ -45,7 +45,7 @@ OTHERS: Final = (
     Other({"max_deaths": 1, "mode": "ssp"}, "deaths were not tried with it yet", "max_deaths = 0"),
     Other(
         {"replication": "buddy", "servers": 2, "mode": "ssp"},
-        "second copies were not tried with it yet",
+        "a second copy does not know what each group was given",
         "replication = none",
     ),
     Other(

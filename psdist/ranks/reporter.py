@@ -261,17 +261,19 @@ class Reporter:
                 self._copies.standing(),
                 self._files.standing(),
                 list(self._context.joined.items()),
+                self._decisions.standing(),
             ]
         )
         return told
 
     def go_on(self, standing: bytes) -> None:
         """On that one, with this."""
-        deaths, copies, files, joined = msgpack.unpackb(standing)
+        deaths, copies, files, joined, decisions = msgpack.unpackb(standing)
         self._deaths.go_on(deaths)
         self._copies.go_on(copies)
         self._files.go_on(files)
         self._context.joined.update(joined)
+        self._decisions.go_on(decisions)
 
     def note(self, action: OfficeAction) -> None:
         """On the deputy: the registrar has done this."""
@@ -292,6 +294,8 @@ class Reporter:
             self._deaths.declared(action, is_news=False)
         elif isinstance(action, Survived):
             self._deaths.survived(action)
+        elif isinstance(action, Decided):
+            self._decisions.note(action)
         elif isinstance(action, CheckpointAction):
             self._files.note(action)
 
@@ -307,8 +311,20 @@ class Reporter:
         lines = [each.line for each in undone if isinstance(each, WriteMetrics)]
         for line in context.run_directory.missing("metrics.jsonl", lines):
             context.run_directory.append_metrics(line)
+        if progress := self._registrar.progress:
+            behind = self._standing.behind(progress, self._registrar.out)
+            self._modes.reached(behind, is_news=False)
+        kept = [each for each in undone if isinstance(each, Decided | KeepFidelity | LossHeard)]
+        num_kept = self._decisions.num_kept(kept)
+        is_kept = {id(each) for each in kept[:num_kept]}
         for each in undone:
-            if isinstance(each, CheckpointAction) and self._files.has_done(each):
+            if isinstance(each, Decided) and id(each) in is_kept:
+                self._decisions.note(each)
+            elif isinstance(each, KeepFidelity) and id(each) in is_kept:
+                self._files.note(each)
+            elif isinstance(each, LossHeard) and id(each) in is_kept:
+                continue
+            elif isinstance(each, CheckpointAction) and self._files.has_done(each):
                 self._files.note(each)
             elif isinstance(each, Complete) and self._is_told():
                 context.run_directory.close()
@@ -425,7 +441,10 @@ class Reporter:
         self._display.close()
         (self._decisions if rollback.names else self._steps).rolled_back(rollback)
         # Also where none is left: whoever goes on with another learning rate goes on from before.
-        add_rollback(context.run_directory.path, Record(context.attempt, rollback))
+        # And once: a registrar that has died since may have done it.
+        known = [each.attempt for each in read_rollbacks(context.run_directory.path)]
+        if context.attempt not in known:
+            add_rollback(context.run_directory.path, Record(context.attempt, rollback))
         text, status = f"error: {words}", ConfigError.exit_status
         if rollback.allowed >= 0:
             text, status = requeue(f"the loss has blown up: --resume goes on, {words}")

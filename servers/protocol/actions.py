@@ -264,6 +264,8 @@ class ModeEvent:
     round: int
     mode: str
     staleness: int
+    number: int = 0
+    """See :class:`ChangeMode`."""
 
 
 @dataclass(slots=True)
@@ -300,6 +302,14 @@ class TellResumed:
     server has one."""
 
     seq: int
+
+
+@dataclass(slots=True)
+class TellHeldRounds:
+    """Tell the server's buddy, in front of the answer to what is proposed, that nothing is sent for
+    rounds above this one; of a loop whose server has one."""
+
+    highest: int
 
 
 @dataclass(slots=True)
@@ -346,6 +356,7 @@ Action = (
     | Missed
     | Inherit
     | TellResumed
+    | TellHeldRounds
     | TellBuried
     | Fail
 )
@@ -400,6 +411,8 @@ class Built:
     """Of all chunks of the set, in elements."""
     replies: ReplyFlow | None = None
     """None: every reply that is allowed leaves at once."""
+    are_replies_apart: bool = False
+    """Whether a reply is relative to what its reader was sent from here."""
     state: Sequence[StatePart] = ()
     """The optimizer state that the chief is to send for these chunks, ascending."""
 
@@ -417,6 +430,8 @@ class ChangeMode(NamedTuple):
     round: int
     mode: str
     staleness: int
+    number: int = 0
+    """It is the run's so manieth change that the registrar has told of; 0: of a schedule."""
 
 
 class ChangeCodecs(NamedTuple):

@@ -85,6 +85,8 @@ class ModeChanges:
         self._proposed: Decision | None = None
         self._highest: dict[int, list[int]] = {}
         """By server what it has answered, set by set."""
+        self._committed: CommitMode | None = None
+        """The last one."""
 
     @property
     def is_settling(self) -> bool:
@@ -98,6 +100,16 @@ class ModeChanges:
         self._proposed = decided
         message = ProposeMode(number=self._number)
         return [SendControl(server_id(server), message) for server in range(self._num_servers)]
+
+    def ask_again(self, server: int) -> list[SendControl]:
+        """Another one has taken the place of ``server``: it may not have heard of the last change,
+        which said again changes nothing, and owes the answer that was not given."""
+        told = [] if self._committed is None else [self._committed]
+        peer, number = server_id(server), self._number
+        actions = [SendControl(peer, each) for each in told]
+        if self.is_settling and server not in self._highest:
+            actions.append(SendControl(peer, ProposeMode(number=number)))
+        return actions
 
     def on_proposed(self, server: int, message: ModeProposed) -> list[SendControl | ModeChanged]:
         """A server keeps later rounds back; with the last one all are told the round."""
@@ -121,7 +133,7 @@ class ModeChanges:
         )
         self._proposed = None
         self._highest.clear()
-        commit = CommitMode(
+        self._committed = commit = CommitMode(
             number=self._number,
             rounds=list(rounds),
             mode=decided.mode,

@@ -361,7 +361,8 @@ class Registrar:
         """What a server owes whose place another one has taken."""
         peer, actions = server_id(server), list[RegistrarAction]()
         for seq, each in self._collectives.items():
-            if each.is_complete and server not in each.resumed:
+            is_told = each.is_complete and seq != self._changes_mode
+            if is_told and server not in each.resumed:
                 actions += [
                     SendControl(peer, Admit(worker=new.worker, clocks=list(new.clocks)))
                     for new in self._joins.admitted_in(seq)
@@ -373,7 +374,9 @@ class Registrar:
         if self._is_finishing:
             self.servers.pop(server, None)  # what the dead one has told was not the last
             actions.append(SendControl(peer, Finish()))
-        return [*actions, *dropped, *self._go_on_with_checkpoint()]
+        # In front of what followed, of which whoever is told finds servers that know the mode.
+        modes = self._modes.ask_again(server)
+        return [*modes, *actions, *dropped, *self._go_on_with_checkpoint()]
 
     def _on_substitute(self, peer: int, message: Control) -> list[RegistrarAction]:
         """Of one that has not joined."""

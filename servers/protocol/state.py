@@ -167,6 +167,12 @@ class ServerCore:
         )
         self._policy = policy
         self._changes = changes
+        self.modes: list[ChangeMode] = []
+        """What was told of the mode of later rounds, in order,"""
+        self.levels: list[ChangeCodecs] = []
+        """and of the codecs among which psdist chooses."""
+        if picture is not None:
+            self._go_on_with_modes(picture, pipeline)
         self._updates = self._make_updates(policy)
         self._clipped: Clipped | None = None
         """``_updates``, where they clip."""
@@ -360,6 +366,8 @@ class ServerCore:
         self._state.expect(event.state, lengths=event.lengths)
         if picture is not None:
             self._state.take_over()
+            if event.are_replies_apart:
+                self._replies.begin_anew()
             self._pushes = self._replies.num_made = picture.num_updates
             self._updates.num_steps = picture.num_steps
         self._on[Offered] = self._on_offered
@@ -367,7 +375,12 @@ class ServerCore:
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
         )
         held, self._before_built = self._before_built, []
-        actions: list[Action] = [ModeEvent(*each) for each in self._changes]
+        actions = list[Action]()
+        if picture is None:
+            self.modes += self._changes
+            actions += [ModeEvent(*each) for each in self._changes]
+        for change in self.levels:  # of which the dead server may not have told everybody
+            actions += self._tell_of_level(change)
         actions += self._before_restored
         for each in held:
             actions += self.handle(each)
@@ -558,20 +571,47 @@ class ServerCore:
             self._replies.hold_back(chunk)
         return []
 
+    def _go_on_with_modes(self, picture: ShardPicture, pipeline: int) -> None:
+        """What the dead server had been told of the mode; and of what it has sent nothing."""
+        self.modes, self.levels = list(picture.modes), list(picture.levels)
+        policy = self._policy
+        if not isinstance(policy, Changing):
+            return
+        for each in self.modes:
+            policy.commit(each.round, policy_for(each.mode, staleness=each.staleness))
+        self._replies.highest_sent = picture.highest_sent
+        if picture.held_above is not None:
+            policy.propose(highest_sent=picture.held_above)
+        elif picture.clocks:
+            self._replies.highest_sent += pipeline
+
+    @property
+    def held_above(self) -> int | None:
+        """Nothing is sent for rounds above this one, while a change is proposed."""
+        return self._policy.held_above if isinstance(self._policy, Changing) else None
+
     def _on_change_mode(self, event: ChangeMode) -> list[Action]:
+        if event.number and any(each.number >= event.number for each in self.modes):
+            return []  # told again, for the server that was told it has died
         self._changing.commit(event.round, policy_for(event.mode, staleness=event.staleness))
         if self._num_chunks is None:
             self._changes = (event,)
             return []
+        self.modes.append(event)
         return [ModeEvent(*event), *self._let_go()]
 
     def _on_change_codecs(self, event: ChangeCodecs) -> list[Action]:
         """Every worker hears of it before the first parameters for that round, and so before it
         pushes anything of it."""
+        if event in self.levels:
+            return []  # told again, for the server that was told it has died
         self._changing.release()
-        message = BeginCodecs(number=event.number, round=event.round, level=event.level)
-        told = [SendControl(worker, message) for worker in sorted(self._group_of)]
-        return [BeginLevel(*event), *told, *self._let_go()]
+        self.levels.append(event)
+        return [BeginLevel(*event), *self._tell_of_level(event), *self._let_go()]
+
+    def _tell_of_level(self, change: ChangeCodecs) -> list[SendControl]:
+        message = BeginCodecs(number=change.number, round=change.round, level=change.level)
+        return [SendControl(worker, message) for worker in sorted(self._group_of)]
 
     def _let_go(self) -> list[Action]:
         return [action for chunk in self._chunks.values() for action in self._replies.let_go(chunk)]

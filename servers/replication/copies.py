@@ -1,8 +1,11 @@
 """The second copy of another server's part of a parameter set, as its buddy keeps it.
 
 The same executor and the same log as the other server's, changed by the same steps in the same
-order: values and optimizer state are the same bits, positions in the log the same numbers. A copy
-that is filled later gets each chunk as it is then, and logs from where it is whole.
+order: values and optimizer state are the same bits, positions in the log the same numbers. So is
+what workers hold, where replies are relative to that and alike for all: each step is encoded here,
+too. What each group holds for itself (psdist.servers.shard.reader_copies) is not here: who goes on
+sends it in full once. A copy that is filled later gets each chunk as it is then, and logs from
+where it is whole.
 
     copy = ShardCopy(options, setup, partition, chunks, make_executor=TensorShard, ...)
     copy.carry_out(record, frame, num_carried)
@@ -12,6 +15,7 @@ that is filled later gets each chunk as it is then, and logs from where it is wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.history.writers import EventCount, EventKind, ServerHistory
@@ -26,7 +30,10 @@ from psdist.servers.protocol.replication.records import (
     ChunkRecord,
     FilledRecord,
     FillRecord,
+    HeldRoundsRecord,
+    LevelRecord,
     MemberRecord,
+    ModeRecord,
     Record,
     ResumedRecord,
     SnapshotRecord,
@@ -35,7 +42,7 @@ from psdist.servers.protocol.replication.records import (
     ValuesRecord,
 )
 from psdist.servers.replication.chunk_bytes import unpack_regions
-from psdist.servers.set_loop import ServerOptions, shard_spec, state_parts
+from psdist.servers.set_loop import ServerOptions, has_workers_values, shard_spec, state_parts
 from psdist.servers.shard.executor import MakeExecutor
 
 
@@ -59,9 +66,13 @@ class ShardCopy:
         where nothing is recorded; ``first``: where the set goes on from a checkpoint;
         ``is_filled``: the set has begun, and the copy is filled."""
         self.setup = setup
-        spec = shard_spec(options, setup, partition, chunks)
+        self.wire = options.wire.of_set()
+        """Of the shard: who goes on with it is told by which codecs from here on."""
+        spec = shard_spec(replace(options, wire=self.wire), setup, partition, chunks)
         self.executor = make_executor(spec)
         self._partition = partition
+        self._pushes = spec.wire.pushes(partition)
+        self._has_workers_values = has_workers_values(spec.wire, partition)
         self._make_history = make_history
         # Of a copy that is filled there is a log when it is whole.
         self._history = None if is_filled else make_history(0)
@@ -93,7 +104,7 @@ class ShardCopy:
             self.executor.load(Load(record.chunk, frame, 0, record.group, record.clock))
             if record.number:
                 crc = None
-                if self._history is not None:
+                if self._history is not None and self._has_workers_values:
                     crc = self.executor.checksum(record.chunk, 0, encoded=None)
                 self.log.load(record.chunk, record.group, record.clock, crc)
         elif isinstance(record, StateRecord):
@@ -103,6 +114,11 @@ class ShardCopy:
         elif isinstance(record, MemberRecord):
             kind = EventKind[record.kind.upper()]
             self.log.member(kind, record.group, record.clock, float(record.workers))
+        elif isinstance(record, ModeRecord):
+            self.log.mode(record.round, record.mode, record.staleness)
+        elif isinstance(record, LevelRecord):
+            turns, change = self.wire.turns, (record.number, record.round, record.level)
+            self._require(turns is not None and turns.begin(*change), record)
         elif isinstance(record, BuriedRecord):
             self._bury(record)
         elif isinstance(record, SnapshotRecord):
@@ -117,7 +133,7 @@ class ShardCopy:
             self._history = self._make_history(record.position)
             self.log = self._history or EventCount(record.position)
             self.log.filled(record.keeper, record.position)
-        elif not isinstance(record, ResumedRecord | FillRecord):
+        elif not isinstance(record, ResumedRecord | FillRecord | HeldRoundsRecord):
             raise InvariantError(f"a copy was given {type(record).__name__}")
 
     def close_history(self) -> None:
@@ -125,13 +141,15 @@ class ShardCopy:
             self._history.close()
 
     def _step(self, record: StepRecord, frame: Frame, num_carried: int) -> None:
-        chunk, contributions = self._partition.chunks[record.chunk], record.contributions
+        contributions = record.contributions
         if not record.hyper:
             self._require(not num_carried, record)
             self.log.step(record.chunk, contributions)
             return
-        wanted = chunk.num_master_bytes if record.is_sum else chunk.num_bytes
-        self._require(num_carried == wanted, record)
+        smallest, largest = self._sizes(record)
+        self._require(smallest <= num_carried <= largest, record)
+        self._compare(record)
+        frame.num_received = num_carried
         self.executor.step(
             Step(
                 chunk=record.chunk,
@@ -148,6 +166,24 @@ class ShardCopy:
         )
         self.log.step(record.chunk, contributions, record.lr_scale)
 
+    def _sizes(self, record: StepRecord) -> tuple[int, int]:
+        """Of what the record of a step with a gradient carries: at least, and at most."""
+        chunk = self._partition.chunks[record.chunk]
+        if record.is_sum or self._pushes is None:
+            num_bytes = chunk.num_master_bytes if record.is_sum else chunk.num_bytes
+            return num_bytes, num_bytes
+        return self._pushes.at(record.clocks[0])[record.chunk].sizes
+
+    def _compare(self, record: StepRecord) -> None:
+        """Whether what workers hold is the same here as where they were sent it."""
+        if record.held < 0 or self.executor.checksum(record.chunk, 0, encoded=None) == record.held:
+            return
+        raise ProtocolError(
+            f"chunk {record.chunk}: pull_codec encodes other bytes on this server, which keeps the "
+            "second copy, than where the shard is served; do all hosts have the same version of "
+            "it, and does it give the same bytes for the same values and seed?"
+        )
+
     def _bury(self, record: BuriedRecord) -> None:
         inherited = list(zip(record.chunks, record.heirs, record.clocks, strict=True))
         for group, fewest, workers in zip(record.out, record.fewest, record.workers, strict=True):
@@ -159,7 +195,10 @@ class ShardCopy:
     @staticmethod
     def _require(fits: bool, record: Record) -> None:
         if not fits:
-            raise ProtocolError(f"a {type(record).__name__} came with bytes of another size")
+            raise ProtocolError(
+                f"a {type(record).__name__} that does not fit this run, or came with bytes of "
+                "another size"
+            )
 
     def _value_checksum(self, chunk: int) -> int | None:
         return self.executor.value_checksum(chunk) if self._history is not None else None

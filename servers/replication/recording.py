@@ -17,23 +17,31 @@ from psdist.protocol.ids import worker_of
 from psdist.protocol.partition import Chunk
 from psdist.servers.protocol.actions import (
     Action,
+    BeginLevel,
     Build,
+    ChangeCodecs,
+    ChangeMode,
     Contribution,
     EmptyStep,
     Inherit,
     Load,
     LoadState,
     MembershipEvent,
+    ModeEvent,
     SlotContent,
     Step,
     TakeSnapshot,
     TellBuried,
+    TellHeldRounds,
     TellResumed,
 )
 from psdist.servers.protocol.replication.records import (
     BuriedRecord,
     FilledRecord,
+    HeldRoundsRecord,
+    LevelRecord,
     MemberRecord,
+    ModeRecord,
     Record,
     ResumedRecord,
     SnapshotRecord,
@@ -58,6 +66,7 @@ class RecordingSetLoop(SetLoop):
         """Chunks of which a copy that is being filled knows nothing yet."""
         self._execute[TellResumed] = self._tell_resumed
         self._execute[TellBuried] = self._tell_buried
+        self._execute[TellHeldRounds] = self._tell_held_rounds
 
     def decide(self, event: Offered | Arrived | ControlArrived | PeerLost) -> Iterable[Action]:
         before, resumed_up_to = self.core.generation, self.core.resumed_up_to
@@ -70,6 +79,14 @@ class RecordingSetLoop(SetLoop):
             actions = list(actions)
             return [self._who_is_buried(event.message, actions), *actions]
         return actions
+
+    def hold_rounds(self) -> Iterable[Action]:
+        is_holding = self.core.held_above is not None
+        actions = super().hold_rounds()
+        held_above = self.core.held_above
+        if self.executor is None or is_holding or held_above is None:
+            return actions
+        return [*actions, TellHeldRounds(held_above)]
 
     def _who_is_buried(self, message: Bury, actions: Iterable[Action]) -> TellBuried:
         """In front of all of ``actions``, which rest on it."""
@@ -88,6 +105,9 @@ class RecordingSetLoop(SetLoop):
 
     def _tell_resumed(self, action: TellResumed) -> None:
         self._tell(ResumedRecord(seq=action.seq))
+
+    def _tell_held_rounds(self, action: TellHeldRounds) -> None:
+        self._tell(HeldRoundsRecord(highest=action.highest))
 
     def _tell_buried(self, action: TellBuried) -> None:
         deaths = action.deaths
@@ -111,6 +131,12 @@ class RecordingSetLoop(SetLoop):
         """Tell the new buddy how the set stands; of its chunks nothing, until each is told."""
         self._untold = set(self.core.chunks)
         self._tell(self.core.fill_record())
+        for each in self.core.modes:
+            self._tell(_mode_record(each))
+        for change in self.core.levels:
+            self._tell(_level_record(change))
+        if self.core.held_above is not None:
+            self._tell(HeldRoundsRecord(highest=self.core.held_above))
 
     def may_tell(self, chunk: int) -> bool:
         """Whether the chunk can be told of now."""
@@ -156,13 +182,14 @@ class RecordingSetLoop(SetLoop):
         super()._load_state(action)
 
     def _step(self, action: Step) -> None:
-        chunk = self._chunk(action.chunk)
         if action.gradient is None:
             raise InvariantError(
                 "a step on what is held for a joint norm, on a server with a buddy"
             )
         is_sum = action.content is SlotContent.SUM
-        num_bytes = chunk.num_master_bytes if is_sum else chunk.num_bytes
+        num_bytes = action.gradient.num_received
+        if is_sum:
+            num_bytes = self._chunk(action.chunk).num_master_bytes
         record = _step_record(
             action.chunk,
             action.contributions,
@@ -171,9 +198,18 @@ class RecordingSetLoop(SetLoop):
             lr_scale=action.lr_scale,
             hyper=action.hyper,
             absent=sorted(action.absent),
+            held=self._what_workers_hold(action),
         )
         self._tell_of(action.chunk, record, _start(action.gradient, num_bytes))
         super()._step(action)
+
+    def _what_workers_hold(self, action: Step) -> int:
+        """Its checksum, where the buddy is to compare that: what it knows it has encoded itself."""
+        clock = action.contributions[0].clock
+        if not (self._is_shared and self._wire.is_compared(action.chunk, clock)):
+            return -1
+        crc = self._built.checksum(action.chunk, action.source, encoded=None)
+        return -1 if crc is None else crc
 
     def _empty_step(self, action: EmptyStep) -> None:
         self._tell_of(action.chunk, _step_record(action.chunk, action.contributions))
@@ -187,6 +223,14 @@ class RecordingSetLoop(SetLoop):
                 )
             )
         super()._record_membership(action)
+
+    def _record_mode(self, action: ModeEvent) -> None:
+        self._tell(_mode_record(action))
+        super()._record_mode(action)
+
+    def _begin_level(self, action: BeginLevel) -> None:
+        self._tell(_level_record(action))
+        super()._begin_level(action)
 
     def _take_snapshot(self, action: TakeSnapshot) -> None:
         if not action.is_again:
@@ -218,6 +262,19 @@ def _start(slot: Frame, num_bytes: int) -> memoryview:
     return slot.payload[:num_bytes]
 
 
+def _mode_record(change: ChangeMode | ModeEvent) -> ModeRecord:
+    return ModeRecord(
+        round=change.round,
+        mode=change.mode,
+        staleness=change.staleness,
+        number=change.number,
+    )
+
+
+def _level_record(change: ChangeCodecs | BeginLevel) -> LevelRecord:
+    return LevelRecord(number=change.number, round=change.round, level=change.level)
+
+
 def _step_record(
     chunk: int,
     contributions: Iterable[Contribution],
@@ -227,9 +284,9 @@ def _step_record(
     lr_scale: float = 1.0,
     hyper: bytes = b"",
     absent: Iterable[int] = (),
+    held: int = -1,
 ) -> StepRecord:
-    # Nothing is coded where there are second copies.
-    groups, clocks, weights, empties, _ = map(list, zip(*contributions, strict=True))
+    groups, clocks, weights, empties, codecs = map(list, zip(*contributions, strict=True))
     return StepRecord(
         chunk=chunk,
         is_sum=is_sum,
@@ -241,4 +298,6 @@ def _step_record(
         clocks=clocks,
         weights=weights,
         empties=empties,
+        codecs=codecs,
+        held=held,
     )

@@ -4,7 +4,8 @@ In ssp and async a reply goes to one group, whose last one was of another versio
 groups'. So a server keeps, of every chunk and every worker that has it in its slice, the sum of
 what it was sent; a reply is the codec's C(x - x^_g), encoded for that reader alone, and what it
 will decode is added to x^_g. What one reply leaves out is in the next difference. A reader that
-does not hold what was sent to it last (it has joined, it has said that it differs) gets all.
+does not hold what was sent to it last (it has joined, it has said that it differs, it was sent that
+by a server that has died) gets all.
 
     copies = ReaderCopies(wire)
     num_bytes = copies.encode(coding, reply, payload, values=buffer, memory=chunk_memory)

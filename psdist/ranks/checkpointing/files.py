@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from pydantic import TypeAdapter
+
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import FileRecord, Index, SetRecord
 from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
@@ -213,6 +215,7 @@ def _region(checkpoint: Checkpoint, set_index: int, piece: int, start: int, leng
 
 
 _SHOWN_PROBLEMS: Final = 4
+_FIDELITY: Final[TypeAdapter[Fidelity | None]] = TypeAdapter(Fidelity | None)
 
 
 class CheckpointFiles:
@@ -239,14 +242,20 @@ class CheckpointFiles:
         """The registrar has done it, whose deputy this is."""
         self.num_complete += isinstance(action, CompleteCheckpoint)
         self.num_failed += isinstance(action, DropCheckpoint)
+        if isinstance(action, BeginCheckpoint):
+            self._fidelity = None
+        elif isinstance(action, KeepFidelity):
+            self._fidelity = action.fidelity
 
-    def standing(self) -> list[int]:
-        """How many checkpoints are whole, and how many were dropped, for a next deputy."""
-        return [self.num_complete, self.num_failed]
+    def standing(self) -> tuple[int, int, bytes]:
+        """How many checkpoints are whole, how many were dropped, and what belongs into the index of
+        the one that is being written, for a next deputy."""
+        return self.num_complete, self.num_failed, _FIDELITY.dump_json(self._fidelity)
 
-    def go_on(self, standing: list[int]) -> None:
+    def go_on(self, standing: tuple[int, int, bytes]) -> None:
         """With what the registrar knew (:meth:`standing`)."""
-        self.num_complete, self.num_failed = standing
+        self.num_complete, self.num_failed, fidelity = standing
+        self._fidelity = _FIDELITY.validate_json(fidelity)
 
     def has_done(self, action: CheckpointAction) -> bool:
         """Whether the folder looks as if the registrar, who has died, had done it."""

@@ -55,8 +55,17 @@ class CodecReports:
         parts += [f"{self._names[each.level]} from {each.rounds[0]}" for each in self._changes]
         return ", ".join(parts)
 
-    def changed(self, change: ModeChanged) -> None:
+    @property
+    def changes(self) -> Sequence[ModeChanged]:
+        """In order."""
+        return self._changes
+
+    def note(self, change: ModeChanged) -> None:
+        """People have been told of it."""
         self._changes.append(change)
+
+    def changed(self, change: ModeChanged) -> None:
+        self.note(change)
         logger.info("codec %s from iteration %d on (%s)", self.now, change.rounds[0], change.why)
 
     def told(self) -> list[dict[str, Any]]:

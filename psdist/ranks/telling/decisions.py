@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from psdist.config.codec_rounds import is_controlled
 from psdist.config.settings import RunConfig
@@ -33,6 +34,8 @@ _KINDS: dict[type, str] = {
     LevelsSized: "sized",
     GroupGone: "gone",
     GroupCame: "came",
+    KeepFidelity: "kept",
+    LossHeard: "reported",
 }
 
 
@@ -65,20 +68,52 @@ class DecisionReports:
     def on_action(self, action: Decided) -> None:
         """Of what a decision is made is kept with the history, and what has followed."""
         if self._is_kept:
-            self._directory.append(DECISION_LINES, {_KINDS[type(action)]: asdict(action)})
+            self._directory.append(DECISION_LINES, _line(action))
         if isinstance(action, ModeChanged):
-            of = self.modes if action.level < 0 else self.codecs
-            of.changed(action)
+            self._of(action).changed(action)
+
+    def _of(self, change: ModeChanged) -> ModeReports | CodecReports:
+        return self.modes if change.level < 0 else self.codecs
+
+    # -- where the registrar has a deputy ------------------------------------------------------
+
+    def note(self, action: Decided) -> None:
+        """On the deputy: the registrar has done this."""
+        if isinstance(action, ModeChanged):
+            self._of(action).note(action)
+
+    def num_kept(self, actions: Sequence[Decided | KeepFidelity | LossHeard]) -> int:
+        """Of these, which another rank was to keep and may not have, how many it has."""
+        if not self._is_kept:
+            return 0
+        lines = [_line(each) for each in actions]
+        return len(lines) - len(self._directory.missing(DECISION_LINES, lines))
+
+    def standing(self) -> list[list[Any]]:
+        """All that this knows, for the registrar's next deputy: changes, in order of each kind."""
+        changes = (*self.modes.changes, *self.codecs.changes)
+        return [
+            [list(each.rounds), each.mode, each.staleness, each.why, each.level] for each in changes
+        ]
+
+    def go_on(self, standing: list[list[Any]]) -> None:
+        """With what the registrar knew of it (:meth:`standing`)."""
+        for rounds, mode, staleness, why, level in standing:
+            self.note(ModeChanged(tuple(rounds), mode, staleness, why, level))
 
     def kept(self, action: KeepFidelity) -> None:
         """It is part of a checkpoint."""
         if self._is_kept:
-            self._directory.append(DECISION_LINES, {"kept": asdict(action)})
+            self._directory.append(DECISION_LINES, _line(action))
 
     def rolled_back(self, rollback: Rollback) -> None:
-        """The loss has blown up, with which the job ends."""
+        """The loss has blown up, with which the job ends; a registrar that has died since may have
+        said so."""
         if self._is_kept:
-            self._directory.append(DECISION_LINES, {"rolled_back": asdict(rollback)})
+            for line in self._directory.missing(
+                DECISION_LINES, [{"rolled_back": asdict(rollback)}]
+            ):
+                self._directory.append(DECISION_LINES, line)
 
     def resumed(self, checkpoint: str, fidelity: Fidelity) -> None:
         """First of all: the job has gone on with this."""
@@ -89,4 +124,8 @@ class DecisionReports:
     def heard(self, loss: LossHeard) -> None:
         """A script has reported losses by which codecs are chosen."""
         if self._is_kept:
-            self._directory.append(DECISION_LINES, {"reported": asdict(loss)})
+            self._directory.append(DECISION_LINES, _line(loss))
+
+
+def _line(action: Decided | KeepFidelity | LossHeard) -> dict[str, Any]:
+    return {_KINDS[type(action)]: asdict(action)}

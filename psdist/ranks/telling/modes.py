@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from psdist.config.modes import (
@@ -49,10 +50,19 @@ class ModeReports:
         ]
         return ", ".join(parts)
 
-    def changed(self, change: ModeChanged) -> None:
-        mode = describe_mode(change.mode, change.staleness)
+    @property
+    def changes(self) -> Sequence[ModeChanged]:
+        """In order."""
+        return self._changes
+
+    def note(self, change: ModeChanged) -> None:
+        """People have been told of it."""
         self._changes.append(change)
         self.now = f"ssp (staleness {change.staleness})" if change.mode == "ssp" else change.mode
+
+    def changed(self, change: ModeChanged) -> None:
+        mode = describe_mode(change.mode, change.staleness)
+        self.note(change)
         logger.info(
             "mode %s from iteration %s on (%s)",
             mode,
@@ -60,13 +70,14 @@ class ModeReports:
             change.why,
         )
 
-    def reached(self, clock: int) -> None:
+    def reached(self, clock: int, *, is_news: bool = True) -> None:
         """All groups have made so many iterations: says in the log what of a schedule began since,
-        each part once."""
+        each part once; ``is_news``: it was not said by another rank."""
         while self._coming and self._coming[0] <= clock:
             start = self._coming.popleft()
             self.now = describe_now(self._config, start)
-            logger.info("%s from iteration %d on (schedule)", self.now, start)
+            if is_news:
+                logger.info("%s from iteration %d on (schedule)", self.now, start)
 
     def of_set(self, index: int) -> list[dict[str, Any]]:
         """For summary.json: the mode of every round, in order, and why."""

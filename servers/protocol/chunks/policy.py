@@ -161,6 +161,11 @@ class Changing:
         """The rule stays, for all rounds."""
         self._highest = None
 
+    @property
+    def held_above(self) -> int | None:
+        """The highest round for which parameters may be sent; None while no change is proposed."""
+        return self._highest
+
     def is_gathered(self, round_number: int) -> bool:
         return self._rule.is_gathered(round_number)
 

@@ -48,6 +48,8 @@ class Replies:
         """Peer -> number of its newest pull, and the chunks that it has asked for."""
         self.dead: set[int] = set()
         """Peers to whom nothing is owed any more."""
+        self._answered: set[tuple[int, int]] | None = None
+        """Peers and chunks that were answered from here (:meth:`begin_anew`); None: all were."""
         self.blocked: dict[int, ChunkState] = {}
         """By number: every chunk on which an offer, a push or a reply waits for groups to come or
         go, and some on which nothing waits any more."""
@@ -55,6 +57,15 @@ class Replies:
     def build(self, flow: ReplyFlow) -> None:
         """In what portions replies leave from now on."""
         self.window = ReplyWindow(flow)
+
+    def begin_anew(self) -> None:
+        """Nothing is known of what peers hold: a server has sent it that has died. The first reply
+        to each about a chunk brings all of it."""
+        self._answered = set()
+
+    def _knows(self, peer: int, chunk: ChunkState) -> bool:
+        """Whether what ``peer`` holds was sent from here, where that matters."""
+        return self._answered is None or (peer, chunk.index) in self._answered
 
     def answer_pull(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """Reply, or park the reply: a pull waits as a push's reply does. A fresh one takes what is
@@ -174,7 +185,7 @@ class Replies:
         """Whether what is allowed may leave now; else it waits in the window."""
         if (
             pending.flags & Flag.FOR_PULL
-            or pending.version == chunk.version
+            or (pending.version == chunk.version and self._knows(pending.peer, chunk))
             or window.admits(pending.peer, chunk.index)
         ):
             return True
@@ -233,6 +244,10 @@ class Replies:
         min_done, version = chunk.clock.min_done, chunk.version
         if self._notes_given and not flags & Flag.FRESH:  # a fresh one is a copy, made aside
             chunk.given[peer] = version
+        if not self._knows(peer, chunk):
+            held = 0
+            if self._answered is not None and not flags & Flag.FRESH:
+                self._answered.add((peer, chunk.index))
         if held == version:
             place = peer, chunk.index, chunk.current
             return Unchanged(*place, clock, min_done, flags, pull_number, version)

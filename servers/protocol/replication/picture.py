@@ -18,13 +18,17 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
+from psdist.servers.protocol.actions import ChangeCodecs, ChangeMode
 from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.records import (
     BuriedRecord,
     ChunkRecord,
     FilledRecord,
     FillRecord,
+    HeldRoundsRecord,
+    LevelRecord,
     MemberRecord,
+    ModeRecord,
     Record,
     ResumedRecord,
     SnapshotRecord,
@@ -80,6 +84,12 @@ class ShardPicture:
         """Workers that have died."""
         self.chief = 0
         """Who has the chief's duties."""
+        self.modes: list[ChangeMode] = []
+        """In order."""
+        self.levels: list[ChangeCodecs] = []
+        """Likewise, of the codecs among which psdist chooses."""
+        self.held_above: int | None = None
+        """Nothing is sent for rounds above this one, while a change is proposed."""
         self.is_partial = False
         """Whether this is made while there are changes, and not all was told."""
         self._untold = set[int]()
@@ -140,6 +150,17 @@ class ShardPicture:
             for chunk in record.chunks:
                 self._require(chunk)
             self.is_kept = True
+        elif isinstance(record, ModeRecord):
+            self._on_mode(record)
+        elif isinstance(record, LevelRecord):
+            if record.number != len(self.levels) + 1:
+                self._refuse(f"change {record.number} of the codecs after {len(self.levels)}")
+            self.levels.append(ChangeCodecs(record.number, record.round, record.level))
+            self.held_above = None
+        elif isinstance(record, HeldRoundsRecord):
+            if record.highest < -1 or self.held_above is not None:
+                self._refuse(f"rounds above {record.highest} held back, or held back twice")
+            self.held_above = record.highest
         elif isinstance(record, FillRecord):
             self._on_fill(record)
         elif isinstance(record, ChunkRecord):
@@ -206,6 +227,21 @@ class ShardPicture:
         if record.chief != self.chief:  # who counts what it sets by pulls of its own
             self.chief = record.chief
             self.newest_loads = dict.fromkeys(self.newest_loads, 0)
+
+    def _on_mode(self, record: ModeRecord) -> None:
+        is_next = not record.number or all(each.number < record.number for each in self.modes)
+        if not is_next or record.round < 0 or record.staleness < 0:
+            self._refuse(f"the mode of round {record.round} in change {record.number}")
+        self.modes.append(ChangeMode(record.round, record.mode, record.staleness, record.number))
+        self.held_above = None
+
+    @property
+    def highest_sent(self) -> int:
+        """The server has sent parameters for no later round: without pipeline none is for a round
+        whose number is above that of the updates that a chunk contains of any group."""
+        if self.held_above is not None:
+            return self.held_above
+        return max(map(max, self.clocks.values()), default=-1)
 
     def _on_fill(self, record: FillRecord) -> None:
         num_groups = len(self.standings)

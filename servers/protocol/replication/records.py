@@ -59,9 +59,10 @@ class StateRecord(Record):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord(Record):
     """One step on a chunk, of these updates (one entry of each list for each of them). Carries the
-    gradient that the optimizer was given, before ``gradient_scale``: as it was pushed, or
-    (``is_sum``) a sum in the server's dtype. No bytes and no ``hyper``: updates without a
-    gradient."""
+    gradient that the optimizer was given, before ``gradient_scale``: as it was pushed, encoded
+    where pushes are, or (``is_sum``) a sum in the server's dtype. No bytes and no ``hyper``:
+    updates without a gradient. ``held``: the CRC-32 of what workers hold before the step, where
+    replies are relative to that and this round has it compared; else -1."""
 
     chunk: int
     is_sum: bool
@@ -73,10 +74,12 @@ class StepRecord(Record):
     clocks: _Numbers
     weights: _Weights
     empties: _Flags
+    codecs: _Numbers
+    held: int
 
     @property
     def contributions(self) -> tuple[Contribution, ...]:
-        columns = self.groups, self.clocks, self.weights, self.empties
+        columns = self.groups, self.clocks, self.weights, self.empties, self.codecs
         return tuple(starmap(Contribution, zip(*columns, strict=True)))
 
 
@@ -113,6 +116,35 @@ class ResumedRecord(Record):
     """Collective ``seq`` is over; the first one of a set: it was, when the set was described."""
 
     seq: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModeRecord(Record):
+    """From ``round`` on the mode is another one, by the ``number``-th change that the registrar has
+    told of (0: by the run's schedule). What was held back is so no more."""
+
+    round: int
+    mode: str
+    staleness: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelRecord(Record):
+    """From ``round`` on messages have the codecs of this level, by the ``number``-th change. What
+    was held back is so no more."""
+
+    number: int
+    round: int
+    level: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldRoundsRecord(Record):
+    """Another mode is proposed, or other codecs: parameters were sent for rounds up to ``highest``,
+    and are for no later one until it is known what rules there."""
+
+    highest: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,6 +202,7 @@ _TYPES: Final[dict[str, type[Record]]] = {
     for each in (
         *(ValuesRecord, StateRecord, StepRecord, MemberRecord, ResumedRecord, SnapshotRecord),
         *(BuriedRecord, FillRecord, ChunkRecord, FilledRecord),
+        *(ModeRecord, LevelRecord, HeldRoundsRecord),
     )
 }
 
@@ -202,7 +235,7 @@ def unpack_record(data: bytes | memoryview) -> Record:
     except TypeError:
         raise ProtocolError(f"a {name} with a field that has no name") from None
     if isinstance(record, StepRecord):
-        lengths = {len(record.groups), len(record.clocks), len(record.weights)}
+        lengths = {len(record.groups), len(record.clocks), len(record.weights), len(record.codecs)}
         if lengths != {len(record.empties)} or not record.empties:
             raise ProtocolError("a StepRecord whose updates are not told in full")
     if isinstance(record, BuriedRecord):

@@ -80,8 +80,12 @@ class _Packing:
             )
             return [cls.__name__, *map(self.packed, items)]
         name = f"{cls.__module__}.{cls.__qualname__}"
-        if _class(name) is not cls or isinstance(value, tuple(_CONTAINERS.values())):
+        is_named_tuple = isinstance(value, tuple) and hasattr(cls, "_fields")
+        is_container = isinstance(value, tuple(_CONTAINERS.values())) and not is_named_tuple
+        if _class(name) is not cls or is_container:
             raise InvariantError(f"a registrar was to be told of with a {name} in it")
+        if is_named_tuple:
+            return [name, *map(self.packed, value)]
         attributes = _attributes(value)
         return [name, *(part for each in attributes for part in (each[0], self.packed(each[1])))]
 
@@ -130,6 +134,11 @@ class _Unpacking:
             raise LookupError(f"{name!r} is nothing that a registrar has")
         if cls in (tuple, frozenset):  # cannot hold themselves
             self._made[number] = cls([self.made(each) for each in items])
+            return
+        if issubclass(cls, tuple):
+            if len(items) != len(getattr(cls, "_fields", ())):
+                raise ValueError(f"{name!r} of {len(items)} fields")
+            self._made[number] = tuple.__new__(cls, map(self.made, items))
             return
         self._made[number] = made = cls() if name in _CONTAINERS else object.__new__(cls)
         if cls in (list, deque, set):

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.mpi
 
 PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "kills_server.py"
 TIMEOUT_S = 240
+CODED = ("codec=int4/sign", "codec_exact=*bias")
 
 
 def run(
@@ -24,17 +25,20 @@ def run(
     *,
     kills: int | str | None,
     deputies: str = "",
-    mode: str = "sync",
+    mode: str | None = "sync",
     servers: int = 2,
     launcher_args: tuple[str, ...] = ("--with-ft", "ulfm"),
     settings: tuple[str, ...] = (),
     spares: int = 0,
+    set_mode_at: int = -1,
 ) -> Completed:
-    words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
+    words = ["-m", "psdist", "run", "--record", "--group", "rank"]
+    words += ["--mode", mode] if mode is not None else []
     words += ["--servers", str(servers), "--set", "replication=buddy", "--set", "chunk_bytes=4096"]
     words += [f"--spares={spares}"] * bool(spares)
     words += [f"--set={each}" for each in settings]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "PSDIST_PROGRESS": "off"}
+    env["SET_MODE_AT"] = str(set_mode_at)
     if kills is not None:
         env |= {"KILLS": str(kills), "DEPUTIES": deputies}
     return run_mpi(
@@ -76,16 +80,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("settings", "server"),
     [
-        pytest.param((), 0, id="the registrar"),
+        pytest.param((), 0, id="the registrar", marks=pytest.mark.slow),
         pytest.param((), 1, id="steps", marks=pytest.mark.slow),
         pytest.param(("local_steps=3", "outer=nesterov"), 1, id="rounds", marks=pytest.mark.slow),
+        pytest.param(CODED, 1, id="codecs", marks=pytest.mark.slow),
+        pytest.param(CODED, 0, id="codecs, the registrar", marks=pytest.mark.slow),
     ],
 )
 def test_in_sync_the_death_of_a_server_changes_no_bit(
     settings: tuple[str, ...], server: int, undisturbed: str, tmp_path: Path
 ) -> None:
     """Server 0 is the registrar. In rounds of local steps what is sent again is the difference that
-    they have made."""
+    they have made; with codecs what they were encoded to."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
     expected = undisturbed
@@ -205,6 +211,39 @@ def test_a_registrar_that_has_followed_another_one_dies(
 @pytest.mark.parametrize("mode", ["ssp", "async"])
 def test_the_death_of_a_server_is_survived(mode: str, server: int, tmp_path: Path) -> None:
     prove_survival(run(tmp_path, kills=server, mode=mode), tmp_path, server=server)
+
+
+@pytest.mark.parametrize(
+    "server", [pytest.param(0, id="the registrar"), pytest.param(1, marks=pytest.mark.slow)]
+)
+def test_modes_and_codecs_that_change_go_on_behind_a_death(server: int, tmp_path: Path) -> None:
+    schedule = "schedule=0: sync int4/bf16; 4: ssp:2 topk:0.1; 8: sync none"
+    done = run(tmp_path, kills=server, mode=None, settings=(schedule,))
+    prove_survival(done, tmp_path, server=server)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    told = [(each["round"], each["mode"]) for each in summary["sets"][0]["modes"]]
+    assert told == [(0, "sync"), (4, "ssp"), (8, "sync")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [0, 1])
+@pytest.mark.parametrize("set_mode_at", [3, 5])
+def test_a_mode_that_the_script_has_set_rules_behind_a_death(
+    set_mode_at: int, server: int, tmp_path: Path
+) -> None:
+    """The server is killed behind the change, or in front of the round in which that rules."""
+    settings = ("set_mode=allowed",)
+    done = run(tmp_path, kills=server, settings=settings, set_mode_at=set_mode_at)
+    prove_survival(done, tmp_path, server=server)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    told = [(each["round"], each["mode"]) for each in summary["sets"][0]["modes"]]
+    assert told == [(0, "sync"), (set_mode_at + 1, "ssp")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [0, 1])
+def test_codecs_that_psdist_chooses_go_on_behind_a_death(server: int, tmp_path: Path) -> None:
+    prove_survival(run(tmp_path, kills=server, settings=("codec=auto",)), tmp_path, server=server)
 
 
 def test_without_ulfm_the_setting_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -219,10 +219,14 @@ def _told_by(job: RefillJob) -> list[Any]:
 def prove_bits(job: RefillJob) -> None:
     """Of a run in sync in which no worker has died: those of the run without deaths."""
     has_lost_worker = any(map(is_worker, job.network._dead))
-    if job.errors or job.schedule.mode != "sync" or has_lost_worker or not job.met["deaths"]:
+    if job.errors or job.schedule.modes != ("sync",) or has_lost_worker or not job.met["deaths"]:
         return
     whole = VirtualJob(
-        job.schedule, max_deaths=99, is_watched=False, num_substitutes=job.num_substitutes
+        job.schedule,
+        max_deaths=99,
+        is_watched=False,
+        num_substitutes=job.num_substitutes,
+        wire=job.wire,
     )
     whole.run()
     for mine, other in zip(job.sets, whole.sets, strict=True):

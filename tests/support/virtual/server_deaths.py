@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from psdist.protocol.ids import REGISTRAR, is_worker, server_id
 from tests.support.virtual.job import Schedule, VirtualJob
@@ -35,15 +36,15 @@ def with_rebuilding(seed: int) -> Schedule:
 
 
 def play_with_server_death(
-    schedule: Schedule, *, num_deaths: int = 1
+    schedule: Schedule, *, num_deaths: int = 1, **more: Any
 ) -> tuple[VirtualJob, VirtualJob]:
     """The job, and the same one without a death. Where every server but the registrar had ended by
     then nobody has died."""
-    undisturbed, steps = VirtualJob(schedule, is_watched=False), 0
+    undisturbed, steps = VirtualJob(schedule, is_watched=False, **more), 0
     while undisturbed.network.step():
         steps += 1
     pick = random.Random(f"{schedule.seed} server's death")
-    job = VirtualJob(schedule, is_watched=False)
+    job = VirtualJob(schedule, is_watched=False, **more)
     for _ in range(num_deaths):
         for _ in range(pick.randrange(steps) // num_deaths):
             job.network.step()

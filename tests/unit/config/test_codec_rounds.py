@@ -97,7 +97,6 @@ def test_what_names_no_codec_is_refused_in_one_line(text: str) -> None:
         ({"schedule": "0: ssp:1 int8; 5: sync int8/sign"}, "set pull_codec = none, fp16 or bf16"),
         ({"schedule": "0: sync int8; 5: sync int8/lowrank:4"}, "goes with pushes alone"),
         ({"schedule": "0: sync int8; 5: sync skip:0.01", "feedback": "off"}, "would be lost"),
-        ({"replication": "buddy", "servers": 2}, "replication = buddy with codecs"),
         (
             {"schedule": "0: ssp:1 int8; 5: ssp:1 int8/int8", "pull_copies": "on", "pipeline": 1},
             "pipeline = 1 with pull_copies = on",

@@ -115,7 +115,6 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
         ({"mode": "auto", "local_steps": 2}, "local_steps = 2 with mode = auto"),
         ({"mode": "auto", "codec": "sign"}, "pull_codec = sign with mode = ssp"),
         ({"set_mode": "allowed", "local_steps": 4}, "local_steps = 4 with set_mode = allowed"),
-        ({"set_mode": "allowed", "replication": "buddy"}, "replication = buddy with set_mode"),
         ({"schedule": "0: sync; 9: async", "resume": True}, "resume = true with schedule"),
         ({"schedule": "0: sync; 9: async", "pull_copies": "on"}, "may change to or from sync"),
     ],
@@ -137,6 +136,10 @@ def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
         {"set_mode": "allowed", "max_deaths": 1},
         {"mode": "auto", "max_deaths": 1},
         {"mode": "ssp", "staleness_to": 8, "max_deaths": 1},
+        {"schedule": "0: ssp:4 int8; 5: sync int4/bf16", "replication": "buddy", "servers": 2},
+        {"set_mode": "allowed", "replication": "buddy", "servers": 2},
+        {"mode": "auto", "codec": "bf16", "replication": "buddy", "servers": 2},
+        {"mode": "ssp", "staleness_to": 8, "replication": "buddy", "servers": 2},
     ],
 )
 def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
@@ -153,7 +156,6 @@ def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
         ({"staleness": 8}, "staleness_to = 8 with staleness = 8, from which on"),
         ({"pipeline": 1}, "pipeline = 1 with staleness_to: a mode that changes"),
         ({"local_steps": 2}, "local_steps = 2 with staleness_to: a mode that changes"),
-        ({"replication": "buddy"}, "replication = buddy with staleness_to: a server's second copy"),
     ],
 )
 def test_what_a_bound_that_moves_does_not_go_with_is_refused(

@@ -245,7 +245,7 @@ def test_a_change_is_answered_once_and_rules_every_set_from_a_round_of_its_own()
     assert tell(loop, wire, from_registrar(commit)) == []
     for each, start in zip(loop.sets, (6, 11), strict=True):
         (change,) = each.core._changes
-        assert change == ChangeMode(start, "ssp", 2)
+        assert change == ChangeMode(start, "ssp", 2, 1)
     # A set that is described later has its round from what was said then.
     assert tell(loop, wire, registers(0, 2)) == [(worker_id(0), Registered(group=0, server=1), 2)]
 

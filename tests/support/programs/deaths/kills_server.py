@@ -3,8 +3,8 @@
 KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
 behind the one before, when every shard has two copies again, or has been made anew. DEPUTIES: how
 often the registrar has a deputy again before each of them. OPTIMIZER:
-adam or sgd. Before iteration CHECKPOINT_AT there is a checkpoint. The parameters that it ends
-with are printed as one CRC-32.
+adam or sgd. Before iteration CHECKPOINT_AT there is a checkpoint, and before SET_MODE_AT the script
+asks for ssp with the bound 2. The parameters that it ends with are printed as one CRC-32.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ RUN_DIR = Path(os.environ["PSDIST_RUN_DIR"])
 LOGS = RUN_DIR / "logs"
 KILL_AT = int(os.environ.get("KILL_AT", "5"))
 CHECKPOINT_AT = int(os.environ.get("CHECKPOINT_AT", "-1"))
+SET_MODE_AT = int(os.environ.get("SET_MODE_AT", "-1"))
 
 
 def kill(name: str) -> None:
@@ -70,6 +71,8 @@ def main() -> None:
             job.checkpoint()
             while not job.all("is complete" in logs()):
                 time.sleep(0.02)
+        if iteration == SET_MODE_AT:
+            job.set_mode("ssp", staleness=2)
         if iteration in kills and deputies:
             num_awaited = deputies[victims.index(kills[iteration])]
             while not job.all(logs().count("has a deputy again") >= num_awaited):

@@ -47,6 +47,8 @@ def step(chunk: int, *, groups: list[int], clocks: list[int], hyper: bytes = b"h
         clocks=clocks,
         weights=[1.0] * len(groups),
         empties=[not hyper] * len(groups),
+        codecs=[0] * len(groups),
+        held=-1,
     )
 
 

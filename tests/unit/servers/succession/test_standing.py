@@ -8,8 +8,12 @@ from typing import Any
 import msgpack
 import pytest
 
+from psdist.codecs.layout import Stretch
 from psdist.controller.bound import BoundControl
-from psdist.controller.steps import StepControl, Term
+from psdist.controller.codec import CodecControl
+from psdist.controller.decisions import Controller, Observation, Times
+from psdist.controller.mode import ModeControl
+from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Finish, Progress
 from psdist.protocol.ids import worker_id
@@ -79,6 +83,31 @@ def test_a_registrar_with_every_part_comes_back() -> None:
     assert pack(unpack(pack(first))) == pack(first)
 
 
+@pytest.mark.parametrize(
+    "control",
+    [
+        BoundControl(num_groups=2, lowest=0, highest=4),
+        ModeControl(num_groups=2, staleness=3),
+        CodecControl(num_groups=2, names=["none", "int8", "int4"]),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_a_controller_has_observed_comes_back(control: Controller) -> None:
+    for group in (0, 1):
+        control.observe(Observation(group, 5, [5, 6], [7, 8], [1, 2]))
+    second = unpack(pack(control))
+    rounds = second._window._rounds
+    assert rounds == control._window._rounds
+    assert {type(each) for of_group in rounds.values() for each in of_group.values()} == {Times}
+    assert pack(second) == pack(control)
+
+
+def test_a_named_tuple_of_other_fields_is_refused() -> None:
+    name = f"{Times.__module__}.Times"
+    with pytest.raises(ProtocolError, match="damaged"):
+        unpack(msgpack.packb([[0], [[name, 1, 2]]]))
+
+
 def test_lines_come_back_with_what_they_keep() -> None:
     lines = Lines()
     lines.say(worker_id(1), Finish())
@@ -88,7 +117,7 @@ def test_lines_come_back_with_what_they_keep() -> None:
 
 
 def test_what_no_registrar_has_is_refused() -> None:
-    for value in (object(), [lambda: 0], {"a": range(3)}, {Term(1, 2, 3): 4}):
+    for value in (object(), [lambda: 0], {"a": range(3)}, {Stretch(1, 2): 4}):
         with pytest.raises(InvariantError, match="a registrar was to be told of with a "):
             pack(value)
 
