@@ -9,6 +9,8 @@ with mirrors on the host for MPI (psdist.transfers).
     flat.gradients_to_host(chunks)                # before they are pushed
     flat.parameter_bytes(chunk)                   # host memory of a chunk
     flat.host_to_device(chunks)                   # when replies about them have landed there
+
+Longer than other modules: gradients, values and their mirrors lie in one layout, which is here.
 """
 
 from __future__ import annotations
