@@ -211,7 +211,6 @@ def contradiction_of_modes(config: RunConfig) -> str:
     tried = {
         f"pipeline = {config.pipeline}": config.pipeline > 0 and has_range(config),
         f"local_steps = {config.local_steps}": config.local_steps > 1,
-        "resume = true": config.resume,
     }
     for setting, is_set in tried.items():
         if is_set:

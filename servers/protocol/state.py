@@ -167,6 +167,9 @@ class ServerCore:
         )
         self._policy = policy
         self._changes = changes
+        if first is not None:  # sent before the checkpoint, or decided for rounds behind it
+            known = (*first.clocks, *(each.round - 1 for each in changes))
+            self._replies.highest_sent = max(known)
         self._updates = self._make_updates(policy)
         self._clipped: Clipped | None = None
         """``_updates``, where they clip."""
