@@ -132,7 +132,9 @@ class Job:
         if wrong := contradiction(context.config):
             raise ConfigError(wrong)
         self._mode: ModeFrom | None = None
-        """That which the script has set in the run."""
+        """That which the script has set in the run, also in attempts before."""
+        if context.config.set_mode == "allowed" and context.fidelity is not None:
+            self._mode = context.modes_of(0)[-1]
         own_group = roles.group_of_worker[number]
         members = roles.groups[own_group]
         place = members.index(number)
@@ -697,7 +699,9 @@ class Job:
         It rules from the iteration behind the next one on (of groups that are at different
         iterations, behind the one that is furthest): parameters for the next one are here already.
         The configuration must allow it (``set_mode = allowed``). Raises :class:`UsageError`
-        otherwise, and for what is no mode.
+        otherwise, and for what is no mode. In a resumed run, which goes on with the mode that was
+        set last, what the script calls once more on its way to where its checkpoint was made
+        changes nothing.
         """
         if self._config.set_mode != "allowed":
             raise UsageError(
@@ -715,6 +719,8 @@ class Job:
                 f"{2**31 - 1}"
             )
         self._prepared_between_steps("set_mode")
+        if not self._checkpoints.sets_mode(mode, staleness or 0):
+            return
         self._collective(SET_MODE, pack_mode(mode, staleness or 0))
         self._mode = ModeFrom(self.clock, mode, staleness or 0)
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from psdist.config.modes import judging_mode
+from psdist.config.modes import describe_mode, judging_mode
 from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
@@ -38,6 +38,7 @@ from psdist.workers.data.seen import Pass
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.script.followed import FollowedScript
 from psdist.workers.script.occasions import Occasions
+from psdist.workers.script.set_modes import SetModes
 from psdist.workers.script.state import ScriptState
 
 logger = logging.getLogger("psdist")
@@ -45,7 +46,9 @@ logger = logging.getLogger("psdist")
 RESIDUALS: Final = "residuals"
 """In a worker's part of a checkpoint, what codecs have left out,"""
 PENDING: Final = "pending gradients"
-"""and what is accumulated, of sets that have made no step with it."""
+"""what is accumulated, of sets that have made no step with it,"""
+SET_MODES: Final = "set modes"
+"""and what the script had called of ``set_mode``, where it may."""
 
 
 class ScriptCheckpoints:
@@ -86,6 +89,7 @@ class ScriptCheckpoints:
         self._joins = ScriptJoins(context, loop, collective=collective)
         self._returns = ScriptReturns(context, loop, loaders, collective=collective)
         self._followed = FollowedScript() if context.roles.num_substitutes else None
+        self._set_modes = SetModes() if self._config.set_mode == "allowed" else None
         self._cut_at: Pass | None = None
         self._is_at_boundary = False
         """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
@@ -157,11 +161,14 @@ class ScriptCheckpoints:
     def _collect(self) -> dict[str, Any]:
         at = self._cut_at if self._is_at_boundary else self._loaders.seen.open_pass
         self.script.is_chief = self._is_chief
-        return {
+        found = {
             **self.script.collect(at=at),
             RESIDUALS: self._sets.residuals(),
             PENDING: self._sets.pending_gradients(),
         }
+        if self._set_modes is not None:
+            found[SET_MODES] = self._set_modes.collect()
+        return found
 
     def _restore(self) -> None:
         restored = self._context.restored
@@ -174,6 +181,9 @@ class ScriptCheckpoints:
                     f"{self._context.roles.num_beginning}: batch sizes are per worker, so a joint "
                     "batch has another number of samples; --global-batch N keeps it at N"
                 )
+            if self._set_modes is not None and SET_MODES in tree:
+                has_place = bool(tree["epochs"]) or self._loaders.seen.awaits_pass
+                self._set_modes.restore(tree[SET_MODES], has_place=has_place)
             self._pending = tree.get(PENDING, {})
             if not self._files.is_moved:
                 self._sets.go_on_with(tree.get(RESIDUALS, {}))
@@ -208,6 +218,20 @@ class ScriptCheckpoints:
                 each.history.flush()
         return self._files.make(self._collective, self._clocks)
 
+    def sets_mode(self, mode: str, staleness: int) -> bool:
+        """Whether a call of ``set_mode``, which the settings allow, counts: in a resumed run not
+        what the script calls once more on its way to where its checkpoint was made."""
+        assert self._set_modes is not None
+        if self._set_modes.counts(mode, staleness, is_resuming=self.is_resuming):
+            return True
+        assert self._context.restored is not None
+        self._tell_chief(
+            f"the script had set mode {describe_mode(mode, staleness)} before "
+            f"{self._context.restored.checkpoint.name}, from which the run goes on with the mode "
+            "that was set last: job.set_mode changes nothing here"
+        )
+        return False
+
     def tell(self) -> None:
         """The registrar is told of a file of this worker's that is there by now."""
         self._files.tell()
@@ -221,6 +245,8 @@ class ScriptCheckpoints:
         if self._followed is not None:
             self._followed.end_iteration()
         self.has_trained = self._context.has_trained = True
+        if self._set_modes is not None:
+            self._set_modes.end_iteration()
         self._files.tell()
         self._loaders.end_iteration()
 

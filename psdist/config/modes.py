@@ -207,7 +207,6 @@ def contradiction_of_modes(config: RunConfig) -> str:
     tried = {
         f"pipeline = {config.pipeline}": config.pipeline > 0 and has_range(config),
         f"local_steps = {config.local_steps}": has_rounds(config),
-        "resume = true": config.resume,
     }
     for setting, is_set in tried.items():
         if is_set:

@@ -48,11 +48,7 @@ OTHERS: Final = (
         "a second copy does not know what each group was given",
         "replication = none",
     ),
-    Other(
-        {"resume": True, "mode": "ssp"},
-        "a run that goes on from a checkpoint was not tried with it yet",
-        "resume = false",
-    ),
+    Other({"resume": True, "mode": "ssp"}, ""),
     Other({"overlap": "full", "mode": "ssp"}, ""),
     Other({"group": "node", "mode": "ssp"}, ""),
     Other({"checkpoint_every": "100", "mode": "ssp"}, ""),

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from psdist.controller.decisions import WINDOW, Controller, Decision, Window
+from psdist.controller.kept import KeptModes
 
 NEAR: Final = 0.02
 """As much longer than with the highest bound is hardly longer;"""
@@ -63,6 +64,14 @@ class BoundControl(Controller):
     def committed(self, decision: Decision, round_number: int) -> None:
         self.bound = decision.staleness
         self._window.begin(max(round_number, self._window.first))
+
+    def go_on(self, kept: KeptModes | None, first_round: int) -> None:
+        """Before anything is observed: a run whose groups have all made ``first_round`` rounds, or
+        fewer, and that goes on with these modes, or (None) as every run begins."""
+        self._window.begin(first_round + 1)
+        if kept is not None:
+            self.bound = kept.last.staleness
+            self._window.begin(max(kept.last.rounds[0], first_round + 1))
 
 
 def bounded_us(rounds_us: Sequence[Sequence[int]], bound: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Literal
 
 from psdist.controller.rollback import CLOSED, KeptRise, Rise
 
@@ -68,12 +69,77 @@ class KeptSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptMode:
+    """A mode that rules, in each parameter set from its round on."""
+
+    __pydantic_config__ = CLOSED
+    rounds: tuple[int, ...]
+    """By set, of those that there were then; in sets that came later from round 0 on."""
+    mode: Literal["sync", "ssp", "async"]
+    staleness: int
+    """0 but for ssp."""
+
+    def start(self, set_index: int) -> int:
+        return self.rounds[set_index] if set_index < len(self.rounds) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptModes:
+    """Of a run whose mode changes by no schedule (:mod:`psdist.controller.mode`,
+    :mod:`psdist.controller.bound`, or the script's ``set_mode``)."""
+
+    __pydantic_config__ = CLOSED
+    by: Literal["script", "auto"]
+    starts: tuple[KeptMode, ...]
+    """In the order in which they were set, the first from round 0 on. One that begins where another
+    does, or before, takes its place."""
+
+    def __post_init__(self) -> None:
+        counts = [count for each in self.starts for count in (*each.rounds, each.staleness)]
+        bounds = [each.staleness for each in self.starts if each.mode != "ssp"]
+        if (
+            not all(each.rounds for each in self.starts)
+            or not self.starts
+            or any(self.starts[0].rounds)
+            or min(counts) < 0
+            or any(bounds)
+        ):
+            raise ValueError("modes that do not begin with round 0, or not whole")
+
+    @property
+    def last(self) -> KeptMode:
+        """Which was set last."""
+        return self.starts[-1]
+
+    def are_of(self, *, by: str, mode: str, staleness: int, highest: int | None) -> bool:
+        """Whether a run may go on with them that would begin with this mode, and in which (``by``
+        auto) psdist may go up to ssp with the bound ``highest``, or moves the bound up to it."""
+        first = self.starts[0]
+        if (self.by, first.mode, first.staleness) != (by, mode, staleness):
+            return False
+        if by != "auto":
+            return True
+        assert highest is not None
+        lowest = staleness if mode == "ssp" else highest
+        return all(
+            lowest <= each.staleness <= highest if each.mode == "ssp" else each.mode == mode
+            for each in self.starts
+        )
+
+    def then(self, rounds: tuple[int, ...], mode: str, staleness: int) -> KeptModes:
+        """With another one that was set behind these."""
+        change = KeptMode(rounds=rounds, mode=mode, staleness=staleness)  # type: ignore[arg-type]
+        return replace(self, starts=(*self.starts, change))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fidelity:
     """All that was chosen."""
 
     __pydantic_config__ = CLOSED
     codecs: KeptCodecs | None = None
     steps: KeptSteps | None = None
+    modes: KeptModes | None = None
     rise: KeptRise | None = None
     """Where a loss that blows up leads back to a checkpoint."""
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import Final
 
 from psdist.controller.decisions import WINDOW, Controller, Decision, Window
+from psdist.controller.kept import KeptModes
 
 TO_SSP: Final = 0.15
 """The gain from which on sync gives way,"""
@@ -66,3 +67,11 @@ class ModeControl(Controller):
     def committed(self, decision: Decision, round_number: int) -> None:
         self.mode = decision.mode
         self._window.begin(max(round_number, self._window.first))
+
+    def go_on(self, kept: KeptModes | None, first_round: int) -> None:
+        """Before anything is observed: a run whose groups have all made ``first_round`` rounds, or
+        fewer, and that goes on with these modes, or (None) as every run begins."""
+        self._window.begin(first_round + 1)
+        if kept is not None:
+            self.mode = kept.last.mode
+            self._window.begin(max(kept.last.rounds[0], first_round + 1))

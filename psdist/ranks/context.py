@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.modes import judging_mode
+from psdist.config.modes import ModeFrom, judging_mode
 from psdist.config.on_group_death import reforms_groups
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
@@ -45,6 +45,7 @@ from psdist.protocol.ids import (
 from psdist.protocol.roles import Roles
 from psdist.ranks.agreement import allgather
 from psdist.ranks.checkpointing.resuming import Restored
+from psdist.ranks.checkpointing.ruling import fitting, modes_of
 from psdist.ranks.failure import (
     end_all,
     flush_output,
@@ -270,6 +271,11 @@ class RankContext:
     @property
     def fidelity(self) -> Fidelity | None:
         """What the job begins with of psdist's own choices; None: as every run begins."""
+        return fitting(self.config, self.kept_fidelity)
+
+    @property
+    def kept_fidelity(self) -> Fidelity | None:
+        """What its checkpoint has of them, also where the settings are others now."""
         return self._fidelity if self.job <= 1 else None
 
     @property
@@ -278,7 +284,14 @@ class RankContext:
         spare that takes a worker's place goes on from what the chief has."""
         if self._checkpoint is None or self.job > 1 or self.replace is not None:
             return None
-        return Restored.of(self._checkpoint, self.roles, mode=judging_mode(self.config))
+        return Restored.of(
+            self._checkpoint, self.roles, mode=judging_mode(self.config), modes=self.modes_of
+        )
+
+    def modes_of(self, set_index: int) -> tuple[ModeFrom, ...]:
+        """The modes with which the job begins in a parameter set
+        (:func:`psdist.ranks.checkpointing.ruling.modes_of`)."""
+        return modes_of(self.config, self.fidelity, set_index=set_index)
 
     def first_clocks(self, set_index: int) -> FirstClocks | None:
         """Where the groups begin in a parameter set; None where nothing is restored."""

@@ -43,6 +43,7 @@ from psdist.protocol.partition import Partition
 from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles
 from psdist.ranks.checkpointing.rollbacks import Record, add_rollback, in_words, read_rollbacks
+from psdist.ranks.checkpointing.ruling import highest_bound, line_of_modes
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue, requeue
 from psdist.ranks.telling.copies import CopyReports
@@ -130,7 +131,11 @@ class Reporter:
             )
         kept = fidelity.steps if fidelity is not None else None
         self._decisions = DecisionReports(
-            context.config, context.run_directory, levels=levels_of(fidelity), **why
+            context.config,
+            context.run_directory,
+            levels=levels_of(fidelity),
+            kept=fidelity.modes if fidelity is not None else None,
+            **why,
         )
         self._modes, self._codecs = self._decisions.modes, self._decisions.codecs
         self._steps = StepReports(context.config, context.run_directory, kept=kept, **why)
@@ -158,6 +163,8 @@ class Reporter:
         """A parameter set is known: its history can say what was promised."""
         context = self._context
         empty = sorted(set(range(context.roles.num_servers)) - set(owners))
+        if self._is_active and not set_index:
+            self._record_resumed()
         promised = None
         if context.config.record:
             promised = self._promise(set_index, partition, owners, setup)
@@ -198,11 +205,7 @@ class Reporter:
             mode=begins.mode,
             staleness=begins.staleness,
             mode_by=mode_by(context.config),
-            auto_staleness=(
-                (context.config.staleness_to or context.config.staleness)
-                if mode_by(context.config) == "auto"
-                else None
-            ),
+            auto_staleness=highest_bound(context.config),
             schedule=self._modes.schedule,
             codecs=self._codecs.begins,
             ladder=self._codecs.ladder,
@@ -240,8 +243,6 @@ class Reporter:
             ),
             cut=zlib.crc32(partition.encode()),
         )
-        if self._is_active and not set_index:
-            self._record_resumed()
         if self._is_active:
             write_run(history_folder(context.run_directory.path, set_index), promised)
         return promised
@@ -249,8 +250,13 @@ class Reporter:
     def _record_resumed(self) -> None:
         """What the job has begun with of psdist's own choices, before any other is made."""
         restored, fidelity = self._context.restored, self._context.fidelity
+        kept = self._context.kept_fidelity
+        if kept is not None and kept.modes is not None:
+            is_taken = fidelity is not None and fidelity.modes is not None
+            say = logger.info if is_taken else logger.warning
+            say("%s", line_of_modes(self._context.config, kept.modes))
         if fidelity is not None:
-            of = self._decisions if fidelity.codecs is not None else self._steps
+            of = self._steps if fidelity.steps is not None else self._decisions
             of.resumed("" if restored is None else restored.checkpoint.name, fidelity)
 
     def standing(self) -> bytes:
@@ -374,7 +380,7 @@ class Reporter:
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
             if isinstance(action, KeepFidelity):
-                of = self._decisions if action.fidelity.codecs is not None else self._steps
+                of = self._steps if action.fidelity.steps is not None else self._decisions
                 of.kept(action)
         elif isinstance(action, Death):
             self._deaths.declared(action)

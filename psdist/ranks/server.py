@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from psdist.config.codec_rounds import is_auto
 from psdist.config.modes import (
+    ModeFrom,
     judging_mode,
     least_bound,
     mode_by,
     modes_that_may_come,
-    schedule_of,
 )
 from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
@@ -33,6 +34,7 @@ from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id
 from psdist.ranks.checkpointing.fidelity import codec_control, levels_of, loss_step_control
 from psdist.ranks.checkpointing.files import FileKeeper
+from psdist.ranks.checkpointing.ruling import begins_with
 from psdist.ranks.checkpointing.states import StateSearch
 from psdist.ranks.context import RankContext
 from psdist.ranks.duty import Duty
@@ -146,8 +148,8 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
     ) -> ServerCore:
         return ServerCore(
             server=number,
-            policy=policy_of(config),
-            changes=[ChangeMode(*each) for each in schedule_of(config)[1:]],
+            policy=policy_of(config, context.modes_of(set_index)),
+            changes=[ChangeMode(*each) for each in context.modes_of(set_index)[1:]],
             groups=roles.groups,
             pipeline=config.pipeline,
             resumed_up_to=resumed_up_to,
@@ -272,6 +274,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
 
 def _registrar(context: RankContext) -> Registrar:
     roles, first = context.roles, context.first_clocks(0)
+    kept_modes = context.fidelity.modes if context.fidelity is not None else None
     return Registrar(
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
@@ -294,7 +297,8 @@ def _registrar(context: RankContext) -> Registrar:
         num_substitutes=roles.num_substitutes,
         rollback=context.config.rollback,
         fidelity=context.fidelity,
-        first_round=min(first.clocks[: roles.num_groups_beginning]) if first is not None else 0,
+        first_round=max(first.clocks[: roles.num_groups_beginning]) if first is not None else 0,
+        modes=kept_modes if kept_modes is not None else begins_with(context.config),
     )
 
 
@@ -334,16 +338,16 @@ def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> O
     )
 
 
-def policy_of(config: RunConfig) -> Policy:
-    """What servers demand in each round."""
-    parts = schedule_of(config)
+def policy_of(config: RunConfig, modes: Sequence[ModeFrom]) -> Policy:
+    """What servers demand in each round. ``modes``: with which the job begins, in the order in
+    which they were set."""
+    parts = [(part.round, policy_for(part.mode, staleness=part.staleness)) for part in modes]
+    (_, first), *later = parts
     if is_auto(config):
-        first = policy_for(parts[0].mode, staleness=parts[0].staleness)
         return Changing(first, keeps_mode=True)
     if mode_by(config) in ("script", "auto"):
-        return Changing(policy_for(parts[0].mode, staleness=parts[0].staleness))
-    if len(parts) == 1:
-        return policy_for(parts[0].mode, staleness=parts[0].staleness)
-    return Scheduled(
-        tuple((part.round, policy_for(part.mode, staleness=part.staleness)) for part in parts)
-    )
+        changing = Changing(first)
+        for start, policy in later:
+            changing.commit(start, policy)
+        return changing
+    return Scheduled(tuple(parts)) if later else first

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
+from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, Rollback, rolled_back
 from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
+from psdist.controller.mode import ModeControl
 from psdist.controller.rollback import RiseGuard
 from psdist.controller.steps import StepControl
 from psdist.errors import ProtocolError
@@ -44,9 +46,9 @@ class Decided:
     ) -> None:
         """``control``: of the mode or the codecs; ``steps``: of local steps; None where nobody
         decides that; ``rollback``: so many times the least loss is too much. ``fidelity``: what a
-        checkpoint of ``first_round`` rounds, from which the run goes on, has of them; None where
-        nothing, or where the run goes on without. The others are the registrar's. Raises ValueError
-        where that is of other choices."""
+        checkpoint of ``first_round`` rounds, of the group that had made most, from which the run
+        goes on, has of them; None where nothing, or where the run goes on without. The others are
+        the registrar's. Raises ValueError where that is of other choices."""
         self._control = control
         self._decision: Decision | None = None
         """Of ``control``, while servers are being told."""
@@ -91,6 +93,8 @@ class Decided:
         control, steps = self._control, self._steps
         if fidelity.codecs is not None and isinstance(control, CodecControl):
             control.go_on(fidelity.codecs, first_round)
+        if isinstance(control, ModeControl | BoundControl):
+            control.go_on(fidelity.modes, first_round)
         if fidelity.steps is not None and steps is not None:
             steps.go_on(fidelity.steps)
         if self._guard is not None and (fidelity.rise is not None or first_round):

@@ -13,7 +13,8 @@ parameters of such a round under the old rule, nor judges those of an earlier on
                                                                   # CommitMode from round 10 on
 
 One change at a time; servers get the messages of one before those of the next. Where psdist
-chooses the codecs they change in the same way, and the mode stays.
+chooses the codecs they change in the same way, and the mode stays. What ruled when is part of a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psdist.controller.decisions import Decision
+from psdist.controller.kept import KeptModes
 from psdist.errors import ProtocolError
 from psdist.protocol.control import CommitMode, ModeProposed, ProposeMode
 from psdist.protocol.ids import server_id
@@ -79,8 +81,11 @@ class LevelsSized:
 class ModeChanges:
     TAKES = (ModeProposed,)
 
-    def __init__(self, *, num_servers: int) -> None:
+    def __init__(self, *, num_servers: int, begins: KeptModes | None = None) -> None:
+        """``begins``: the modes with which the run begins, where it may change them."""
         self._num_servers = num_servers
+        self.kept = begins
+        """For a checkpoint that is made now, while no change is under way."""
         self._number = 0
         self._proposed: Decision | None = None
         self._highest: dict[int, list[int]] = {}
@@ -141,5 +146,7 @@ class ModeChanges:
             level=decided.level,
         )
         told = [SendControl(server_id(each), commit) for each in range(self._num_servers)]
+        if self.kept is not None:
+            self.kept = self.kept.then(rounds, decided.mode, decided.staleness)
         change = ModeChanged(rounds, decided.mode, decided.staleness, decided.why, decided.level)
         return [*told, change]

@@ -20,12 +20,12 @@ Longer than other modules: a collective, from its first worker to its end or err
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, NoReturn
 
 from psdist.controller.decisions import Controller, Decision
-from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.kept import Fidelity, KeptModes, Rollback
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
@@ -191,6 +191,7 @@ class Registrar:
         rollback: float | None = None,
         fidelity: Fidelity | None = None,
         first_round: int = 0,
+        modes: KeptModes | None = None,
         reforms: bool = False,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
@@ -206,6 +207,7 @@ class Registrar:
         many of the workers, the last ones, are groups of their own that join when others have died
         (psdist.servers.protocol.joins); with ``num_spares`` they are the spares, each of which is
         either's; ``rollback``, ``fidelity``, ``first_round``: psdist.servers.protocol.decided;
+        ``modes``: with which the run begins, where scripts or ``control`` may change them;
         ``reforms``: groups go on without their dead."""
         substitutes = range(num_workers - num_substitutes, num_workers)
         self._first_substitute = num_workers - num_substitutes
@@ -233,7 +235,7 @@ class Registrar:
         self._regroups = Regroups(groups if reforms else ())
         self._joins = Joins(substitutes)
         self._returns = Returns()
-        self._modes = ModeChanges(num_servers=num_servers)
+        self._modes = ModeChanges(num_servers=num_servers, begins=modes)
         self._takes_set_mode = takes_set_mode
         self._decided = Decided(
             num_workers=num_workers,
@@ -675,6 +677,8 @@ class Registrar:
         collective.checkpoint = begun.checkpoint
         collective.answer = begun.checkpoint.encode()
         fidelity = self._decided.kept(lowest[0])
+        if self._modes.kept is not None:
+            fidelity = replace(fidelity or Fidelity(), modes=self._modes.kept)
         kept = [] if fidelity is None else [KeepFidelity(begun.checkpoint, fidelity)]
         return [begun, *kept, *self._resume(seq, begun.checkpoint)]
 

@@ -173,6 +173,9 @@ class ServerCore:
         """and of the codecs among which psdist chooses."""
         if picture is not None:
             self._go_on_with_modes(picture, pipeline)
+        if first is not None:  # sent before the checkpoint, or decided for rounds behind it
+            known = (*first.clocks, *(each.round - 1 for each in changes))
+            self._replies.highest_sent = max(self._replies.highest_sent, *known)
         self._updates = self._make_updates(policy)
         self._clipped: Clipped | None = None
         """``_updates``, where they clip."""

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
-from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.kept import Fidelity, KeptModes, Rollback
 from psdist.controller.loss_steps import counts_nonfinite
 from psdist.controller.mode import ModeControl
 from psdist.errors import HistoryError
@@ -27,7 +27,7 @@ from psdist.history.hands import KeptLine, Reported
 from psdist.history.line_records import require_one
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.resumed import goes_on
+from psdist.history.rules.resumed import begins_with, goes_on, may_go_on_with_modes
 from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
 from psdist.history.summary import Summary
@@ -175,6 +175,7 @@ class _Checking:
         self._control = _controller(run)
         self._risen = Risen(run.rollback)
         self._decided: Decision | None = None
+        self._modes = None if run.ladder else begins_with(run)
         self._made: list[tuple[int, int]] = []
         self._gone: set[int] = set()
         self._came: dict[int, int] = {}
@@ -206,11 +207,13 @@ class _Checking:
         """With what a checkpoint has, or as every run begins. False where nothing behind it can be
         judged."""
         run = self._run
-        first_round = int(run.first[: run.first_substitute].min())
+        first_round = int(run.first[: run.first_substitute].max())
         starts: tuple[tuple[int, int], ...] = ((0, 0),)
         if resumed is not None:
             control, codecs = self._control, resumed.fidelity.codecs
             is_of_run = goes_on(run, resumed) and resumed.fidelity.steps is None
+            if is_of_run and codecs is None and self._take_over(resumed.fidelity.modes):
+                return True
             if codecs is None or not is_of_run or not isinstance(control, CodecControl):
                 self._refuse("of another checkpoint than run.json says, or of other choices")
                 return False
@@ -223,6 +226,8 @@ class _Checking:
             starts = codecs.starts
         else:
             self._risen.go_on(None, first_round)
+            if isinstance(self._control, ModeControl | BoundControl):
+                self._control.go_on(None, first_round)
         if run.ladder:
             levels = [(start, run.ladder[level].model_dump()) for start, level in starts]
             begins = tuple(CodecsSince(round=start, **level) for start, level in levels)
@@ -230,10 +235,25 @@ class _Checking:
                 self._refuse(f"the run begins with other codecs than {starts}, by round and level")
         return True
 
+    def _take_over(self, modes: KeptModes | None) -> bool:
+        """The modes that a checkpoint has; whether this run can go on with them."""
+        control = self._control
+        is_of_run = modes is not None and may_go_on_with_modes(self._run, modes)
+        if modes is None or not is_of_run or not isinstance(control, ModeControl | BoundControl):
+            return False
+        control.go_on(modes, int(self._run.first[: self._run.first_substitute].max()))
+        self._modes = modes
+        self._made = [
+            (each.start(0), code_of(each.mode, each.staleness)) for each in modes.starts[1:]
+        ]
+        return True
+
     def _compare_kept(self, kept: KeptLine) -> None:
         control, step = self._control, int(kept.checkpoint.removeprefix("step-") or -1)
         now = control.kept(step) if isinstance(control, CodecControl) and step >= 0 else None
-        if now is None or kept.fidelity != Fidelity(codecs=now, rise=self._risen.kept()):
+        expected = Fidelity(codecs=now, modes=self._modes, rise=self._risen.kept())
+        is_kept = now is not None or self._modes is not None
+        if not is_kept or step < 0 or kept.fidelity != expected:
             self._refuse(f"{kept.checkpoint} has other choices than follow from what was observed")
 
     def _refuse(self, why: str) -> None:
@@ -300,6 +320,8 @@ class _Checking:
         self._decided = None
         if change.level < 0:
             self._made.append((change.rounds[0], code_of(change.mode, change.staleness)))
+        if self._modes is not None:
+            self._modes = self._modes.then(tuple(change.rounds), change.mode, change.staleness)
         return True
 
     def compare(self, changes: tuple[tuple[int, int], ...], members: Members) -> None:

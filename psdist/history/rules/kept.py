@@ -17,6 +17,11 @@ import numpy as np
 from psdist.history.records import EventFlag, EventKind, History
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.replay import NEVER, ServerReplay
+from psdist.history.rules.resumed_modes import (
+    are_apart_in_sync,
+    check_modes_went_on,
+    judging_mode,
+)
 from psdist.history.run_record import RunRecord
 
 Cut = tuple[int, ...]
@@ -209,18 +214,20 @@ def check_attempts(attempts: Mapping[int, Sequence[History]], findings: Findings
                     f"{run.restored_attempt} is not proved: that attempt was not recorded"
                 )
             else:
-                notes += _check_restored(where, history, before, findings)
+                notes += _check_restored(where, histories, history, before, findings)
     return notes
 
 
-def _begins_at(run: RunRecord, made: RunRecord, kept: Kept) -> bool:
+def _begins_at(run: RunRecord, made: RunRecord, kept: Kept, *, is_apart: bool) -> bool:
     """Whether the groups of ``run`` begin where those of ``made`` were: where their layout is the
-    same each where it was, or, where it had died, who had taken its place, if anybody had."""
+    same each where it was, or, where it had died, who had taken its place, if anybody had.
+    ``is_apart``: some would be ahead in rounds that are one of all."""
     cut, groups = kept.cut, run.groups[: run.first_substitute]
     clocks, late = run.first_clocks[: len(groups)], run.first_clocks[len(groups) :]
     if any(late):
         return False
-    if made.groups[: made.first_substitute] != groups or made.mode != run.mode:
+    is_other = made.groups[: made.first_substitute] != groups
+    if is_other or is_apart or judging_mode(made) != judging_mode(run):
         return clocks == (min(cut),) * len(groups)
     substitutes = {cut[each] for each in range(made.first_substitute, len(cut))}
     return all(
@@ -229,24 +236,47 @@ def _begins_at(run: RunRecord, made: RunRecord, kept: Kept) -> bool:
     )
 
 
+def _kept_as(made: History | None, number: int) -> dict[int, list[Kept]]:
+    """By chunk what was kept of it for the checkpoint of this number; nothing where some chunk was
+    not kept."""
+    if made is None:
+        return {}
+    kept: dict[int, list[Kept]] = {}
+    for log in made.servers:
+        its = check_kept(ServerReplay(made.run, log), Findings(max_listed_per_rule=0))
+        for chunk, all_kept in its.snapshots.items():
+            kept[chunk] = [each for each in all_kept if each.number == number]
+    return kept if all(kept.values()) else {}
+
+
+def _are_apart(histories: Sequence[History], before: Sequence[History], number: int) -> bool:
+    """Whether some group would be ahead in rounds that are one of all, in any set."""
+    return any(
+        are_apart_in_sync(history, kept[0][-1].cut)
+        for history, made in zip(histories, before, strict=False)
+        if (kept := _kept_as(made, number))
+    )
+
+
 def _check_restored(
-    where: str, history: History, before: Sequence[History], findings: Findings
+    where: str,
+    histories: Sequence[History],
+    history: History,
+    before: Sequence[History],
+    findings: Findings,
 ) -> list[str]:
     run, unheard = history.run, Findings(max_listed_per_rule=0)
     source = f"{run.restored} of attempt {run.restored_attempt}"
     made = before[run.set_index] if run.set_index < len(before) else None
     number = int(run.restored.removeprefix("step-"))
-    kept: dict[int, list[Kept]] = {}
-    if made is not None:
-        for log in made.servers:
-            its = check_kept(ServerReplay(made.run, log), unheard)
-            for chunk, all_kept in its.snapshots.items():
-                kept[chunk] = [each for each in all_kept if each.number == number]
-    if made is None or not kept or not all(kept.values()):
+    kept = _kept_as(made, number)
+    if made is None or not kept:
         findings.add(Rule.KEPT, f"{where}: goes on from {source}, which that has not kept")
         return []
+    check_modes_went_on(where, history, made, number, findings)
     cut = kept[0][-1].cut
-    if not _begins_at(run, made.run, kept[0][-1]):
+    is_apart = run.mode_by != "run" and _are_apart(histories, before, number)
+    if not _begins_at(run, made.run, kept[0][-1], is_apart=is_apart):
         findings.add(
             Rule.KEPT,
             f"{where}: its groups begin at clocks {list(run.first_clocks)}; {source} contains "

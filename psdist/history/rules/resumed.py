@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, Rollback, within, within_all
+from psdist.controller.kept import (
+    Fidelity,
+    KeptMode,
+    KeptModes,
+    Rollback,
+    within,
+    within_all,
+)
 from psdist.controller.loss_steps import LossStepControl
 from psdist.history.hands import KeptLine
 from psdist.history.rules.findings import Findings, Rule
@@ -128,9 +135,26 @@ def _may_go_on(run: RunRecord, fidelity: Fidelity) -> bool:
         if fidelity.steps is not None:
             _step_control(run).go_on(fidelity.steps)
             return True
+        if fidelity.modes is not None:
+            return may_go_on_with_modes(run, fidelity.modes)
     except ValueError:
         return False
     return False
+
+
+def may_go_on_with_modes(run: RunRecord, modes: KeptModes) -> bool:
+    """Whether this attempt has the settings with which these ruled."""
+    return modes.are_of(
+        by=run.mode_by, mode=run.mode, staleness=run.staleness or 0, highest=run.auto_staleness
+    )
+
+
+def begins_with(run: RunRecord) -> KeptModes | None:
+    """The mode with which every such run begins; None where the settings say which rules when."""
+    if run.mode_by not in ("script", "auto"):
+        return None
+    start = KeptMode(rounds=(0,), mode=run.mode, staleness=run.staleness or 0)
+    return KeptModes(by=run.mode_by, starts=(start,))
 
 
 def _first(run: RunRecord) -> Fidelity:

@@ -58,7 +58,8 @@ def fidelity_of(
     rollbacks: Sequence[Record] = (),
 ) -> Fidelity | None:
     """On rank 0, behind these ``rollbacks``. ``say`` gets a line for what is dropped: the settings
-    are others now."""
+    are others now. Whether modes are, is known when the script has passed its settings
+    (:mod:`psdist.ranks.checkpointing.ruling`)."""
     limits = [each.rollback for each in rollbacks]
     limited = _taken(config, checkpoint, limits, say)
     if limited is None:

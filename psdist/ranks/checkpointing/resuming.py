@@ -1,7 +1,7 @@
 """Going on with a run: which checkpoint, what becomes of the attempt before, where clocks begin.
 
     found = choose(config, say=print)           # on rank 0: set aside what was, the newest good one
-    restored = Restored.of(checkpoint, roles, mode=config.mode)
+    restored = Restored.of(checkpoint, roles, mode=config.mode, modes=modes_of_set)
     restored.first(0)                           # the clocks of the first set, by group
 
 RUN_DIR's own files are those of the newest attempt; what an attempt before has written lies in
@@ -20,10 +20,12 @@ from typing import Final
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import encode
 from psdist.checkpoint.reading import Checkpoint
+from psdist.config.modes import ModeFrom
 from psdist.errors import ConfigError
 from psdist.protocol.checkpoints import FirstClocks, checkpoint_name
 from psdist.protocol.roles import Roles
 from psdist.ranks.checkpointing.rollbacks import Record, set_aside_checkpoints
+from psdist.ranks.checkpointing.ruling import are_apart_in_sync
 
 _OF_AN_ATTEMPT: Final = (
     *("config.toml", "plan.txt", "plan.json", "summary.json", "status.json", "logs", "history"),
@@ -46,13 +48,24 @@ class Restored:
     """Groups are of the same workers, in the same mode: each goes on where it was."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, roles: Roles, *, mode: str) -> Restored:
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        roles: Roles,
+        *,
+        mode: str,
+        modes: Callable[[int], Sequence[ModeFrom]],
+    ) -> Restored:
+        """``mode``: by which the run is judged; ``modes(set_index)``: which rule which rounds."""
         index, groups = checkpoint.index, roles.groups[: roles.num_groups_beginning]
+        is_apart = any(
+            are_apart_in_sync(each.clocks, modes(number)) for number, each in enumerate(index.sets)
+        )
         return cls(
             checkpoint=checkpoint,
             num_groups=len(groups),
             num_substitutes=roles.num_substitutes,
-            is_same_layout=index.groups == groups and index.mode == mode,
+            is_same_layout=index.groups == groups and index.mode == mode and not is_apart,
         )
 
     def first(self, set_index: int) -> FirstClocks | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from psdist.config.codec_rounds import is_controlled
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.kept import Fidelity, KeptModes, Rollback
 from psdist.history.rules.decisions import DECISION_LINES
 from psdist.ranks.telling.codecs import CodecReports
 from psdist.ranks.telling.modes import ModeReports
@@ -46,13 +46,14 @@ class DecisionReports:
         directory: RunDirectory,
         *,
         levels: Sequence[tuple[int, int]] = ((0, 0),),
+        kept: KeptModes | None = None,
         why: str = "auto",
     ) -> None:
-        """``levels``: where psdist chooses the codecs, (round, level) as the job begins, and
-        ``why``."""
+        """``levels``: where psdist chooses the codecs, (round, level) as the job begins; ``kept``:
+        the modes with which it goes on, where they are not those of the settings; and ``why``."""
         self._is_kept = config.record and is_controlled(config)
         self._directory = directory
-        self.modes = ModeReports(config)
+        self.modes = ModeReports(config, kept=kept, why=why)
         self.codecs = CodecReports(config, levels=levels, why=why)
 
     @property

@@ -21,6 +21,7 @@ from psdist.config.modes import (
     schedule_of,
 )
 from psdist.config.settings import RunConfig
+from psdist.controller.kept import KeptModes
 from psdist.history.run_record import ModeSince
 from psdist.servers.protocol.modes import ModeChanged
 
@@ -28,11 +29,21 @@ logger = logging.getLogger("psdist")
 
 
 class ModeReports:
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self, config: RunConfig, *, kept: KeptModes | None = None, why: str = "settings"
+    ) -> None:
+        """``kept``: the modes with which the job goes on, where they are not those of the settings,
+        and ``why``."""
         self._config = config
-        self._changes: list[ModeChanged] = []
+        self._why = why if kept is not None else ""
+        self._changes = [
+            ModeChanged(each.rounds, each.mode, each.staleness, why)
+            for each in (kept.starts[1:] if kept is not None else ())
+        ]
         self.now = describe_now(config, 0)
         """In words, for displays."""
+        if self._changes:
+            self.now = _in_words(self._changes[-1])
         self._coming = deque(part.mode.round for part in parts_of(config)[1:])
         self.begins = _since(*first_mode(config))
         self.schedule: tuple[ModeSince, ...] = ()
@@ -58,7 +69,7 @@ class ModeReports:
     def note(self, change: ModeChanged) -> None:
         """People have been told of it."""
         self._changes.append(change)
-        self.now = f"ssp (staleness {change.staleness})" if change.mode == "ssp" else change.mode
+        self.now = _in_words(change)
 
     def changed(self, change: ModeChanged) -> None:
         mode = describe_mode(change.mode, change.staleness)
@@ -81,13 +92,17 @@ class ModeReports:
 
     def of_set(self, index: int) -> list[dict[str, Any]]:
         """For summary.json: the mode of every round, in order, and why."""
-        why = "schedule" if self.schedule else "settings"
+        why = "schedule" if self.schedule else self._why or "settings"
         parts = [(each, why) for each in self.schedule or (self.begins,)]
         for change in self._changes:
             start = change.rounds[index] if index < len(change.rounds) else 0
             parts = [each for each in parts if each[0].round < start]
             parts.append((_since(start, change.mode, change.staleness), change.why))
         return [part.model_dump() | {"why": reason} for part, reason in parts]
+
+
+def _in_words(change: ModeChanged) -> str:
+    return f"ssp (staleness {change.staleness})" if change.mode == "ssp" else change.mode
 
 
 def _since(start: int, mode: str, staleness: int) -> ModeSince:

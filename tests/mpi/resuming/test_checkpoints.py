@@ -94,6 +94,17 @@ def test_a_killed_job_that_goes_on_ends_as_one_that_was_not_killed(tmp_path: Pat
     ]
 
 
+def test_one_whose_mode_changes_goes_on_under_the_rule_of_each_round(tmp_path: Path) -> None:
+    """Killed in sync behind ssp; what is left is sync, and then async."""
+    options = ("--record", "--schedule", "0: ssp:2; 4: sync; 9: async")
+    run_dir = killed_and_resumed(tmp_path, options=options)
+    summary = json.loads((run_dir / "summary.json").read_text("utf-8"))
+    ruled = [(each["round"], each["mode"]) for each in summary["modes"]]
+    assert ruled == [(0, "ssp"), (4, "sync"), (9, "async")]
+    proved = check(run_dir)
+    assert proved.returncode == 0, proved.text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adafactor"])
 def test_so_it_does_with_other_optimizers(optimizer: str, tmp_path: Path) -> None:

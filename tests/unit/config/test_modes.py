@@ -115,7 +115,6 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
         ({"mode": "auto", "local_steps": 2}, "local_steps = 2 with mode = auto"),
         ({"mode": "auto", "codec": "sign"}, "pull_codec = sign with mode = ssp"),
         ({"set_mode": "allowed", "local_steps": 4}, "local_steps = 4 with set_mode = allowed"),
-        ({"schedule": "0: sync; 9: async", "resume": True}, "resume = true with schedule"),
         ({"schedule": "0: sync; 9: async", "pull_copies": "on"}, "may change to or from sync"),
     ],
 )
@@ -135,6 +134,9 @@ def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
         {"schedule": "0: ssp:4; 5: sync", "max_deaths": 1},
         {"set_mode": "allowed", "max_deaths": 1},
         {"mode": "auto", "max_deaths": 1},
+        {"schedule": "0: ssp:4; 5: sync", "resume": True},
+        {"set_mode": "allowed", "resume": True, "on_usr1": "requeue"},
+        {"mode": "auto", "resume": True},
         {"mode": "ssp", "staleness_to": 8, "max_deaths": 1},
         {"schedule": "0: ssp:4 int8; 5: sync int4/bf16", "replication": "buddy", "servers": 2},
         {"set_mode": "allowed", "replication": "buddy", "servers": 2},

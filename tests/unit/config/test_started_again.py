@@ -13,7 +13,6 @@ from psdist.config.settings import RunConfig, contradiction
     ("settings", "words"),
     [
         ({"steps_by": "speed", "local_steps": 4}, "a checkpoint does not say how a pass was dealt"),
-        ({"mode": "auto"}, "resume = true with mode = auto: a mode that changes"),
     ],
 )
 def test_a_job_that_could_not_be_started_again_is_not_ended_for_that(
@@ -29,7 +28,7 @@ def test_a_job_that_could_not_be_started_again_is_not_ended_for_that(
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"codec": "auto"}, {"steps_by": "loss", "local_steps": 4}]
+    "settings", [{}, {"codec": "auto"}, {"steps_by": "loss", "local_steps": 4}, {"mode": "auto"}]
 )
 def test_a_job_that_can_be_started_again_may_be_ended_for_that(settings: dict[str, Any]) -> None:
     assert contradiction(RunConfig(**settings, on_usr1="requeue")) == ""

@@ -491,11 +491,11 @@ def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good() -> None
     told = {"rollback": 2.0, "codecs": (CodecsSince(round=0, **NONE.model_dump()),)}
     run = AGAIN.model_copy(update=told)
     for resumed in ([], [line_of("resumed", controlled().kept(0))]):
-        for good in (90, 0):
+        for good in (100, 0):
             kept = Fidelity(codecs=controlled().kept(90), rise=KeptRise(best=None, good=good))
             says = {"kept": {"checkpoint": "step-00000090", "fidelity": kept}}
             line = DecisionLine.model_validate(says)
-            assert (findings_of(*resumed, line, run=run) == "") == (good == 90)
+            assert (findings_of(*resumed, line, run=run) == "") == (good == 100)
 
 
 def test_losses_that_are_none_do_not_stand_still() -> None:

@@ -21,10 +21,16 @@ def record(clocks: tuple[int, ...], *, mode: str = "async", num_substitutes: int
 
 
 def begins(
-    clocks: tuple[int, ...], *, dead: tuple[int, ...], cut: tuple[int, ...] = CUT, **more: object
+    clocks: tuple[int, ...],
+    *,
+    dead: tuple[int, ...],
+    cut: tuple[int, ...] = CUT,
+    is_apart: bool = False,
+    **more: object,
 ) -> bool:
     kept = Kept(number=min(cut), cut=cut, crc=None, dead=frozenset(dead))
-    return _begins_at(record(clocks, **more), record((0, 0, 0)), kept)  # type: ignore[arg-type]
+    made = record((0, 0, 0))
+    return _begins_at(record(clocks, **more), made, kept, is_apart=is_apart)  # type: ignore[arg-type]
 
 
 def test_who_lived_begins_where_it_was_and_nowhere_else() -> None:
@@ -53,4 +59,6 @@ def test_in_another_layout_all_begin_at_the_lowest() -> None:
     assert begins((4, 4, 4, 0), dead=(1,))
     assert not begins((9, 7, 4, 0), dead=(1,))
     assert begins((4, 4, 0), dead=(1,), mode="sync")
+    assert begins((4, 4, 0), dead=(1,), is_apart=True)
+    assert not begins((9, 7, 0), dead=(1,), is_apart=True)
     assert not begins((9, 7, 0), dead=(1,), mode="sync")

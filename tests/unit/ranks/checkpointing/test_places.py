@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from psdist.config.modes import ModeFrom
 from psdist.config.settings import RunConfig
 from psdist.protocol.control import Replace
 from psdist.protocol.ids import server_id, worker_id
@@ -22,6 +23,7 @@ from psdist.servers.protocol.checkpoints import CompleteCheckpoint
 from tests.unit.ranks.checkpointing.test_resuming import begin, write_checkpoint
 
 SUBSTITUTE = 2
+ASYNC = ModeFrom(0, "async")
 ROLES = Roles(
     places=tuple(Place(rank=rank, host="h", pid=rank, cores=(0,)) for rank in range(4)),
     server_ranks=(0,),
@@ -74,7 +76,7 @@ def test_places_begin_where_they_were_and_spares_nowhere(tmp_path: Path) -> None
     checkpoint, _ = choose(tmp_path, lambda _line: None)
     assert checkpoint is not None
     for mode, clocks in (("ssp", (4, 6, 0)), ("sync", (4, 4, 0))):
-        first = Restored.of(checkpoint, ROLES, mode=mode).first(0)
+        first = Restored.of(checkpoint, ROLES, mode=mode, modes=lambda _set: (ASYNC,)).first(0)
         assert first is not None
         assert first.clocks == clocks
 

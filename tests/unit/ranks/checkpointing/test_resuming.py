@@ -9,6 +9,7 @@ import torch
 
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import Index, SetRecord
+from psdist.config.modes import ModeFrom
 from psdist.errors import ConfigError, InvariantError
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.ids import server_id, worker_id
@@ -156,17 +157,24 @@ def test_groups_go_on_where_they_were_or_all_at_the_lowest_clock(tmp_path: Path)
     checkpoint, _ = choose(tmp_path, lambda _line: None)
     assert checkpoint is not None
 
+    def modes(_set_index: int) -> tuple[ModeFrom, ...]:
+        return (ModeFrom(0, "ssp", 2), ModeFrom(sync_from, "sync"))
+
     def clocks(groups: tuple[tuple[int, ...], ...], mode: str) -> tuple[int, ...]:
-        first = Restored.of(checkpoint, roles(groups), mode=mode).first(0)
+        first = Restored.of(checkpoint, roles(groups), mode=mode, modes=modes).first(0)
         assert first is not None
         assert first.checkpoint == "step-00000004"
         return first.clocks
 
+    sync_from = 6
     assert clocks(GROUPS, "ssp") == (4, 6)
+    sync_from = 5
+    assert clocks(GROUPS, "ssp") == (4, 4)
+    sync_from = 6
     assert clocks(GROUPS, "sync") == (4, 4)
     assert clocks(((0, 1),), "ssp") == (4,)
     assert clocks(((0,), (1,), (2,)), "ssp") == (4, 4, 4)
-    assert Restored.of(checkpoint, roles(GROUPS), mode="ssp").first(1) is None
+    assert Restored.of(checkpoint, roles(GROUPS), mode="ssp", modes=modes).first(1) is None
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 8192, None])

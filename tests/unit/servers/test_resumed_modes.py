@@ -1,0 +1,23 @@
+"""From which round on a mode may change in a set that goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from psdist.protocol.checkpoints import FirstClocks
+from psdist.servers.protocol.actions import ChangeMode
+from psdist.servers.protocol.chunks.policy import Changing, Ssp
+from psdist.servers.protocol.state import ServerCore
+
+
+def highest_sent(first: FirstClocks | None, *changes: ChangeMode) -> int:
+    core = ServerCore(
+        server=0, policy=Changing(Ssp(3)), groups=((0,), (1,)), first=first, changes=changes
+    )
+    return core.highest_sent
+
+
+def test_no_change_is_for_a_round_that_had_begun_or_before_one_that_was_set() -> None:
+    first = FirstClocks(checkpoint="step-00000005", clocks=(5, 7))
+    assert highest_sent(None) == -1
+    assert highest_sent(first) == 7
+    assert highest_sent(first, ChangeMode(12, "sync", 0)) == 11
+    assert highest_sent(first, ChangeMode(3, "sync", 0)) == 7
