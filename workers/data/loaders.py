@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import ceil
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -197,6 +198,29 @@ class Loaders:
         if (of := self.seen.newest) is not None:
             self._left_out[of.dataset, of.is_shared] += rounds * max(1, self._num_in_round)
 
+    def collect_missed(self, *, clock: int) -> dict[str, Any]:
+        """What a checkpoint says of batches that are not handed out, made after so many rounds as
+        this worker knows of: a tree of plain values."""
+        newest = self.seen.newest
+        return {
+            "clock": clock,
+            "left out": [[*key, number] for key, number in sorted((+self._left_out).items())],
+            "newest": [] if newest is None else [newest.dataset, newest.is_shared],
+            "batches": self.batches_per_round,
+        }
+
+    def restore_missed(self, tree: Mapping[str, Any], *, clock: int, share: float) -> bool:
+        """What :meth:`collect_missed` has told; ``clock``: of the checkpoint, of which it may not
+        have heard; ``share``: batches of this worker for each of its batches. Whether there were
+        rounds that it had not heard of."""
+        left_out = Counter({(key, shared): num for key, shared, num in tree["left out"]})
+        rounds = clock - tree["clock"]
+        if rounds and tree["newest"]:
+            number, is_shared = tree["newest"]
+            left_out[number, is_shared] += rounds * tree["batches"]
+        self._left_out = Counter({key: ceil(num * share) for key, num in left_out.items()})
+        return rounds > 0
+
     def sampler(
         self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
     ) -> WorkerSampler:
@@ -265,7 +289,10 @@ class Loaders:
 
     def leaves_out(self, a_pass: Pass) -> bool:
         is_skipped = self._num_to_skip > 0 and self._is_training()
-        return is_skipped or self._left_out[a_pass.dataset, a_pass.is_shared] > 0
+        # What a resumed run makes once more on its way is of rounds that are in its checkpoint.
+        is_on_its_way = self.seen.awaits_pass and not a_pass.is_resume_point
+        is_left_out = self._left_out[a_pass.dataset, a_pass.is_shared] > 0
+        return is_skipped or (is_left_out and not is_on_its_way)
 
     def leave_out(self, a_pass: Pass) -> None:
         if self._num_to_skip and self._is_training():
