@@ -190,8 +190,8 @@ class ScriptCheckpoints:
                 has_place = bool(tree["epochs"]) or self._loaders.seen.awaits_pass
                 self._set_modes.restore(tree[SET_MODES], has_place=has_place)
             self._pending = tree.get(PENDING, {})
-            if MISSED in tree and self._restore_missed(tree[MISSED], restored):
-                self._pending = {}  # gradients of such a round
+            if MISSED in tree:
+                self._restore_missed(tree[MISSED], restored)
             if not self._files.is_moved:
                 self._sets.go_on_with(tree.get(RESIDUALS, {}))
             elif tree.get(RESIDUALS):
@@ -200,13 +200,12 @@ class ScriptCheckpoints:
                     "left out of their pushes is dropped"
                 )
 
-    def _restore_missed(self, tree: Mapping[str, Any], restored: Restored) -> bool:
-        """Whether this worker's group comes from behind rounds that it had missed."""
+    def _restore_missed(self, tree: Mapping[str, Any], restored: Restored) -> None:
         share, first = 1.0, restored.first(0)
         if self._files.is_moved and self._config.global_batch is None:
             share = len(restored.checkpoint.workers) / self._context.roles.num_beginning
         assert first is not None  # there is no checkpoint without a set
-        return self._loaders.restore_missed(tree, clock=first.clocks[0], share=share)
+        self._loaders.restore_missed(tree, clock=first.clocks[0], share=share)
 
     # -- making them ---------------------------------------------------------------------------
 

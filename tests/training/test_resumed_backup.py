@@ -20,26 +20,30 @@ from tests.support.programs.training.cases import Case, Outcome, Result, Script,
 from tests.support.programs.training.virtual_job import run_virtually
 
 GROUPS = ((0,), (1,), (2, 3))
+NUM_WORKERS = 4
 ROUNDS, AT, SLOW_AT, BATCH = 12, 8, 5, 2
 SETTINGS: dict[str, Any] = {"record": True, "overlap": "off"}
 BACKED: dict[str, Any] = {**SETTINGS, "backup": 1, "backup_every": 20}
 
 
-def script_of(*, num_epochs: int = 1, is_asked: bool = True) -> Script:
-    """``ROUNDS`` in all. A signal comes to each worker of the first groups in front of the batch of
-    round ``AT``; the last group asks late for that of ``SLOW_AT``, when they hold, and unless it
-    ``is_asked``, too, it has not heard of that."""
+def script_of(*, num_epochs: int = 1, is_asked: bool = True, late: int = len(GROUPS) - 1) -> Script:
+    """``ROUNDS`` in all. A signal comes to each worker of the other groups in front of the batch of
+    round ``AT``; the group ``late`` asks late for that of ``SLOW_AT``, when they hold, and
+    unless it ``is_asked``, too, it has not heard of that."""
 
     def script(job: Job, stage: Stage) -> Result:
         torch.manual_seed(0)
         model = nn.Linear(4, 1, bias=False)
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        num_samples = BATCH * job.num_workers * ROUNDS // num_epochs
+        num_samples = BATCH * NUM_WORKERS * ROUNDS // num_epochs
         data = TensorDataset(torch.randn(num_samples, 4), torch.arange(num_samples))
         loader = job.loader(data, batch_size=BATCH, shuffle=True)
         begin, is_first, seen = job.clock, not job.clock, []
-        is_late = job.group == len(GROUPS) - 1
+        evaluated: list[int] = []
+        is_late = job.group == late
         for epoch in job.epochs(num_epochs):
+            with torch.no_grad():
+                evaluated.append(sum(1 for _ in loader))
             for x, numbers in loader:
                 seen.append((job.clock, epoch, numbers.tolist()))
                 stage.sleep(0.01)
@@ -50,7 +54,7 @@ def script_of(*, num_epochs: int = 1, is_asked: bool = True) -> Script:
                     stage.sleep(1.0 * is_late)
                     if is_asked or not is_late:
                         job._checkpoints.occasions.ask("checkpoint")
-        return {"begin": begin, "seen": seen, "end": job.clock}
+        return {"begin": begin, "seen": seen, "end": job.clock, "evaluated": evaluated}
 
     return script
 
@@ -88,6 +92,7 @@ def test_all_groups_go_on_in_the_round_of_the_others(num_epochs: int, tmp_path: 
         assert after["begin"] == AT
         assert [clock for clock, *_ in after["seen"]] == list(range(AT, ROUNDS))
         assert after["end"] == ROUNDS
+        assert set(after["evaluated"]) == {ROUNDS // num_epochs}, "made once more, and whole"
         known = {clock: each for clock, *each in before["seen"]}
         assert all(known.get(clock, each) == each for clock, *each in after["seen"])
     made = [
@@ -97,6 +102,21 @@ def test_all_groups_go_on_in_the_round_of_the_others(num_epochs: int, tmp_path: 
     all_samples = samples([*made, *resumed.results])
     assert len(all_samples) == len(set(all_samples)), "no sample comes twice"
     assert len(all_samples) == BATCH * (4 * ROUNDS - 2 * (AT - SLOW_AT))
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_other_workers_go_on_behind_what_all_have_seen(late: int, tmp_path: Path) -> None:
+    """As the chief counts it, and with the rounds that it had not heard of."""
+    first = run(tmp_path, script_of(late=late), **BACKED)
+    began = list(first.results)
+    script, groups = script_of(), ((0,), (1,))
+    resumed = run(tmp_path, script, resumes=True, groups=groups, **SETTINGS)
+    resumed.checked()
+    assert [each["begin"] for each in resumed.results] == [AT, AT]
+    seen = [one for each in began for one in each["seen"] if one[0] < AT]
+    again = [one for each in resumed.results for one in each["seen"]]
+    assert len(again) == (ROUNDS - AT) * sum(map(len, GROUPS))
+    assert not set(samples([{"seen": seen}])) & set(samples([{"seen": again}]))
 
 
 def test_who_has_missed_several_rounds_hears_of_it_though_all_others_hold(tmp_path: Path) -> None:

@@ -209,17 +209,15 @@ class Loaders:
             "batches": self.batches_per_round,
         }
 
-    def restore_missed(self, tree: Mapping[str, Any], *, clock: int, share: float) -> bool:
+    def restore_missed(self, tree: Mapping[str, Any], *, clock: int, share: float) -> None:
         """What :meth:`collect_missed` has told; ``clock``: of the checkpoint, of which it may not
-        have heard; ``share``: batches of this worker for each of its batches. Whether there were
-        rounds that it had not heard of."""
+        have heard; ``share``: batches of this worker for each of its batches."""
         left_out = Counter({(key, shared): num for key, shared, num in tree["left out"]})
         rounds = clock - tree["clock"]
         if rounds and tree["newest"]:
             number, is_shared = tree["newest"]
             left_out[number, is_shared] += rounds * tree["batches"]
         self._left_out = Counter({key: ceil(num * share) for key, num in left_out.items()})
-        return rounds > 0
 
     def sampler(
         self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
@@ -288,14 +286,11 @@ class Loaders:
             self._on_end_of_pass(a_pass)
 
     def leaves_out(self, a_pass: Pass) -> bool:
-        is_skipped = self._num_to_skip > 0 and self._is_training()
-        # What a resumed run makes once more on its way is of rounds that are in its checkpoint.
-        is_on_its_way = self.seen.awaits_pass and not a_pass.is_resume_point
         is_left_out = self._left_out[a_pass.dataset, a_pass.is_shared] > 0
-        return is_skipped or (is_left_out and not is_on_its_way)
+        return (self._num_to_skip > 0 or is_left_out) and self._is_training()
 
     def leave_out(self, a_pass: Pass) -> None:
-        if self._num_to_skip and self._is_training():
+        if self._num_to_skip:
             self._num_to_skip -= 1
         else:
             self._left_out[a_pass.dataset, a_pass.is_shared] -= 1
