@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -27,6 +27,7 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.ids import worker_of
 from psdist.protocol.returns import RETURN
 from psdist.protocol.substitutes import JOIN
+from psdist.ranks.checkpointing.resuming import Restored
 from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.ranks.context import RankContext
@@ -47,6 +48,8 @@ RESIDUALS: Final = "residuals"
 """In a worker's part of a checkpoint, what codecs have left out,"""
 PENDING: Final = "pending gradients"
 """what is accumulated, of sets that have made no step with it,"""
+MISSED: Final = "missed"
+"""which batches are left out, where rounds may close without this worker's group,"""
 SET_MODES: Final = "set modes"
 """and what the script had called of ``set_mode``, where it may."""
 
@@ -168,6 +171,8 @@ class ScriptCheckpoints:
         }
         if self._set_modes is not None:
             found[SET_MODES] = self._set_modes.collect()
+        if self._config.backup and self._sets.sets:
+            found[MISSED] = self._loaders.collect_missed(clock=self._clocks[0])
         return found
 
     def _restore(self) -> None:
@@ -185,6 +190,8 @@ class ScriptCheckpoints:
                 has_place = bool(tree["epochs"]) or self._loaders.seen.awaits_pass
                 self._set_modes.restore(tree[SET_MODES], has_place=has_place)
             self._pending = tree.get(PENDING, {})
+            if MISSED in tree:
+                self._restore_missed(tree[MISSED], restored)
             if not self._files.is_moved:
                 self._sets.go_on_with(tree.get(RESIDUALS, {}))
             elif tree.get(RESIDUALS):
@@ -192,6 +199,13 @@ class ScriptCheckpoints:
                     f"checkpoint {restored.checkpoint.name} is of other workers: what codecs have "
                     "left out of their pushes is dropped"
                 )
+
+    def _restore_missed(self, tree: Mapping[str, Any], restored: Restored) -> None:
+        share, first = 1.0, restored.first(0)
+        if self._files.is_moved and self._config.global_batch is None:
+            share = len(restored.checkpoint.workers) / self._context.roles.num_beginning
+        assert first is not None  # there is no checkpoint without a set
+        self._loaders.restore_missed(tree, clock=first.clocks[0], share=share)
 
     # -- making them ---------------------------------------------------------------------------
 

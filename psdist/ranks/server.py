@@ -291,6 +291,7 @@ def _registrar(context: RankContext) -> Registrar:
         num_spares=roles.num_spares,
         rebuilds=context.rebuilds_shards,
         reforms=context.reforms_groups,
+        may_miss=context.config.backup > 0,
         takes_set_mode=context.config.set_mode == "allowed",
         control=_controller(context.config, roles.num_groups_beginning),
         steps=_step_control(context),

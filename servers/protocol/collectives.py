@@ -57,9 +57,11 @@ class Collective:
 
 
 class MissedCalls:
-    def __init__(self, *, mode: str) -> None:
-        """``mode``: sync only where no other one may come."""
+    def __init__(self, *, mode: str, may_miss: bool = False) -> None:
+        """``mode``: sync only where no other one may come; ``may_miss``: whether rounds may close
+        without some groups."""
         self._mode = mode
+        self._may_miss = may_miss
         self._warned_of: set[str] = set()
         """Names of collectives."""
 
@@ -83,7 +85,8 @@ class MissedCalls:
         if collective.error:
             return
         name = collective.name
-        if self._mode != "sync" and (collective.is_of_meeting or name == "prepare"):
+        is_apart = self._mode != "sync" or self._may_miss
+        if is_apart and (collective.is_of_meeting or name == "prepare"):
             return  # those who go on from a checkpoint prepare at different clocks, too
         alike = collective.earliest.get(other.loader_batches)
         if self._mode == "sync" and alike is not None and other.loader_until > alike.clock:

@@ -5,7 +5,9 @@ Who has a reason (a checkpoint is due, a signal came) holds at its next boundary
 others are told, and hold at theirs. One that cannot come to a boundary because somebody holds (it
 waits in a step for what that one has still to push, or in a collective) says what it waits in, and
 those who are in its way are released to their next boundary. When all hold, it is committed. A
-worker whose script has finished holds never again: the meeting is cancelled.
+worker whose script has finished holds never again: the meeting is cancelled. With backup groups who
+has missed several rounds by one update waits in it for the round that is open to close
+(psdist.servers.protocol.chunks.closing), so those who hold in front of that are in its way.
 
     meetings = Meetings(num_workers=2, groups=((0,), (1,)), staleness=0)
     meetings.on_held(Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[7]))   # Propose
@@ -38,12 +40,15 @@ class Meetings:
         groups: Sequence[Sequence[int]],
         staleness: int | None,
         substitutes: Collection[int] = (),
+        may_miss: bool = False,
     ) -> None:
         """``staleness``: how many iterations a group may be ahead of another before it waits for
-        it: 0 in sync, None in async; ``substitutes``: workers that have still to join."""
+        it: 0 in sync, None in async; ``substitutes``: workers that have still to join;
+        ``may_miss``: whether rounds may close without some groups."""
         self._num_workers = num_workers
         self._group_of = {worker: index for index, each in enumerate(groups) for worker in each}
         self._staleness = staleness
+        self._may_miss = may_miss
         self.number = 0
         """Of the last meeting that is over."""
         self._is_met = False
@@ -58,6 +63,8 @@ class Meetings:
         self._busy: dict[int, int] = {}
         """By parameter set, the latest iteration in which somebody waits."""
         self._busy_in_group: dict[tuple[int, int], int] = {}
+        self._busy_at: dict[int, tuple[int, int]] = {}
+        """By worker that has not held since, the set and the iteration in which it waits."""
         self._done: set[int] = set()
         self._lost: set[int] = set(substitutes)
         """Workers that are not in the job: not any more, or not yet."""
@@ -88,6 +95,7 @@ class Meetings:
             return []  # a second delivery
         self._last_hold[worker] = message.hold
         self._held[worker] = message
+        self._busy_at.pop(worker, None)
         if self._done:
             return self._end(Cancel(number=message.number))
         actions = [] if self._is_open else self._open(worker, message.number)
@@ -119,6 +127,7 @@ class Meetings:
             )
         self._held.pop(message.worker, None)
         index = message.set_index
+        self._busy_at[message.worker] = index, message.clock
         self._busy[index] = max(self._busy.get(index, -1), message.clock)
         key = self._group(message.worker), index
         self._busy_in_group[key] = max(self._busy_in_group.get(key, -1), message.clock)
@@ -138,7 +147,10 @@ class Meetings:
             latest = self._busy.get(index, -1)
             if self._staleness is not None and clock <= latest - self._staleness:
                 return True
-        return False
+        # Who has missed just the round in which it waits is told at once.
+        return self._may_miss and any(
+            held.clocks[index] > clock + 1 for index, clock in self._busy_at.values()
+        )
 
     def _release(self, workers: Sequence[int]) -> list[SendControl]:
         return [
@@ -189,6 +201,7 @@ class Meetings:
         self._held.clear()
         self._busy.clear()
         self._busy_in_group.clear()
+        self._busy_at.clear()
         return [
             SendControl(worker_id(each), message)
             for each in range(self._num_workers)

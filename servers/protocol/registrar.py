@@ -193,6 +193,7 @@ class Registrar:
         first_round: int = 0,
         modes: KeptModes | None = None,
         reforms: bool = False,
+        may_miss: bool = False,
     ) -> None:
         """``mode``: sync only where no other one may come, async where no group ever waits;
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
@@ -208,13 +209,14 @@ class Registrar:
         (psdist.servers.protocol.joins); with ``num_spares`` they are the spares, each of which is
         either's; ``rollback``, ``fidelity``, ``first_round``: psdist.servers.protocol.decided;
         ``modes``: with which the run begins, where scripts or ``control`` may change them;
-        ``reforms``: groups go on without their dead."""
+        ``reforms``: groups go on without their dead; ``may_miss``: rounds may close without some
+        groups."""
         substitutes = range(num_workers - num_substitutes, num_workers)
         self._first_substitute = num_workers - num_substitutes
         self._shares_spares = bool(num_spares and num_substitutes)
         self._num_workers = num_workers
         self._num_servers = num_servers
-        self._missed_calls = MissedCalls(mode=mode)
+        self._missed_calls = MissedCalls(mode=mode, may_miss=may_miss)
         self._checkpoints = Checkpoints(
             num_workers=num_workers, num_servers=num_servers, substitutes=substitutes
         )
@@ -223,7 +225,9 @@ class Registrar:
             groups=groups,
             staleness={"sync": 0, "ssp": staleness}.get(mode),
             substitutes=substitutes,
+            may_miss=may_miss,
         )
+        self._may_miss = may_miss
         self._deaths = Deaths(
             groups=groups or [(worker,) for worker in range(num_workers)],
             num_servers=num_servers,
@@ -669,6 +673,9 @@ class Registrar:
         if self._checkpoints.is_busy:  # the one before is being written
             self._held = seq
             return []
+        if self._may_miss:  # who has not heard of missed rounds goes on where the others are
+            highest = tuple(map(max, zip(*clocks, strict=True)))
+            of_worker = dict.fromkeys(of_worker, highest)
         # Who has died goes on, in a job that goes on from it, where the others are.
         lowest = tuple(map(min, zip(*clocks, strict=True)))
         begun = self._checkpoints.begin(

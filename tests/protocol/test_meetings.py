@@ -216,6 +216,28 @@ def test_the_strongest_reason_counts() -> None:
     assert [action.peer for action in actions] == [worker_id(0), worker_id(1)]
 
 
+@pytest.mark.parametrize(
+    ("may_miss", "busy_at", "is_released"),
+    [(True, 5, True), (True, 6, False), (True, 7, True), (False, 5, False)],
+)
+def test_who_has_missed_several_rounds_waits_for_those_who_hold(
+    may_miss: bool, busy_at: int, is_released: bool
+) -> None:
+    """It sits out the round in front of which they hold; who has missed one is told at once."""
+    registrar = Registrar(num_workers=3, groups=(), staleness=0, may_miss=may_miss)
+    registrar.on_told(0, held(0, clock=7), is_collecting=False)
+    late = Busy(worker=2, number=1, set_index=0, clock=busy_at)
+    for actions in (
+        registrar.on_told(2, late, is_collecting=False),
+        registrar.on_told(1, held(1, clock=7), is_collecting=False),
+    ):
+        assert [action.message for action in actions] == [Release(number=1, hold=1)] * is_released
+    actions = registrar.on_told(2, held(2, clock=8), is_collecting=False)
+    actions += registrar.on_told(0, held(0, hold=2, clock=8), is_collecting=False)
+    messages = [action.message for action in actions]
+    assert not any(isinstance(each, Release) for each in messages), "it holds by now"
+
+
 def test_a_second_delivery_changes_nothing() -> None:
     registrar = Registrar(num_workers=2, groups=(), staleness=0)
     assert registrar.on_told(0, held(0), is_collecting=False)

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import ceil
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -197,6 +198,27 @@ class Loaders:
         if (of := self.seen.newest) is not None:
             self._left_out[of.dataset, of.is_shared] += rounds * max(1, self._num_in_round)
 
+    def collect_missed(self, *, clock: int) -> dict[str, Any]:
+        """What a checkpoint says of batches that are not handed out, made after so many rounds as
+        this worker knows of: a tree of plain values."""
+        newest = self.seen.newest
+        return {
+            "clock": clock,
+            "left out": [[*key, number] for key, number in sorted((+self._left_out).items())],
+            "newest": [] if newest is None else [newest.dataset, newest.is_shared],
+            "batches": self.batches_per_round,
+        }
+
+    def restore_missed(self, tree: Mapping[str, Any], *, clock: int, share: float) -> None:
+        """What :meth:`collect_missed` has told; ``clock``: of the checkpoint, of which it may not
+        have heard; ``share``: batches of this worker for each of its batches."""
+        left_out = Counter({(key, shared): num for key, shared, num in tree["left out"]})
+        rounds = clock - tree["clock"]
+        if rounds and tree["newest"]:
+            number, is_shared = tree["newest"]
+            left_out[number, is_shared] += rounds * tree["batches"]
+        self._left_out = Counter({key: ceil(num * share) for key, num in left_out.items()})
+
     def sampler(
         self, dataset: Any, *, shuffle: bool, drop_last: bool, epoch: int | None
     ) -> WorkerSampler:
@@ -264,11 +286,11 @@ class Loaders:
             self._on_end_of_pass(a_pass)
 
     def leaves_out(self, a_pass: Pass) -> bool:
-        is_skipped = self._num_to_skip > 0 and self._is_training()
-        return is_skipped or self._left_out[a_pass.dataset, a_pass.is_shared] > 0
+        is_left_out = self._left_out[a_pass.dataset, a_pass.is_shared] > 0
+        return (self._num_to_skip > 0 or is_left_out) and self._is_training()
 
     def leave_out(self, a_pass: Pass) -> None:
-        if self._num_to_skip and self._is_training():
+        if self._num_to_skip:
             self._num_to_skip -= 1
         else:
             self._left_out[a_pass.dataset, a_pass.is_shared] -= 1

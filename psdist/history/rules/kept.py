@@ -153,7 +153,8 @@ def check_same_cut(
     set_index: int, servers: Sequence[KeptByServer], findings: Findings, *, may_miss: bool = False
 ) -> None:
     """Every chunk of a checkpoint contains the same updates, on all servers; the checkpoint is
-    named after the fewest of a group, of the first set."""
+    named after the fewest of a group, of the first set; after the most where groups ``may_miss``
+    rounds, since all go on from it where the others are."""
     chunks = [
         (server.server, chunk, its)
         for server in servers
@@ -178,10 +179,7 @@ def check_same_cut(
                     f"the groups, chunk {first_chunk} for step {other.number} with "
                     f"{list(other.cut)}",
                 )
-            elif not set_index and not (
-                # Of rounds that they have missed groups may not have heard.
-                mine.number <= min(mine.cut) if may_miss else mine.number == min(mine.cut)
-            ):
+            elif not set_index and mine.number != (max if may_miss else min)(mine.cut):
                 findings.add(
                     Rule.KEPT,
                     f"{where}: kept for step {mine.number}, and contains {list(mine.cut)} updates",
@@ -221,11 +219,14 @@ def check_attempts(attempts: Mapping[int, Sequence[History]], findings: Findings
 def _begins_at(run: RunRecord, made: RunRecord, kept: Kept, *, is_apart: bool) -> bool:
     """Whether the groups of ``run`` begin where those of ``made`` were: where their layout is the
     same each where it was, or, where it had died, who had taken its place, if anybody had.
-    ``is_apart``: some would be ahead in rounds that are one of all."""
+    ``is_apart``: some would be ahead in rounds that are one of all. Where groups might miss rounds
+    none goes on with earlier ones than the others."""
     cut, groups = kept.cut, run.groups[: run.first_substitute]
     clocks, late = run.first_clocks[: len(groups)], run.first_clocks[len(groups) :]
     if any(late):
         return False
+    if made.backup:
+        return clocks == (max(cut),) * len(groups)
     is_other = made.groups[: made.first_substitute] != groups
     if is_other or is_apart or judging_mode(made) != judging_mode(run):
         return clocks == (min(cut),) * len(groups)

@@ -538,6 +538,7 @@ class VirtualJob(SetOfJob):
             rebuilds=schedule.is_rebuilt,
             num_substitutes=self.num_substitutes,
             reforms=self.reforms,
+            may_miss=schedule.backup > 0,
         )
 
     def _options(self, server: int, wire: Wire, *, keeper: int | None = None) -> ServerOptions:
