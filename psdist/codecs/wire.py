@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, Checks
 from psdist.codecs.layout import CodecOf, Layouts
-from psdist.codecs.schemes.exact import Exact
 from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.config.codec_specs import Skip
 from psdist.protocol.partition import DTYPE_CODES, Partition
@@ -83,6 +82,8 @@ class Wire:
         return replace(self, turns=Turns(self.starts)) if self.is_ladder else self
 
     def pushes(self, partition: Partition) -> Layouts | None:
+        from psdist.codecs.schemes.exact import Exact  # imports torch, which sizes do without
+
         parts = [CodecOf(self.push, self.exact_in_pushes)]
         parts += [CodecOf(each.push, each.exact_in_pushes) for each in self.later]
         exact = Exact()

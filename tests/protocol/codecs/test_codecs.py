@@ -254,7 +254,7 @@ def test_a_server_that_decodes_something_else_than_the_sender_ends_the_run() -> 
         job.network.run()
 
 
-def test_a_copy_aside_is_decoded_and_leaves_parameters_as_they_are() -> None:
+def test_a_copy_aside_is_what_servers_have_and_leaves_parameters_as_they_are() -> None:
     class Copies(Thirds):
         def iterate(self) -> Iterator[float | None]:
             yield from super().iterate()
@@ -266,15 +266,19 @@ def test_a_copy_aside_is_decoded_and_leaves_parameters_as_they_are() -> None:
             yield from self._until(lambda: self.core.is_idle)
             payloads = [frame.payload for frame in frames]
             copied = [as_tensor(each, "float32", 64) for each in payloads if each is not None]
-            assert torch.equal(torch.cat(copied), before)
+            brought.append(torch.cat(copied))
+            assert torch.equal(reply.rounded(brought[0], 0), before)
             assert before.any()
             assert not in_workers(self).any()
-            num_copies.append(len(copied))
 
-    num_copies: list[int] = []
+    reply = BOTH_WAYS.reply
+    assert isinstance(reply, Rounding)
+    brought: list[torch.Tensor] = []
     schedule = replace(TWO_GROUPS, group_sizes=(1,), iterations=(1,), collectives=((),))
-    play(schedule, wire=BOTH_WAYS, make_worker=Copies)
-    assert num_copies == [3]
+    job = play(schedule, wire=BOTH_WAYS, make_worker=Copies)
+    (copy,) = brought
+    assert torch.equal(copy, job.parameters())
+    assert not torch.equal(copy, reply.rounded(copy, 0)), "a cast would show"
 
 
 def test_sizes_alone_are_those_of_the_codec() -> None:
