@@ -94,6 +94,7 @@ def test_a_killed_job_that_goes_on_ends_as_one_that_was_not_killed(tmp_path: Pat
     ]
 
 
+@pytest.mark.slow
 def test_one_whose_mode_changes_goes_on_under_the_rule_of_each_round(tmp_path: Path) -> None:
     """Killed in sync behind ssp; what is left is sync, and then async."""
     options = ("--record", "--schedule", "0: ssp:2; 4: sync; 9: async")
