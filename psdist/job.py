@@ -826,7 +826,7 @@ class Job:
 
         Raises :class:`UsageError` between backward() and step() where gradients have left, or
         where a round of accumulated gradients would end; with ``steps_by = speed`` within a round,
-        or where the mode is, or may become, another than sync.
+        and in other modes than sync.
         """
         self._prepared("checkpoint")
         self._checkpoints.require_may_be_cut()

@@ -50,7 +50,7 @@ NOT_IN_SYNC: Final = (
     Other({"resume": True}, _APART, "mode = sync"),
     Other({"checkpoint_every": "100"}, _APART, "mode = sync"),
 )
-"""Where the mode is another one, or may become one."""
+"""In other modes."""
 
 
 def contradiction_of_speed(config: RunConfig) -> str:

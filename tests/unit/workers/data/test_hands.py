@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -220,6 +221,7 @@ def test_a_dataset_that_is_too_small_is_refused_at_once() -> None:
             list(range(count)),
             loader=1,
             dealing=dealing,
+            num_dealt=Counter(),
             batch_size=2,
             drop_last=drop_last,
             shuffle=False,
