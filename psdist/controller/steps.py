@@ -71,7 +71,8 @@ class StepControl:
         self._step_us: list[deque[int]] = [deque(maxlen=KEPT) for _ in self._sizes]
         """By group: what a step has taken, in its last rounds."""
         self._is_fixed = False
-        """Whether the next term is one that had begun when the checkpoint was made, perhaps."""
+        """Whether nothing was observed since the checkpoint: what comes first may be a term that
+        had begun when it was made."""
 
     def kept(self) -> KeptPaces:
         """For a checkpoint."""
@@ -83,9 +84,9 @@ class StepControl:
         )
 
     def go_on(self, kept: KeptPaces) -> None:
-        """From a checkpoint, before anything is observed. The first term has the steps that were
-        chosen last; of other groups, or of another number of steps, they are chosen anew, and of
-        other groups nothing is known. Raises ValueError for what no such run has."""
+        """From a checkpoint, before anything is observed. Until something is, terms have the
+        steps that were chosen last; with another number of steps they are chosen anew, and of other
+        groups nothing is known. Raises ValueError for what no such run has."""
         if (
             not len(kept.sizes) == len(kept.steps) == len(kept.step_us)
             or min(*kept.sizes, *kept.steps) < 1
@@ -101,13 +102,13 @@ class StepControl:
 
     def observe(self, group: int, step_us: int) -> None:
         """In a round of this group a step has taken so many microseconds."""
+        self._is_fixed = False
         self._step_us[group].append(max(1, step_us))
 
     def choose(self) -> Choice:
         """What each group makes from now on: as before, until all groups have told something, and
         while other numbers would not save :data:`LEAST_GAIN`."""
-        is_fixed, self._is_fixed = self._is_fixed, False
-        if is_fixed or not all(self._step_us):
+        if self._is_fixed or not all(self._step_us):
             return Choice(self._steps, "")
         paces = [statistics.median_low(each) for each in self._step_us]
         round_us = self._total / sum(map(truediv, self._sizes, paces))  # if steps were divisible

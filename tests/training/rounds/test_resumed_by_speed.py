@@ -38,9 +38,11 @@ def script_of(
     count: int = COUNT,
     evaluates: bool = False,
     keeps: bool = False,
+    asks_at: int = -1,
 ) -> Script:
     """Which samples each worker has seen, in ``job.state`` and so in the checkpoint: by epoch.
-    ``stop_at``: behind this round the attempt ends."""
+    ``stop_at``: behind this round the attempt ends; ``asks_at``: behind so many batches there is to
+    be a checkpoint, as by a signal."""
 
     def script(job: Job, stage: Stage) -> Result:
         model = nn.Linear(1, 1)
@@ -61,6 +63,8 @@ def script_of(
                 stage.sleep(STEP_S / (1.0, 3.0, 2.0, 2.0)[job.group])
                 optimizer.step()
                 steps.append((job.clock, job.group))
+                if len(steps) == asks_at and job.rank == 0:
+                    job._checkpoints.occasions.ask("checkpoint")
                 if stop_at is not None and job.clock >= stop_at:
                     return {"seen": dict(state["seen"]), "clock": job.clock, "steps": steps}
             if keeps:
@@ -101,9 +105,9 @@ def violated(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("stop_at", "evaluates"),
     [
-        (8, True),
+        (5, True),
         pytest.param(3, False, marks=pytest.mark.slow),
-        pytest.param(5, False, marks=pytest.mark.slow),
+        pytest.param(8, False, marks=pytest.mark.slow),
         pytest.param(10, False, marks=pytest.mark.slow),
     ],
 )
@@ -119,14 +123,13 @@ def test_every_sample_comes_once_across_attempts(
     assert resumed == lines_of(tmp_path / "attempt-1", "kept")[-1]
     paces = resumed["fidelity"]["paces"]
     assert paces["steps"] != [8, 8, 8], "speeds were not known: nothing is tested"
-    first = lines_of(tmp_path, "fixed")[0]
-    before = [
-        each["steps"]
-        for each in lines_of(tmp_path / "attempt-1", "fixed")
-        if [each[key] for key in ("loader", "number", "block")]
-        == [first[key] for key in ("loader", "number", "block")]
-    ]
-    assert [first["steps"]] == before, "a term that has begun goes on"
+    before, later = (
+        {(each["loader"], each["number"], each["block"]): each["steps"] for each in lines}
+        for lines in (lines_of(tmp_path / "attempt-1", "fixed"), lines_of(tmp_path, "fixed"))
+    )
+    begun = before.keys() & later.keys()
+    assert begun or stop_at != 5
+    assert all(before[term] == later[term] for term in begun), "what has begun goes on"
 
 
 def test_other_workers_get_what_is_left(tmp_path: Path) -> None:
@@ -173,6 +176,15 @@ def test_a_script_keeps_what_it_has_behind_its_loop(tmp_path: Path) -> None:
     run(tmp_path, script_of(epochs=1, keeps=True, count=97), **settings)
     outcome = run(tmp_path, script_of(count=97, keeps=True), resumes=True, **settings)
     each_once(outcome, count=97)
+    assert violated(tmp_path) == set()
+
+
+def test_a_checkpoint_that_is_asked_for_within_a_round_comes_behind_it(tmp_path: Path) -> None:
+    settings = {"groups": ((0,), (1,))}
+    run(tmp_path, script_of(asks_at=3, stop_at=3), **settings)
+    outcome = run(tmp_path, script_of(), resumes=True, **settings)
+    assert outcome.summary["resumed_from"] in ("step-00000001", "step-00000002")
+    each_once(outcome)
     assert violated(tmp_path) == set()
 
 
@@ -261,6 +273,7 @@ def test_other_speeds_than_were_kept_are_found(name: str, begun: Path, tmp_path:
     lines[place] = re.sub(r'"step_us": \[\[', '"step_us": [[1', lines[place])
     (path / name).write_text("".join(lines))
     assert violated(path) >= {Rule.KEPT.value}
+    assert (Rule.HANDS.value in violated(path)) == ("attempt" in name)
 
 
 @pytest.fixture(scope="module")

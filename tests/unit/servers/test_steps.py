@@ -320,11 +320,14 @@ def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
         paces=KeptPaces(sizes=(1, 2), total=24, steps=(8, 8), step_us=((3000,), (1000,)))
     )
     steps = StepControl(sizes=[1, 2], local_steps=8)
-    again = Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=kept)
-    for block in (1, 2):
+    groups = ((0,), (1, 2))
+    again = Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=kept, groups=groups)
+    for block in (1, 2, 3):
+        if block == 3:
+            tell(again, RoundTook(worker=0, round=1, step_us=3000))
         (fixed, *_) = tell(again, ask(0, block))
         assert isinstance(fixed, StepsChosen)
-        assert (fixed.steps == (8, 8)) == (block == 1)
+        assert (fixed.steps == (8, 8)) == (block < 3), "what has begun goes on"
 
 
 def test_steps_by_the_loss_go_on_with_no_speeds() -> None:
