@@ -63,7 +63,7 @@ def script_of(
                 stage.sleep(STEP_S / (1.0, 3.0, 2.0, 2.0)[job.group])
                 optimizer.step()
                 steps.append((job.clock, job.group))
-                if len(steps) == asks_at and job.rank == 0:
+                if len(steps) == asks_at:
                     job._checkpoints.occasions.ask("checkpoint")
                 if stop_at is not None and job.clock >= stop_at:
                     return {"seen": dict(state["seen"]), "clock": job.clock, "steps": steps}
