@@ -579,7 +579,8 @@ class Job:
 
     def _on_dealt(self, dealt: Dealt | None) -> None:
         assert self._by_speed is not None
-        self._by_speed.deal(ends_hand=dealt is not None)
+        if self._is_training():
+            self._by_speed.deal(ends_hand=dealt is not None)
         if dealt is not None and self._hands is not None:
             self._hands.add(dealt, round_number=self.clock if self._is_training() else -1)
 
@@ -824,13 +825,9 @@ class Job:
         of servers and workers; ``checkpoint_keep`` says how many stay.
 
         Raises :class:`UsageError` between backward() and step() where gradients have left, or
-        where a round of accumulated gradients would end.
+        where a round of accumulated gradients would end; with ``steps_by = speed`` within a round,
+        and in other modes than sync.
         """
-        if self._by_speed is not None:
-            raise UsageError(
-                "job.checkpoint with steps_by = speed: a checkpoint does not say how a pass was "
-                "dealt, so no run could go on from it; leave it out, or set steps_by = count"
-            )
         self._prepared("checkpoint")
         self._checkpoints.require_may_be_cut()
         self._require_between_steps("checkpoint")

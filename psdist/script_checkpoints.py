@@ -20,7 +20,9 @@ from typing import Any, Final
 
 import torch
 
-from psdist.config.modes import describe_mode, judging_mode
+from psdist.config.by_speed import may_be_kept
+from psdist.config.modes import describe_mode, describe_modes, judging_mode
+from psdist.errors import UsageError
 from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
@@ -211,6 +213,18 @@ class ScriptCheckpoints:
 
     def require_may_be_cut(self) -> None:
         """Raises :class:`UsageError` where the script calls for one that would harm a gradient."""
+        if not may_be_kept(self._config):
+            raise UsageError(
+                f"job.checkpoint with steps_by = speed in {describe_modes(self._config)}: groups "
+                "are in different hands of a pass, so no run could go on from it; leave it out, "
+                "or set mode = sync, or steps_by = count"
+            )
+        if not self._loaders.seen.is_between_hands:
+            raise UsageError(
+                "job.checkpoint with steps_by = speed within a round: a pass is dealt round by "
+                "round, and what is left of one that was not brought would be lost; call it behind "
+                "the loop over the loader, or set checkpoint_every"
+            )
         if not self._is_at_boundary:
             for trainer in self._sets.trainers:
                 trainer.require_may_be_cut("job.checkpoint")
@@ -274,10 +288,10 @@ class ScriptCheckpoints:
             self._go_on()
         if a_pass is not None and self._followed is not None:
             self._followed.ask_for_batch(a_pass)
-        may_be_kept = self._config.steps_by != "speed"  # no checkpoint says how passes are dealt
-        if self._sets.sets and not self.script.is_resuming and may_be_kept:
+        if self._sets.sets and not self.script.is_resuming and may_be_kept(self._config):
             self._signals.has_boundary()
-            if all(each.may_be_cut for each in self._sets.trainers):
+            may_be_cut = all(each.may_be_cut for each in self._sets.trainers)
+            if may_be_cut and self._loaders.seen.is_between_hands:
                 self._hold_if_wanted(a_pass)
 
     def on_end_of_pass(self, a_pass: Pass) -> None:

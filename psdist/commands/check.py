@@ -28,7 +28,7 @@ from rich.table import Table
 
 from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
-from psdist.history.hands import STEP_LINES, read_hands, read_step_lines
+from psdist.history.hands import STEP_LINES, HandLines, read_hands, read_step_lines
 from psdist.history.lengths import read_lengths
 from psdist.history.passes import read_passes
 from psdist.history.records import History, Ints, joined_at
@@ -43,7 +43,8 @@ from psdist.history.rules.decisions import (
     with_decided_codecs,
 )
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.hands import check_hands
+from psdist.history.rules.hands import Attempt as DealtAttempt
+from psdist.history.rules.hands import check_dealt_on, check_hands
 from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
 from psdist.history.rules.lengths import check_lengths
 from psdist.history.rules.loads import check_loads, check_same_loads
@@ -528,16 +529,19 @@ def _with_hands(run_dir: Path, history: History, summary: Summary | None, report
     """What workers were dealt is whole, and follows from what was observed."""
     findings, run = Findings(max_listed_per_rule=20), history.run
     has_ended_early = summary is None or not report.is_complete
-    workers = read_hands(
-        history_folder(run_dir, 0),
-        num_workers=run.num_workers,
-        may_be_missing=has_ended_early,
-    )
+    workers = _hands_of(run_dir, run, may_be_missing=has_ended_early)
     lines = read_step_lines(run_dir)
     check_hands(run, workers, lines, findings)
     are_complete = [told.is_complete for told in workers]
     report = _with_ends(_with_findings(report, findings), "hands", are_complete)
     return report if lines else _with_no_term(report, has_ended_early=has_ended_early)
+
+
+def _hands_of(run_dir: Path, run: RunRecord, *, may_be_missing: bool) -> list[HandLines]:
+    """By worker; none are recorded but with local steps by speed."""
+    return read_hands(
+        history_folder(run_dir, 0), num_workers=run.num_workers, may_be_missing=may_be_missing
+    )
 
 
 def _with_lengths(
@@ -644,6 +648,11 @@ def _with_attempts(
         for number, each in folders.items()
     }
     check_resumed(chosen, findings)
+    dealt = {
+        number: DealtAttempt(run, _hands_of(folders[number], run, may_be_missing=True))
+        for number, (run, _) in chosen.items()
+    }
+    check_dealt_on(dealt, findings)
     numbers = sorted(reports)
     joined = _joined(
         [reports[number] for number in numbers],

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from psdist.config.beside import Other, refusal, table
+from psdist.config.modes import describe_modes, modes_that_may_come
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -39,18 +40,17 @@ OTHERS: Final = (
         "the registrar's deputy does not keep what is recorded of terms",
         "replication = none",
     ),
-    Other(
-        {"resume": True},
-        "a checkpoint does not say how a pass was dealt",
-        "resume = false",
-    ),
-    Other(
-        {"checkpoint_every": "100"},
-        "a checkpoint does not say how a pass was dealt",
-        "no checkpoint_every",
-    ),
+    Other({"resume": True}, ""),
+    Other({"checkpoint_every": "100"}, ""),
     Other({"group": "node"}, ""),
 )
+
+_APART: Final = "groups are in different hands of a pass when a checkpoint is made"
+NOT_IN_SYNC: Final = (
+    Other({"resume": True}, _APART, "mode = sync"),
+    Other({"checkpoint_every": "100"}, _APART, "mode = sync"),
+)
+"""In other modes."""
 
 
 def contradiction_of_speed(config: RunConfig) -> str:
@@ -62,7 +62,17 @@ def contradiction_of_speed(config: RunConfig) -> str:
             "steps_by = speed with local_steps = 1: no group can make fewer than one; set "
             "local_steps to 8 or more, which lets speeds be told apart, or steps_by = count"
         )
-    return refusal(config, OTHERS, mine="steps_by = speed", off="steps_by = count")
+    if wrong := refusal(config, OTHERS, mine="steps_by = speed", off="steps_by = count"):
+        return wrong
+    if may_be_kept(config):
+        return ""
+    mine = f"steps_by = speed in {describe_modes(config)}"
+    return refusal(config, NOT_IN_SYNC, mine=mine, off="steps_by = count")
+
+
+def may_be_kept(config: RunConfig) -> bool:
+    """Whether there may be checkpoints; True without ``steps_by = speed``."""
+    return config.steps_by != "speed" or modes_that_may_come(config) == ("sync",)
 
 
 if __name__ == "__main__":

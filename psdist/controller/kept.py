@@ -69,6 +69,21 @@ class KeptSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptPaces:
+    """Of local steps by speed (:class:`psdist.controller.steps.StepControl`)."""
+
+    __pydantic_config__ = CLOSED
+    sizes: tuple[int, ...]
+    """[groups]: workers."""
+    total: int
+    """Steps of all workers in a round, about."""
+    steps: tuple[int, ...]
+    """[groups]: as chosen last."""
+    step_us: tuple[tuple[int, ...], ...]
+    """[groups]: what a step had taken in a group's last rounds, the newest last."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeptMode:
     """A mode that rules, in each parameter set from its round on."""
 
@@ -139,9 +154,15 @@ class Fidelity:
     __pydantic_config__ = CLOSED
     codecs: KeptCodecs | None = None
     steps: KeptSteps | None = None
+    paces: KeptPaces | None = None
     modes: KeptModes | None = None
     rise: KeptRise | None = None
     """Where a loss that blows up leads back to a checkpoint."""
+
+    @property
+    def is_of_steps(self) -> bool:
+        """Whether local steps are what was chosen."""
+        return self.steps is not None or self.paces is not None
 
 
 @dataclass(frozen=True, kw_only=True)

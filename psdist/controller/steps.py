@@ -6,6 +6,7 @@ feeds it what was recorded and must get the same decisions.
     control = StepControl(sizes=[1, 1, 2], local_steps=16)
     control.observe(group, step_us)          # of a round, as groups report
     control.choose()                         # Choice((16, 16, 16), "")
+    control.go_on(kept)                      # another run's control.kept(), from a checkpoint
 
 The slowest group makes a whole number of steps, and every other one as many as it can in that time.
 The number is that with which a round is of about as many samples as with ``local_steps`` on every
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul, truediv
 from typing import Final, NamedTuple
+
+from psdist.controller.kept import KeptPaces
 
 KEPT: Final = 3
 """Rounds of a group whose median is its pace."""
@@ -67,15 +70,45 @@ class StepControl:
         self._steps = (local_steps,) * len(self._sizes)
         self._step_us: list[deque[int]] = [deque(maxlen=KEPT) for _ in self._sizes]
         """By group: what a step has taken, in its last rounds."""
+        self._is_fixed = False
+        """Whether nothing was observed since the checkpoint: what comes first may be a term that
+        had begun when it was made."""
+
+    def kept(self) -> KeptPaces:
+        """For a checkpoint."""
+        return KeptPaces(
+            sizes=self._sizes,
+            total=self._total,
+            steps=self._steps,
+            step_us=tuple(map(tuple, self._step_us)),
+        )
+
+    def go_on(self, kept: KeptPaces) -> None:
+        """From a checkpoint, before anything is observed. Until something is, terms have the
+        steps that were chosen last; with another number of steps they are chosen anew, and of other
+        groups nothing is known. Raises ValueError for what no such run has."""
+        if (
+            not len(kept.sizes) == len(kept.steps) == len(kept.step_us)
+            or min(*kept.sizes, *kept.steps) < 1
+            or any(len(each) > KEPT or min(each, default=1) < 1 for each in kept.step_us)
+        ):
+            raise ValueError("of groups that there cannot be, or not whole")
+        if kept.sizes != self._sizes:
+            return
+        for mine, its in zip(self._step_us, kept.step_us, strict=True):
+            mine.extend(its)
+        if kept.total == self._total:
+            self._steps, self._is_fixed = kept.steps, True
 
     def observe(self, group: int, step_us: int) -> None:
         """In a round of this group a step has taken so many microseconds."""
+        self._is_fixed = False
         self._step_us[group].append(max(1, step_us))
 
     def choose(self) -> Choice:
         """What each group makes from now on: as before, until all groups have told something, and
         while other numbers would not save :data:`LEAST_GAIN`."""
-        if not all(self._step_us):
+        if self._is_fixed or not all(self._step_us):
             return Choice(self._steps, "")
         paces = [statistics.median_low(each) for each in self._step_us]
         round_us = self._total / sum(map(truediv, self._sizes, paces))  # if steps were divisible

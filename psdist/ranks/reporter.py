@@ -256,7 +256,7 @@ class Reporter:
             say = logger.info if is_taken else logger.warning
             say("%s", line_of_modes(self._context.config, kept.modes))
         if fidelity is not None:
-            of = self._steps if fidelity.steps is not None else self._decisions
+            of = self._steps if fidelity.is_of_steps else self._decisions
             of.resumed("" if restored is None else restored.checkpoint.name, fidelity)
 
     def standing(self) -> bytes:
@@ -380,7 +380,7 @@ class Reporter:
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
             if isinstance(action, KeepFidelity):
-                of = self._steps if action.fidelity.steps is not None else self._decisions
+                of = self._steps if action.fidelity.is_of_steps else self._decisions
                 of.kept(action)
         elif isinstance(action, Death):
             self._deaths.declared(action)

@@ -78,10 +78,11 @@ class Decided:
         control, steps = self._control, self._steps
         codecs = control.kept(clock) if isinstance(control, CodecControl) else None
         kept_steps = steps.kept(clock) if steps is not None else None
-        if codecs is None and kept_steps is None:
+        paces = steps.kept_paces() if steps is not None else None
+        if codecs is None and kept_steps is None and paces is None:
             return None
         rise = self._guard.kept() if self._guard is not None else None
-        return Fidelity(codecs=codecs, steps=kept_steps, rise=rise)
+        return Fidelity(codecs=codecs, steps=kept_steps, paces=paces, rise=rise)
 
     @property
     def good(self) -> int | None:
@@ -97,6 +98,8 @@ class Decided:
             control.go_on(fidelity.modes, first_round)
         if fidelity.steps is not None and steps is not None:
             steps.go_on(fidelity.steps)
+        if fidelity.paces is not None and steps is not None:
+            steps.go_on_at_pace(fidelity.paces)
         if self._guard is not None and (fidelity.rise is not None or first_round):
             self._guard.go_on(fidelity.rise, first_round)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from psdist.controller.kept import KeptSteps, at_place, from_place
+from psdist.controller.kept import KeptPaces, KeptSteps, at_place, from_place
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.steps import StepControl, Term, block_of
 from psdist.errors import ProtocolError
@@ -110,6 +110,10 @@ class FixedSteps:
         starts = from_place(self._starts, block_of(clock))
         return self._control.kept(starts, self._num_fixed)
 
+    def kept_paces(self) -> KeptPaces | None:
+        """As :meth:`kept`, where the speed decides."""
+        return self._control.kept() if isinstance(self._control, StepControl) else None
+
     def most_since(self, clock: int) -> int:
         """The most steps by the loss that were fixed for this round or a later one."""
         return max(steps for _, steps in from_place(self._starts, block_of(clock)))
@@ -121,6 +125,12 @@ class FixedSteps:
         self._control.go_on(kept)
         self._starts = [*kept.starts]
         self._num_fixed = self._num_before = kept.num_fixed
+
+    def go_on_at_pace(self, kept: KeptPaces) -> None:
+        """As :meth:`go_on`, where the speed decides."""
+        if not isinstance(self._control, StepControl):
+            raise ValueError("of local steps by speed")
+        self._control.go_on(kept)
 
     def on_took(self, message: RoundTook) -> list[StepsAction]:
         group, control = self._leaders.get(message.worker), self._control

@@ -14,6 +14,7 @@ all workers get the same answer.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +24,7 @@ from typing import Any, ClassVar
 from psdist.controller.steps import Term, block_of
 from psdist.errors import UsageError
 from psdist.workers.data.seeded import SeededIndices
-from psdist.workers.data.seen import Pass
+from psdist.workers.data.seen import Pass, PassDealing
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 
 
@@ -163,32 +164,42 @@ class HandBatches:
         *,
         loader: int,
         dealing: Dealing,
+        num_dealt: Counter[int],
         batch_size: int,
         drop_last: bool,
         shuffle: bool,
         seed: int,
         worker: int,
     ) -> None:
+        """``num_dealt``: passes so far, by loader; that of this one is counted here."""
         self._dataset = dataset
         self._loader = loader
         self._dealing = dealing
+        self._num_dealt = num_dealt
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._shuffle = shuffle
         self._seed = seed
         self._worker = worker
-        self._epoch = 0
-        self._number = -1
+        self._pass = Pass(epoch=0)
+        self._at = PassDealing(loader=loader, number=0)
         self._known: dict[int, Sequence[int]] = {}
         """Steps by block of this pass, from that on whose batches are being handed out."""
 
     def start_pass(self, a_pass: Pass) -> None:
-        assert not a_pass.start
-        assert not a_pass.seen  # such runs go on from no checkpoint
+        assert not a_pass.seen  # a pass that goes on begins behind what all had seen
+        if a_pass.left is not None:
+            raise UsageError(
+                "steps_by = speed: the checkpoint was made in an epoch of which the samples of "
+                "dead workers had been dealt anew, so that what is left of it lies apart; set "
+                "steps_by = count, or go on from another checkpoint"
+            )
         self.require_joint_batches()
-        self._epoch = a_pass.epoch
-        self._number += 1
-        self._known = {}
+        if a_pass.dealing is None:
+            number = self._num_dealt[self._loader]
+            self._num_dealt[self._loader] += 1
+            a_pass.dealing = PassDealing(loader=self._loader, number=number, start=a_pass.start)
+        self._pass, self._at, self._known = a_pass, a_pass.dealing, {}
 
     def require_joint_batches(self) -> None:
         """Raises UsageError for a dataset of which not every worker gets a batch."""
@@ -200,28 +211,37 @@ class HandBatches:
         )
 
     def has_any(self) -> bool:
-        return True  # else the pass was refused
+        of_worker = self._batch_size if self._drop_last else 1
+        return len(self._dataset) - self._at.start >= of_worker * sum(self._dealing.sizes)
 
-    def consumed(self, *, start: int, seen: int) -> None:
-        """Groups may be in different hands: nobody knows."""
+    def consumed(self, *, start: int, seen: int) -> int | None:  # noqa: ARG002 - counted in hands
+        """Between two hands, where all groups are in the same one."""
+        return self._at.start if self._at.is_between else None
 
     def rest(self, seen: int) -> None:
-        """Nor do they this."""
+        """``consumed`` says it."""
 
-    def _steps(self, number: int, known: dict[int, Sequence[int]], block: int) -> Sequence[int]:
-        if block not in known:
-            known[block] = self._dealing.steps_of(Term(self._loader, number, block))
-        return known[block]
+    def _steps(self, term: Term, known: dict[int, Sequence[int]]) -> Sequence[int]:
+        if term.block not in known:
+            known[term.block] = self._dealing.steps_of(term)
+        return known[term.block]
 
     def _hands(
-        self, number: int, known: dict[int, Sequence[int]], *, is_handing_out: bool
+        self,
+        at: PassDealing,
+        hand: int,
+        start: int,
+        known: dict[int, Sequence[int]],
+        *,
+        is_handing_out: bool,
     ) -> Iterator[tuple[int, Hand]]:
-        start, hand, num_samples = 0, 0, len(self._dataset)
+        """From this hand on, which begins at ``start``."""
+        num_samples = len(self._dataset)
         while True:
             found = deal(
                 start,
                 num_samples,
-                steps=self._steps(number, known, block_of(hand)),
+                steps=self._steps(Term(at.loader, at.number, block_of(hand)), known),
                 sizes=self._dealing.sizes,
                 batch_size=self._batch_size,
                 drop_last=self._drop_last,
@@ -239,20 +259,23 @@ class HandBatches:
         return hand.batches(group=self._dealing.group, place=self._dealing.place)
 
     def sizes(self) -> Iterator[tuple[int, float]]:
-        return self._hand_out(self._number, self._known)
+        at = self._at
+        coming = self._hands(at, at.hand, at.start, self._known, is_handing_out=True)
+        return self._hand_out(self._pass, at, coming)
 
     def _hand_out(
-        self, number: int, known: dict[int, Sequence[int]]
+        self, a_pass: Pass, at: PassDealing, coming: Iterator[tuple[int, Hand]]
     ) -> Iterator[tuple[int, float]]:
         num_samples = len(self._dataset)
-        for index, hand in self._hands(number, known, is_handing_out=True):
+        for index, hand in coming:
             mine = self._mine(hand)
             for part in mine[:-1]:
+                at.is_between = False
                 self._dealing.on_batch(None)
                 yield len(part), self._batch_size
             dealt = Dealt(
-                loader=self._loader,
-                number=number,
+                loader=at.loader,
+                number=at.number,
                 hand=index,
                 start=mine[0].start,
                 stop=mine[-1].stop,
@@ -261,6 +284,9 @@ class HandBatches:
                 left=num_samples - hand.positions.stop if hand.is_last else 0,
                 may_leave=self._drop_last * (self._batch_size * sum(hand.sizes) - 1),
             )
+            at.hand, at.start, at.is_between = index + 1, hand.positions.stop, True
+            if hand.is_last:
+                a_pass.num_batches = a_pass.seen + 1
             self._dealing.on_batch(dealt)
             yield len(mine[-1]), self._batch_size
 
@@ -269,12 +295,12 @@ class HandBatches:
             num_samples=len(self._dataset),
             shuffle=self._shuffle,
             seed=self._seed,
-            epoch=self._epoch,
+            epoch=self._pass.epoch,
         )
-        keys = (self._seed, self._epoch, self._worker)
+        keys, at = (self._seed, self._pass.epoch, self._worker), self._at
         return (
             SeededIndices(map(int, order[part.start : part.stop]), (*keys, part.start))
-            for _, hand in self._hands(self._number, self._known, is_handing_out=False)
+            for _, hand in self._hands(at, at.hand, at.start, self._known, is_handing_out=False)
             for part in self._mine(hand)
         )
 

@@ -79,7 +79,7 @@ class Loaders:
         self._dealing = dealing
         self._num_dealt = 0
         """Loaders that deal by hands."""
-        self.seen = SeenPasses()
+        self.seen = SeenPasses(is_dealing=dealing is not None)
         self._num_in_round = 0
         """Batches for training that were handed out since the last iteration ended."""
         self.batches_per_round = 1
@@ -149,7 +149,12 @@ class Loaders:
         if self._dealing is None:
             return None
         self._num_dealt += 1
-        return partial(HandBatches, loader=self._num_dealt, dealing=self._dealing)
+        return partial(
+            HandBatches,
+            loader=self._num_dealt,
+            dealing=self._dealing,
+            num_dealt=self.seen.num_dealt,
+        )
 
     def _compare_order(self, digest: bytes) -> None:
         drawn = self._collective("loader", digest)

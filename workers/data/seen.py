@@ -37,6 +37,22 @@ def _ignore(_length: int) -> None: ...
 
 
 @dataclass(eq=False, kw_only=True)
+class PassDealing:
+    """How far a pass is that is dealt by hands (psdist.workers.data.hands)."""
+
+    loader: int
+    """In whose pass's terms the registrar fixes steps,"""
+    number: int
+    """and which of its passes."""
+    hand: int = 0
+    """The next one,"""
+    start: int = 0
+    """and where it begins in the epoch's order."""
+    is_between: bool = True
+    """Whether nothing of a hand is still to be handed out here."""
+
+
+@dataclass(eq=False, kw_only=True)
 class Pass:
     """One pass of a loader."""
 
@@ -49,6 +65,8 @@ class Pass:
     """Of the order of samples, what workers of another layout had seen before."""
     left: Spans | None = None
     """Where that is not its beginning: what they had not seen."""
+    dealing: PassDealing | None = None
+    """Where it is dealt by hands."""
     number: int = 0
     """Which of the datasets that workers share out (:meth:`EpochCounter.number_of`),"""
     ordinal: int = 0
@@ -86,7 +104,11 @@ Key = tuple[int, bool]
 
 
 class SeenPasses:
-    def __init__(self) -> None:
+    def __init__(self, *, is_dealing: bool = False) -> None:
+        """``is_dealing``: whether passes are dealt by hands."""
+        self._is_dealing = is_dealing
+        self.num_dealt = Counter[int]()
+        """Passes that were dealt by hands, by loader."""
         self._counter = EpochCounter()
         self._passes: list[Pass] = []
         """Since the epoch began."""
@@ -206,6 +228,14 @@ class SeenPasses:
         return last if last is not None and last.steps and not last.is_over else None
 
     @property
+    def is_between_hands(self) -> bool:
+        """Whether this worker has the whole of every hand of which it has something."""
+        coming = [*self._passes, *([] if self._last is None else [self._last])]
+        return all(
+            each.is_over or each.dealing is None or each.dealing.is_between for each in coming
+        )
+
+    @property
     def awaits_pass(self) -> bool:
         """Whether the script has not come yet to the pass in which the checkpoint was made."""
         return any(each.is_resume_point for each in (*self._replay, *self._passes))
@@ -216,7 +246,9 @@ class SeenPasses:
         """A tree of plain values. ``at``: the pass with whose next batch training goes on; None
         between two epochs."""
         counts = self._counter.counts() if at is None else self._mark
+        dealt = {"dealt": [*map(list, sorted(self.num_dealt.items()))]} if self.num_dealt else {}
         return {
+            **dealt,
             "counts": [[*key, count] for key, count in sorted(counts.items())],
             "passes": [] if at is None else [_told(each, each is at) for each in self._passes],
         }
@@ -227,18 +259,26 @@ class SeenPasses:
         counts = {(index, is_shared): count for index, is_shared, count in tree["counts"]}
         self._mark = Counter(counts)
         self._counter.restore(counts)
+        self.num_dealt.update(dict(tree.get("dealt", [])))
         found, lost = [], []
         for told in tree["passes"]:
             each = Pass(is_resumed=True, left=told.get("left"), **{key: told[key] for key in _KEPT})
+            dealing = told.get("dealing")
+            is_anew = is_moved or dealing is not None or (self._is_dealing and each.is_shared)
             if not each.steps and not each.is_resume_point:
                 each.seen, each.is_over = 0, False
-            elif is_moved and not each.is_over:
+            elif is_anew and not each.is_over:
                 if told["consumed"] is None and told.get("rest") is None:
                     lost.append(
                         f"pass {each.epoch} over a dataset without indices begins anew: batch "
                         f"{each.seen} of another number of workers cannot be found"
                     )
                 each.start, each.seen, each.left = told["consumed"] or 0, 0, told.get("rest")
+                if dealing is not None and self._is_dealing:
+                    loader, number, hand = dealing
+                    each.dealing = PassDealing(
+                        loader=loader, number=number, hand=hand, start=each.start
+                    )
             found.append(each)
         self._replay = found
         return lost
@@ -249,7 +289,9 @@ _KEPT = ("dataset", "is_shared", "epoch", "start", "seen", "steps", "is_over", "
 
 def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
     plain = {key: getattr(a_pass, key) for key in _KEPT}
-    rest = a_pass.rest()
+    rest, dealing = a_pass.rest(), a_pass.dealing
+    if dealing is not None:
+        plain["dealing"] = [dealing.loader, dealing.number, dealing.hand]
     return {
         **plain,
         "left": a_pass.left,

@@ -4,21 +4,29 @@ Owns rule 11 of docs/history.md: recomputes what :mod:`psdist.controller.steps` 
 observed, and holds what workers were dealt against it. Pure.
 
     check_hands(run, read_hands(folder, ...), read_step_lines(run_dir), findings)
+    check_dealt_on({1: (run, hands), 2: (run, hands)}, findings)        # attempts, by number
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from psdist.controller.kept import Fidelity
 from psdist.controller.steps import StepControl, Term, block_of
 from psdist.history.hands import HandLine, HandLines, StepLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
+from psdist.history.rules.resumed import goes_on
 from psdist.history.run_record import RunRecord
 
 _Pass = tuple[int, int]
 """Loader, and number of the pass over it."""
+
+
+_Hands = Mapping[int, Mapping[int, HandLine]]
+"""Of a pass: by hand and worker."""
 
 
 def check_hands(
@@ -31,13 +39,21 @@ def check_hands(
     fixed = _check_by_speed(run, lines, findings)
     for worker, told in enumerate(workers):
         _check_worker(run, worker, told.lines, fixed, findings)
-    by_hand: defaultdict[_Pass, defaultdict[int, dict[int, HandLine]]]
-    by_hand = defaultdict(lambda: defaultdict(dict))
+    for key, hands in sorted(_by_hand(workers).items()):
+        _check_pass(run, key, hands, findings)
+
+
+def _by_hand(
+    workers: Sequence[HandLines], *, first: int = -1, end: int = 2**63
+) -> Mapping[_Pass, _Hands]:
+    """What was dealt in rounds from ``first`` to before ``end``; -1 is outside of training."""
+    found: defaultdict[_Pass, defaultdict[int, dict[int, HandLine]]]
+    found = defaultdict(lambda: defaultdict(dict))
     for worker, told in enumerate(workers):
         for line in told.lines:
-            by_hand[line.loader, line.number][line.hand][worker] = line
-    for key, hands in sorted(by_hand.items()):
-        _check_pass(run, key, hands, findings)
+            if first <= line.round < end:
+                found[line.loader, line.number][line.hand][worker] = line
+    return found
 
 
 def _check_by_speed(
@@ -47,7 +63,24 @@ def _check_by_speed(
         sizes=[len(workers) for workers in run.groups], local_steps=run.local_steps_by_speed
     )
 
+    resumed = lines[0].resumed if lines else None
+    unsaid = []
+    if resumed is not None and goes_on(run, resumed) and resumed.fidelity.paces is not None:
+        unsaid.append(resumed.fidelity.paces)
+
     def take(line: StepLine) -> str:
+        if line.resumed is not None:
+            if not unsaid:
+                return "says with what the run has gone on, which it has not"
+            try:
+                control.go_on(unsaid.pop())
+            except ValueError as error:
+                return f"the run has gone on with speeds {error}"
+            return ""
+        if line.kept is not None:
+            is_so = bool(line.kept.checkpoint)
+            is_so &= line.kept.fidelity == Fidelity(paces=control.kept())
+            return "" if is_so else "other speeds than were observed"
         seen = line.observed
         if seen is None:
             return "is no observation"
@@ -70,7 +103,7 @@ def _check_worker(
     hand."""
     group = int(run.group_of_worker()[worker])
     last_round = -1
-    coming: defaultdict[_Pass, int] = defaultdict(int)
+    coming: dict[_Pass, int] = {}
     for line in lines:
         where = f"worker {worker}: hand {line.hand} of pass {line.number} over loader {line.loader}"
         steps = fixed.get(Term(line.loader, line.number, block_of(line.hand)))
@@ -83,8 +116,10 @@ def _check_worker(
         if 0 <= line.round <= last_round:
             findings.add(Rule.HANDS, f"{where} ended in round {line.round}, as the hand before it")
         last_round = max(last_round, line.round)
-        if line.hand != coming[line.loader, line.number]:
-            findings.add(Rule.HANDS, f"{where} follows {coming[line.loader, line.number] - 1}")
+        # Where a pass goes on that an attempt before has begun, check_dealt_on looks at.
+        due = coming.get((line.loader, line.number), line.hand if run.restored else 0)
+        if line.hand != due:
+            findings.add(Rule.HANDS, f"{where} follows {due - 1}")
         coming[line.loader, line.number] = line.hand + 1
         if line.left > line.may_leave:
             findings.add(Rule.HANDS, f"{where} leaves out {line.left} samples")
@@ -93,12 +128,13 @@ def _check_worker(
 def _check_pass(
     run: RunRecord,
     key: _Pass,
-    hands: Mapping[int, Mapping[int, HandLine]],
+    hands: _Hands,
     findings: Findings,
 ) -> None:
     """What all workers were dealt in a hand lies side by side, and hands one behind the other. Of a
     hand that some workers have not come to nothing is dealt twice."""
-    place, which = 0, f"pass {key[1]} over loader {key[0]}"
+    place = _start(hands) if run.restored else 0
+    which = f"pass {key[1]} over loader {key[0]}"
     for hand, lines in sorted(hands.items()):
         is_whole = len(lines) == run.num_workers
         for line in sorted(lines.values(), key=lambda each: each.start):
@@ -117,3 +153,95 @@ def _check_pass(
             )
         if end >= 0 and hand != max(hands):
             findings.add(Rule.HANDS, f"{which}: hand {hand} is the last one, and others follow")
+
+
+def _start(hands: _Hands) -> int:
+    """Where the first of these begins."""
+    return min(line.start for line in hands[min(hands)].values())
+
+
+# -- from attempt to attempt -------------------------------------------------------------------
+
+
+class Attempt(NamedTuple):
+    run: RunRecord
+    """Of the first parameter set."""
+    workers: Sequence[HandLines]
+    """By worker."""
+
+
+class _Dealt(NamedTuple):
+    """Of a pass, until a checkpoint."""
+
+    hand: int
+    """The next one,"""
+    place: int
+    """which begins there in the pass's order."""
+    is_over: bool
+
+
+def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
+    """Each attempt deals, of passes that were under way at its checkpoint, what was not dealt
+    before it, and of no other pass less than all."""
+    for number, (run, workers) in sorted(attempts.items()):
+        maker = attempts.get(run.restored_attempt)
+        if not run.restored or maker is None or not maker.run.local_steps_by_speed:
+            continue
+        cut = _cut(run)
+        before = _dealt_until(attempts, maker, cut)
+        mine = _by_hand(workers, first=0)
+        for key, hands in sorted(mine.items()):
+            if key not in before and not _is_known(attempts, maker):
+                continue
+            due = before.get(key, _Dealt(0, 0, is_over=False))
+            where = f"attempt {number}: pass {key[1]} over loader {key[0]}"
+            hand, start = min(hands), _start(hands)
+            is_whole = len(hands[hand]) == run.num_workers
+            if due.is_over:
+                findings.add(Rule.HANDS, f"{where} was over at {run.restored}, and is dealt again")
+            elif hand != due.hand or start < due.place or (is_whole and start != due.place):
+                findings.add(
+                    Rule.HANDS,
+                    f"{where} goes on with hand {hand} at sample {start}; by {run.restored} hands "
+                    f"up to {due.hand} were dealt, to {due.place}",
+                )
+        if run.groups != maker.run.groups or not mine:
+            continue  # what is left may be too few for other workers
+        for key in sorted(_by_hand(maker.workers, first=cut).keys() & before.keys() - mine.keys()):
+            findings.add(
+                Rule.HANDS,
+                f"attempt {number}: pass {key[1]} over loader {key[0]}, which was under way at "
+                f"{run.restored}, is not dealt to its end",
+            )
+
+
+def _cut(run: RunRecord) -> int:
+    """Rounds before this attempt: of all groups, which are in sync."""
+    return int(run.first[: run.first_substitute].min())
+
+
+def _is_known(attempts: Mapping[int, Attempt], attempt: Attempt) -> bool:
+    """Whether all was recorded that was dealt in the attempts from which this one goes on."""
+    while attempt.run.restored:
+        maker = attempts.get(attempt.run.restored_attempt)
+        if maker is None or not maker.run.local_steps_by_speed:
+            return False
+        attempt = maker
+    return True
+
+
+def _dealt_until(
+    attempts: Mapping[int, Attempt], attempt: Attempt, cut: int
+) -> dict[_Pass, _Dealt]:
+    """In the rounds before, by this attempt and those whose checkpoints it goes on from."""
+    run, workers = attempt
+    maker = attempts.get(run.restored_attempt) if run.restored else None
+    found = _dealt_until(attempts, maker, _cut(run)) if maker is not None else {}
+    for key, hands in _by_hand(workers, first=0, end=cut).items():
+        last = hands[max(hands)].values()
+        found[key] = _Dealt(
+            hand=max(hands) + 1,
+            place=max(line.stop for line in last),
+            is_over=any(line.end >= 0 for line in last),
+        )
+    return found

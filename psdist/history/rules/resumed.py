@@ -23,6 +23,7 @@ from psdist.controller.kept import (
     within_all,
 )
 from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.steps import StepControl
 from psdist.history.hands import KeptLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
@@ -135,6 +136,12 @@ def _may_go_on(run: RunRecord, fidelity: Fidelity) -> bool:
         if fidelity.steps is not None:
             _step_control(run).go_on(fidelity.steps)
             return True
+        if fidelity.paces is not None:
+            if run.local_steps_by_speed:
+                sizes = [len(workers) for workers in run.groups]
+                local_steps = run.local_steps_by_speed
+                StepControl(sizes=sizes, local_steps=local_steps).go_on(fidelity.paces)
+            return run.local_steps_by_speed > 0
         if fidelity.modes is not None:
             return may_go_on_with_modes(run, fidelity.modes)
     except ValueError:

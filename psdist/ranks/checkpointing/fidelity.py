@@ -21,13 +21,22 @@ from psdist.config.modes import first_mode
 from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptCodecs, KeptSteps, Rollback, within_all
+from psdist.controller.kept import (
+    Fidelity,
+    KeptCodecs,
+    KeptPaces,
+    KeptSteps,
+    Rollback,
+    within_all,
+)
 from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.steps import StepControl
 from psdist.errors import ProtocolError
 from psdist.ranks.checkpointing.rollbacks import Record
 
 _ADAPTER: Final = TypeAdapter(Fidelity | None)
 _FIRST_LEVELS: Final = ((0, 0),)
+_MOST_SHOWN: Final = 16
 
 
 def codec_control(config: RunConfig, num_groups: int) -> CodecControl:
@@ -70,6 +79,10 @@ def fidelity_of(
     if limited.codecs is not None:
         name = limited.codecs.names[limited.codecs.starts[-1][1]]
         say(f"resume: psdist goes on with codec {name}{_most_of(limited.codecs)}")
+    if limited.paces is not None:
+        shown = ", ".join(map(str, limited.paces.steps[:_MOST_SHOWN]))
+        more = ", ..." * (len(limited.paces.steps) > _MOST_SHOWN)
+        say(f"resume: local steps by group had been {shown}{more}")
     if limited.steps is not None:
         say(f"resume: psdist goes on with {limited.steps.starts[-1][1]} local steps at most")
     return limited
@@ -106,6 +119,9 @@ def _taken(
     if kept.steps is not None and (wrong := _wrong_steps(config, kept.steps)):
         say(f"resume: the local steps that psdist had chosen are dropped: {wrong}")
         return None
+    if kept.paces is not None and (wrong := _wrong_paces(config, kept.paces)):
+        say(f"resume: the speeds of groups are dropped: {wrong}")
+        return None
     return kept
 
 
@@ -125,6 +141,16 @@ def _wrong_steps(config: RunConfig, kept: KeptSteps) -> str:
         return "steps_by = loss is not set now"
     try:
         loss_step_control(config, num_workers=1, num_groups=1).go_on(kept)
+    except ValueError as error:
+        return f"they are {error}"
+    return ""
+
+
+def _wrong_paces(config: RunConfig, kept: KeptPaces) -> str:
+    if config.steps_by != "speed":
+        return "steps_by = speed is not set now"
+    try:
+        StepControl(sizes=kept.sizes, local_steps=counted_steps(config)).go_on(kept)
     except ValueError as error:
         return f"they are {error}"
     return ""

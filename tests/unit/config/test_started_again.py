@@ -12,7 +12,10 @@ from psdist.config.settings import RunConfig, contradiction
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"steps_by": "speed", "local_steps": 4}, "a checkpoint does not say how a pass was dealt"),
+        (
+            {"steps_by": "speed", "local_steps": 4, "mode": "async"},
+            "groups are in different hands of a pass when a checkpoint is made",
+        ),
     ],
 )
 def test_a_job_that_could_not_be_started_again_is_not_ended_for_that(
@@ -28,7 +31,14 @@ def test_a_job_that_could_not_be_started_again_is_not_ended_for_that(
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"codec": "auto"}, {"steps_by": "loss", "local_steps": 4}, {"mode": "auto"}]
+    "settings",
+    [
+        {},
+        {"codec": "auto"},
+        {"steps_by": "loss", "local_steps": 4},
+        {"steps_by": "speed", "local_steps": 4},
+        {"mode": "auto"},
+    ],
 )
 def test_a_job_that_can_be_started_again_may_be_ended_for_that(settings: dict[str, Any]) -> None:
     assert contradiction(RunConfig(**settings, on_usr1="requeue")) == ""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psdist.controller.kept import KeptPaces
 from psdist.controller.steps import KEPT, Choice, StepControl, block_of, first_of
 
 
@@ -83,3 +88,42 @@ def test_every_group_makes_a_step_and_none_comes_after_the_slowest(
     assert max(times) == times[slowest]
     for group, time_us in enumerate(times):
         assert time_us + paces[group] > times[slowest], "one more would have been in time"
+
+
+PACES = KeptPaces(sizes=(1, 2), total=24, steps=(3, 10), step_us=((900, 800), (2400,)))
+
+
+def test_what_a_checkpoint_keeps_is_gone_on_with() -> None:
+    mine = StepControl(sizes=[1, 2], local_steps=8)
+    mine.go_on(PACES)
+    assert mine.kept() == PACES
+    for _ in range(2):
+        assert mine.choose() == Choice((3, 10), ""), "a term may have begun"
+    mine.observe(0, 800)
+    assert mine.choose().why, "and is chosen anew behind it"
+
+
+def test_of_other_groups_nothing_is_known_and_of_other_steps_how_fast_groups_are() -> None:
+    others = StepControl(sizes=[2, 1], local_steps=8)
+    others.go_on(PACES)
+    assert others.kept() == StepControl(sizes=[2, 1], local_steps=8).kept()
+    more = StepControl(sizes=[1, 2], local_steps=80)
+    more.go_on(PACES)
+    assert more.kept() == replace(PACES, total=240, steps=(80, 80))
+    assert more.choose().steps != (80, 80)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"steps": (3,)},
+        {"steps": (3, 0)},
+        {"sizes": (1, 0)},
+        {"step_us": ((900,),)},
+        {"step_us": ((900,), (0,))},
+        {"step_us": ((1,) * (KEPT + 1), ())},
+    ],
+)
+def test_speeds_that_there_cannot_be_are_refused(damage: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="of groups that there cannot be, or not whole"):
+        StepControl(sizes=[1, 2], local_steps=8).go_on(replace(PACES, **damage))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from psdist.history.hands import (
     read_step_lines,
 )
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.hands import check_hands
+from psdist.history.rules.hands import Attempt, check_dealt_on, check_hands
 from psdist.history.run_record import RunRecord
 
 RUN = RunRecord(
@@ -193,3 +195,51 @@ def test_what_is_dealt_wrongly_is_found(workers: list[list[HandLine]], words: st
 )
 def test_steps_that_do_not_follow_are_found(steps: list[StepLine], words: str) -> None:
     assert any(words in each for each in found(MINE, steps)), found(MINE, steps)
+
+
+# -- from attempt to attempt -----------------------------------------------------------------------
+
+AGAIN = RUN.model_copy(
+    update={
+        "attempt": 2,
+        "restored": "step-00000001",
+        "restored_attempt": 1,
+        "first_clocks": (1, 1),
+    }
+)
+
+
+def dealt_on(first: list[list[HandLine]], *second: HandLine) -> Sequence[str]:
+    """``second``: of worker 0 in the next attempt, which goes on behind round 0."""
+    findings = Findings(max_listed_per_rule=20)
+    of_first = [HandLines(lines=tuple(each), is_complete=True) for each in first]
+    of_second = [HandLines(lines=each, is_complete=True) for each in (second, ())]
+    attempts = {1: Attempt(RUN, of_first), 2: Attempt(AGAIN, of_second)}
+    check_dealt_on(attempts, findings)
+    return findings.lines()
+
+
+def test_a_pass_goes_on_behind_the_checkpoint() -> None:
+    assert not dealt_on(MINE, line(hand=1, start=8, stop=10, round=1))
+    assert not dealt_on(MINE), "it has not come to train"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"hand": 1, "start": 7}, "goes on with hand 1 at sample 7"),
+        ({"hand": 2, "start": 8}, "goes on with hand 2 at sample 8"),
+        ({"hand": 0, "start": 0}, "goes on with hand 0 at sample 0"),
+        ({"number": 3, "hand": 1, "start": 8}, "hands up to 0 were dealt, to 0"),
+        ({"number": 3}, "pass 0 over loader 1, which was under way at .* is not dealt to its end"),
+    ],
+)
+def test_what_is_dealt_twice_or_never_is_found(given: dict[str, int], found: str) -> None:
+    lines = dealt_on(MINE, line(**{"stop": 10, "round": 1, **given}))
+    assert any(re.search(found, each) for each in lines), lines
+
+
+def test_a_pass_that_was_over_is_not_dealt_on() -> None:
+    first = [[line(stop=4, end=8)], [line(start=4, stop=8, end=8)]]
+    (found,) = dealt_on(first, line(hand=1, start=8, stop=10, round=1))
+    assert "was over at step-00000001, and is dealt again" in found

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptSteps, Rollback
+from psdist.controller.kept import Fidelity, KeptPaces, KeptSteps, Rollback
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.rollback import KeptRise
 from psdist.controller.steps import StepControl, Term
@@ -301,7 +301,6 @@ def test_what_was_fixed_is_kept_by_block() -> None:
 
 
 def test_where_nothing_is_chosen_by_the_loss_nothing_is_kept() -> None:
-    assert registrar()._decided.kept(3) is None
     assert Registrar(num_workers=3, num_servers=1)._decided.kept(3) is None
 
 
@@ -310,6 +309,32 @@ def test_steps_by_speed_go_on_with_nothing() -> None:
     steps = StepControl(sizes=[1, 2], local_steps=8)
     with pytest.raises(ValueError, match=r"^of local steps by the loss$"):
         Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(steps=kept))
+
+
+def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
+    machine = registrar()
+    for worker, step_us in ((0, 3000), (1, 1000)):
+        tell(machine, RoundTook(worker=worker, round=0, step_us=step_us))
+    kept = machine._decided.kept(1)
+    assert kept == Fidelity(
+        paces=KeptPaces(sizes=(1, 2), total=24, steps=(8, 8), step_us=((3000,), (1000,)))
+    )
+    steps = StepControl(sizes=[1, 2], local_steps=8)
+    groups = ((0,), (1, 2))
+    again = Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=kept, groups=groups)
+    for block in (1, 2, 3):
+        if block == 3:
+            tell(again, RoundTook(worker=0, round=1, step_us=3000))
+        (fixed, *_) = tell(again, ask(0, block))
+        assert isinstance(fixed, StepsChosen)
+        assert (fixed.steps == (8, 8)) == (block < 3), "what has begun goes on"
+
+
+def test_steps_by_the_loss_go_on_with_no_speeds() -> None:
+    paces = KeptPaces(sizes=(1,), total=8, steps=(8,), step_us=((),))
+    steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
+    with pytest.raises(ValueError, match=r"^of local steps by speed$"):
+        Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(paces=paces))
 
 
 def test_a_checkpoint_is_told_what_it_keeps_when_it_begins() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -179,6 +180,17 @@ def test_a_hand_is_told_with_its_last_batch() -> None:
     )
 
 
+def test_behind_its_last_batch_a_pass_has_nothing_more_to_give() -> None:
+    loaders = Asked(changing).loaders(0)
+    batches = iter(loaders.share_out(DataLoader(list(range(20)), batch_size=2)))
+    known = []
+    for _ in range(4):
+        next(batches)
+        assert loaders.seen.newest is not None
+        known.append(loaders.seen.newest.num_batches)
+    assert known == [None, None, None, 4]
+
+
 def test_a_pass_has_no_length_until_it_is_over() -> None:
     loader = Asked(changing).loaders(0).share_out(DataLoader(list(range(20)), batch_size=2))
     with pytest.raises(TypeError, match="steps_by = speed"):
@@ -220,6 +232,7 @@ def test_a_dataset_that_is_too_small_is_refused_at_once() -> None:
             list(range(count)),
             loader=1,
             dealing=dealing,
+            num_dealt=Counter(),
             batch_size=2,
             drop_last=drop_last,
             shuffle=False,
