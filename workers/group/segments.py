@@ -16,6 +16,7 @@ import errno
 import mmap
 import os
 import select
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -148,3 +149,14 @@ def started_at(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return -1
     return -1 if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def has_ended(pid: int, start: int, *, within_s: float = 1.0) -> bool:
+    """Whether the process with that number and :func:`started_at` has ended. One that is about to
+    has closed its files while it is still listed: so long it is waited for."""
+    until_s = time.monotonic() + within_s
+    while started_at(pid) == start:
+        if time.monotonic() >= until_s:
+            return False
+        time.sleep(1e-3)
+    return True

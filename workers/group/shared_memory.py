@@ -62,6 +62,7 @@ from psdist.workers.group.segments import (
     Segment,
     bytes_of,
     fence,
+    has_ended,
     open_bell,
     open_segment,
     ring,
@@ -277,7 +278,7 @@ class _Other:
             try:
                 memory = bytes_of(open_segment(self._pid, fd, num_bytes))
             except (OSError, ValueError) as error:
-                kind = TransportError if self.is_alive() else MemberLostError
+                kind = MemberLostError if has_ended(self._pid, self._start) else TransportError
                 raise kind(
                     f"memory of the worker at place {self.place} of this worker's group, process "
                     f"{self._pid}, cannot be opened: {error}"
@@ -360,8 +361,8 @@ class SharedMemoryChannel:
         try:
             channel = offer.accept(place, table, is_spinning=self.is_spinning)
         except (OSError, ValueError) as error:
-            is_whole = all(started_at(int(pid)) == start for pid, start, *_ in table)
-            kind = TransportError if is_whole else MemberLostError
+            is_one_lost = any(has_ended(int(pid), int(start)) for pid, start, *_ in table)
+            kind = MemberLostError if is_one_lost else TransportError
             raise kind(f"this worker's group cannot be formed anew: {error}") from error
         channel._shared, self._shared = self._shared, []
         self.close()

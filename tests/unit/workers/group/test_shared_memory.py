@@ -22,12 +22,14 @@ from psdist.errors import (
 )
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.partition import Span
+from psdist.workers.group import segments
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import Done, GroupChannel, Pending
 from psdist.workers.group.segments import (
     Bell,
     Segment,
     bytes_of,
+    has_ended,
     open_bell,
     open_segment,
     ring,
@@ -575,3 +577,17 @@ def test_no_memory_to_go_on_with_is_an_error() -> None:
     (channel, *_) = group_of(2)
     with pytest.raises(TransportError, match="with which this worker's group could go on"):
         SharedMemoryFormer(channel, make).offer()
+
+
+def test_a_process_that_is_about_to_end_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are closed before it is listed no more."""
+    listed = iter([7, 7, 7, -1])
+    monkeypatch.setattr(segments, "started_at", lambda _pid: next(listed))
+    assert has_ended(5, 7)
+    assert next(listed, None) is None
+
+
+def test_a_process_that_lives_has_not_ended_nor_has_another_with_its_number() -> None:
+    me = os.getpid()
+    assert not has_ended(me, started_at(me), within_s=0.01)
+    assert has_ended(me, started_at(me) + 1, within_s=0.01)
