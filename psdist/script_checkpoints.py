@@ -9,6 +9,8 @@ how the script goes on from one.
 
 What a script's values look like in a checkpoint is psdist.workers.script's, the worker's file and
 signals are psdist.ranks.checkpointing's, who holds for whom is psdist.workers.protocol.meetings's.
+
+Longer than other modules: what is kept and what is given back are read side by side.
 """
 
 from __future__ import annotations

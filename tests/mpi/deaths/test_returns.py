@@ -113,6 +113,7 @@ def test_in_every_mode_nobody_sees_a_sample_twice(mode: str, tmp_path: Path) -> 
     assert len({len(seen.saw[worker]) for worker in (0, 2)}) == 1
 
 
+@pytest.mark.slow
 def test_where_samples_are_to_be_dropped_nothing_goes_back(tmp_path: Path) -> None:
     done = run_returning("1 12 step", tmp_path, settings=("samples_of_dead=drop",))
     seen, missing = prove(done, tmp_path, dead={1})

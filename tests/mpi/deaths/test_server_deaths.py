@@ -213,6 +213,7 @@ def test_the_death_of_a_server_is_survived(mode: str, server: int, tmp_path: Pat
     prove_survival(run(tmp_path, kills=server, mode=mode), tmp_path, server=server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "server", [pytest.param(0, id="the registrar"), pytest.param(1, marks=pytest.mark.slow)]
 )

@@ -4,6 +4,7 @@ compute; tests/support/programs/schemes/auto_codec_script.py is the script."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,10 @@ def test_codecs_change_and_the_check_proves_every_change_and_every_message(
     assert check.main(run) == 0
     lines = (run / "decisions.jsonl").read_text()
     assert '{"sized": {"sizes": [' in lines
-    for forged in (('"level": ', '"level": 1'), ('"waits_us": [', '"waits_us": [9')):
-        (run / "decisions.jsonl").write_text(lines.replace(*forged))
+    longer = re.sub(
+        r'(?<="waits_us": \[)[^\]]*', lambda waits: re.sub(r"\d+", r"9\g<0>", waits[0]), lines
+    )
+    for forged in (lines.replace('"level": ', '"level": 1'), longer):
+        assert forged != lines
+        (run / "decisions.jsonl").write_text(forged)
         assert check.main(run) == 1

@@ -19,6 +19,7 @@ SCRIPT = str(REPOSITORY / "tests" / "support" / "programs" / "schemes" / "backup
 QUIET = {"PSDIST_PROGRESS": "off", "PYTHONPATH": str(REPOSITORY)}
 
 
+@pytest.mark.slow
 def test_a_group_that_is_always_slow_counts_for_less(tmp_path: Path) -> None:
     words = ["-m", "psdist", "run", "--mode", "async", "--set", "stale_lr=inverse", "--record"]
     words += [
