@@ -143,6 +143,7 @@ class KeptModes:
 
     def then(self, rounds: tuple[int, ...], mode: str, staleness: int) -> KeptModes:
         """With another one that was set behind these."""
+        # Its type is a name of a mode: what was decided or checked says no other.
         change = KeptMode(rounds=rounds, mode=mode, staleness=staleness)  # type: ignore[arg-type]
         return replace(self, starts=(*self.starts, change))
 
