@@ -39,6 +39,7 @@ from psdist.workers.group.channel import (
     check_calls,
     stretches_of,
 )
+from psdist.workers.group.connected import all_connected
 from psdist.workers.group.meeting import (
     INTERFACE,
     Hosts,
@@ -86,6 +87,8 @@ def start(
     try:
         store = _store(at, index, size, timeout, broadcast)
         dist.init_process_group(backend, store=store, rank=index, world_size=size, timeout=timeout)
+        if size > 1:
+            all_connected(_store_of(dist.group.WORLD), index, size)
     except RuntimeError as error:
         if hosts is None:
             raise
@@ -125,6 +128,13 @@ def _store(
     return store
 
 
+def _store_of(group: dist.ProcessGroup | None) -> Any:
+    """In which the members of this process group alone met."""
+    if group is None:
+        raise InvariantError("there is no process group, or this worker is not in it")
+    return dist.distributed_c10d._get_process_group_store(group)
+
+
 def stop() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -135,14 +145,17 @@ def stop() -> None:
 
 
 def of_host(channel: ProcessGroupChannel, hosts: Sequence[int]) -> GroupChannel:
-    """This worker's end of its host's part of the whole group ``channel``."""
+    """This worker's end of its host's part of the whole group ``channel``; collective over that."""
     here = [place for place, host in enumerate(hosts) if host == hosts[channel.place]]
-    if len(here) == 1:
-        return AloneChannel()
-    group = dist.new_group(here, use_local_synchronization=True)
-    return ProcessGroupChannel(
-        place=here.index(channel.place), size=len(here), group=group, ranks=here
-    )
+    inner: GroupChannel = AloneChannel()
+    if len(here) > 1:
+        group = dist.new_group(here, use_local_synchronization=True)
+        place = here.index(channel.place)
+        inner = ProcessGroupChannel(place=place, size=len(here), group=group, ranks=here)
+    # All of all hosts: who keeps the store may be at another one.
+    store = dist.PrefixStore("hosts", _store_of(dist.group.WORLD))  # type: ignore[attr-defined] # as HashStore
+    all_connected(store, channel.place, channel.size)
+    return inner
 
 
 class ProcessGroupChannel:
@@ -171,11 +184,14 @@ class ProcessGroupChannel:
         return _Agreement(CALLS.index(call), values, self.size, self._group)
 
     def beside(self) -> ProcessGroupChannel:
+        """Another end; behind that of a part of the group comes that of the whole group, in which
+        may be who keeps the store."""
         group = (
             dist.new_group()
             if self._ranks is None
             else dist.new_group(list(self._ranks), use_local_synchronization=True)
         )
+        all_connected(_store_of(group), self.place, self.size)
         return type(self)(place=self.place, size=self.size, group=group, ranks=self._ranks)
 
     @classmethod
