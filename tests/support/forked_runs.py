@@ -11,13 +11,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.mpirun import Completed
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.mpirun import REPOSITORY, STARTUP, Completed
 
 
 class ForkedRuns:
@@ -31,7 +28,11 @@ class ForkedRuns:
             stdout=subprocess.PIPE,
             text=True,
             cwd=REPOSITORY,
-            env={**environment, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+            env={
+                **environment,
+                "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{STARTUP}",
+                "OMP_NUM_THREADS": "1",
+            },
         )
         return self
 
