@@ -132,7 +132,7 @@ def assert_three_jobs(done: Completed, folder: Path, *, workers: int, group: str
 @pytest.mark.parametrize(
     ("start", "mpi", "group"),
     [
-        ("python", "openmpi", "node"),
+        pytest.param("python", "openmpi", "node", marks=pytest.mark.slow),
         pytest.param("psdist run", "openmpi", "rank", marks=pytest.mark.slow),
         pytest.param("psdist run -n", "mpich", "node", marks=pytest.mark.slow),
         ("mpirun python", "openmpi", "node"),

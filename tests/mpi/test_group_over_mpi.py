@@ -17,7 +17,7 @@ PROGRAM = ["-W", "error", "-m", "tests.support.programs.messages.group_over_mpi"
     ("mpi", "longest"),
     [
         ("openmpi", None),
-        ("mpich", 100),
+        pytest.param("mpich", 100, marks=pytest.mark.slow),
         pytest.param("openmpi", 100, marks=pytest.mark.slow),
         pytest.param("mpich", None, marks=pytest.mark.slow),
     ],

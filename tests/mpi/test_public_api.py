@@ -39,7 +39,7 @@ class Seen:
         return [json.loads(line) for line in (self.run_dir / name).read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=["openmpi", "mpich"])
+@pytest.fixture(scope="module", params=["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     mpi: Mpi = request.param
     require(mpi)

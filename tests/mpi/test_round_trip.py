@@ -34,10 +34,10 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize(
     ("program", "mpi", "times"),
     [
-        pytest.param(TRANSPORT, "openmpi", 3, id="transport-openmpi"),
+        pytest.param(TRANSPORT, "openmpi", 3, id="transport-openmpi", marks=pytest.mark.slow),
         pytest.param(TRANSPORT, "mpich", 2, id="transport-mpich"),
         pytest.param(JOB, "openmpi", 1, id="job-openmpi"),
-        pytest.param(JOB, "mpich", 1, id="job-mpich"),
+        pytest.param(JOB, "mpich", 1, id="job-mpich", marks=pytest.mark.slow),
     ],
 )
 def test_round_trips_of_two_ranks_end_and_leave_nothing(

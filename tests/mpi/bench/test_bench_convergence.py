@@ -67,10 +67,14 @@ def test_schemes_and_ddp_train_the_same_task_on_the_same_ranks(mpi: Mpi, tmp_pat
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--scheme", "codec=int8 mode=async"), "groups hold different versions"),
-        (("--scheme", "servers=3"), "none of a scheme's settings"),
+        pytest.param(
+            ("--scheme", "codec=int8 mode=async"),
+            "groups hold different versions",
+            id="settings",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("--scheme", "servers=3"), "none of a scheme's settings", id="words"),
     ],
-    ids=["settings", "words"],
 )
 def test_a_scheme_that_cannot_be_is_refused_once(
     words: tuple[str, str], line: str, tmp_path: Path

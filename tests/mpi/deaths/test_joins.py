@@ -102,7 +102,7 @@ def prove_data(path: Path, joined: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("mode", "dies"),
     [
-        pytest.param("sync", "1 loading 10", id="sync-loading"),
+        pytest.param("sync", "1 loading 10", id="sync-loading", marks=SLOW),
         pytest.param("sync", "0 pushing 12", id="sync-chief-pushing", marks=SLOW),
         pytest.param("sync", "1 parked 8", id="sync-parked", marks=SLOW),
         pytest.param(

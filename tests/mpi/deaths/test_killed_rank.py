@@ -50,7 +50,15 @@ def errors_of_psdist(done: Completed) -> list[str]:
             id="of-a-group",
             marks=pytest.mark.slow,
         ),
-        pytest.param(1, 2, "rank", "server 1 (rank 1 on {host})", ANYBODY, id="server"),
+        pytest.param(
+            1,
+            2,
+            "rank",
+            "server 1 (rank 1 on {host})",
+            ANYBODY,
+            id="server",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(0, 2, "rank", "server 0 (rank 0 on {host})", "server 1", id="registrar"),
         pytest.param(
             0,

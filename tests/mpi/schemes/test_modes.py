@@ -56,6 +56,7 @@ def test_a_schedule_rules_each_round_and_workers_end_alike_in_sync(tmp_path: Pat
     ]
 
 
+@pytest.mark.slow
 def test_a_script_sets_the_mode_and_the_check_proves_every_round(tmp_path: Path) -> None:
     options = ("--mode", "async", "--set", "set_mode=allowed")
     done = run_script(tmp_path, *options, passed=("12", "4=sync", "8=ssp:2"))
@@ -74,6 +75,7 @@ def test_a_script_sets_the_mode_and_the_check_proves_every_round(tmp_path: Path)
     assert "mode sync from iteration 5 on (the script, in collective" in log
 
 
+@pytest.mark.slow
 def test_psdist_goes_to_ssp_while_now_this_group_is_slow_and_now_that_one(tmp_path: Path) -> None:
     done = run_script(tmp_path, "--mode", "auto", passed=("150", "slow=25"))
     assert done.returncode == 0, done.text
