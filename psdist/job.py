@@ -149,6 +149,7 @@ class Job:
             device = torch.device("cpu")  # a group reduces over one back end
         self.device = device
         """Where the model of this worker belongs: its own GPU, else the CPU."""
+        hosts = _hosts_of_group(context, own_group)
         self._group = group_tier.start(
             context.config.group_tier,
             index=place,
@@ -157,8 +158,9 @@ class Job:
             timeout_s=context.config.wait_timeout_s,
             broadcast=context.broadcast_in_group,
             is_spinning=context.waiting().is_spinning,
-            hosts=_hosts_of_group(context, own_group),
+            hosts=hosts,
             mpi=_mpi_of_group(context),
+            reforms=context.reforms_groups,
         )
         self._loop = make_loop(
             context.transport,
@@ -227,8 +229,15 @@ class Job:
             tells_errors=is_auto(context.config),
             losses=self._losses if reads and is_auto(context.config) else None,
         )
-        formed = group_tier.reforming(self._group) if context.reforms_groups else None
-        if formed is not None:
+        if context.reforms_groups and (
+            formed := group_tier.reforming(
+                self._group,
+                members=members,
+                device=self.device,
+                timeout_s=context.config.wait_timeout_s,
+                hosts=hosts,
+            )
+        ):
             self._group, former = formed
             reforming = Reforming(
                 self._loop, self._group, former, trainers=lambda: self._sets.trainers

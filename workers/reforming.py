@@ -36,12 +36,16 @@ logger = logging.getLogger("psdist")
 class Former(Protocol):
     """Makes the channel of those who are left of a group."""
 
-    def offer(self) -> list[float]:
-        """What the others need of this worker; another offer each time."""
+    def offer(self, place: int) -> list[float]:
+        """What the others need of the worker at ``place`` of those who are left; another offer each
+        time."""
         ...
 
-    def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> GroupChannel:
-        """This worker's end: of the group of ``members``, who have offered this, by place."""
+    def form(
+        self, members: Sequence[int], place: int, offers: list[list[float]]
+    ) -> Pending[GroupChannel]:
+        """Begin to make this worker's end: of the group of ``members``, who have offered this, by
+        place. :class:`MemberLostError`, now or as the result, where one of them has died since."""
         ...
 
 
@@ -123,6 +127,8 @@ class Reforming:
         self._trainers = trainers
         self._given: list[Pending[None]] = []
         """Values on their way from who has them."""
+        self._forming: tuple[Pending[GroupChannel], Outcome] | None = None
+        """The channel of those who are left, and what is to be done over it."""
         self._formed: tuple[GroupChannel, Outcome] | None = None
         self._num_lost = 0
         """Of the group, when it was formed last."""
@@ -131,28 +137,34 @@ class Reforming:
         """As far as the others allow."""
         regrouping = self._core.regrouping
         if regrouping.is_due:
-            self._given, self._formed = [], None
+            self._given, self._forming, self._formed = [], None, None
             is_open = any(trainer.is_open for trainer in self._trainers())
-            standing = Standing(self._channel.cut(), is_open, self._former.offer())
+            standing = Standing(
+                self._channel.cut(), is_open, self._former.offer(self._core.seat.place)
+            )
             brought = [trainer.num_brought for trainer in self._trainers()]
             self._loop.tell_group(standing.pack(), brought)
             return
         if regrouping.num_lost == self._num_lost or (answer := regrouping.answer) is None:
             return
         try:
-            if self._formed is None:
-                self._formed = self._form([Standing.unpack(each) for each in answer])
-            if all(pending.is_done() for pending in self._given):
+            if self._forming is None:
+                self._forming = self._begin([Standing.unpack(each) for each in answer])
+            forming, outcome = self._forming
+            if self._formed is None and forming.is_done():
+                self._formed = self._take(forming.result(), outcome)
+            if self._formed is not None and all(pending.is_done() for pending in self._given):
                 self._go_on(*self._formed)
         except MemberLostError as error:
             # Another one has died, or is about to be declared dead: all stand as before.
             logger.warning("%s", error)
             self._num_lost = regrouping.num_lost
 
-    def _form(self, standings: Sequence[Standing]) -> tuple[GroupChannel, Outcome]:
-        seat, outcome = self._core.seat, Outcome.of(standings)
-        offers = [each.offer for each in standings]
-        inner = self._former.form(seat.members, seat.place, offers)
+    def _begin(self, standings: Sequence[Standing]) -> tuple[Pending[GroupChannel], Outcome]:
+        seat, offers = self._core.seat, [each.offer for each in standings]
+        return self._former.form(seat.members, seat.place, offers), Outcome.of(standings)
+
+    def _take(self, inner: GroupChannel, outcome: Outcome) -> tuple[GroupChannel, Outcome]:
         if outcome.giver is not None:
             self._given = [
                 trainer.give_values(inner, outcome.giver) for trainer in self._trainers()
@@ -173,6 +185,7 @@ class Reforming:
         for trainer in self._trainers():
             trainer.take_over_from_the_dead(is_given_up=outcome.is_given_up)
         self._num_lost, self._formed = self._core.regrouping.num_lost, None
+        self._forming = None
         logger.info(
             "group %d goes on with %s%s",
             self._core.seat.group,

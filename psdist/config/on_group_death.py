@@ -27,8 +27,13 @@ OTHERS: Final = (
     Other({"schedule": "0: sync; 100: ssp:2"}, f"a mode that changes was {_TRIED}", "no schedule"),
     Other({"set_mode": "allowed"}, f"a mode that changes was {_TRIED}", "set_mode = refused"),
     Other({"group_tier": "shared_memory"}, ""),
-    Other({"group_tier": "torch"}, f"it was {_TRIED}", "group_tier = auto"),
-    Other({"group_tier": "mpi"}, f"it was {_TRIED}", "group_tier = auto"),
+    Other({"group_tier": "torch"}, ""),
+    Other(
+        {"group_tier": "mpi"},
+        "Open MPI makes a communicator of those who are left in a call that blocks; the one that "
+        "does not fails behind a death",
+        "group_tier = auto",
+    ),
     Other({"group_tier": "nccl"}, f"it was {_TRIED}", "group_tier = auto"),
     Other({"replication": "buddy", "servers": 2}, f"it was {_TRIED}", "replication = none"),
     Other({"spares": 1}, "a spare takes the place of a whole group", "spares = 0"),

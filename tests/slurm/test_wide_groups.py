@@ -18,7 +18,9 @@ from tests.support.slurm.cluster import SlurmCluster
 pytestmark = pytest.mark.slurm
 
 DIGITS = str(REPOSITORY / "psdist" / "examples" / "digits.py")
-KILLED = str(REPOSITORY / "tests" / "support" / "programs" / "deaths" / "killed.py")
+DEATHS = REPOSITORY / "tests" / "support" / "programs" / "deaths"
+KILLED = str(DEATHS / "killed.py")
+GOES_ON = str(DEATHS / "goes_on.py")
 
 
 def on_slurm(
@@ -154,3 +156,55 @@ def test_a_worker_that_is_killed_on_one_host_ends_the_job_with_a_line_that_names
     )
     assert lines, done.text
     assert all(re.fullmatch(rf".* \(rank \d on h\d\): {told}", line) for line in lines), done.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("tier", "dies"),
+    [
+        ("auto", "1 pushing 8, 0 gathering 13"),  # a host of the group has nobody left, nor a chief
+        ("torch", "2 agreeing 5, 5 reducing 5, 7 parked 11, 3 collective 14"),
+        ("auto", "0 reducing 4, 2 gathering 7, 3 pushing 10"),  # one is left of the group
+    ],
+)
+def test_a_group_of_two_hosts_goes_on_without_its_dead(
+    slurm_cluster: SlurmCluster, tier: str, dies: str
+) -> None:
+    """Of eight workers, two on each of four hosts, in a group for each rack."""
+    folder = slurm_cluster.directory("wide-goes-on")
+    script, run_dir = folder / "job.sbatch", folder / "run"
+    script.write_text(
+        "#!/bin/sh\n"
+        'export PATH="$VENV/bin:$PATH"\n'
+        "mpirun -n 12 --bind-to none --with-ft ulfm python -m psdist run --group rack --record "
+        f"--servers 4 --set on_group_death=reform --set group_tier={tier} {GOES_ON}\n"
+    )
+    done = slurm_cluster.sbatch(
+        script,
+        sbatch_args=["--nodes=4", "--ntasks-per-node=3"],
+        timeout_s=300,
+        env={
+            "DIES": dies,
+            "ITERATIONS": "20",
+            "PYTHONPATH": str(REPOSITORY),
+            "PSDIST_RUN_DIR": str(run_dir),
+            "PSDIST_MAX_DEATHS": "4",
+            "PSDIST_SAMPLES_OF_DEAD": "drop",
+            "PSDIST_CHUNK_BYTES": "4096",
+            "PSDIST_PROGRESS": "off",
+        },
+    )
+    assert done.returncode == 0, done.text
+    dead = sorted(int(each.split()[0]) for each in dies.split(","))
+    ended = re.findall(r"^worker (\d) clock 20 has (\w+)$", done.stdout, re.MULTILINE)
+    assert sorted(int(worker) for worker, _ in ended) == [w for w in range(8) if w not in dead]
+    assert len({checksum for _, checksum in ended}) == 1, "in sync all end with the same parameters"
+    ranks = json.loads((run_dir / "ranks.json").read_text())
+    hosts = {(each["group"], each["host"]) for each in ranks if each["role"] == "worker"}
+    assert hosts == {(0, "h1"), (0, "h2"), (1, "h3"), (1, "h4")}
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["exit"], summary["clocks"]) == ("completed", [20, 20])
+    assert sorted(each["worker"] for each in summary["deaths"]) == dead
+    report = check_run(run_dir, read_histories(run_dir))
+    assert report.proved, (report.violations, report.notes)

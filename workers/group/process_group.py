@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Generic
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Generic
 
 import torch
 import torch.distributed as dist
 
-from psdist.errors import InvariantError, TransportError
+from psdist.errors import InvariantError, MemberLostError, TransportError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Span
 from psdist.workers.group.addresses import REMEDY, At
@@ -49,7 +50,7 @@ from psdist.workers.group.meeting import (
     meet,
 )
 
-_GRACE_S = 10.0
+GRACE_S = 10.0
 """How much later than the worker's own wait, which can say what for, torch gives up."""
 
 _ours: set[str] = set()
@@ -62,6 +63,14 @@ Only if some worker has more, all of them follow in a second exchange."""
 _SHORTEST_WAIT_S = 1e-3
 """torch counts timeouts in milliseconds, and 0 means for ever."""
 
+_NCCL_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_NCCL_REPORTS_NOTHING: Final = "0"
+"""As it is, torch's watchdog ends the process when another one of the group has died. With this it
+does not, and a wait raises nothing either: what has become of an operation has to be looked up."""
+
+_NOBODYS_TAG: Final = 7
+"""Of a message that nobody sends."""
+
 
 def start(
     *,
@@ -71,38 +80,89 @@ def start(
     timeout_s: float,
     broadcast: Callable[[bytes | None], bytes],
     hosts: Hosts | None = None,
+    reforms: bool = False,
 ) -> GroupChannel:
     """Make the group torch.distributed's default process group; this worker's end of it.
 
     ``index``: this worker's place in the group of ``size``; ``broadcast`` hands the leader's bytes
     to all of the group. A group on one host (without ``hosts``) talks over loopback, another one
     over an interface that all its hosts reach (:mod:`psdist.workers.group.addresses`).
+    ``reforms``: the group goes on without those of it that die, so NCCL is not to end the process.
     """
-    timeout = datetime.timedelta(seconds=timeout_s + _GRACE_S)
-    at = At("lo", "127.0.0.1") if hosts is None else meet(hosts, index)
+    if reforms and device.type == "cuda":
+        os.environ[_NCCL_HANDLING] = _NCCL_REPORTS_NOTHING
+        _ours.add(_NCCL_HANDLING)
+    at = _LOOPBACK if hosts is None else meet(hosts, index)
+    network = Network(at, () if hosts is None else tuple(dict.fromkeys(hosts.names)))
+    timeout = datetime.timedelta(seconds=timeout_s + GRACE_S)
+    with _naming(network):
+        store = _store(at, index, size, timeout, broadcast)
+        join(network, store, index=index, size=size, device=device, timeout=timeout)
+    if size > 1:
+        all_connected(_store_of(dist.group.WORLD), index, size)
+    _networks[:] = [network]
+    return AloneChannel() if size == 1 else ProcessGroupChannel(place=index, size=size)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins a group's workers."""
+
+    at: At
+    """Where this worker is reached."""
+    hosts: Sequence[str]
+    """Those of the group, where there are several."""
+
+
+_LOOPBACK: Final = At("lo", "127.0.0.1")
+
+_networks: list[Network] = []
+"""That of this process's group."""
+
+
+def network() -> Network:
+    """Of the group that was made last."""
+    return _networks[-1]
+
+
+@contextmanager
+def _naming(network: Network) -> Iterator[None]:
+    """What torch says of a group over several hosts as an error that names them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not network.hosts:
+            raise
+        at = network.at
+        raise TransportError(
+            f"the group's workers on {', '.join(network.hosts)} could not be joined "
+            f"over {at.interface} ({at.ip}): {error}; {REMEDY}"
+        ) from error
+
+
+def join(
+    network: Network,
+    store: Any,
+    *,
+    index: int,
+    size: int,
+    device: torch.device,
+    timeout: datetime.timedelta,
+) -> None:
+    """Make torch.distributed's default process group of the ``size`` workers that meet in
+    ``store``; it blocks until all do."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     is_chosen = INTERFACE in os.environ
     if not is_chosen:  # gloo would resolve the host's name, which need not lead to this host
-        os.environ[INTERFACE] = at.interface
+        os.environ[INTERFACE] = network.at.interface
     try:
-        store = _store(at, index, size, timeout, broadcast)
         dist.init_process_group(backend, store=store, rank=index, world_size=size, timeout=timeout)
-        if size > 1:
-            all_connected(_store_of(dist.group.WORLD), index, size)
-    except RuntimeError as error:
-        if hosts is None:
-            raise
-        raise TransportError(
-            f"the group's workers on {', '.join(dict.fromkeys(hosts.names))} could not be joined "
-            f"over {at.interface} ({at.ip}): {error}; {REMEDY}"
-        ) from error
     finally:
-        if not is_chosen and hosts is None:
+        if not is_chosen and not network.hosts:
             del os.environ[INTERFACE]
         # Else it stays: process groups of the script's own are made on these hosts, too.
-    if hosts is not None and not is_chosen:
+    if network.hosts and not is_chosen:
         _ours.add(INTERFACE)
-    return AloneChannel() if size == 1 else ProcessGroupChannel(place=index, size=size)
 
 
 def _store(
@@ -135,6 +195,12 @@ def _store_of(group: dist.ProcessGroup | None) -> Any:
     return dist.distributed_c10d._get_process_group_store(group)
 
 
+def set_timeout(timeout: datetime.timedelta) -> None:
+    """Of what is begun from now on in any process group of this process."""
+    for group in dist.distributed_c10d._world.pg_names:
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+
+
 def stop() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -144,12 +210,33 @@ def stop() -> None:
     forget()
 
 
-def of_host(channel: ProcessGroupChannel, hosts: Sequence[int]) -> GroupChannel:
+def abandon() -> None:
+    """End what is under way in all process groups of this process, and these: nothing of it touches
+    memory any more. The others of a group see its connections close.
+
+    gloo has no abort. But it closes all connections of a process group in which a receive has
+    timed out, and what was under way over them ends in an error.
+    """
+    if not dist.is_initialized():
+        return
+    for group in list(dist.distributed_c10d._world.pg_names):
+        if group.size() > 1:
+            peer = (group.rank() + 1) % group.size()
+            with suppress(RuntimeError):  # as it is to be, or there is no gloo in this one
+                nothing = torch.empty(1, dtype=torch.uint8)
+                work = group.recv([nothing], peer, _NOBODYS_TAG)
+                work.wait(datetime.timedelta(seconds=_SHORTEST_WAIT_S))
+    dist.distributed_c10d._abort_process_group()  # which ends NCCL's
+
+
+def of_host(
+    channel: ProcessGroupChannel, hosts: Sequence[int], *, timeout: datetime.timedelta | None = None
+) -> GroupChannel:
     """This worker's end of its host's part of the whole group ``channel``; collective over that."""
     here = [place for place, host in enumerate(hosts) if host == hosts[channel.place]]
     inner: GroupChannel = AloneChannel()
     if len(here) > 1:
-        group = dist.new_group(here, use_local_synchronization=True)
+        group = dist.new_group(here, timeout=timeout, use_local_synchronization=True)
         place = here.index(channel.place)
         inner = ProcessGroupChannel(place=place, size=len(here), group=group, ranks=here)
     # All of all hosts: who keeps the store may be at another one.
@@ -354,12 +441,20 @@ class Works(Generic[T]):
         try:
             for work in self._works:
                 work.wait()
+                if not self._can_block and os.environ.get(_NCCL_HANDLING) == _NCCL_REPORTS_NOTHING:
+                    _raise_what_nccl_says(work)
         except RuntimeError as error:
-            raise TransportError(
+            raise MemberLostError(
                 f"the {self._what} of this worker's group failed, perhaps because another "
                 f"worker of it{host_named_in(str(error))} has ended: {error}"
             ) from error
         return self._finish()
+
+
+def _raise_what_nccl_says(work: dist.Work) -> None:
+    error = work.exception()
+    if error is not None:
+        raise RuntimeError(str(error))
 
 
 class _Agreement:

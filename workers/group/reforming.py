@@ -19,6 +19,7 @@ another channel, which joins those who are left. Of what was under way
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple
@@ -27,6 +28,8 @@ import torch
 
 from psdist.errors import GroupReformedError, InvariantError, MemberLostError
 from psdist.workers.group.channel import CALLS, GroupChannel, Pending, Slices, T, check_calls
+
+logger = logging.getLogger("psdist")
 
 Rows = list[list[float]]
 
@@ -186,12 +189,13 @@ class _Operation(Generic[T]):
     def is_done(self) -> bool:
         if self._results or self._is_cut:
             return True
-        if self._pending is None or not self._pending.is_done():
-            return False
         try:
+            if self._pending is None or not self._pending.is_done():
+                return False
             self._results.append(self._pending.result())
-        except MemberLostError:
-            self._pending = None  # until it is known who of the group is left
+        except MemberLostError as error:
+            logger.info("waiting for who of the group is left: %s", error)
+            self._pending = None
             return False
         return True
 

@@ -46,7 +46,6 @@ import torch
 
 from psdist.errors import InvariantError, MemberLostError, PsdistError, TransportError
 from psdist.protocol.partition import Span
-from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import (
     CALLS,
     GroupChannel,
@@ -171,39 +170,6 @@ class Offer:
     def close(self) -> None:
         self._book.close()
         self._bell.close()
-
-
-class SharedMemoryFormer:
-    """Makes the channel of those who are left of a group (psdist.workers.reforming)."""
-
-    def __init__(self, channel: SharedMemoryChannel, make: Make = Segment) -> None:
-        self._channel: SharedMemoryChannel | None = channel
-        self._make = make
-        self._offer: Offer | None = None
-
-    def offer(self) -> list[float]:
-        """Raises :class:`TransportError` where there is no memory to share."""
-        if self._offer is not None:
-            self._offer.close()
-        try:
-            self._offer = Offer(self._make)
-        except OSError as error:
-            raise TransportError(
-                f"no memory to share is to be had, with which this worker's group could go on: "
-                f"{error}"
-            ) from error
-        return self._offer.row
-
-    def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> GroupChannel:
-        offer, channel = self._offer, self._channel
-        assert offer is not None
-        assert channel is not None
-        if len(members) == 1:
-            channel.close()
-            self._channel = None
-            return AloneChannel()
-        self._channel, self._offer = channel.succeed(offer, place, offers), None
-        return self._channel
 
 
 class _Own:
@@ -351,19 +317,18 @@ class SharedMemoryChannel:
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         return self._begin(self._broadcast(tensor, place))
 
-    def succeed(
-        self, offer: Offer, place: int, table: Sequence[Sequence[float]]
-    ) -> SharedMemoryChannel:
-        """This worker's end of another group, of those who are left of this one and have offered
-        this; what is under way here never ends. Memory that this one has handed out is as good for
-        that. Where what another has offered cannot be read: :class:`MemberLostError` if somebody
-        has ended, else :class:`TransportError`."""
-        try:
-            channel = offer.accept(place, table, is_spinning=self.is_spinning)
-        except (OSError, ValueError) as error:
-            is_one_lost = any(has_ended(int(pid), int(start)) for pid, start, *_ in table)
-            kind = MemberLostError if is_one_lost else TransportError
-            raise kind(f"this worker's group cannot be formed anew: {error}") from error
+    def succeed(self, over: GroupChannel) -> SharedMemoryChannel:
+        """This worker's end of another group, of those who are left of this one: what ``over``
+        joins. What is under way here never ends; memory that this one has handed out is as good for
+        that. A collective over ``over``, which blocks; :class:`TransportError` on all of them, if
+        they cannot read one another's memory."""
+        channel, why_not = connect(over, is_spinning=self.is_spinning, make=self._make)
+        if channel is None:
+            _wait(over.agree("start"))  # whose memory has gone with it does not come to this
+            raise TransportError(
+                f"no memory to share is to be had, with which this worker's group could go on: "
+                f"{why_not}"
+            )
         channel._shared, self._shared = self._shared, []
         self.close()
         return channel

@@ -19,7 +19,7 @@ for "nccl", which leaves adding to NCCL: *auto* never takes it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -29,17 +29,13 @@ from psdist.errors import UsageError
 from psdist.workers.group import process_group
 from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.forming import GroupFormer
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.reductions import ReducingChannel
 from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.segments import Segment
-from psdist.workers.group.shared_memory import (
-    Make,
-    SharedMemoryChannel,
-    SharedMemoryFormer,
-    connect,
-)
+from psdist.workers.group.shared_memory import Make, connect
 from psdist.workers.group.two_levels import TwoLevelChannel
 
 if TYPE_CHECKING:
@@ -72,6 +68,7 @@ def start(
     make: Make = Segment,
     hosts: Hosts | None = None,
     mpi: GroupMpi | None = None,
+    reforms: bool = False,
 ) -> GroupChannel:
     """This worker's end of its group; the rest as in :func:`process_group.start`.
 
@@ -87,6 +84,7 @@ def start(
         timeout_s=timeout_s,
         broadcast=broadcast,
         hosts=hosts,
+        reforms=reforms,
     )
     if not isinstance(over, ProcessGroupChannel):
         return over
@@ -103,19 +101,27 @@ def start(
     return TwoLevelChannel(inner, over, hosts=hosts.numbers)
 
 
-def reforming(channel: GroupChannel) -> tuple[ReformingChannel, SharedMemoryFormer] | None:
+def reforming(
+    channel: GroupChannel,
+    *,
+    members: Sequence[int],
+    device: torch.device,
+    timeout_s: float,
+    hosts: Hosts | None,
+) -> tuple[ReformingChannel, GroupFormer] | None:
     """An end of the same group that goes on when others of it have died, and what makes the channel
-    of those who are left; None of a group of one. Raises :class:`UsageError` where the group has no
-    shared memory."""
+    of those who are left; None of a group of one. ``members``: its workers, by place; the rest as
+    given to :func:`start`."""
     if isinstance(channel, AloneChannel):
         return None
-    if not isinstance(channel, SharedMemoryChannel):
-        raise UsageError(
-            "on_group_death = reform: the group's workers do not reduce in shared memory, over "
-            "which alone a group goes on without its dead (the log says why not); set "
-            "on_group_death = leave"
-        )
-    return ReformingChannel(channel), SharedMemoryFormer(channel)
+    former = GroupFormer(
+        channel,
+        members=members,
+        device=device,
+        timeout_s=timeout_s,
+        hosts=() if hosts is None else hosts.numbers,
+    )
+    return ReformingChannel(channel), former
 
 
 def _over_mpi(

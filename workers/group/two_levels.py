@@ -272,7 +272,7 @@ def _of_host(steps: Generator[Pending[Any], None, T]) -> Generator[Pending[Any],
     try:
         return (yield from steps)
     except TransportError as error:
-        raise TransportError(f"among the workers of this host: {error}") from error
+        raise type(error)(f"among the workers of this host: {error}") from error
 
 
 def _done(pending: Pending[T]) -> Generator[Pending[Any], None, T]:

@@ -51,21 +51,28 @@ def summary_of(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "dies", "sizes"),
+    ("mode", "dies", "sizes", "tier"),
     [
-        ("sync", "1 pushing 8, 0 reducing 13", [3, 1]),
-        pytest.param("sync", "0 gathering 6, 2 agreeing 6", [3, 3], marks=SLOW),
-        pytest.param("sync", "5 forward 3, 3 parked 12", [3, 3], marks=SLOW),
-        pytest.param("sync", "0 collective 9, 1 pushing 10, 4 reducing 10", [3, 3], marks=SLOW),
-        pytest.param("ssp", "0 parked 7, 1 pushing 14", [3, 3], marks=SLOW),
-        pytest.param("async", "2 reducing 5, 4 gathering 5, 3 collective 14", [3, 3], marks=SLOW),
-        pytest.param("sync", "1 pushing 6, 2 gathering 12", [3], marks=SLOW),  # the only group
+        ("sync", "1 pushing 8, 0 reducing 13", [3, 1], "auto"),
+        ("sync", "0 gathering 6", [2], "torch"),
+        *(
+            pytest.param(*each, tier, marks=SLOW)
+            for tier in ("auto", "torch")
+            for each in (
+                ("sync", "0 gathering 6, 2 agreeing 6", [3, 3]),
+                ("sync", "5 forward 3, 3 parked 12", [3, 3]),
+                ("sync", "0 collective 9, 1 pushing 10, 4 reducing 10", [3, 3]),
+                ("ssp", "0 parked 7, 1 pushing 14", [3, 3]),
+                ("async", "2 reducing 5, 4 gathering 5, 3 collective 14", [3, 3]),
+                ("sync", "1 pushing 6, 2 gathering 12", [3]),  # the only group
+            )
+        ),
     ],
 )
 def test_a_group_goes_on_without_its_dead(
-    mode: str, dies: str, sizes: Sequence[int], tmp_path: Path
+    mode: str, dies: str, sizes: Sequence[int], tier: str, tmp_path: Path
 ) -> None:
-    done = run_dying(dies, tmp_path, sizes=sizes, mode=mode)
+    done = run_dying(dies, tmp_path, sizes=sizes, mode=mode, group_tier=tier)
     assert done.returncode == 0, done.text
     dead = sorted(int(each.split()[0]) for each in dies.split(","))
     assert len(re.findall("^killed at", done.stdout, re.MULTILINE)) == len(dead), done.text
@@ -75,6 +82,12 @@ def test_a_group_goes_on_without_its_dead(
     assert {int(clock) for _, clock, _ in found} == {ITERATIONS}
     checksums = {each for _, _, each in found}
     assert mode != "sync" or len(checksums) == 1, "in sync all end with the same parameters"
+    groups = [range(sum(sizes[:at]), sum(sizes[: at + 1])) for at in range(len(sizes))]
+    left = [[worker for worker in group if worker not in dead] for group in groups]
+    met = re.findall(r"^worker (\d+) is (\d+) of (\d+)$", done.stdout, re.MULTILINE)
+    assert sorted(tuple(map(int, each)) for each in met) == [
+        (worker, place, len(group)) for group in left for place, worker in enumerate(group)
+    ]
     for worker in dead:
         assert re.search(rf"worker {worker} \(.*\) has died; group \d+ goes on with", done.text)
     summary = summary_of(tmp_path)
@@ -124,6 +137,6 @@ def test_a_job_goes_on_from_a_checkpoint_that_was_made_behind_it(tmp_path: Path)
 
 @SLOW
 def test_groups_that_reduce_elsewhere_are_refused(tmp_path: Path) -> None:
-    done = run_dying("", tmp_path, sizes=[2], group_tier="torch")
+    done = run_dying("", tmp_path, sizes=[2], group_tier="mpi")
     assert done.returncode != 0
-    assert "on_group_death = reform with group_tier = torch: it was not tried" in done.text
+    assert "on_group_death = reform with group_tier = mpi: Open MPI makes" in done.text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import Done, GroupChannel, Pending
 from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.virtual import VirtualChannel
 from psdist.workers.loop import Wait
@@ -25,7 +25,7 @@ class VirtualFormer:
     def __init__(self, job: VirtualJob, channel: ReformingChannel) -> None:
         self._job, self._channel = job, channel
 
-    def offer(self) -> list[float]:
+    def offer(self, place: int) -> list[float]:  # noqa: ARG002 - the seam's
         if isinstance(self._channel.inner, VirtualChannel):
             self._channel.inner.close()
         return []
@@ -35,8 +35,8 @@ class VirtualFormer:
         members: Sequence[int],
         place: int,
         offers: list[list[float]],  # noqa: ARG002 - the seam's
-    ) -> GroupChannel:
-        return self._job.form(members, place)
+    ) -> Pending[GroupChannel]:
+        return Done(self._job.form(members, place))
 
 
 class NotingReforming(Reforming):

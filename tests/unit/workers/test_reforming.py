@@ -11,7 +11,7 @@ import pytest
 
 from psdist.errors import MemberLostError, ProtocolError
 from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import Done, GroupChannel, Pending
 from psdist.workers.group.reforming import Agreed, ReformingChannel
 from psdist.workers.protocol.regrouping import Regrouping
 from psdist.workers.protocol.seat import Seat
@@ -83,14 +83,17 @@ class Former:
         self.formed: list[Any] = []
         self.error: Exception | None = None
 
-    def offer(self) -> list[float]:
+    def offer(self, place: int) -> list[float]:
+        assert place == 0, "of those who are left"
         return [8.0]
 
-    def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> GroupChannel:
+    def form(
+        self, members: Sequence[int], place: int, offers: list[list[float]]
+    ) -> Pending[GroupChannel]:
         if self.error is not None:
             raise self.error
         self.formed.append((tuple(members), place, offers))
-        return AloneChannel()
+        return Done(AloneChannel())
 
 
 class Loop:

@@ -11,7 +11,8 @@ DIES="1 pushing 12" (several are parted by commas): worker 1, in iteration 12, w
     gathering    it has brought its new parameters to the others
     collective   it has entered a job.mean, behind the iteration
 
-Every worker that lives prints the checksum of its parameters at the end.
+Every worker that lives prints the checksum of its parameters at the end, and where it is in torch's
+default process group, over which all who are left of the group have met.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import psdist
+from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.shared_memory import SharedMemoryChannel
+from psdist.workers.group.two_levels import TwoLevelChannel
 from psdist.workers.loop import WorkerLoop
 
 ITERATIONS = int(os.environ.get("ITERATIONS", "30"))
 PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(","))]
+CHANNELS = (SharedMemoryChannel, ProcessGroupChannel, TwoLevelChannel)
 OPERATIONS = {"agreeing": "agree", "reducing": "reduce_scatter", "gathering": "all_gather"}
 LATE_S = 0.1
 
@@ -77,8 +82,8 @@ def main() -> None:
 
     WorkerLoop._send_push = dying(WorkerLoop._send_push, is_second_push)  # type: ignore[method-assign]
     for what, name in OPERATIONS.items():
-        method = getattr(SharedMemoryChannel, name)
-        setattr(SharedMemoryChannel, name, dying(method, partial(is_due, what)))
+        for each in CHANNELS:
+            setattr(each, name, dying(getattr(each, name), partial(is_due, what)))
     job = psdist.init()
     mine[:] = phase, at = plan.get(job.worker, ("never", -1))
     torch.manual_seed(0)
@@ -112,6 +117,9 @@ def main() -> None:
     values = torch.cat([each.detach().flatten() for each in model.parameters()])
     checksum = zlib.crc32(values.numpy().tobytes())
     print(f"worker {job.worker} clock {job.clock} has {checksum:08x}", flush=True)
+    met = torch.ones(1)
+    dist.all_reduce(met)
+    print(f"worker {job.worker} is {dist.get_rank()} of {int(met)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import torch
 from psdist.errors import (
     CollectiveError,
     InvariantError,
-    MemberLostError,
     TransportError,
     UsageError,
 )
@@ -38,7 +37,6 @@ from psdist.workers.group.segments import (
 from psdist.workers.group.shared_memory import (
     Offer,
     SharedMemoryChannel,
-    SharedMemoryFormer,
     connect,
 )
 from tests.support.group_operations import expected, finish, operations
@@ -510,15 +508,24 @@ def test_a_process_is_known_by_its_number_and_when_it_began() -> None:
 # -- a group that goes on without somebody -------------------------------------------------------
 
 
-def formed_of(group: list[SharedMemoryChannel], left: list[int]) -> list[GroupChannel]:
+def successors_of(group: list[SharedMemoryChannel], left: list[int]) -> list[SharedMemoryChannel]:
     """The ends of those who are left at these places."""
-    formers = [SharedMemoryFormer(group[place]) for place in left]
-    offers = [former.offer() for former in formers]
-    made = [former.form(left, place, offers) for place, former in enumerate(formers)]
+    made: dict[int, SharedMemoryChannel] = {}
+
+    def succeed(place: int, over: SharedMemoryChannel) -> None:
+        made[place] = group[place].succeed(over)
+
+    threads = [
+        Thread(target=succeed, args=each) for each in zip(left, group_of(len(left)), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for place in left:
         _open.remove(group[place])
-    _open.extend(each for each in made if isinstance(each, SharedMemoryChannel))
-    return made
+    _open.extend(made.values())
+    return [made[place] for place in left]
 
 
 @pytest.mark.parametrize("left", [[0, 1], [0, 2], [1, 2]])
@@ -526,7 +533,7 @@ def test_who_is_left_is_a_group_like_any_other(left: list[int]) -> None:
     group = group_of(3)
     for place in left:
         group[place].agree("save", [1.0])  # which the third one never comes to
-    made = formed_of(group, left)
+    made = successors_of(group, left)
     assert [(each.place, each.size) for each in made] == [(0, 2), (1, 2)]
     results = play([operations(each, each) for each in made], seed=3)
     assert results == [expected(place, 2) for place in range(2)]
@@ -535,48 +542,13 @@ def test_who_is_left_is_a_group_like_any_other(left: list[int]) -> None:
 def test_memory_that_the_group_has_handed_out_is_added_from_where_it_lies_still() -> None:
     group = group_of(3)
     flats = [as_tensor(channel.allocate(96), "float32", 24).fill_(1.0) for channel in group]
-    made = formed_of(group, [0, 2])
+    made = successors_of(group, [0, 2])
     slices = [[Span(0, 0, 12)], [Span(0, 12, 24)]]
     left = [flats[0], flats[2]]
     pending = [each.reduce_scatter([flat], slices) for each, flat in zip(made, left, strict=True)]
     assert all(each.is_done() for each in pending)
     assert [flat.sum().item() for flat in left] == [36.0, 36.0]
-    assert not any(each._staging for each in made if isinstance(each, SharedMemoryChannel))
-
-
-def test_the_last_one_is_alone() -> None:
-    group = group_of(2)
-    (alone,) = formed_of(group, [1])
-    assert isinstance(alone, AloneChannel)
-
-
-def test_who_cannot_read_another_says_that_somebody_is_missing() -> None:
-    group = group_of(3)
-    former = SharedMemoryFormer(group[0])
-    offers = [former.offer(), [float(2**22 + 1), 0.0, 3.0, 4.0, 5.0]]
-    with pytest.raises(MemberLostError, match="cannot be formed anew"):
-        former.form([0, 1], 0, offers)
-    again = former.offer()
-    assert again != offers[0], "another offer each time"
-
-
-def test_an_offer_of_the_living_that_cannot_be_read_is_an_error_that_says_why() -> None:
-    group = group_of(2)
-    former, other = SharedMemoryFormer(group[0]), SharedMemoryFormer(group[1])
-    pid, start, *_ = theirs = other.offer()
-    offers = [former.offer(), [pid, start, -1.0, *theirs[3:]]]
-    with pytest.raises(TransportError, match="cannot be formed anew") as raised:
-        former.form([0, 1], 0, offers)
-    assert not isinstance(raised.value, MemberLostError)
-
-
-def test_no_memory_to_go_on_with_is_an_error() -> None:
-    def make(_num_bytes: int) -> Segment:
-        raise OSError("none")
-
-    (channel, *_) = group_of(2)
-    with pytest.raises(TransportError, match="with which this worker's group could go on"):
-        SharedMemoryFormer(channel, make).offer()
+    assert not any(each._staging for each in made)
 
 
 def test_a_process_that_is_about_to_end_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,233 @@
+"""Groups of real processes that go on without those of them that end, in every operation: the
+process group, torch's default one, is made anew, and what it is made of."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from psdist.errors import GroupReformedError, MemberLostError, TransportError
+from psdist.protocol.partition import Span
+from psdist.workers.group import tier as group_tier
+from psdist.workers.group.addresses import At
+from psdist.workers.group.channel import GroupChannel, Pending
+from psdist.workers.group.forming import GroupFormer
+from psdist.workers.group.meeting import Hosts
+from psdist.workers.group.process_group import Network
+from psdist.workers.group.reforming import ReformingChannel
+from psdist.workers.group.segments import Segment
+from psdist.workers.group.tier import Tier
+from tests.support.group_operations import expected, finish, operations
+from tests.support.process_groups import run_in_group
+
+LENGTH = 60_000
+"""Elements: more than the kernel takes of a worker that has ended."""
+OPERATIONS = ("agree", "reduce_scatter", "all_gather", "broadcast")
+
+
+def begin(channel: GroupChannel, what: str, members: Sequence[int]) -> Pending[Any]:
+    """As a worker of the group of ``members`` does."""
+    flat = torch.zeros(LENGTH)
+    if what == "broadcast":
+        return channel.broadcast(flat, len(members) - 1)
+    step = LENGTH // len(members)
+    slices = [[Span(0, at * step, at * step + step)] for at in range(len(members))]
+    if what == "all_gather":
+        return channel.all_gather([flat], slices)
+    if what == "reduce_scatter":
+        return channel.reduce_scatter([flat], slices)
+    return channel.agree("save", [float(members[channel.place])])
+
+
+def reforming(channel: GroupChannel, hosts: Sequence[int]) -> tuple[ReformingChannel, GroupFormer]:
+    formed = group_tier.reforming(
+        channel,
+        members=range(channel.size),
+        device=torch.device("cpu"),
+        timeout_s=60.0,
+        hosts=Hosts(numbers=hosts, names=[], gather=lambda data: [data]) if hosts else None,
+    )
+    assert formed is not None
+    return formed
+
+
+def exchange(folder: Path, name: str, place: int, size: int, row: list[float]) -> Any:
+    """What each of those who are left offers, by place: what the registrar tells them."""
+    (folder / f"{name}-{place}.part").write_text(repr(row))
+    (folder / f"{name}-{place}.part").rename(folder / f"{name}-{place}")
+    found = []
+    for each in range(size):
+        path, until_s = folder / f"{name}-{each}", time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < until_s, f"place {each} offers nothing"
+            time.sleep(1e-3)
+        found.append([float(value) for value in eval(path.read_text())])
+    return found
+
+
+def outlive(
+    channel: GroupChannel, *, folder: Path, dies: Sequence[tuple[str, int]], hosts: Sequence[int]
+) -> Any:
+    """Of those who die, each in its operation: it has begun that, or the one before only."""
+    worker = channel.place
+    group, former = reforming(channel, hosts)
+    members = list(range(channel.size))
+    for number, (what, dying) in enumerate(dies):
+        if worker == dying:
+            if number % 2:
+                begin(group, what, members)
+            os._exit(3)
+        pending = begin(group, what, members)
+        pending.wait(0.05)
+        group.cut()
+        assert not pending.is_done()
+        members.remove(dying)
+        place = members.index(worker)
+        offers = exchange(folder, f"{number}", place, len(members), former.offer(place))
+        inner = former.form(members, place, offers)
+        inner.wait(60.0)
+        group.go_on(inner.result(), agreed=None, has_values=False, is_given_up=True)
+        if what == "agree":
+            while not pending.is_done():
+                pending.wait(0.05)
+            assert pending.result() == [[float(each)] for each in members]
+        else:
+            with pytest.raises(GroupReformedError):
+                pending.result()
+        group.all_gather([], [[] for _ in members])  # ends what was given up
+        left = [hosts[each] for each in members] if hosts else []
+        assert finish(operations(group, group)) == expected(place, len(members), left)
+        assert (dist.get_rank(), dist.get_world_size()) == (place, len(members))
+        ones = torch.ones(2)
+        dist.all_reduce(ones)
+        assert ones.tolist() == [len(members)] * 2, "what scripts use is the group's"
+    return type(group.inner).__name__
+
+
+@pytest.mark.parametrize(
+    ("tier", "hosts", "dead", "kind"),
+    [
+        ("torch", [], [1, 0, 4, 2], "AloneChannel"),
+        ("auto", [], [4, 0, 1], "SharedMemoryChannel"),
+        ("auto", [0, 0, 0, 1, 1], [3, 0, 2, 1], "AloneChannel"),
+        pytest.param("torch", [0, 1, 0, 1, 2], [4, 0, 2], "ProcessGroupChannel"),
+        pytest.param("auto", [0, 1, 2, 0], [0, 2], "TwoLevelChannel", marks=pytest.mark.slow),
+        pytest.param("shared_memory", [], [0, 1, 2], "AloneChannel", marks=pytest.mark.slow),
+    ],
+)
+def test_a_death_in_every_operation_is_outlived(
+    tier: Tier, hosts: list[int], dead: list[int], kind: str, tmp_path: Path
+) -> None:
+    size = len(hosts) or len(dead) + 1 + (kind != "AloneChannel")
+    dies = list(zip(OPERATIONS, dead, strict=False))
+    script = partial(outlive, folder=tmp_path, dies=dies, hosts=hosts)
+    results = run_in_group(size, script, tier=tier, hosts=hosts)
+    assert [each for at, each in enumerate(results) if at in dead] == ["exit 3"] * len(dead)
+    assert {each for at, each in enumerate(results) if at not in dead} == {kind}
+
+
+def die_meanwhile(channel: GroupChannel, *, folder: Path, ends: str, last: int) -> Any:
+    """Three are left of four, of whom one ends while the group is formed anew."""
+    worker = channel.place
+    group, former = reforming(channel, [])
+    if worker == 3:
+        os._exit(3)
+    group.agree("save").wait(0.05)
+    group.cut()
+    offers = exchange(folder, "first", worker, 3, former.offer(worker))
+    if worker == last:
+        if ends == "come":
+            # It has come to where they meet, and no farther.
+            store = dist.TCPStore(  # type: ignore[attr-defined] # not in __all__
+                "127.0.0.1", int(offers[0][1]), None, is_master=False, wait_for_workers=False
+            )
+            store.add("here", 1)
+            time.sleep(0.2)
+        os._exit(3)
+    first = former.form([0, 1, 2], worker, offers)
+    first.wait(0.3)
+    members = [each for each in (0, 1, 2) if each != last]
+    place = members.index(worker)
+    offers = exchange(folder, "second", place, 2, former.offer(place))
+    second = former.form(members, place, offers)
+    second.wait(60.0)
+    with pytest.raises(MemberLostError):
+        first.result()
+    group.go_on(second.result(), agreed=None, has_values=False, is_given_up=False)
+    return finish(operations(group, group)) == expected(place, 2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"),
+    [
+        ("offered", 1),
+        pytest.param("come", 0, marks=pytest.mark.slow),
+        pytest.param("come", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_death_while_it_is_formed_begins_it_again(ends: str, last: int, tmp_path: Path) -> None:
+    script = partial(die_meanwhile, folder=tmp_path, ends=ends, last=last)
+    results = run_in_group(4, script, tier="torch")
+    assert results == ["exit 3" if each in (last, 3) else True for each in range(4)]
+
+
+def lack_memory(channel: GroupChannel, *, folder: Path) -> str:
+    worker = channel.place
+    group, former = reforming(channel, [])
+    if worker == 2:
+        os._exit(3)
+
+    def make(_num_bytes: int) -> Segment:
+        raise OSError("none")
+
+    if worker == 1:
+        cast("Any", channel)._make = make
+    group.cut()
+    offers = exchange(folder, "only", worker, 2, former.offer(worker))
+    pending = former.form([0, 1], worker, offers)
+    pending.wait(60.0)
+    with pytest.raises(TransportError, match="with which this worker's group could go on") as error:
+        pending.result()
+    assert not isinstance(error.value, MemberLostError)
+    return str(error.value)
+
+
+def test_no_memory_to_go_on_with_is_an_error_on_all(tmp_path: Path) -> None:
+    results = run_in_group(3, partial(lack_memory, folder=tmp_path), tier="auto")
+    assert "the worker at place 1" in results[0]
+    assert "no memory to share is to be had: none" in results[1]
+
+
+def former_at(ip: str, monkeypatch: pytest.MonkeyPatch) -> GroupFormer:
+    monkeypatch.setattr("psdist.workers.group.process_group._networks", [Network(At("lo", ip), ())])
+    channel: Any = None
+    return GroupFormer(channel, members=[0, 1], device=torch.device("cpu"), timeout_s=1.0)
+
+
+def test_who_is_not_the_first_offers_nothing_and_each_offer_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    former = former_at("127.0.0.1", monkeypatch)
+    assert former.offer(1) == []
+    (ip, port), (same, other) = former.offer(0), former.offer(0)
+    assert ip == same == float(0x7F000001)
+    assert port != other
+
+
+def test_a_place_to_meet_that_cannot_be_had_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_arguments: Any, **_more: Any) -> Any:
+        raise RuntimeError("too many open files")
+
+    monkeypatch.setattr(dist, "TCPStore", refuse)
+    with pytest.raises(TransportError, match=r"10\.0\.0\.7, where this worker's group could meet"):
+        former_at("10.0.0.7", monkeypatch).offer(0)

@@ -1,0 +1,180 @@
+"""Makes the channel of those who are left of a group: torch.distributed's default process group
+first, in every tier, for that is what scripts use as the group's; then what it was made of before.
+
+    former = GroupFormer(channel, members=[0, 1, 2], device=device, timeout_s=1800.0)
+    row = former.offer(place)                  # on all who are left; the first one's is an address
+    pending = former.form([0, 2], place, rows)
+    pending.result()                           # a GroupChannel
+
+A process group is made by calls that block until all are there, and of those who are left one may
+be in its script meanwhile, or die. So they are made in a thread, and nobody waits for it who does
+not want to. All come to a store first, where nobody waits blindly: who hears of another death
+leaves it. Only when all have come do they join, which takes moments, and a bounded time where
+somebody dies in these.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import logging
+import time
+from collections.abc import Callable, Sequence
+from threading import Event, Thread
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from psdist.errors import MemberLostError, TransportError
+from psdist.workers.group import process_group
+from psdist.workers.group.alone import AloneChannel
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.process_group import GRACE_S, ProcessGroupChannel
+from psdist.workers.group.shared_memory import SharedMemoryChannel
+from psdist.workers.group.two_levels import TwoLevelChannel
+
+logger = logging.getLogger("psdist")
+
+_JOIN: Final = datetime.timedelta(seconds=30)
+"""How long those who have all come may take to join."""
+_LOOK_S: Final = 5e-3
+_HERE: Final = "here"
+"""In the store: how many have come."""
+
+
+class GroupFormer:
+    def __init__(
+        self,
+        channel: GroupChannel,
+        *,
+        members: Sequence[int],
+        device: torch.device,
+        timeout_s: float,
+        hosts: Sequence[int] = (),
+    ) -> None:
+        """``members``: the group's workers, by place in ``channel``; ``hosts``: the number of each
+        one's host, of a group that lies on several; the rest as in :func:`process_group.start`."""
+        self._channel = channel
+        self._device = device
+        self._timeout_s = timeout_s
+        self._host_of = dict(zip(members, hosts, strict=True)) if hosts else {}
+        self._network = process_group.network()
+        self._server: Any = None
+        """The store of the last attempt, where this worker is the first of those who are left. The
+        process group that was made in it needs it as long as it lives."""
+        self._forming: _Forming | None = None
+
+    def offer(self, place: int) -> list[float]:
+        """What the others need of the worker at ``place`` of those who are left; another offer each
+        time, and nothing comes of those before. Raises :class:`TransportError`."""
+        if self._forming is not None:
+            self._forming.abandon()
+        self._server = None
+        if place:
+            return []
+        ip = self._network.at.ip
+        try:
+            self._server = dist.TCPStore(  # type: ignore[attr-defined] # not in __all__
+                ip, 0, None, is_master=True, wait_for_workers=False, timeout=_JOIN
+            )
+        except RuntimeError as error:
+            raise TransportError(
+                f"{ip}, where this worker's group could meet to go on, cannot be listened at: "
+                f"{error}"
+            ) from error
+        return [float(int(ipaddress.IPv4Address(ip))), float(self._server.port)]
+
+    def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> _Forming:
+        """Begin to make this worker's end of the group of ``members``."""
+        before = self._forming
+
+        def run(is_abandoned: Event) -> GroupChannel:
+            if before is not None:
+                before.wait(float("inf"))
+            process_group.abandon()
+            over = self._join(len(members), place, offers[0], is_abandoned)
+            hosts = [self._host_of[each] for each in members] if self._host_of else []
+            self._channel = _like(self._channel, over, hosts)
+            process_group.set_timeout(datetime.timedelta(seconds=self._timeout_s + GRACE_S))
+            return self._channel
+
+        self._forming = _Forming(run)
+        return self._forming
+
+    def _join(
+        self, size: int, place: int, offer: Sequence[float], is_abandoned: Event
+    ) -> GroupChannel:
+        """The end that torch's default process group is."""
+        store: Any
+        if size == 1:
+            store = dist.HashStore()  # type: ignore[attr-defined] # not in __all__
+        else:
+            ip, port = str(ipaddress.IPv4Address(int(offer[0]))), int(offer[1])
+            store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
+                ip, port, None, is_master=False, wait_for_workers=False, timeout=_JOIN
+            )
+            store.add(_HERE, 1)
+            while store.add(_HERE, 0) < size:
+                if is_abandoned.wait(_LOOK_S):
+                    raise MemberLostError("another worker of it has died meanwhile")
+        process_group.join(
+            self._network, store, index=place, size=size, device=self._device, timeout=_JOIN
+        )
+        return AloneChannel() if size == 1 else ProcessGroupChannel(place=place, size=size)
+
+
+def _like(before: GroupChannel, over: GroupChannel, hosts: Sequence[int]) -> GroupChannel:
+    """An end of the group that ``over`` joins, made as ``before`` was, which is over; memory that
+    it has handed out is as good for this one. ``hosts``: of the places of ``over``, where
+    ``before`` joins several."""
+    if isinstance(before, TwoLevelChannel):
+        if len(set(hosts)) > 1 and isinstance(over, ProcessGroupChannel):
+            here = process_group.of_host(over, hosts, timeout=_JOIN)
+            return TwoLevelChannel(_like(before.inner, here, []), over, hosts=hosts)
+        return _like(before.inner, over, [])
+    if isinstance(before, SharedMemoryChannel):
+        if isinstance(over, ProcessGroupChannel):
+            return before.succeed(over)
+        before.close()
+    elif isinstance(before, ProcessGroupChannel) and isinstance(over, ProcessGroupChannel):
+        return type(before).like(over)
+    return over
+
+
+class _Forming:
+    """What a thread makes."""
+
+    def __init__(self, run: Callable[[Event], GroupChannel]) -> None:
+        self._run = run
+        self._is_abandoned = Event()
+        self._results: list[GroupChannel] = []
+        self._error: Exception | None = None
+        self._thread = Thread(target=self._main, name="psdist-forming", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        began_s = time.monotonic()
+        try:
+            self._results.append(self._run(self._is_abandoned))
+        except RuntimeError as error:  # torch's
+            self._error = MemberLostError(f"this worker's group cannot be formed anew: {error}")
+        except Exception as error:
+            self._error = error
+        else:
+            logger.info("the group was formed anew in %.3f s", time.monotonic() - began_s)
+
+    def abandon(self) -> None:
+        """Nobody wants what comes of it; it ends soon."""
+        self._is_abandoned.set()
+
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, at_most_s: float) -> None:
+        self._thread.join(None if at_most_s == float("inf") else at_most_s)
+
+    def result(self) -> GroupChannel:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
