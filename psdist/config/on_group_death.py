@@ -35,7 +35,7 @@ OTHERS: Final = (
         "group_tier = auto",
     ),
     Other({"group_tier": "nccl"}, f"it was {_TRIED}", "group_tier = auto"),
-    Other({"replication": "buddy", "servers": 2}, f"it was {_TRIED}", "replication = none"),
+    Other({"replication": "buddy", "servers": 2}, ""),
     Other({"spares": 1}, "a spare takes the place of a whole group", "spares = 0"),
     Other({"push_codec": "int8"}, f"what a codec keeps was {_TRIED}", "push_codec = none"),
     Other({"pull_codec": "int8"}, f"what a codec keeps was {_TRIED}", "pull_codec = none"),

@@ -67,6 +67,7 @@ from psdist.protocol.control import (
     Rebuilt,
     ReceivedUpTo,
     Regroup,
+    Regrouped,
     Release,
     Replace,
     Resume,
@@ -89,18 +90,18 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 SAID_TO_REGISTRAR: Final = (
     *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Busy),
     *(Buried, TakenOver, ModeProposed, KeepsCopy, CopyFilled, Ready),
-    *(RoundTook, LossReported, AskSteps),
+    *(RoundTook, LossReported, AskSteps, Regroup),
 )
 SAID_BY_REGISTRAR: Final = (
     *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
-    *(CopyLost, Admit, Welcome, Replace, Appoint),
+    *(CopyLost, Admit, Welcome, Replace, Appoint, Regrouped),
 )
 """What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job;
-where there is Rebuilt or Regroup there is no deputy."""
+where there is Rebuilt there is no deputy."""
 FOR_REGISTRAR: Final = (
     *SAID_TO_REGISTRAR,
-    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows, Rebuilt, Regroup),
+    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows, Rebuilt),
 )
 """All that is for the registrar; what else is sent to its id is for the shard of server 0."""
 TOLD_EVERY: Final = 16

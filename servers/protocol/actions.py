@@ -322,7 +322,8 @@ class TellBuried:
     """Workers."""
     chief: int
     inherited: tuple[Inherit, ...]
-    deaths: tuple[MembershipEvent, ...]
+    losses: tuple[MembershipEvent, ...]
+    """Events of kind reform or death."""
 
 
 @dataclass(slots=True)

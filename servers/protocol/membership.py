@@ -117,7 +117,7 @@ class Membership:
             self.limits.begin(group, first[group])
         self.resumed_up_to = resumed_up_to
         self.generation = generation
-        self._take_out(dead)
+        self._shrink(dead, self._take_out(dead))
         for done in clocks:
             for group, clock in enumerate(done):
                 self.limits.contained[group] += clock - first[group]

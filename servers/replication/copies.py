@@ -186,11 +186,15 @@ class ShardCopy:
 
     def _bury(self, record: BuriedRecord) -> None:
         inherited = list(zip(record.chunks, record.heirs, record.clocks, strict=True))
-        for group, fewest, workers in zip(record.out, record.fewest, record.workers, strict=True):
+        events = zip(record.groups, record.goes_on, record.fewest, record.workers, strict=True)
+        told = set[int]()
+        for group, goes_on, fewest, workers in events:
             for chunk, heir, clock in inherited:
-                if heir == group:
+                if heir == group and group not in told:
                     self.log.inherit(chunk, group, clock)
-            self.log.member(EventKind.DEATH, group, fewest, float(workers))
+            told.add(group)
+            kind = EventKind.REFORM if goes_on else EventKind.DEATH
+            self.log.member(kind, group, fewest, float(workers))
 
     @staticmethod
     def _require(fits: bool, record: Record) -> None:

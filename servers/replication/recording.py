@@ -54,7 +54,7 @@ from psdist.servers.replication.outbox import Outbox
 from psdist.servers.set_loop import SetLoop
 from psdist.servers.shard.snapshots import SnapshotMemory
 
-_DEATH = "death"
+_LOSSES = ("reform", "death")
 
 
 class RecordingSetLoop(SetLoop):
@@ -96,7 +96,7 @@ class RecordingSetLoop(SetLoop):
             dead=tuple(message.dead),
             chief=worker_of(self.core.chief),
             inherited=tuple(each for each in actions if isinstance(each, Inherit)),
-            deaths=tuple(each for each in events if each.kind == _DEATH),
+            losses=tuple(each for each in events if each.kind in _LOSSES),
         )
 
     def _build(self, action: Build) -> None:
@@ -110,15 +110,16 @@ class RecordingSetLoop(SetLoop):
         self._tell(HeldRoundsRecord(highest=action.highest))
 
     def _tell_buried(self, action: TellBuried) -> None:
-        deaths = action.deaths
+        losses = action.losses
         inherited = [each for each in action.inherited if each.chunk not in self._untold]
         record = BuriedRecord(
             generation=action.generation,
             dead=list(action.dead),
             chief=action.chief,
-            out=[each.group for each in deaths],
-            fewest=[each.clock for each in deaths],
-            workers=[each.workers for each in deaths],
+            groups=[each.group for each in losses],
+            goes_on=[each.kind == "reform" for each in losses],
+            fewest=[each.clock for each in losses],
+            workers=[each.workers for each in losses],
             chunks=[each.chunk for each in inherited],
             heirs=[each.group for each in inherited],
             clocks=[each.clock for each in inherited],
@@ -216,7 +217,7 @@ class RecordingSetLoop(SetLoop):
         super()._empty_step(action)
 
     def _record_membership(self, action: MembershipEvent) -> None:
-        if action.kind != _DEATH:  # of which the buddy has been told
+        if action.kind not in _LOSSES:  # of which the buddy has been told
             self._tell(
                 MemberRecord(
                     kind=action.kind, group=action.group, clock=action.clock, workers=action.workers

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from psdist.protocol.header import Flag, Header
-from psdist.workers.protocol.actions import Action
+from psdist.workers.protocol.actions import Action, SendPush
 from psdist.workers.protocol.transfers import Transfers
 
 
@@ -30,6 +30,13 @@ class ResendingTransfers(Transfers):
         actions = super()._send_next(server)
         for header in waiting[: len(waiting) - len(queue)]:
             sent[header.chunk] = header
+        return actions
+
+    def push_for_the_dead(self) -> list[Action]:
+        actions = super().push_for_the_dead()
+        for action in actions:
+            if isinstance(action, SendPush):
+                self._sent[action.header.chunk] = action.header
         return actions
 
     def send_again(self, server: int) -> list[Action]:

@@ -212,14 +212,17 @@ class ShardPicture:
         if record.generation <= self.generation or not set(self.dead) <= set(record.dead):
             self._refuse(f"generation {record.generation} after {self.generation}")
         self.generation, self.dead = record.generation, tuple(record.dead)
-        for group, fewest in zip(record.out, record.fewest, strict=True):
+        for group, goes_on, fewest in zip(
+            record.groups, record.goes_on, record.fewest, strict=True
+        ):
             if not self._may_die(group, fewest):
-                self._refuse(f"the death of group {group} after {fewest} iterations")
-            self.standings[group] = Standing.DEAD
+                self._refuse(f"a death in group {group} after {fewest} iterations")
+            if not goes_on:
+                self.standings[group] = Standing.DEAD
         expected: dict[tuple[int, int], int] = {}
         for chunk, heir, clock in zip(record.chunks, record.heirs, record.clocks, strict=True):
             self._require(chunk)
-            if heir not in record.out or clock != expected.get(
+            if heir not in record.groups or clock != expected.get(
                 (chunk, heir), self.clocks[chunk][heir]
             ):
                 self._refuse(f"iteration {clock} of group {heir}, inherited by chunk {chunk}")

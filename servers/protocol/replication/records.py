@@ -96,14 +96,16 @@ class MemberRecord(Record):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuriedRecord(Record):
     """From ``generation`` of the membership on the workers ``dead`` are, all that have died, and
-    ``chief`` has the chief's duties. Their groups ``out`` (one entry of each list for each of them)
-    count here no more; ``chunks``, ``heirs``, ``clocks`` (likewise): the chunk will contain an
-    update of such a group that has arrived whole. In one record: what follows rests on all."""
+    ``chief`` has the chief's duties. Of their ``groups`` (one entry of each list for each event)
+    each counts here no more, of so many ``workers``, or ``goes_on`` without the worker that stands
+    there; ``chunks``, ``heirs``, ``clocks`` (likewise): the chunk will contain an update of such a
+    group that has arrived whole. In one record: what follows rests on all."""
 
     generation: int
     dead: _Numbers
     chief: int
-    out: _Numbers
+    groups: _Numbers
+    goes_on: _Flags
     fewest: _Numbers
     workers: _Numbers
     chunks: _Numbers
@@ -239,7 +241,8 @@ def unpack_record(data: bytes | memoryview) -> Record:
         if lengths != {len(record.empties)} or not record.empties:
             raise ProtocolError("a StepRecord whose updates are not told in full")
     if isinstance(record, BuriedRecord):
-        groups = {len(record.out), len(record.fewest), len(record.workers)}
+        groups = {len(record.groups), len(record.goes_on)}
+        groups |= {len(record.fewest), len(record.workers)}
         updates = {len(record.chunks), len(record.heirs), len(record.clocks)}
         if len(groups) > 1 or len(updates) > 1:
             raise ProtocolError("a BuriedRecord whose groups or updates are not told in full")

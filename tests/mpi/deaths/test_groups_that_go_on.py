@@ -26,10 +26,12 @@ ITERATIONS = 20
 SLOW = pytest.mark.slow
 
 
-def run_dying(dies: str, path: Path, *, sizes: Sequence[int], **settings: object) -> Completed:
+def run_dying(
+    dies: str, path: Path, *, sizes: Sequence[int], servers: int = 1, **settings: object
+) -> Completed:
     """``sizes``: workers of each group."""
     given = {
-        "placement": plan_of_groups(path / "plan.json", sizes),
+        "placement": plan_of_groups(path / "plan.json", sizes, servers=servers),
         "on_group_death": "reform",
         "max_deaths": 4,
         "chunk_bytes": 4096,
@@ -37,11 +39,11 @@ def run_dying(dies: str, path: Path, *, sizes: Sequence[int], **settings: object
         "samples_of_dead": "drop",  # all make as many iterations as they would
         **settings,
     }
-    words = ["-m", "psdist", "run", "--record", "--servers", "1"]
+    words = ["-m", "psdist", "run", "--record", "--servers", str(servers)]
     words += [f"--set={key}={value}" for key, value in given.items()]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "ITERATIONS": str(ITERATIONS)}
     words.append(str(PROGRAM))
-    num_ranks = 1 + sum(sizes)
+    num_ranks = servers + sum(sizes)
     return run_mpi(num_ranks, words, timeout_s=240, mpi="openmpi", env=env, launcher_args=ULFM)
 
 
@@ -94,6 +96,29 @@ def test_a_group_goes_on_without_its_dead(
     assert summary["exit"] == "completed"
     assert sorted(each["worker"] for each in summary["deaths"]) == dead
     assert summary["clocks"] == [ITERATIONS] * len(summary["clocks"])
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("dies", "dead_workers"),
+    [
+        ("1 pushing 6, 2 kills-1 6", [1]),
+        ("0 parked 4, 2 kills-0 9, 3 gathering 14", [0, 3]),  # the registrar
+    ],
+)
+def test_servers_with_buddies_die_too(dies: str, dead_workers: list[int], tmp_path: Path) -> None:
+    done = run_dying(dies, tmp_path, sizes=[3, 2], servers=2, replication="buddy")
+    assert done.returncode == 0, done.text
+    ended = re.findall(r"^worker (\d+) clock (\d+) has (\w+)$", done.stdout, re.MULTILINE)
+    living = [each for each in range(5) if each not in dead_workers]
+    assert sorted(int(worker) for worker, _, _ in ended) == living
+    assert {clock for _, clock, _ in ended} == {str(ITERATIONS)}
+    assert len({checksum for _, _, checksum in ended}) == 1
+    deaths = summary_of(tmp_path)["deaths"]
+    assert sorted(each["worker"] for each in deaths if "worker" in each) == dead_workers
+    assert sum("server" in each for each in deaths) == 1
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert report.proved, (report.violations, report.notes)
 

@@ -10,6 +10,7 @@ DIES="1 pushing 12" (several are parted by commas): worker 1, in iteration 12, w
     parked       it has pushed all, and waits for the replies
     gathering    it has brought its new parameters to the others
     collective   it has entered a job.mean, behind the iteration
+    kills-1      it lives, and kills server 1
 
 Every worker that lives prints the checksum of its parameters at the end, and where it is in torch's
 default process group, over which all who are left of the group have met.
@@ -17,6 +18,7 @@ default process group, over which all who are left of the group have met.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -54,6 +56,12 @@ def die(after_s: float = 0.0) -> None:
         threading.Thread(target=kill, daemon=True).start()
     else:
         kill()
+
+
+def kill_server(server: int) -> None:
+    ranks = json.loads((Path(os.environ["PSDIST_RUN_DIR"]) / "ranks.json").read_text())
+    print(f"killed at {time.time():.6f}", flush=True)
+    os.kill([each["pid"] for each in ranks if each["role"] == "server"][server], signal.SIGKILL)
 
 
 def dying(method: Callable[..., Any], is_due: Callable[[], bool]) -> Callable[..., Any]:
@@ -97,6 +105,8 @@ def main() -> None:
         now["clock"] = clock
         if clock == at and phase == "forward":
             die()
+        if clock == at and phase.startswith("kills-"):
+            kill_server(int(phase.removeprefix("kills-")))
         loss = model(batch[:, None].float().expand(-1, 64) / 1e3).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -230,7 +230,7 @@ def buried(**changed: object) -> BuriedRecord:
     chunk 2 the first."""
     values: dict[str, object] = {
         "generation": 1, "dead": [1], "chief": 0,
-        "out": [1], "fewest": [0], "workers": [1],
+        "groups": [1], "goes_on": [False], "fewest": [0], "workers": [1],
         "chunks": [0, 0, 2], "heirs": [1, 1, 1], "clocks": [1, 2, 0],
     }  # fmt: skip
     return BuriedRecord(**(values | changed))  # type: ignore[arg-type]
@@ -259,6 +259,21 @@ def test_a_buddy_knows_who_is_dead_by_one_record() -> None:
     assert not picture.has_members
 
 
+def test_a_group_that_goes_on_counts_as_before() -> None:
+    """Without worker 1, and then without another one."""
+    picture = two_groups()
+    record = buried(goes_on=[True])
+    assert unpack_record(pack_record(record)) == record
+    picture.apply(record)
+    assert picture.standings == [Standing.ACTIVE, Standing.ACTIVE]
+    picture.apply(step(0, groups=[1], clocks=[1]))
+    both = {"groups": [1, 1], "goes_on": [True, True], "fewest": [0, 0], "workers": [2, 3]}
+    picture.apply(buried(generation=2, dead=[1, 2, 3], chunks=[], heirs=[], clocks=[], **both))
+    assert (picture.standings[1], picture.dead) == (Standing.ACTIVE, (1, 2, 3))
+    with pytest.raises(ProtocolError, match="not told in full"):
+        unpack_record(pack_record(buried(goes_on=[])))
+
+
 def test_the_next_chief_counts_what_it_sets_from_the_start() -> None:
     picture = two_groups()
     picture.apply(buried(chief=1))
@@ -269,8 +284,8 @@ def test_the_next_chief_counts_what_it_sets_from_the_start() -> None:
     ("changed", "words"),
     [
         ({"generation": 0}, "generation 0 after 0"),
-        ({"out": [2]}, "the death of group 2"),
-        ({"fewest": [1]}, "the death of group 1 after 1 iterations"),
+        ({"groups": [2]}, "a death in group 2"),
+        ({"fewest": [1]}, "a death in group 1 after 1 iterations"),
         ({"heirs": [1, 1, 0]}, "iteration 0 of group 0, inherited by chunk 2"),
         ({"clocks": [1, 1, 0]}, "iteration 1 of group 1, inherited by chunk 0"),
         ({"clocks": [0, 1, 0]}, "iteration 0 of group 1, inherited by chunk 0"),

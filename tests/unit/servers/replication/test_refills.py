@@ -339,7 +339,8 @@ def test_of_chunks_that_are_not_known_a_death_may_say_less() -> None:
     picture.apply(fill_record())
     picture.apply(chunk_record(0, [5, 4, 1]))
     death = BuriedRecord(
-        generation=2, dead=[2, 0], chief=1, out=[0], fewest=[3], workers=[1],
+        generation=2, dead=[2, 0], chief=1,
+        groups=[0], goes_on=[False], fewest=[3], workers=[1],
         chunks=[0], heirs=[0], clocks=[5],
     )  # fmt: skip
     with pytest.raises(ProtocolError, match="after 6 iterations"):
