@@ -78,10 +78,23 @@ def test_what_follows_from_where_all_stand(
     assert outcome.newest.rows == [[float(outcome.newest.number)]]
 
 
+class Late(Done[GroupChannel]):
+    """What a thread makes, when it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(AloneChannel())
+        self.is_made = False
+
+    def is_done(self) -> bool:
+        return self.is_made
+
+
 class Former:
     def __init__(self) -> None:
         self.formed: list[Any] = []
         self.error: Exception | None = None
+        self.late: list[Late] = []
+        """What it makes next, where that takes time."""
 
     def offer(self, place: int) -> list[float]:
         assert place == 0, "of those who are left"
@@ -93,7 +106,7 @@ class Former:
         if self.error is not None:
             raise self.error
         self.formed.append((tuple(members), place, offers))
-        return Done(AloneChannel())
+        return self.late.pop(0) if self.late else Done(AloneChannel())
 
 
 class Loop:
@@ -164,6 +177,27 @@ def test_a_death_meanwhile_begins_it_again() -> None:
     loop.answer(Standing(Agreed(0, STEP, []), False, [8.0]))
     made.advance()
     assert len(former.formed) == len(trainer.taken) == 1
+
+
+def test_a_group_that_takes_time_is_formed_once_and_anew_behind_another_death() -> (
+    None
+):
+    made, loop, former, trainer = reforming()
+    first, second = former.late = [Late(), Late()]
+    standing = Standing(Agreed(0, STEP, []), False, [8.0])
+    for num_lost in (1, 2):
+        loop.regrouping.num_lost = num_lost
+        made.advance()
+        loop.answer(standing)
+        made.advance()
+        made.advance()
+        assert (len(former.formed), trainer.taken) == (num_lost, [])
+    first.is_made = True
+    made.advance()
+    assert not trainer.taken, "nobody wants that one any more"
+    second.is_made = True
+    made.advance()
+    assert trainer.taken == [False]
 
 
 def test_who_is_not_there_any_more_is_waited_for_until_its_death_is_declared(

@@ -21,7 +21,7 @@ from psdist.workers.group.addresses import At
 from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.group.forming import GroupFormer
 from psdist.workers.group.meeting import Hosts
-from psdist.workers.group.process_group import Network
+from psdist.workers.group.process_group import GRACE_S, Network
 from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.tier import Tier
@@ -109,6 +109,9 @@ def outlive(
         ones = torch.ones(2)
         dist.all_reduce(ones)
         assert ones.tolist() == [len(members)] * 2, "what scripts use is the group's"
+        for process_group in dist.distributed_c10d._world.pg_names:
+            backend = process_group._get_backend(torch.device("cpu"))
+            assert backend.options._timeout.total_seconds() == 60.0 + GRACE_S
     return type(group.inner).__name__
 
 

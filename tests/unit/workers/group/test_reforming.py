@@ -203,6 +203,19 @@ def test_who_waits_for_somebody_that_has_ended_waits_on() -> None:
     pending.wait(60.0)  # returns at once
 
 
+def test_who_hears_of_it_when_it_looks_waits_on_as_well() -> None:
+    class Looks(Waits):
+        def is_done(self) -> bool:
+            raise MemberLostError("it has ended")
+
+    channel = ReformingChannel(Slow())
+    pending = channel.agree("save")
+    pending._pending = Looks()  # type: ignore[attr-defined]
+    assert not pending.is_done()
+    channel.cut()
+    assert [name for name, _ in go_on(channel).begun] == ["save []"]
+
+
 def test_other_errors_are_the_callers() -> None:
     first = Slow()
     pending = ReformingChannel(first).agree("save")

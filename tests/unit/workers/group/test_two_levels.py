@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.errors import CollectiveError, InvariantError
+from psdist.errors import CollectiveError, InvariantError, MemberLostError, TransportError
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -196,3 +196,16 @@ def test_processes_on_several_hosts_do_the_same_whichever_tier(
     results = run_in_group(len(hosts), all_operations, tier=tier, hosts=hosts)
     for place, result in enumerate(results):
         assert result == expected(place, len(hosts), hosts), f"place {place}"
+
+
+@pytest.mark.parametrize("kind", [MemberLostError, TransportError])
+def test_an_error_among_a_hosts_workers_is_of_its_kind_and_says_where(
+    kind: type[TransportError],
+) -> None:
+    def fail() -> Any:
+        raise kind("the worker at place 1 of it has ended")
+        yield
+
+    with pytest.raises(TransportError, match="among the workers of this host: ") as raised:
+        next(two_levels._of_host(fail()))
+    assert type(raised.value) is kind
