@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -114,14 +115,34 @@ class GroupFormer:
             store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
                 ip, port, None, is_master=False, wait_for_workers=False, timeout=_JOIN
             )
-            store.add(_HERE, 1)
-            while store.add(_HERE, 0) < size:
-                if is_abandoned.wait(_LOOK_S):
-                    raise MemberLostError("another worker of it has died meanwhile")
-        process_group.join(
-            self._network, store, index=place, size=size, device=self._device, timeout=_JOIN
-        )
+        for attempt in itertools.count():
+            _meet(store, f"{_HERE} {attempt}", size, is_abandoned)
+            failed = f"failed {attempt}"
+            try:
+                process_group.join(
+                    self._network,
+                    dist.PrefixStore(str(attempt), store),  # type: ignore[attr-defined] # as HashStore
+                    index=place,
+                    size=size,
+                    device=self._device,
+                    timeout=_JOIN,
+                )
+            except RuntimeError as error:  # some of the others may have joined
+                logger.warning("this worker's group has not joined: %s", error)
+                store.add(failed, 1)
+            _meet(store, f"joined {attempt}", size, is_abandoned)
+            if not store.add(failed, 0):
+                break
+            process_group.abandon()
         return AloneChannel() if size == 1 else ProcessGroupChannel(place=place, size=size)
+
+
+def _meet(store: Any, where: str, size: int, is_abandoned: Event) -> None:
+    """Wait there for all; :class:`MemberLostError` if another one has died meanwhile."""
+    store.add(where, 1)
+    while store.add(where, 0) < size:
+        if is_abandoned.wait(_LOOK_S):
+            raise MemberLostError("another worker of it has died meanwhile")
 
 
 def _like(before: GroupChannel, over: GroupChannel, hosts: Sequence[int]) -> GroupChannel:

@@ -218,6 +218,7 @@ def abandon() -> None:
     timed out, and what was under way over them ends in an error.
     """
     if not dist.is_initialized():
+        dist.distributed_c10d._world.group_count = 0  # of one that could not be made
         return
     for group in list(dist.distributed_c10d._world.pg_names):
         if group.size() > 1:

@@ -179,9 +179,7 @@ def test_a_death_meanwhile_begins_it_again() -> None:
     assert len(former.formed) == len(trainer.taken) == 1
 
 
-def test_a_group_that_takes_time_is_formed_once_and_anew_behind_another_death() -> (
-    None
-):
+def test_a_group_that_takes_time_is_formed_once_and_anew_behind_another_death() -> None:
     made, loop, former, trainer = reforming()
     first, second = former.late = [Late(), Late()]
     standing = Standing(Agreed(0, STEP, []), False, [8.0])

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from psdist.errors import GroupReformedError, MemberLostError, TransportError
 from psdist.protocol.partition import Span
+from psdist.workers.group import process_group
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.addresses import At
 from psdist.workers.group.channel import GroupChannel, Pending
@@ -109,8 +110,8 @@ def outlive(
         ones = torch.ones(2)
         dist.all_reduce(ones)
         assert ones.tolist() == [len(members)] * 2, "what scripts use is the group's"
-        for process_group in dist.distributed_c10d._world.pg_names:
-            backend = process_group._get_backend(torch.device("cpu"))
+        for each in dist.distributed_c10d._world.pg_names:
+            backend = each._get_backend(torch.device("cpu"))
             assert backend.options._timeout.total_seconds() == 60.0 + GRACE_S
     return type(group.inner).__name__
 
@@ -152,7 +153,7 @@ def die_meanwhile(channel: GroupChannel, *, folder: Path, ends: str, last: int) 
             store = dist.TCPStore(  # type: ignore[attr-defined] # not in __all__
                 "127.0.0.1", int(offers[0][1]), None, is_master=False, wait_for_workers=False
             )
-            store.add("here", 1)
+            store.add("here 0", 1)
             time.sleep(0.2)
         os._exit(3)
     first = former.form([0, 1, 2], worker, offers)
@@ -180,6 +181,34 @@ def test_a_death_while_it_is_formed_begins_it_again(ends: str, last: int, tmp_pa
     script = partial(die_meanwhile, folder=tmp_path, ends=ends, last=last)
     results = run_in_group(4, script, tier="torch")
     assert results == ["exit 3" if each in (last, 3) else True for each in range(4)]
+
+
+def fail_once(channel: GroupChannel, *, folder: Path) -> Any:
+    worker = channel.place
+    group, former = reforming(channel, [])
+    if worker == 2:
+        os._exit(3)
+    joined, failures = process_group.join, [RuntimeError("connection closed by peer")]
+
+    def join(*arguments: Any, **more: Any) -> None:
+        if worker == 0 and failures:
+            joined(*arguments, **more)
+            process_group.abandon()
+            raise failures.pop()
+        joined(*arguments, **more)
+
+    process_group.join = join
+    group.cut()
+    offers = exchange(folder, "only", worker, 2, former.offer(worker))
+    pending = former.form([0, 1], worker, offers)
+    pending.wait(60.0)
+    group.go_on(pending.result(), agreed=None, has_values=False, is_given_up=False)
+    return finish(operations(group, group)) == expected(worker, 2)
+
+
+def test_all_join_again_where_one_has_failed(tmp_path: Path) -> None:
+    results = run_in_group(3, partial(fail_once, folder=tmp_path), tier="torch")
+    assert results == [True, True, "exit 3"]
 
 
 def lack_memory(channel: GroupChannel, *, folder: Path) -> str:
