@@ -13,12 +13,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from psdist.errors import TransportError
+from psdist.errors import MemberLostError
 
 
 def all_connected(store: Any, place: int, size: int) -> None:
     """Wait until each of the ``size`` members has come here, as long as the timeout of ``store``
-    allows, in which this process group alone has met: :class:`TransportError` then, or where the
+    allows, in which this process group alone has met: :class:`MemberLostError` then, or where the
     store is gone. Place 0 goes on last, when nobody needs the store any more, which it may keep.
     """
     come = [f"connected {each}" for each in range(size)]
@@ -32,7 +32,7 @@ def all_connected(store: Any, place: int, size: int) -> None:
     except RuntimeError as error:
         missing = [f"{each}" for each, key in enumerate(come) if not _is_there(store, key)]
         who = f"nothing from place {', '.join(missing)}" if missing else "all had connected"
-        raise TransportError(
+        raise MemberLostError(
             f"the {size} workers of this worker's group wait for each other to have connected, and "
             f"the one at place {place} waits in vain ({who}): {error}"
         ) from error

@@ -10,14 +10,14 @@ A process group is made by calls that block until all are there, and of those wh
 be in its script meanwhile, or die. So they are made in a thread, and nobody waits for it who does
 not want to. All come to a store first, where nobody waits blindly: who hears of another death
 leaves it. Only when all have come do they join, which takes moments, and a bounded time where
-somebody dies in these.
+somebody dies in these. Then all say whether they have; if one has not, all leave what they have
+made, not before, and join again in another attempt, with more time.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ from psdist.workers.group.two_levels import TwoLevelChannel
 
 logger = logging.getLogger("psdist")
 
-_JOIN: Final = datetime.timedelta(seconds=30)
-"""How long those who have all come may take to join."""
+_ATTEMPTS: Final = tuple(datetime.timedelta(seconds=each) for each in (5, 10, 20, 40))
+"""How long those who have all come may take to join, the first time, the second, and so on."""
 _LOOK_S: Final = 5e-3
-_HERE: Final = "here"
-"""In the store: how many have come."""
+_AGAIN: Final = "again: "
+"""Begins what is said of an attempt that another one may mend."""
 
 
 class GroupFormer:
@@ -77,7 +77,7 @@ class GroupFormer:
         ip = self._network.at.ip
         try:
             self._server = dist.TCPStore(  # type: ignore[attr-defined] # not in __all__
-                ip, 0, None, is_master=True, wait_for_workers=False, timeout=_JOIN
+                ip, 0, None, is_master=True, wait_for_workers=False, timeout=_ATTEMPTS[0]
             )
         except RuntimeError as error:
             raise TransportError(
@@ -94,66 +94,102 @@ class GroupFormer:
             if before is not None:
                 before.wait(float("inf"))
             process_group.abandon()
-            over = self._join(len(members), place, offers[0], is_abandoned)
-            hosts = [self._host_of[each] for each in members] if self._host_of else []
-            self._channel = _like(self._channel, over, hosts)
-            process_group.set_timeout(datetime.timedelta(seconds=self._timeout_s + GRACE_S))
+            self._meet_and_join(members, place, offers[0], is_abandoned)
             return self._channel
 
         self._forming = _Forming(run)
         return self._forming
 
-    def _join(
-        self, size: int, place: int, offer: Sequence[float], is_abandoned: Event
-    ) -> GroupChannel:
-        """The end that torch's default process group is."""
+    def _meet_and_join(
+        self, members: Sequence[int], place: int, offer: Sequence[float], is_abandoned: Event
+    ) -> None:
+        """Attempts, until all have joined in one."""
+        size = len(members)
         store: Any
         if size == 1:
             store = dist.HashStore()  # type: ignore[attr-defined] # not in __all__
         else:
             ip, port = str(ipaddress.IPv4Address(int(offer[0]))), int(offer[1])
             store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
-                ip, port, None, is_master=False, wait_for_workers=False, timeout=_JOIN
+                ip, port, None, is_master=False, wait_for_workers=False, timeout=_ATTEMPTS[0]
             )
-        for attempt in itertools.count():
-            _meet(store, f"{_HERE} {attempt}", size, is_abandoned)
-            failed = f"failed {attempt}"
+        hosts = [self._host_of[each] for each in members] if self._host_of else []
+        whole = datetime.timedelta(seconds=self._timeout_s + GRACE_S)
+        for number, timeout in enumerate(_ATTEMPTS):
+            attempt = dist.PrefixStore(f"{number}", store)  # type: ignore[attr-defined] # as HashStore
+            _tell_all(attempt, "here", place, size, "", is_abandoned)
+            said, error = "", None
             try:
-                process_group.join(
-                    self._network,
-                    dist.PrefixStore(str(attempt), store),  # type: ignore[attr-defined] # as HashStore
-                    index=place,
-                    size=size,
-                    device=self._device,
-                    timeout=_JOIN,
-                )
-            except RuntimeError as error:  # some of the others may have joined
-                logger.warning("this worker's group has not joined: %s", error)
-                store.add(failed, 1)
-            _meet(store, f"joined {attempt}", size, is_abandoned)
-            if not store.add(failed, 0):
-                break
+                self._join(attempt, place, size, hosts, timeout)
+            except (RuntimeError, MemberLostError) as failure:
+                said = f"{_AGAIN}{failure}"
+            except TransportError as failure:
+                said, error = str(failure), failure
+            # Only now may somebody leave what others are still about to join.
+            told = _tell_all(attempt, "done", place, size, said, is_abandoned)
+            if not any(told):
+                process_group.set_timeout(whole)
+                store.set_timeout(whole)  # for process groups of the script's own
+                return
             process_group.abandon()
-        return AloneChannel() if size == 1 else ProcessGroupChannel(place=place, size=size)
+            final = next((each for each in told if each and not each.startswith(_AGAIN)), "")
+            if final:
+                raise error or TransportError(final)
+            why = "; ".join(dict.fromkeys(each[len(_AGAIN) :] for each in told if each))
+            logger.warning("this worker's group joins again, since it could not: %s", why)
+        raise TransportError(
+            f"this worker's group cannot be formed anew: those of it who are left, all alive, have "
+            f"tried to join {len(_ATTEMPTS)} times: {why}"
+        )
+
+    def _join(
+        self,
+        store: Any,
+        place: int,
+        size: int,
+        hosts: Sequence[int],
+        timeout: datetime.timedelta,
+    ) -> None:
+        process_group.join(
+            self._network, store, index=place, size=size, device=self._device, timeout=timeout
+        )
+        over = AloneChannel() if size == 1 else ProcessGroupChannel(place=place, size=size)
+        self._channel = _like(self._channel, over, hosts, timeout)
 
 
-def _meet(store: Any, where: str, size: int, is_abandoned: Event) -> None:
-    """Wait there for all; :class:`MemberLostError` if another one has died meanwhile."""
-    store.add(where, 1)
-    while store.add(where, 0) < size:
+def _tell_all(
+    store: Any, what: str, place: int, size: int, said: str, is_abandoned: Event
+) -> list[str]:
+    """What each says there, once all do; :class:`MemberLostError` if another one has died
+    meanwhile. The first one, who keeps the store, goes on last."""
+    keys = [f"{what} {each}" for each in range(size)]
+    heard = [f"{what} is known to {each}" for each in range(size)]
+    store.set(keys[place], said)
+    _wait_for(store, keys, is_abandoned)
+    told = [store.get(key).decode("utf-8") for key in keys]
+    store.set(heard[place], "")
+    if place == 0:
+        _wait_for(store, heard, is_abandoned)
+    return told
+
+
+def _wait_for(store: Any, keys: list[str], is_abandoned: Event) -> None:
+    while not store.check(keys):
         if is_abandoned.wait(_LOOK_S):
             raise MemberLostError("another worker of it has died meanwhile")
 
 
-def _like(before: GroupChannel, over: GroupChannel, hosts: Sequence[int]) -> GroupChannel:
+def _like(
+    before: GroupChannel, over: GroupChannel, hosts: Sequence[int], timeout: datetime.timedelta
+) -> GroupChannel:
     """An end of the group that ``over`` joins, made as ``before`` was, which is over; memory that
     it has handed out is as good for this one. ``hosts``: of the places of ``over``, where
     ``before`` joins several."""
     if isinstance(before, TwoLevelChannel):
         if len(set(hosts)) > 1 and isinstance(over, ProcessGroupChannel):
-            here = process_group.of_host(over, hosts, timeout=_JOIN)
-            return TwoLevelChannel(_like(before.inner, here, []), over, hosts=hosts)
-        return _like(before.inner, over, [])
+            here = process_group.of_host(over, hosts, timeout=timeout)
+            return TwoLevelChannel(_like(before.inner, here, [], timeout), over, hosts=hosts)
+        return _like(before.inner, over, [], timeout)
     if isinstance(before, SharedMemoryChannel):
         if isinstance(over, ProcessGroupChannel):
             return before.succeed(over)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from psdist.errors import TransportError
+from psdist.errors import MemberLostError
 from psdist.workers.group import process_group
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.connected import all_connected
@@ -126,5 +126,5 @@ def test_who_waits_in_vain_says_for_whom(come: list[int], said: str) -> None:
     store.set_timeout(datetime.timedelta(seconds=0.01))
     for each in come:
         store.set(f"connected {each}", b"")
-    with pytest.raises(TransportError, match=f"the 4 workers.*at place 0 waits in vain.*{said}"):
+    with pytest.raises(MemberLostError, match=f"the 4 workers.*at place 0 waits in vain.*{said}"):
         all_connected(store, 0, 4)

@@ -3,12 +3,14 @@ process group, torch's default one, is made anew, and what it is made of."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ import torch.distributed as dist
 
 from psdist.errors import GroupReformedError, MemberLostError, TransportError
 from psdist.protocol.partition import Span
-from psdist.workers.group import process_group
+from psdist.workers.group import forming, process_group, shared_memory
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.addresses import At
 from psdist.workers.group.channel import GroupChannel, Pending
@@ -153,7 +155,7 @@ def die_meanwhile(channel: GroupChannel, *, folder: Path, ends: str, last: int) 
             store = dist.TCPStore(  # type: ignore[attr-defined] # not in __all__
                 "127.0.0.1", int(offers[0][1]), None, is_master=False, wait_for_workers=False
             )
-            store.add("here 0", 1)
+            dist.PrefixStore("0", store).set(f"here {worker}", "")  # type: ignore[attr-defined] # as above
             time.sleep(0.2)
         os._exit(3)
     first = former.form([0, 1, 2], worker, offers)
@@ -183,51 +185,110 @@ def test_a_death_while_it_is_formed_begins_it_again(ends: str, last: int, tmp_pa
     assert results == ["exit 3" if each in (last, 3) else True for each in range(4)]
 
 
-def fail_once(channel: GroupChannel, *, folder: Path) -> Any:
+def go_on_without(
+    dead: int, channel: GroupChannel, hosts: Sequence[int], folder: Path
+) -> ReformingChannel:
+    """The end of those who are left when that one, the last, has ended."""
     worker = channel.place
-    group, former = reforming(channel, [])
-    if worker == 2:
+    group, former = reforming(channel, hosts)
+    if worker == dead:
         os._exit(3)
-    joined, failures = process_group.join, [RuntimeError("connection closed by peer")]
-
-    def join(*arguments: Any, **more: Any) -> None:
-        if worker == 0 and failures:
-            joined(*arguments, **more)
-            process_group.abandon()
-            raise failures.pop()
-        joined(*arguments, **more)
-
-    process_group.join = join
     group.cut()
-    offers = exchange(folder, "only", worker, 2, former.offer(worker))
-    pending = former.form([0, 1], worker, offers)
+    offers = exchange(folder, "only", worker, dead, former.offer(worker))
+    pending = former.form(list(range(dead)), worker, offers)
     pending.wait(60.0)
     group.go_on(pending.result(), agreed=None, has_values=False, is_given_up=False)
-    return finish(operations(group, group)) == expected(worker, 2)
+    return group
 
 
-def test_all_join_again_where_one_has_failed(tmp_path: Path) -> None:
-    results = run_in_group(3, partial(fail_once, folder=tmp_path), tier="torch")
-    assert results == [True, True, "exit 3"]
+def fail_once(
+    channel: GroupChannel, *, folder: Path, what: str, hosts: Sequence[int], fails: int
+) -> Any:
+    """One of those who are left has joined, and says that it has not."""
+    worker = channel.place
+    module: Any = shared_memory if what == "connect" else process_group
+    made: Any = getattr(module, what)
+    error = MemberLostError if what == "connect" else RuntimeError
+    failures = [error("connection closed by peer")] if worker == fails else []
+
+    def make(*arguments: Any, **more: Any) -> Any:
+        result = made(*arguments, **more)
+        if failures:
+            raise failures.pop()
+        return result
+
+    with mock.patch.object(module, what, make):
+        group = go_on_without(channel.size - 1, channel, hosts, folder)
+    left = hosts[:-1]
+    return finish(operations(group, group)) == expected(worker, group.size, left)
+
+
+@pytest.mark.parametrize(
+    ("what", "tier", "hosts", "fails"),
+    [
+        ("join", "torch", [], 0),
+        ("of_host", "auto", [0, 0, 1, 1], 2),
+        ("connect", "auto", [], 1),
+    ],
+)
+def test_all_join_again_where_one_has_failed(
+    what: str, tier: Tier, hosts: list[int], fails: int, tmp_path: Path
+) -> None:
+    size = len(hosts) or 3
+    script = partial(fail_once, folder=tmp_path, what=what, hosts=hosts, fails=fails)
+    results = run_in_group(size, script, tier=tier, hosts=hosts)
+    assert results == [True] * (size - 1) + ["exit 3"]
+
+
+def be_late(channel: GroupChannel, *, folder: Path) -> Any:
+    """So that torch gives up the first time, on all but one."""
+    joined, waits = process_group.join, [0.6] if channel.place == 1 else []
+
+    def join(*arguments: Any, **more: Any) -> None:
+        if waits:
+            time.sleep(waits.pop())
+        joined(*arguments, **more)
+
+    attempts = [datetime.timedelta(seconds=each) for each in (0.2, 30.0)]
+    with (
+        mock.patch.object(process_group, "join", join),
+        mock.patch.object(forming, "_ATTEMPTS", attempts),
+    ):
+        group = go_on_without(3, channel, [], folder)
+    return finish(operations(group, group)) == expected(channel.place, 3)
+
+
+def test_who_comes_late_to_join_has_more_time_in_the_next_attempt(tmp_path: Path) -> None:
+    results = run_in_group(4, partial(be_late, folder=tmp_path), tier="torch")
+    assert results == [True, True, True, "exit 3"]
+
+
+def never_join(channel: GroupChannel, *, folder: Path) -> Any:
+    def join(*_arguments: Any, **_more: Any) -> None:
+        raise RuntimeError(f"no way from {channel.place}")
+
+    with (
+        mock.patch.object(process_group, "join", join),
+        pytest.raises(TransportError, match="all alive, have tried to join 4 times") as raised,
+    ):
+        go_on_without(2, channel, [], folder)
+    assert not isinstance(raised.value, MemberLostError), "for whose death it would wait"
+    return str(raised.value).partition(" times: ")[2]
+
+
+def test_who_is_left_and_cannot_join_ends_in_an_error_that_says_why_on_all(tmp_path: Path) -> None:
+    results = run_in_group(3, partial(never_join, folder=tmp_path), tier="torch")
+    assert results == ["no way from 0; no way from 1"] * 2 + ["exit 3"]
 
 
 def lack_memory(channel: GroupChannel, *, folder: Path) -> str:
-    worker = channel.place
-    group, former = reforming(channel, [])
-    if worker == 2:
-        os._exit(3)
-
     def make(_num_bytes: int) -> Segment:
         raise OSError("none")
 
-    if worker == 1:
+    if channel.place == 1:
         cast("Any", channel)._make = make
-    group.cut()
-    offers = exchange(folder, "only", worker, 2, former.offer(worker))
-    pending = former.form([0, 1], worker, offers)
-    pending.wait(60.0)
     with pytest.raises(TransportError, match="with which this worker's group could go on") as error:
-        pending.result()
+        go_on_without(2, channel, [], folder)
     assert not isinstance(error.value, MemberLostError)
     return str(error.value)
 
