@@ -274,6 +274,7 @@ class SharedMemoryChannel:
         self._make = make
         self._number = 0
         """Of the operation that was begun last."""
+        self._is_closed = False
         self._unfinished: deque[_Operation[Any]] = deque()
         self._besides: list[SharedMemoryChannel] = []
         self._shared: list[_Own] = []
@@ -334,7 +335,10 @@ class SharedMemoryChannel:
         return channel
 
     def close(self) -> None:
-        """The group is over; memory that was handed out stays."""
+        """The group is over; memory that was handed out stays. Another time it does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for own in self._shared:
             own.segment.close()
         self._shared.clear()

@@ -551,6 +551,16 @@ def test_memory_that_the_group_has_handed_out_is_added_from_where_it_lies_still(
     assert not any(each._staging for each in made)
 
 
+def test_closing_it_again_closes_nothing_of_anybody_else() -> None:
+    group = group_of(2)
+    group[0].close()
+    later = [os.pipe() for _ in range(3)]  # which get the numbers that are free
+    group[0].close()
+    for ends in later:
+        for fd in ends:
+            os.close(fd)
+
+
 def test_a_process_that_is_about_to_end_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are closed before it is listed no more."""
     listed = iter([7, 7, 7, -1])
