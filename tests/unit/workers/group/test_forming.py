@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, cast
 from unittest import mock
 
@@ -115,6 +116,8 @@ def outlive(
         for each in dist.distributed_c10d._world.pg_names:
             backend = each._get_backend(torch.device("cpu"))
             assert backend.options._timeout.total_seconds() == 60.0 + GRACE_S
+        store = process_group._store_of(dist.group.WORLD)
+        assert store.timeout.total_seconds() == 60.0 + GRACE_S
     return type(group.inner).__name__
 
 
@@ -281,6 +284,40 @@ def test_who_is_left_and_cannot_join_ends_in_an_error_that_says_why_on_all(tmp_p
     assert results == ["no way from 0; no way from 1"] * 2 + ["exit 3"]
 
 
+class Slow:
+    """A store whose user comes late to look."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.has_heard = False
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        time.sleep(0.2)
+        return bool(self._store.check(keys))
+
+    def get(self, key: str) -> bytes:
+        self.has_heard = True
+        return bytes(self._store.get(key))
+
+
+def test_who_keeps_the_store_stays_until_all_have_heard() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined] # not in __all__
+    slow, told = Slow(store), []
+
+    def tell() -> None:
+        told.append(forming._tell_all(slow, "done", 1, 2, "again: no", Event()))
+
+    other = Thread(target=tell)
+    other.start()
+    assert forming._tell_all(store, "done", 0, 2, "", Event()) == ["", "again: no"]
+    assert slow.has_heard
+    other.join()
+    assert told == [["", "again: no"]]
+
+
 def lack_memory(channel: GroupChannel, *, folder: Path) -> str:
     def make(_num_bytes: int) -> Segment:
         raise OSError("none")
@@ -290,6 +327,7 @@ def lack_memory(channel: GroupChannel, *, folder: Path) -> str:
     with pytest.raises(TransportError, match="with which this worker's group could go on") as error:
         go_on_without(2, channel, [], folder)
     assert not isinstance(error.value, MemberLostError)
+    assert "have tried" not in str(error.value), "another attempt would not mend it"
     return str(error.value)
 
 
