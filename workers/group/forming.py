@@ -105,14 +105,8 @@ class GroupFormer:
     ) -> None:
         """Attempts, until all have joined in one."""
         size = len(members)
-        store: Any
-        if size == 1:
-            store = dist.HashStore()  # type: ignore[attr-defined] # not in __all__
-        else:
-            ip, port = str(ipaddress.IPv4Address(int(offer[0]))), int(offer[1])
-            store = dist.TCPStore(  # type: ignore[attr-defined] # as HashStore
-                ip, port, None, is_master=False, wait_for_workers=False, timeout=_ATTEMPTS[0]
-            )
+        alone = dist.HashStore  # type: ignore[attr-defined] # not in __all__
+        store = alone() if size == 1 else _reach(offer, is_abandoned)
         hosts = [self._host_of[each] for each in members] if self._host_of else []
         whole = datetime.timedelta(seconds=self._timeout_s + GRACE_S)
         for number, timeout in enumerate(_ATTEMPTS):
@@ -155,6 +149,21 @@ class GroupFormer:
         )
         over = AloneChannel() if size == 1 else ProcessGroupChannel(place=place, size=size)
         self._channel = _like(self._channel, over, hosts, timeout)
+
+
+def _reach(offer: Sequence[float], is_abandoned: Event) -> Any:
+    """The store of the first of those who are left. That it does not answer proves no death: only
+    who hears of one gives up, with :class:`MemberLostError`."""
+    ip, port = str(ipaddress.IPv4Address(int(offer[0]))), int(offer[1])
+    while True:
+        try:
+            return dist.TCPStore(  # type: ignore[attr-defined] # not in __all__
+                ip, port, None, is_master=False, wait_for_workers=False, timeout=_ATTEMPTS[0]
+            )
+        except RuntimeError as error:
+            if is_abandoned.wait(_LOOK_S):
+                raise MemberLostError("another worker of it has died meanwhile") from error
+            logger.warning("the first of this worker's group does not answer: %s", error)
 
 
 def _tell_all(

@@ -337,6 +337,25 @@ def test_no_memory_to_go_on_with_is_an_error_on_all(tmp_path: Path) -> None:
     assert "no memory to share is to be had: none" in results[1]
 
 
+def test_that_the_first_one_does_not_answer_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([None, None, "store"])
+
+    def connect(*where: Any, **_more: Any) -> Any:
+        assert where == ("127.0.0.1", 7, None)
+        store = next(answers)
+        if store is None:
+            raise RuntimeError("timed out")
+        return store
+
+    monkeypatch.setattr(dist, "TCPStore", connect)
+    assert forming._reach([float(0x7F000001), 7.0], Event()) == "store"
+    answers = iter([None])
+    is_abandoned = Event()
+    is_abandoned.set()
+    with pytest.raises(MemberLostError):
+        forming._reach([float(0x7F000001), 7.0], is_abandoned)
+
+
 def former_at(ip: str, monkeypatch: pytest.MonkeyPatch) -> GroupFormer:
     monkeypatch.setattr("psdist.workers.group.process_group._networks", [Network(At("lo", ip), ())])
     channel: Any = None
