@@ -244,8 +244,8 @@ def test_all_join_again_where_one_has_failed(
 
 
 def be_late(channel: GroupChannel, *, folder: Path) -> Any:
-    """So that torch gives up the first time, on all but one."""
-    joined, waits = process_group.join, [0.6] if channel.place == 1 else []
+    """As late again in the second attempt, which has more time."""
+    joined, waits = process_group.join, [0.6, 0.6] if channel.place == 1 else []
 
     def join(*arguments: Any, **more: Any) -> None:
         if waits:
