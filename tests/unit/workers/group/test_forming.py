@@ -266,6 +266,26 @@ def test_who_comes_late_to_join_has_more_time_in_the_next_attempt(tmp_path: Path
     assert results == [True, True, True, "exit 3"]
 
 
+def test_a_process_group_that_could_not_be_made_has_used_up_no_name() -> None:
+    """By which the members know one another's addresses in the next attempt."""
+    store = dist.HashStore()  # type: ignore[attr-defined] # not in __all__
+    network = Network(At("lo", "127.0.0.1"), ())
+    num_keys = []
+    for _ in range(2):
+        with pytest.raises(RuntimeError):  # the other one does not come
+            process_group.join(
+                network,
+                store,
+                index=0,
+                size=2,
+                device=torch.device("cpu"),
+                timeout=datetime.timedelta(seconds=0.05),
+            )
+        process_group.abandon()
+        num_keys.append(store.num_keys())
+    assert num_keys[0] == num_keys[1] > 0
+
+
 def never_join(channel: GroupChannel, *, folder: Path) -> Any:
     def join(*_arguments: Any, **_more: Any) -> None:
         raise RuntimeError(f"no way from {channel.place}")
