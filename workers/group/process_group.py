@@ -11,6 +11,9 @@ the CPU, too (docs/performance.md).
     channel = start(index=0, size=2, device=device, timeout_s=1800.0, broadcast=broadcast)
     ...
     stop()
+
+Longer than other modules: how a process group is made, abandoned and ended, and the channel over
+it, go by what torch keeps of them for the whole process.
 """
 
 from __future__ import annotations
