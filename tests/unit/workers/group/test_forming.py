@@ -124,12 +124,17 @@ def outlive(
 @pytest.mark.parametrize(
     ("tier", "hosts", "dead", "kind"),
     [
-        ("torch", [], [1, 0, 4, 2], "AloneChannel"),
-        ("auto", [], [4, 0, 1], "SharedMemoryChannel"),
         ("auto", [0, 0, 0, 1, 1], [3, 0, 2, 1], "AloneChannel"),
-        pytest.param("torch", [0, 1, 0, 1, 2], [4, 0, 2], "ProcessGroupChannel"),
-        pytest.param("auto", [0, 1, 2, 0], [0, 2], "TwoLevelChannel", marks=pytest.mark.slow),
-        pytest.param("shared_memory", [], [0, 1, 2], "AloneChannel", marks=pytest.mark.slow),
+        ("torch", [0, 1, 0, 1, 2], [4, 0, 2], "ProcessGroupChannel"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("torch", [], [1, 0, 4, 2], "AloneChannel"),
+                ("auto", [], [4, 0, 1], "SharedMemoryChannel"),
+                ("auto", [0, 1, 2, 0], [0, 2], "TwoLevelChannel"),
+                ("shared_memory", [], [0, 1, 2], "AloneChannel"),
+            )
+        ),
     ],
 )
 def test_a_death_in_every_operation_is_outlived(
@@ -229,7 +234,7 @@ def fail_once(
 @pytest.mark.parametrize(
     ("what", "tier", "hosts", "fails"),
     [
-        ("join", "torch", [], 0),
+        pytest.param("join", "torch", [], 0, marks=pytest.mark.slow),
         ("of_host", "auto", [0, 0, 1, 1], 2),
         ("connect", "auto", [], 1),
     ],
