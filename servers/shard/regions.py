@@ -69,9 +69,7 @@ class Keeper(Protocol):
         """What of that memory is held for a set."""
         ...
 
-    def keep(
-        self, set_index: int, regions: list[Region], *, misses: Misses | None = None
-    ) -> None:
+    def keep(self, set_index: int, regions: list[Region], *, misses: Misses | None = None) -> None:
         """A set's part of the next checkpoint, whose copies :attr:`memory` may still owe; and
         which rounds groups have missed, on the server that decides that."""
         ...

@@ -142,9 +142,7 @@ class FileKeeper:
     def snapshot_bytes(self, set_index: int) -> int:
         return self._memory.num_bytes(set_index)
 
-    def keep(
-        self, set_index: int, regions: list[Region], *, misses: Misses | None = None
-    ) -> None:
+    def keep(self, set_index: int, regions: list[Region], *, misses: Misses | None = None) -> None:
         if misses is not None:
             self._misses[set_index] = misses
         for each in regions:

@@ -107,9 +107,7 @@ class Backed(Gathered):
         super().__init__(membership=membership, replies=replies)
         self._server = server
         self._backup = backup
-        self._rounds = Rounds(
-            first=membership.limits.first, wait_every=wait_every, misses=first
-        )
+        self._rounds = Rounds(first=membership.limits.first, wait_every=wait_every, misses=first)
         self._closing: Closing | None = None
         """On the server that decides."""
         self._decider = -1
