@@ -145,16 +145,19 @@ def test_a_run_that_counts_anew_is_found_out(
     first: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers that forget are found by the rounds, and what is made up by the attempt before."""
-    path, _ = at_first(first, tmp_path / "again")
+    path, clock = at_first(first, tmp_path / "again")
     with monkeypatch.context() as patched:
         patched.setattr("psdist.servers.protocol.chunks.backed.Rounds", forgetful())
         run(path, script_of(SLOW), resumes=True)
     assert violated(path) == {Rule.MISSED.value}
     record = path / "history" / "run.json"
     told = json.loads(record.read_text())
-    told["missed_running"][0] = 0
-    record.write_text(json.dumps(told))
+    before = told["missed_running"]
+    record.write_text(json.dumps({**told, "missed_running": [0, 0, 0]}))
     assert violated(path) == {Rule.MISSED.value}
+    record.write_text(json.dumps({**told, "backup_every": before[0] - 1}))
+    lines = check_run(path, read_histories(path)).violations
+    assert any(f"update {clock} of group 0: missed, the" in line for line in lines)
 
 
 def forgetful() -> Any:
@@ -184,7 +187,8 @@ def test_the_same_sets_give_the_bits_of_a_run_that_nobody_has_ended(
     if slow != SLOW:
         first = run(tmp_path / "first", script)
     path, clock = at_first(first, tmp_path / "again")
-    second = run(path, script, resumes=True, seed=1)
+    every = 2 if slow == SLOW else EVERY  # so that it comes to the first round at once
+    second = run(path, script, resumes=True, seed=1, backup_every=every)
     second.checked()
     sets = joined(*attempts(path), clock)
     assert [each.round for each in sets] == list(range(ROUNDS))
