@@ -248,6 +248,7 @@ def test_with_other_groups_nobody_has_missed_anything_yet(first: Outcome, tmp_pa
     assert read_history(path).run.missed_running == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_run_in_which_all_are_waited_for_goes_on_with_backup_and_back(tmp_path: Path) -> None:
     script = script_of({1: 12.0})
     first = run(tmp_path / "first", script, backup=0)
