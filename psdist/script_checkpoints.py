@@ -22,7 +22,6 @@ from typing import Any, Final
 
 import torch
 
-from psdist.config.by_speed import may_be_kept
 from psdist.config.modes import describe_mode, describe_modes, judging_mode
 from psdist.errors import UsageError
 from psdist.prepared import ParameterSets
@@ -183,6 +182,7 @@ class ScriptCheckpoints:
         restored = self._context.restored
         tree = self._files.restored()
         if restored is not None and tree is not None:
+            self._require_same_hands(restored)
             self.script.restore(tree, name=restored.checkpoint.name, is_moved=self._files.is_moved)
             if self._files.is_moved and self._config.global_batch is None:
                 self._tell_chief(
@@ -204,6 +204,23 @@ class ScriptCheckpoints:
                     "left out of their pushes is dropped"
                 )
 
+    def _require_same_hands(self, restored: Restored) -> None:
+        """Raises :class:`UsageError` where groups were in different hands of a pass, of which what
+        is left lies apart, and do not go on each with its own."""
+        index = restored.checkpoint.index
+        paces = index.fidelity.paces if index.fidelity is not None else None
+        if paces is None or not paces.are_groups_apart:
+            return
+        if not restored.is_same_layout or self._config.steps_by != "speed":
+            raise UsageError(
+                f"checkpoint {restored.checkpoint.name} was made with steps_by = speed in mode "
+                f"{index.mode}, in which groups are in different hands of a pass: a run goes on "
+                f"from it with the same groups, mode and steps_by; this one has mode "
+                f"{describe_modes(self._config)}, steps_by = {self._config.steps_by} and "
+                f"{restored.num_groups} groups: set them as they were, or go on from a checkpoint "
+                "of mode sync"
+            )
+
     def _restore_missed(self, tree: Mapping[str, Any], restored: Restored) -> None:
         share, first = 1.0, restored.first(0)
         if self._files.is_moved and self._config.global_batch is None:
@@ -215,12 +232,6 @@ class ScriptCheckpoints:
 
     def require_may_be_cut(self) -> None:
         """Raises :class:`UsageError` where the script calls for one that would harm a gradient."""
-        if not may_be_kept(self._config):
-            raise UsageError(
-                f"job.checkpoint with steps_by = speed in {describe_modes(self._config)}: groups "
-                "are in different hands of a pass, so no run could go on from it; leave it out, "
-                "or set mode = sync, or steps_by = count"
-            )
         if not self._loaders.seen.is_between_hands:
             raise UsageError(
                 "job.checkpoint with steps_by = speed within a round: a pass is dealt round by "
@@ -290,7 +301,7 @@ class ScriptCheckpoints:
             self._go_on()
         if a_pass is not None and self._followed is not None:
             self._followed.ask_for_batch(a_pass)
-        if self._sets.sets and not self.script.is_resuming and may_be_kept(self._config):
+        if self._sets.sets and not self.script.is_resuming:
             self._signals.has_boundary()
             may_be_cut = all(each.may_be_cut for each in self._sets.trainers)
             if may_be_cut and self._loaders.seen.is_between_hands:

@@ -389,7 +389,7 @@ class SetLoop:
             if not action.is_again:
                 crc = self._value_checksum(chunk)
                 self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
-        keeper.keep(self.set_index, regions)
+        keeper.keep(self.set_index, regions, misses=action.misses)
         if self._history is not None:
             self._history.flush()  # who goes on from this checkpoint is proved against the log
 

@@ -16,16 +16,18 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from operator import gt
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from psdist.checkpoint import index as indexes
 from psdist.checkpoint.container import ITEM_BYTES, Contents, Stored, read_header
 from psdist.checkpoint.index import FileRecord, Index, PieceRecord
-from psdist.checkpoint.states import StateEntry, from_json
+from psdist.checkpoint.states import StateEntry, from_json, misses_from_json
 from psdist.checkpoint.states import Whole as WholeState
 from psdist.checkpoint.strict import open_regular, parse_json, quoted, read_text
 from psdist.errors import CheckpointError
+from psdist.protocol.checkpoints import Misses
 from psdist.protocol.optimizer_state import PerElement
 from psdist.protocol.partition import master_dtype
 
@@ -148,6 +150,11 @@ class Checkpoint:
         """What the optimizer's state of a piece holds; {} where there is none."""
         return dict(self._states.get((set_index, piece), {}))
 
+    def misses(self, set_index: int) -> Misses | None:
+        """How many rounds of a set each group had missed; None where no group might miss any.
+        Raises :class:`CheckpointError`."""
+        return self._misses.get(set_index)
+
     def worker(self, worker: int) -> tuple[object, dict[str, torch.Tensor]]:
         """What worker ``worker`` kept, for psdist.checkpoint.tree.unpack. Raises
         :class:`CheckpointError`, also where there is no such worker."""
@@ -211,6 +218,26 @@ class Checkpoint:
                     )
         return found
 
+    @cached_property
+    def _misses(self) -> dict[int, Misses]:
+        found: dict[int, Misses] = {}
+        for name, contents in self._contents.items():
+            if not name.startswith("server-"):
+                continue
+            where = quoted(self.path / name)
+            told = misses_from_json(parse_json(contents.text, where=where), where=where)
+            for index, each in told.items():
+                sets = self.index.sets
+                clocks = sets[index].clocks if index < len(sets) else ()
+                is_known = index in found or len(each.in_all) != len(clocks)
+                if is_known or any(map(gt, each.in_all, clocks)):
+                    raise CheckpointError(
+                        f"{where}: damaged: missed rounds of set {index}, that are not of its "
+                        "groups, or told twice"
+                    )
+            found |= told
+        return found
+
     # -- the proof -----------------------------------------------------------------------------
 
     def verify(self, wanted: Iterable[Elements] | None = None) -> None:
@@ -266,6 +293,7 @@ class Checkpoint:
 
     def check_contents(self) -> None:
         """The other part: what the headers say of the tensors."""
+        self.misses(0)  # damage is told
         keys: dict[tuple[int, int], set[str]] = {at: set() for at in self._states}
         for set_index, piece, key in self._stretches:
             keys.setdefault((set_index, piece), set()).add(key)

@@ -1,17 +1,21 @@
-"""What a server's file says of optimizer state: of each piece, which keys there are and what is
-there; what has elements is in tensors beside it.
+"""What a server's file says beside its tensors: of each piece's optimizer state which keys there
+are and what is there (what has elements is in the tensors); and, of the server that decides it, how
+many rounds groups have missed (backup groups).
 
     plain = to_json({(0, 3): {"step": OneValue("float32", 0, 7.0), "sum": PerElement("float32")}})
-    from_json(plain)                                  # the same, or CheckpointError
+    from_json(plain, where="it")                      # the same, or CheckpointError
+    misses_from_json(plain, where="it")               # {}: nothing is said
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from psdist.checkpoint import plain as plain_values
 from psdist.errors import CheckpointError, ProtocolError
+from psdist.protocol.checkpoints import Misses
 from psdist.protocol.optimizer_state import (
     MOST_KEYS,
     STATE_ITEM_BYTES,
@@ -31,6 +35,7 @@ class Whole(NamedTuple):
 
 
 StateEntry: TypeAlias = "Entry | Whole"
+_MISSES: Final = "misses"
 State: TypeAlias = "Mapping[str, StateEntry]"
 """By the optimizer's own keys, in its order."""
 
@@ -43,8 +48,10 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
-def to_json(states: Mapping[tuple[int, int], State]) -> dict[str, object]:
-    """``states`` by (set, piece). Raises :class:`CheckpointError` for what is
+def to_json(
+    states: Mapping[tuple[int, int], State], misses: Mapping[int, Misses] = MappingProxyType({})
+) -> dict[str, object]:
+    """``states`` by (set, piece), ``misses`` by set. Raises :class:`CheckpointError` for what is
     :class:`psdist.protocol.optimizer_state.Uncut`."""
     found = []
     for (set_index, piece), state in sorted(states.items(), key=lambda each: each[0]):
@@ -54,13 +61,15 @@ def to_json(states: Mapping[tuple[int, int], State]) -> dict[str, object]:
                 raise CheckpointError(f"optimizer state {key!r:.80} cannot be kept: {entry}")
             items.append([key, _NAMES[type(entry)], *map(plain_values.pack, entry)])
         found.append([set_index, piece, items])
-    return {"states": found}
+    told = [[index, [*each.running], [*each.in_all]] for index, each in sorted(misses.items())]
+    return {"states": found, **({_MISSES: told} if told else {})}
 
 
 def from_json(content: object, *, where: str) -> dict[tuple[int, int], dict[str, StateEntry]]:
-    """What :func:`to_json` made; raises :class:`CheckpointError` for anything else."""
+    """The states that :func:`to_json` was given; raises :class:`CheckpointError` for anything
+    else."""
     try:
-        if not isinstance(content, dict) or content.keys() != {"states"}:
+        if not isinstance(content, dict) or content.keys() - {_MISSES} != {"states"}:
             raise ValueError("the states are missing")
         found = {}
         for set_index, piece, items in content["states"]:
@@ -73,6 +82,28 @@ def from_json(content: object, *, where: str) -> dict[tuple[int, int], dict[str,
             f"{where}: damaged: optimizer state that cannot be read: {error!s:.200}"
         ) from None
     return found
+
+
+def misses_from_json(content: object, *, where: str) -> dict[int, Misses]:
+    """By set the misses that :func:`to_json` was given; raises :class:`CheckpointError` for
+    anything else."""
+    try:
+        told = content.get(_MISSES, []) if isinstance(content, dict) else []
+        found = {_count(index): _misses(running, in_all) for index, running, in_all in told}
+        if len(found) != len(told):
+            raise ValueError("a set twice")
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{where}: damaged: missed rounds that cannot be read: {error!s:.200}"
+        ) from None
+    return found
+
+
+def _misses(running: Any, in_all: Any) -> Misses:
+    pairs = list(zip(map(_count, running), map(_count, in_all), strict=True))
+    if not all(since <= whole for since, whole in pairs):
+        raise ValueError(f"{running!r:.80} of {in_all!r:.80} rounds")
+    return Misses(running=tuple(running), in_all=tuple(in_all))
 
 
 def _state(items: Any) -> dict[str, StateEntry]:
@@ -89,7 +120,7 @@ def _state(items: Any) -> dict[str, StateEntry]:
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.80} is no number of a set or a piece")
+        raise ValueError(f"{value!r:.80} is no number of a set, a piece or rounds")
     return value
 
 

@@ -42,11 +42,7 @@ OTHERS: Final = (
         "a second copy is not told which rounds have closed, and who has missed them",
         "replication = none",
     ),
-    Other(
-        {"resume": True},
-        "a run that goes on from a checkpoint was not tried with it yet",
-        "resume = false",
-    ),
+    Other({"resume": True}, ""),
     Other(
         {"overlap": "full"},
         "a round closes when gradients are sent in step()",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from psdist.config.beside import Other, refusal, table
-from psdist.config.modes import describe_modes, modes_that_may_come
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -45,13 +44,6 @@ OTHERS: Final = (
     Other({"group": "node"}, ""),
 )
 
-_APART: Final = "groups are in different hands of a pass when a checkpoint is made"
-NOT_IN_SYNC: Final = (
-    Other({"resume": True}, _APART, "mode = sync"),
-    Other({"checkpoint_every": "100"}, _APART, "mode = sync"),
-)
-"""In other modes."""
-
 
 def contradiction_of_speed(config: RunConfig) -> str:
     """What does not go with ``steps_by = speed``, and what to do; "" where all does."""
@@ -62,17 +54,7 @@ def contradiction_of_speed(config: RunConfig) -> str:
             "steps_by = speed with local_steps = 1: no group can make fewer than one; set "
             "local_steps to 8 or more, which lets speeds be told apart, or steps_by = count"
         )
-    if wrong := refusal(config, OTHERS, mine="steps_by = speed", off="steps_by = count"):
-        return wrong
-    if may_be_kept(config):
-        return ""
-    mine = f"steps_by = speed in {describe_modes(config)}"
-    return refusal(config, NOT_IN_SYNC, mine=mine, off="steps_by = count")
-
-
-def may_be_kept(config: RunConfig) -> bool:
-    """Whether there may be checkpoints; True without ``steps_by = speed``."""
-    return config.steps_by != "speed" or modes_that_may_come(config) == ("sync",)
+    return refusal(config, OTHERS, mine="steps_by = speed", off="steps_by = count")
 
 
 if __name__ == "__main__":

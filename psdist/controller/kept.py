@@ -69,6 +69,40 @@ class KeptSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptPass:
+    """Of a pass that some worker may be in: the steps by speed that were fixed of it."""
+
+    __pydantic_config__ = CLOSED
+    loader: int
+    number: int
+    starts: tuple[tuple[int, tuple[int, ...]], ...]
+    """(block, steps by group), ascending: from which block on, until block"""
+    num_fixed: int
+    """which was not fixed then."""
+
+    def steps_of(self, block: int) -> tuple[int, ...] | None:
+        """[groups]; None where they are not fixed."""
+        if not self.starts[0][0] <= block < self.num_fixed:
+            return None
+        return [steps for start, steps in self.starts if start <= block][-1]
+
+    def then(self, block: int, steps: tuple[int, ...]) -> KeptPass:
+        """With this block, the next one."""
+        more = ((block, steps),) * (steps != self.starts[-1][1])
+        return replace(self, starts=(*self.starts, *more), num_fixed=block + 1)
+
+    def is_of(self, num_groups: int) -> bool:
+        """Whether there can be such a pass of so many groups."""
+        blocks = [start for start, _ in self.starts]
+        return (
+            bool(blocks)
+            and min(self.loader, self.number, *blocks) >= 0
+            and [*blocks, self.num_fixed] == sorted({*blocks, self.num_fixed})
+            and all(len(each) == num_groups and min(each) >= 1 for _, each in self.starts)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeptPaces:
     """Of local steps by speed (:class:`psdist.controller.steps.StepControl`)."""
 
@@ -81,6 +115,13 @@ class KeptPaces:
     """[groups]: as chosen last."""
     step_us: tuple[tuple[int, ...], ...]
     """[groups]: what a step had taken in a group's last rounds, the newest last."""
+    passes: tuple[KeptPass, ...] = ()
+    """Where groups may be in different hands: by loader and number."""
+
+    @property
+    def are_groups_apart(self) -> bool:
+        """Whether groups may be in different hands of a loader's pass."""
+        return any(each.loader for each in self.passes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,8 +74,13 @@ class StepControl:
         """Whether nothing was observed since the checkpoint: what comes first may be a term that
         had begun when it was made."""
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """[groups]: workers."""
+        return self._sizes
+
     def kept(self) -> KeptPaces:
-        """For a checkpoint."""
+        """For a checkpoint, without passes."""
         return KeptPaces(
             sizes=self._sizes,
             total=self._total,
@@ -91,6 +96,7 @@ class StepControl:
             not len(kept.sizes) == len(kept.steps) == len(kept.step_us)
             or min(*kept.sizes, *kept.steps) < 1
             or any(len(each) > KEPT or min(each, default=1) < 1 for each in kept.step_us)
+            or not all(each.is_of(len(kept.sizes)) for each in kept.passes)
         ):
             raise ValueError("of groups that there cannot be, or not whole")
         if kept.sizes != self._sizes:

@@ -148,6 +148,9 @@ class RunRecord(BaseModel):
     """CRC-32 of how parameters are cut into chunks: chunks of the same cut can be compared."""
     first_clocks: tuple[_Count, ...] = ()
     """By group where its clock began then; nothing where nothing was restored."""
+    missed_running: tuple[_Count, ...] = ()
+    """By group how many rounds it had missed then since it contributed last; nothing where nothing
+    was restored, or no group may miss any."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -179,6 +182,11 @@ class RunRecord(BaseModel):
             raise ValueError(
                 f"first_clocks are of {len(self.first_clocks)} groups of {len(self.groups)}, "
                 f"restored is {self.restored!r}"
+            )
+        if len(self.missed_running) != len(self.groups) * bool(self.restored and self.backup):
+            raise ValueError(
+                f"missed_running is of {len(self.missed_running)} groups of {len(self.groups)}, "
+                f"restored is {self.restored!r}, backup {self.backup}"
             )
         if (self.mode == "ssp") != (self.staleness is not None):
             raise ValueError(

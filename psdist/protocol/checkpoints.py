@@ -24,12 +24,24 @@ _CLOCKS: Final = re.compile(rb"[0-9]{1,18}( [0-9]{1,18})*")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Misses:
+    """By group how many rounds it had missed when a checkpoint was made (backup groups)."""
+
+    running: tuple[int, ...]
+    """Since it contributed last,"""
+    in_all: tuple[int, ...]
+    """and since the run began."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FirstClocks:
     """Where the groups of a parameter set begin that goes on from a checkpoint."""
 
     checkpoint: str
     clocks: tuple[int, ...]
     """By group."""
+    misses: Misses | None = None
+    """None: no group has missed a round that counts."""
 
 
 def checkpoint_name(clock: int) -> str:

@@ -296,7 +296,9 @@ class RankContext:
     def first_clocks(self, set_index: int) -> FirstClocks | None:
         """Where the groups begin in a parameter set; None where nothing is restored."""
         restored = self.restored
-        return restored.first(set_index) if restored is not None else None
+        if restored is None:
+            return None
+        return restored.first(set_index, may_miss=self.config.backup > 0)
 
     @property
     def attempt(self) -> int:

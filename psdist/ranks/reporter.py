@@ -199,6 +199,10 @@ class Reporter:
         context = self._context
         order = setup.order
         first = context.first_clocks(set_index)
+        running: tuple[int, ...] = ()
+        if first is not None and context.config.backup:
+            none_missed = (0,) * len(context.roles.groups)
+            running = first.misses.running if first.misses is not None else none_missed
         begins = self._modes.begins
         promised = RunRecord(
             psdist=VERSION,
@@ -237,6 +241,7 @@ class Reporter:
             begins_with_state=bool(setup.state),
             restored=first.checkpoint if first is not None else "",
             first_clocks=first.clocks if first is not None else (),
+            missed_running=running,
             attempt=context.attempt,
             restored_attempt=(
                 context.restored.checkpoint.index.attempt if context.restored is not None else 0

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from psdist.errors import PsdistError
+from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import Control, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.optimizer_state import StatePart
@@ -237,6 +238,8 @@ class TakeSnapshot:
     chunks: tuple[int, ...]
     is_again: bool = False
     """The log has it already: the server had died before it wrote."""
+    misses: Misses | None = None
+    """Of the set, where this server decides who has missed a round."""
 
 
 @dataclass(slots=True)

@@ -65,6 +65,7 @@ class Decided:
                 # Where groups make rounds together anyway, what is decided of them depends on no
                 # order of arrival.
                 waits=mode == "sync" and isinstance(steps, LossStepControl),
+                keeps_passes=mode != "sync" and isinstance(steps, StepControl),
             )
         self._guard = RiseGuard(rollback) if rollback is not None else None
         if fidelity is not None or first_round:

@@ -176,7 +176,7 @@ class ServerCore:
         if first is not None:  # sent before the checkpoint, or decided for rounds behind it
             known = (*first.clocks, *(each.round - 1 for each in changes))
             self._replies.highest_sent = max(self._replies.highest_sent, *known)
-        self._updates = self._make_updates(policy)
+        self._updates = self._make_updates(policy, first)
         self._clipped: Clipped | None = None
         """``_updates``, where they clip."""
         self._ahead = 1 + pipeline
@@ -234,7 +234,7 @@ class ServerCore:
             StateWanted: self._on_state_wanted,
         }
 
-    def _make_updates(self, policy: Policy) -> Updates:
+    def _make_updates(self, policy: Policy, first: FirstClocks | None) -> Updates:
         if policy.applying is Applying.BY_ROUND:
             return ByRound(membership=self._membership, replies=self._replies, policy=policy)
         if self._backup:
@@ -244,6 +244,7 @@ class ServerCore:
                 server=self._server,
                 backup=self._backup,
                 wait_every=self._wait_every,
+                first=first.misses if first is not None else None,
             )
             return self._backed
         if policy.applying is Applying.GATHERED:
@@ -539,7 +540,8 @@ class ServerCore:
                     f"wants {checkpoint} of chunk {chunk.index} in the middle of updates or before "
                     "there were any values",
                 )
-        return [TakeSnapshot(number, tuple(self._chunks), is_again)]
+        misses = self._backed.misses if self._backed is not None else None
+        return [TakeSnapshot(number, tuple(self._chunks), is_again, misses)]
 
     def _count(self, groups: Sequence[int]) -> list[Action]:
         """These groups count from now on, from where they have stopped."""

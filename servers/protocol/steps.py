@@ -16,9 +16,9 @@ reported before is known then, whatever the order in which messages come.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from psdist.controller.kept import KeptPaces, KeptSteps, at_place, from_place
+from psdist.controller.kept import KeptPaces, KeptPass, KeptSteps, at_place, from_place
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.steps import StepControl, Term, block_of
 from psdist.errors import ProtocolError
@@ -84,13 +84,20 @@ class FixedSteps:
         num_workers: int,
         leaders: Mapping[int, int],
         waits: bool = False,
+        keeps_passes: bool = False,
     ) -> None:
         """``leaders``: worker -> the group that it leads; ``waits``: whether a term is fixed when
-        all have asked that may still do."""
+        all have asked that may still do; ``keeps_passes``: whether groups may be in different hands
+        of a pass when a checkpoint is made (steps by speed)."""
         self._control = control
         self._num_workers = num_workers
         self._leaders = leaders
         self._waits = waits
+        self._keeps_passes = keeps_passes
+        self._passes: dict[tuple[int, int], KeptPass] = {}
+        """By loader and number, those that some worker may be in."""
+        self._newest: dict[int, dict[int, int]] = {}
+        """By loader and worker: of which pass it has asked last."""
         self._terms: dict[Term, _Asked] = {}
         """Terms for which some worker has still to ask."""
         self._starts: list[tuple[int, int]] = []
@@ -112,7 +119,10 @@ class FixedSteps:
 
     def kept_paces(self) -> KeptPaces | None:
         """As :meth:`kept`, where the speed decides."""
-        return self._control.kept() if isinstance(self._control, StepControl) else None
+        if not isinstance(self._control, StepControl):
+            return None
+        passes = tuple(each for _, each in sorted(self._passes.items()))
+        return replace(self._control.kept(), passes=passes)
 
     def most_since(self, clock: int) -> int:
         """The most steps by the loss that were fixed for this round or a later one."""
@@ -131,6 +141,8 @@ class FixedSteps:
         if not isinstance(self._control, StepControl):
             raise ValueError("of local steps by speed")
         self._control.go_on(kept)
+        if kept.sizes == self._control.sizes:
+            self._passes = {(each.loader, each.number): each for each in kept.passes}
 
     def on_took(self, message: RoundTook) -> list[StepsAction]:
         group, control = self._leaders.get(message.worker), self._control
@@ -159,6 +171,10 @@ class FixedSteps:
                 f"the registrar: worker {message.worker} sent AskSteps of {term}, twice or damaged"
             )
         asked.workers.add(message.worker)
+        if self._keeps_passes:
+            self._note_asked(message.worker, term)
+        if asked.steps is None and (known := self._passes.get((term.loader, term.number))):
+            asked.steps = known.steps_of(term.block)
         if asked.steps is None:
             return self.fix(away)
         actions: list[StepsAction] = [_answer(term, asked.steps, message.worker)]
@@ -186,10 +202,35 @@ class FixedSteps:
                 if choice.steps[0] != self._starts[-1][1]:
                     self._starts.append((term.block, choice.steps[0]))
                 self._num_fixed = max(self._num_fixed, term.block + 1)
+            elif self._keeps_passes:
+                self._keep(term, choice.steps)
             actions.append(StepsChosen(term, choice.steps, choice.why))
             actions += [_answer(term, choice.steps, worker) for worker in sorted(asked.workers)]
             self._drop_if_over(term)
         return actions
+
+    def _note_asked(self, worker: int, term: Term) -> None:
+        """Who asks of a pass over a loader has left those before it."""
+        newest = self._newest.setdefault(term.loader, {})
+        if newest.get(worker, -1) == term.number:
+            return
+        newest[worker] = term.number
+        if len(newest) == self._num_workers:
+            oldest = min(newest.values())
+            for loader, number in [*self._passes]:
+                if loader == term.loader and number < oldest:
+                    del self._passes[loader, number]
+
+    def _keep(self, term: Term, steps: tuple[int, ...]) -> None:
+        """The term is fixed."""
+        loader, number, block = term
+        known = self._passes.get((loader, number))
+        if known is None or known.num_fixed != block:
+            starts = ((block, steps),)
+            known = KeptPass(loader=loader, number=number, starts=starts, num_fixed=block + 1)
+        else:
+            known = known.then(block, steps)
+        self._passes[loader, number] = known
 
     def _drop_if_over(self, term: Term) -> None:
         if len(self._terms[term].workers) == self._num_workers:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.partition import Chunk, Partition
@@ -68,8 +69,9 @@ class Keeper(Protocol):
         """What of that memory is held for a set."""
         ...
 
-    def keep(self, set_index: int, regions: list[Region]) -> None:
-        """A set's part of the next checkpoint, whose copies :attr:`memory` may still owe."""
+    def keep(self, set_index: int, regions: list[Region], *, misses: Misses | None = None) -> None:
+        """A set's part of the next checkpoint, whose copies :attr:`memory` may still owe; and
+        which rounds groups have missed, on the server that decides that."""
         ...
 
     def write(self, checkpoint: str) -> None:

@@ -104,6 +104,29 @@ def test_all_groups_go_on_in_the_round_of_the_others(num_epochs: int, tmp_path: 
     assert len(all_samples) == BATCH * (4 * ROUNDS - 2 * (AT - SLOW_AT))
 
 
+def test_backup_groups_go_on_in_the_round_of_the_others(tmp_path: Path) -> None:
+    """Who had missed rounds without having heard so, has: it is not waited for any sooner."""
+    script = script_of()
+    first = run(tmp_path, script, **BACKED)
+    began = list(first.results)
+    resumed = run(tmp_path, script, resumes=True, **BACKED)
+    resumed.checked()
+    running = resumed.history.run.missed_running
+    assert running[:2] == (0, 0)
+    assert running[2] >= AT - SLOW_AT
+    made = [
+        {**each, "seen": [one for one in each["seen"] if one[0] < clock]}
+        for clock, each in zip((AT, AT, SLOW_AT, SLOW_AT), began, strict=True)
+    ]
+    all_samples = samples([*made, *resumed.results])
+    assert len(all_samples) == len(set(all_samples)), "no sample comes twice"
+    assert min(clock for each in resumed.results for clock, *_ in each["seen"]) == AT
+    for before, after in zip(began, resumed.results, strict=True):
+        known = {clock: each for clock, *each in before["seen"]}
+        assert all(known.get(clock, each) == each for clock, *each in after["seen"])
+        assert after["end"] == ROUNDS
+
+
 @pytest.mark.parametrize("late", [0, 2])
 def test_other_workers_go_on_behind_what_all_have_seen(late: int, tmp_path: Path) -> None:
     """As the chief counts it, and with the rounds that it had not heard of."""

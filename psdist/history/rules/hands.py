@@ -10,17 +10,21 @@ observed, and holds what workers were dealt against it. Pure.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
 
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import Fidelity, KeptPaces
 from psdist.controller.steps import StepControl, Term, block_of
 from psdist.history.hands import HandLine, HandLines, StepLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
 from psdist.history.rules.resumed import goes_on
+from psdist.history.rules.resumed_modes import judging_mode
 from psdist.history.run_record import RunRecord
 
+_MOST_TERMS: Final = 1 << 20
+"""Of four rounds each, with which an attempt may begin."""
 _Pass = tuple[int, int]
 """Loader, and number of the pass over it."""
 
@@ -40,7 +44,8 @@ def check_hands(
     for worker, told in enumerate(workers):
         _check_worker(run, worker, told.lines, fixed, findings)
     for key, hands in sorted(_by_hand(workers).items()):
-        _check_pass(run, key, hands, findings)
+        place = _start(hands) if run.restored else 0
+        _check_pass(run, key, hands, findings, place=place, may_be_apart=bool(run.restored))
 
 
 def _by_hand(
@@ -65,6 +70,7 @@ def _check_by_speed(
 
     resumed = lines[0].resumed if lines else None
     unsaid = []
+    fixed: dict[Term, list[int]] = {}
     if resumed is not None and goes_on(run, resumed) and resumed.fidelity.paces is not None:
         unsaid.append(resumed.fidelity.paces)
 
@@ -72,15 +78,27 @@ def _check_by_speed(
         if line.resumed is not None:
             if not unsaid:
                 return "says with what the run has gone on, which it has not"
+            paces = unsaid.pop()
             try:
-                control.go_on(unsaid.pop())
+                control.go_on(paces)
             except ValueError as error:
                 return f"the run has gone on with speeds {error}"
+            if sum(each.num_fixed for each in paces.passes) > _MOST_TERMS:
+                return f"the run has gone on with more than {_MOST_TERMS} terms: none can be proved"
+            if paces.sizes == control.sizes:
+                fixed.update(_terms_of(paces))
             return ""
         if line.kept is not None:
-            is_so = bool(line.kept.checkpoint)
-            is_so &= line.kept.fidelity == Fidelity(paces=control.kept())
-            return "" if is_so else "other speeds than were observed"
+            told = line.kept.fidelity.paces
+            passes = () if told is None else told.passes
+            is_so = bool(line.kept.checkpoint) and all(
+                each.is_of(len(run.groups)) for each in passes
+            )
+            now = replace(control.kept(), passes=passes)
+            if not is_so or line.kept.fidelity != Fidelity(paces=now):
+                return "other speeds than were observed"
+            are_fixed = all(fixed.get(term) == its for term, its in _terms_of(now))
+            return "" if are_fixed else "other steps of passes than were fixed"
         seen = line.observed
         if seen is None:
             return "is no observation"
@@ -89,7 +107,16 @@ def _check_by_speed(
         control.observe(seen.group, seen.step_us)
         return ""
 
-    return check_fixed(lines, take, control.choose, findings)
+    return check_fixed(lines, take, control.choose, findings, fixed)
+
+
+def _terms_of(paces: KeptPaces) -> Iterator[tuple[Term, list[int]]]:
+    """What was fixed of the passes that some worker may have been in."""
+    for each in paces.passes:
+        stops = [start for start, _ in each.starts[1:]] + [each.num_fixed]
+        for (start, steps), stop in zip(each.starts, stops, strict=True):
+            for block in range(start, stop):
+                yield Term(each.loader, each.number, block), [*steps]
 
 
 def _check_worker(
@@ -130,21 +157,29 @@ def _check_pass(
     key: _Pass,
     hands: _Hands,
     findings: Findings,
+    *,
+    place: int,
+    may_be_apart: bool = False,
+    where: str = "",
 ) -> None:
-    """What all workers were dealt in a hand lies side by side, and hands one behind the other. Of a
-    hand that some workers have not come to nothing is dealt twice."""
-    place = _start(hands) if run.restored else 0
-    which = f"pass {key[1]} over loader {key[0]}"
+    """What all workers were dealt in a hand lies side by side, and hands one behind the other, from
+    ``place`` on. Of a hand that some workers have not come to nothing is dealt twice;
+    ``may_be_apart``: or that they had come to before, with others behind it."""
+    which = f"{where}pass {key[1]} over loader {key[0]}"
+    is_known = True
     for hand, lines in sorted(hands.items()):
         is_whole = len(lines) == run.num_workers
         for line in sorted(lines.values(), key=lambda each: each.start):
-            if line.start < place or (is_whole and line.start != place) or line.stop < line.start:
+            is_gap = is_whole and is_known and line.start != place
+            is_known = is_known or is_whole
+            if line.start < place or is_gap or line.stop < line.start:
                 findings.add(
                     Rule.HANDS,
                     f"{which}: in hand {hand} the samples {line.start} to {line.stop} were dealt, "
                     f"those before end at {place}",
                 )
             place = max(place, line.stop)
+        is_known = is_whole or not may_be_apart
         ends = {line.end for line in lines.values()}
         end = min(ends)
         if len(ends) > 1 or (end >= 0 and is_whole and end != place):
@@ -187,6 +222,9 @@ def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
         maker = attempts.get(run.restored_attempt)
         if not run.restored or maker is None or not maker.run.local_steps_by_speed:
             continue
+        if judging_mode(maker.run) != "sync":
+            _check_dealt_apart(attempts, number, findings)
+            continue
         cut = _cut(run)
         before = _dealt_until(attempts, maker, cut)
         mine = _by_hand(workers, first=0)
@@ -213,6 +251,73 @@ def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
                 f"attempt {number}: pass {key[1]} over loader {key[0]}, which was under way at "
                 f"{run.restored}, is not dealt to its end",
             )
+
+
+def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: Findings) -> None:
+    """Where groups are in different hands each worker goes on with its own next one, and what all
+    attempts together have dealt is whole. With other groups, or in another mode, no such run goes
+    on with a pass."""
+    run, workers = attempts[number]
+    maker = attempts[run.restored_attempt]
+    if run.groups != maker.run.groups or judging_mode(run) != judging_mode(maker.run):
+        return
+    mine = _by_hand(workers, first=0)
+    before = _lines_until(attempts, maker, run)
+    is_known = _is_known(attempts, maker)
+    cuts = run.first[run.group_of_worker()].tolist()
+    under_way = {
+        (worker, (line.loader, line.number))
+        for worker, told in enumerate(maker.workers)
+        for line in told.lines
+        if line.round >= cuts[worker]
+    }
+    for key in sorted({*mine, *before} if mine else ()):
+        where = f"attempt {number}: pass {key[1]} over loader {key[0]}"
+        hands, earlier = mine.get(key, {}), before.get(key, {})
+        if key not in before and not is_known:
+            continue
+        for worker in range(run.num_workers):
+            its = [hand for hand, lines in hands.items() if worker in lines]
+            had = [hand for hand, lines in earlier.items() if worker in lines]
+            due = max(had, default=-1) + 1
+            is_over = bool(had) and earlier[due - 1][worker].end >= 0
+            if its and (is_over or min(its) != due):
+                findings.add(
+                    Rule.HANDS,
+                    f"{where} goes on with hand {min(its)} on worker {worker}; by {run.restored} "
+                    f"hands up to {due} were dealt to it{', which was the last' * is_over}",
+                )
+            is_left = had and not is_over and not its and (worker, key) in under_way
+            if is_left and any(line.round >= 0 for line in workers[worker].lines):
+                findings.add(
+                    Rule.HANDS,
+                    f"{where}, which was under way at {run.restored}, is not dealt to its end on "
+                    f"worker {worker}",
+                )
+        both = {
+            hand: {**earlier.get(hand, {}), **hands.get(hand, {})} for hand in {*hands, *earlier}
+        }
+        if hands:
+            place = 0 if is_known else _start(both)
+            _check_pass(run, key, both, findings, place=place, where=f"attempts up to {number}: ")
+
+
+def _lines_until(
+    attempts: Mapping[int, Attempt], attempt: Attempt, run: RunRecord
+) -> dict[_Pass, dict[int, dict[int, HandLine]]]:
+    """In the rounds of each group before it goes on in ``run``, by this attempt and those whose
+    checkpoints it goes on from."""
+    found: dict[_Pass, dict[int, dict[int, HandLine]]] = {}
+    maker = attempts.get(attempt.run.restored_attempt) if attempt.run.restored else None
+    if maker is not None:
+        found = _lines_until(attempts, maker, attempt.run)
+    cuts = run.first[run.group_of_worker()].tolist()
+    for key, hands in _by_hand(attempt.workers, first=0).items():
+        for hand, lines in hands.items():
+            for worker, line in lines.items():
+                if line.round < cuts[worker]:
+                    found.setdefault(key, {}).setdefault(hand, {})[worker] = line
+    return found
 
 
 def _cut(run: RunRecord) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from psdist.history.records import EventFlag, EventKind, History
 from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.missed import running_at
 from psdist.history.rules.replay import NEVER, ServerReplay
 from psdist.history.rules.resumed_modes import (
     are_apart_in_sync,
@@ -38,6 +39,9 @@ class Kept:
     crc: Crc
     dead: frozenset[int] = frozenset()
     """Groups that were, or had not joined."""
+    running: tuple[int, ...] = ()
+    """By group how many rounds it had missed since it contributed last; nothing where no group may
+    miss any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +135,16 @@ def _snapshots(
         is_dead[:, group] |= position < begin
     lowest = np.where(is_dead, NEVER, cuts).min(axis=1, keepdims=True)
     cuts = np.where(is_dead, lowest, cuts)
+    running = np.zeros((len(rows), 0), np.int64)
+    if replay.run.backup:
+        running = running_at(replay, chunk, position)
     for i, event in enumerate(events):
         kept = Kept(
             number=int(event["clock"]),
             cut=tuple(cuts[i].tolist()),
             crc=_crc(event),
             dead=frozenset(np.flatnonzero(is_dead[i]).tolist()),
+            running=tuple(running[i].tolist()),
         )
         found.setdefault(int(chunk[i]), []).append((int(position[i]), kept))
     return {
@@ -283,6 +291,7 @@ def _check_restored(
             f"{where}: its groups begin at clocks {list(run.first_clocks)}; {source} contains "
             f"{list(cut)} updates of the groups then",
         )
+    _check_missed_running(where, source, run, made.run, kept, findings)
     if run.cut != made.run.cut:
         return [
             f"{where}: that its values are those of {source} is not proved: chunks are cut "
@@ -299,3 +308,25 @@ def _check_restored(
                     f"checksum {crc:08x}, {source} has kept {kept[chunk][-1].crc:08x}",
                 )
     return []
+
+
+def _check_missed_running(
+    where: str,
+    source: str,
+    run: RunRecord,
+    made: RunRecord,
+    kept: Mapping[int, Sequence[Kept]],
+    findings: Findings,
+) -> None:
+    """Who is waited for is told by the rounds that it had missed before, too: with the groups of
+    the run that made the checkpoint, if those might miss any."""
+    counts_on = made.backup and made.groups == run.groups
+    for chunk, its in sorted(kept.items()) if run.backup else ():
+        expected = its[-1].running if counts_on else (0,) * len(run.groups)
+        if run.missed_running != expected:
+            findings.add(
+                Rule.MISSED,
+                f"{where}: begins with groups that have missed {list(run.missed_running)} rounds "
+                f"running; by chunk {chunk} of {source} it is {list(expected)}",
+            )
+            return

@@ -61,21 +61,53 @@ def check_missed(replay: ServerReplay, findings: Findings) -> dict[int, Missed]:
 
 def _check_running(replay: ServerReplay, group: int, rows: Ints, findings: Findings) -> None:
     """``rows``: of the group, by chunk and then in the order of the log."""
-    is_missed, chunk = replay.is_missed[rows], replay.chunk[rows]
-    # Rounds since the group contributed last, or since the chunk's first one.
-    at = np.arange(len(rows))
-    is_break = ~is_missed | np.append(True, chunk[1:] != chunk[:-1])[: len(rows)]
-    last = np.maximum.accumulate(np.where(is_break, at, 0))
-    running = at - last + is_missed[last]
+    is_missed, is_first = replay.is_missed[rows], _is_first(replay, rows)
+    running = _running(replay, group, rows)
     most = replay.run.backup_every
+    # What had been missed before it may be more than a run that goes on allows.
     findings.add_each(
         Rule.MISSED,
-        np.flatnonzero(is_missed & (running == most)),
+        np.flatnonzero(is_missed & ((running == most) | (is_first & (running > most)))),
         lambda i: (
             f"{replay.line(int(rows[i]))}: missed, the {most}th round running of group {group}; "
             f"it contributes to one in {most}"
         ),
     )
+
+
+def _is_first(replay: ServerReplay, rows: Ints) -> Ints:
+    """Of each row, of one group and by chunk: whether it is the first of its chunk."""
+    chunk = replay.chunk[rows]
+    found: Ints = np.append(True, chunk[1:] != chunk[:-1])[: len(rows)]
+    return found
+
+
+def _running(replay: ServerReplay, group: int, rows: Ints) -> Ints:
+    """Of each row how many rounds the group has missed by then since it contributed last.
+    ``rows``: as of :func:`_check_running`."""
+    is_missed = replay.is_missed[rows]
+    at = np.arange(len(rows))
+    last = np.maximum.accumulate(np.where(~is_missed | _is_first(replay, rows), at, 0))
+    before = replay.run.missed_running[group] if replay.run.missed_running else 0
+    found: Ints = at - last + is_missed[last] * (1 + before)
+    return found
+
+
+def running_at(replay: ServerReplay, chunks: Ints, positions: Ints) -> Ints:
+    """[n, groups]: how many rounds of these chunks each group had missed, before these positions of
+    the log, since it contributed last."""
+    wanted, num_groups = replay.key_of(chunks, positions), len(replay.run.groups)
+    found = np.zeros((len(wanted), num_groups), np.int64)
+    if replay.run.missed_running:
+        found += replay.run.missed_running
+    for group, its in enumerate(replay.rows_of_group):
+        rows = its[np.argsort(replay.chunk[its], kind="stable")]
+        its_chunk = replay.chunk[rows]
+        last = np.searchsorted(replay.key_of(its_chunk, replay.position[rows]), wanted) - 1
+        at = np.flatnonzero(last >= 0)
+        at = at[its_chunk[last[at]] == chunks[at]]
+        found[at, group] = _running(replay, group, rows)[last[at]]
+    return found
 
 
 def check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> None:

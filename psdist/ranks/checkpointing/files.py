@@ -26,7 +26,7 @@ from psdist.checkpoint.tensors import Entry, write_file
 from psdist.config.modes import judging_mode
 from psdist.controller.kept import Fidelity
 from psdist.errors import CheckpointError, InvariantError
-from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS
+from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS, Misses
 from psdist.protocol.control import Setup, WriteFailed, Written
 from psdist.protocol.ids import describe_peer, is_worker, worker_id, worker_of
 from psdist.protocol.memory import dtype_name
@@ -121,6 +121,7 @@ class FileKeeper:
         self._memory = SnapshotMemory()
         self._entries: list[Entry] = []
         self._states: dict[tuple[int, int], State] = {}
+        self._misses: dict[int, Misses] = {}
         self._awaiting_copies = ""
         """The checkpoint that is to be written when all of it is copied; "": none."""
         self._writing: Writing | None = None
@@ -141,7 +142,9 @@ class FileKeeper:
     def snapshot_bytes(self, set_index: int) -> int:
         return self._memory.num_bytes(set_index)
 
-    def keep(self, set_index: int, regions: list[Region]) -> None:
+    def keep(self, set_index: int, regions: list[Region], *, misses: Misses | None = None) -> None:
+        if misses is not None:
+            self._misses[set_index] = misses
         for each in regions:
             self._entries.append(Entry(set_index, each.piece, each.start, VALUE, each.values))
             state: dict[str, StateEntry] = dict(each.state)
@@ -167,12 +170,12 @@ class FileKeeper:
         return True
 
     def _begin(self, checkpoint: str) -> None:
-        entries, states = self._entries, self._states
-        self._entries, self._states = [], {}
+        entries, states, misses = self._entries, self._states, self._misses
+        self._entries, self._states, self._misses = [], {}, {}
         path = self._folder.partial(checkpoint) / file_name(self._server, {})
         self._writing = Writing(
             checkpoint,
-            lambda: write_file(path, entries, to_json(states)),
+            lambda: write_file(path, entries, to_json(states, misses)),
             is_behind=self._is_behind,
         )
 

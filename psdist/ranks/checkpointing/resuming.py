@@ -68,8 +68,9 @@ class Restored:
             is_same_layout=index.groups == groups and index.mode == mode and not is_apart,
         )
 
-    def first(self, set_index: int) -> FirstClocks | None:
-        """Where the groups begin in a set; None where the checkpoint does not have it."""
+    def first(self, set_index: int, *, may_miss: bool = False) -> FirstClocks | None:
+        """Where the groups begin in a set; None where the checkpoint does not have it.
+        ``may_miss``: with the rounds that they have missed, where they are the same groups."""
         sets = self.checkpoint.index.sets
         if set_index >= len(sets):
             return None
@@ -77,7 +78,12 @@ class Restored:
         if not self.is_same_layout:
             clocks = (min(clocks),) * self.num_groups
         name = checkpoint_name(self.checkpoint.index.step)
-        return FirstClocks(checkpoint=name, clocks=(*clocks, *(0,) * self.num_substitutes))
+        counts_on = may_miss and self.is_same_layout
+        return FirstClocks(
+            checkpoint=name,
+            clocks=(*clocks, *(0,) * self.num_substitutes),
+            misses=self.checkpoint.misses(set_index) if counts_on else None,
+        )
 
 
 def choose(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.history.writers import RunRecord
+from psdist.protocol.checkpoints import number_of
 from psdist.protocol.control import Progress
 from psdist.protocol.partition import Partition
 from psdist.protocol.roles import Roles
@@ -144,8 +145,10 @@ def share_line(summary: Mapping[str, Any]) -> list[str]:
     missed = summary["rounds_missed"]
     if missed is None:
         return []
-    pairs = zip(missed, summary["clocks"], strict=True)
-    shares = [100 * (1 - number / clock) if clock else 100.0 for number, clock in pairs]
+    first = number_of(summary["resumed_from"] or "") or 0
+    rounds = [clock - first for clock in summary["clocks"]]
+    pairs = zip(missed, rounds, strict=True)
+    shares = [100 * (1 - number / own) if own else 100.0 for number, own in pairs]
     told = ", ".join(f"{share:.0f}%" for share in shares[:16]) + " ..." * (len(shares) > 16)
     return [f"  contributed    {told} of the rounds (by group)"]
 

@@ -31,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
+from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import CloseRound
 from psdist.protocol.events import Frame
 from psdist.protocol.header import NEVER
@@ -100,11 +101,13 @@ class Backed(Gathered):
         server: int,
         backup: int,
         wait_every: int,
+        first: Misses | None = None,
     ) -> None:
+        """``first``: what groups had missed before, in a run that goes on from a checkpoint."""
         super().__init__(membership=membership, replies=replies)
         self._server = server
         self._backup = backup
-        self._rounds = Rounds(first=membership.limits.first, wait_every=wait_every)
+        self._rounds = Rounds(first=membership.limits.first, wait_every=wait_every, misses=first)
         self._closing: Closing | None = None
         """On the server that decides."""
         self._decider = -1
@@ -134,6 +137,12 @@ class Backed(Gathered):
         if self._decider == self._server:
             self._closing = Closing(self._rounds, backup=self._backup)
             self._others = sorted(set(owners) - {self._server})
+
+    @property
+    def misses(self) -> Misses | None:
+        """What groups have missed up to now; None but on the server that decides: others may have
+        heard of rounds behind a checkpoint that they have still to copy."""
+        return self._rounds.misses if self._closing is not None else None
 
     # -- who contributes -----------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from psdist.protocol.checkpoints import Misses
+
 
 @dataclass(frozen=True, slots=True)
 class Closed:
@@ -47,15 +49,17 @@ class Closed:
 class Rounds:
     """What one server knows of the rounds that are closed."""
 
-    def __init__(self, *, first: Sequence[int], wait_every: int) -> None:
-        """``first``: by group, where its clock begins."""
+    def __init__(
+        self, *, first: Sequence[int], wait_every: int, misses: Misses | None = None
+    ) -> None:
+        """``first``: by group, where its clock begins; ``misses``: what had been missed before."""
         self.num_closed = 0
         self.decided = list(first)
         """By group: its rounds are decided up to here."""
         self._wait_every = wait_every
-        self._running = [0] * len(first)
+        self._running = [0] * len(first) if misses is None else list(misses.running)
         """By group: rounds that it has missed since it contributed last."""
-        self._in_all = [0] * len(first)
+        self._in_all = [0] * len(first) if misses is None else list(misses.in_all)
         self._missed: list[set[int]] = [set() for _ in first]
         """By group: rounds that it has missed, whose update may still come."""
 
@@ -73,6 +77,11 @@ class Rounds:
             self._in_all[group] += 1
             self._missed[group].add(closed.round)
         return leading
+
+    @property
+    def misses(self) -> Misses:
+        """Up to now."""
+        return Misses(running=tuple(self._running), in_all=tuple(self._in_all))
 
     def has_missed(self, group: int, round_number: int) -> bool:
         """Whether the group's update of this round is dropped."""

@@ -62,6 +62,17 @@ SCHEMES: Final[dict[str, dict[str, object]]] = {
         "pipeline": 1,
     },
 }
+AVERAGED: Final = "averaged state"
+"""At the end of the name of a scheme in which the script averages the state of its optimizers over
+all groups, between rounds and past the network: what that would bring, with bytes to be added."""
+SCHEMES.update(
+    {
+        "16, averaged state": {"local_steps": 16},
+        "16, reset": {"local_steps": 16, "inner_state": "reset"},
+        "16, nesterov, averaged state": {"local_steps": 16, "outer": "nesterov"},
+        "16, nesterov, reset": {"local_steps": 16, "outer": "nesterov", "inner_state": "reset"},
+    }
+)
 BY_DEFAULT: Final = tuple(SCHEMES)[:3]
 
 
@@ -69,6 +80,21 @@ def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str
     """Validation bits at the end, bytes and rounds."""
     train, valid = load_text()
     valid_set = windows(valid[:40_000], LENGTH)
+    board: dict[int, list[torch.Tensor]] = {}
+
+    def average(job: Job, optimizer: torch.optim.Optimizer) -> None:
+        """Of AdamW's first and second moments, over all groups."""
+        mine = [
+            value
+            for state in optimizer.state.values()
+            for key, value in sorted(state.items())
+            if key != "step"
+        ]
+        board[job.worker] = [each.clone() for each in mine]
+        job.barrier()
+        for place, each in enumerate(mine):
+            each.copy_(torch.stack([board[worker][place] for worker in range(GROUPS)]).mean(0))
+        job.barrier()
 
     def script(job: Job, stage: Stage) -> Result:
         torch.manual_seed(seed)
@@ -90,6 +116,8 @@ def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str
                 optimizer.step()
                 schedule.step()
                 done += 1
+                if scheme.endswith(AVERAGED) and done % 16 == 0:
+                    average(job, optimizer)
                 if done == steps:
                     break
         job.barrier()

@@ -40,6 +40,8 @@ def run(run_dir: Path, *words: str, script: tuple[str, ...] = ()) -> Completed:
     [
         ("kill", ("--checkpoint-every", "2"), None),
         ("usr1", ("--set", "on_usr1=requeue"), 75),
+        ("kill", ("--checkpoint-every", "2", "--mode", "ssp", "--staleness", "4"), None),
+        ("usr1", ("--set", "on_usr1=requeue", "--mode", "async"), 75),
     ],
 )
 def test_every_sample_is_seen_once(

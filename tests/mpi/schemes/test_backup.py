@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from psdist.checkpoint.folder import Folder
 from psdist.commands import check
+from psdist.history.writers import read_history
 from tests.support.mpirun import REPOSITORY, Completed, run_mpi
 
 pytestmark = pytest.mark.mpi
@@ -61,3 +63,36 @@ def test_who_is_always_slow_contributes_now_and_then(tmp_path: Path) -> None:
     assert 12 <= slow <= 21
     log = "".join(path.read_text() for path in (tmp_path / "run" / "logs").iterdir())
     assert "max_grad_norm clips each group's own gradient, not the joint one: groups may" in log
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_what_groups_have_missed(tmp_path: Path) -> None:
+    options = ("--backup", "1", "--set", "backup_every=9", "--checkpoint-every", "10")
+    passed = ("36", "0.01", "always")
+    done = run_script(tmp_path, *options, passed=passed)
+    assert done.returncode == 0, done.text
+    before = seen(tmp_path)
+    folder = Folder(tmp_path / "run")
+    name = folder.names()[0]
+    (folder.path / "latest").write_text(name + "\n")
+    done = run_script(tmp_path, *options, "--resume", passed=passed)
+    assert done.returncode == 0, done.text
+    assert f"goes on from checkpoint {name}" in done.text
+    assert check.main(tmp_path / "run") == 0
+    clock, told = int(name.removeprefix("step-")), seen(tmp_path)
+    assert [each["clock"] for each in told] == [36, 36, 36]
+    assert len({each["mean"] for each in told}) == 1
+    assert all(min(each["rounds"]) >= clock for each in told)
+    known = [dict(zip(each["rounds"], batches(each), strict=True)) for each in before]
+    for mine, its in zip(known, told, strict=True):
+        now = dict(zip(its["rounds"], batches(its), strict=True))
+        assert all(mine.get(at, batch) == batch for at, batch in now.items())
+    rounds = told[2]["rounds"]
+    assert rounds[-1] > clock, "it has come back"
+    running = read_history(tmp_path / "run").run.missed_running
+    assert len(running) == 3
+    assert max(running) < 9
+
+
+def batches(told: dict[str, Any]) -> list[list[int]]:
+    return [told["samples"][at : at + 4] for at in range(0, len(told["samples"]), 4)]

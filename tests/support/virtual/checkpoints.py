@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.partition import Partition
 from psdist.servers.rebuilding import FoundState, WantedChunks
@@ -57,7 +58,13 @@ class MemoryKeeper:
     def snapshot_bytes(self, set_index: int) -> int:  # noqa: ARG002 - a keeper's
         return 0
 
-    def keep(self, set_index: int, regions: list[Region]) -> None:
+    def keep(
+        self,
+        set_index: int,
+        regions: list[Region],
+        *,
+        misses: Misses | None = None,  # noqa: ARG002 - a keeper's
+    ) -> None:
         self._kept |= {(set_index, each.piece, each.start): each for each in regions}
 
     def write(self, checkpoint: str) -> None:

@@ -188,7 +188,7 @@ def test_a_checkpoint_that_is_asked_for_within_a_round_comes_behind_it(tmp_path:
     assert violated(tmp_path) == set()
 
 
-def test_within_a_round_and_in_other_modes_there_is_none(tmp_path: Path) -> None:
+def test_within_a_round_there_is_none(tmp_path: Path) -> None:
     def keeps(job: Job, _stage: Stage) -> Result:
         model = nn.Linear(1, 1)
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
@@ -201,8 +201,6 @@ def test_within_a_round_and_in_other_modes_there_is_none(tmp_path: Path) -> None
     groups = ((0,), (1,))
     with pytest.raises(UsageError, match=r"job.checkpoint with steps_by = speed within a round"):
         run(tmp_path / "within", keeps, groups=groups, record=False)
-    with pytest.raises(UsageError, match=r"steps_by = speed in ssp .*in different hands of a pass"):
-        run(tmp_path / "ssp", keeps, groups=groups, record=False, mode="ssp")
 
 
 def begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

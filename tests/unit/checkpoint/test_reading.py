@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
 from psdist.checkpoint.tensors import Entry, write_file
 from psdist.errors import CheckpointError
+from psdist.protocol.checkpoints import Misses
 from psdist.protocol.optimizer_state import OneValue, PerElement, PieceState, Uncut
 from tests.support.checkpoints import Made
 
@@ -181,11 +184,64 @@ def test_state_that_cannot_be_cut_is_not_written() -> None:
         {"states": [[0, 0, [["a", "whole", "float32", [3]]]]]},
         {"states": [[0, 0, [["a", {}, 1]]]]},
         {"states": [[0, 0, [[f"key{n}", "plain", 1] for n in range(17)]]]},
+        {"misses": [[0, [1], [1]]]},
     ],
 )
 def test_descriptions_of_state_that_no_server_writes_are_refused(content: object) -> None:
     with pytest.raises(CheckpointError, match=r"^it: damaged: optimizer state that cannot be read"):
         states.from_json(content, where="it")
+
+
+def with_misses(folder: Folder, *told: Mapping[int, Misses]) -> Checkpoint:
+    """A checkpoint of as many servers, whose files say this of missed rounds."""
+    made = Made(workers=2)
+    path = folder.begin("step-00000100")
+    records = [
+        write_file(
+            path / f"server-{server}.safetensors",
+            made.entries(server, len(told)),
+            states.to_json(made.states, each),
+        )
+        for server, each in enumerate(told)
+    ]
+    folder.commit("step-00000100", made.index(records, servers=len(told)), keep=1)
+    return folder.open("step-00000100")
+
+
+def test_what_groups_have_missed_comes_back(tmp_path: Path) -> None:
+    misses = Misses(running=(3, 0), in_all=(100, 0))
+    checkpoint = with_misses(Folder(tmp_path), {}, {0: misses})
+    checkpoint.verify()
+    assert checkpoint.misses(0) == misses
+    assert checkpoint.misses(1) is None
+    for wrong in (
+        ({0: misses}, {0: misses}),
+        ({0: Misses(running=(0, 0, 0), in_all=(0, 0, 0))},),
+        ({0: replace(misses, in_all=(101, 0))},),
+        ({9: misses},),
+    ):
+        with pytest.raises(CheckpointError, match="damaged: missed rounds of set"):
+            with_misses(Folder(tmp_path), *wrong).verify()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        3,
+        [[0, [0]]],
+        [[0, [0], [0, 0]]],
+        [[0, [-1], [0]]],
+        [[0, [1], [0]]],
+        [[0, [0.5], [1]]],
+        [[0, [0], [0]], [0, [0], [0]]],
+        [[-1, [0], [0]]],
+        [[0, ["0"], [0]]],
+        [[0, 0, 0]],
+    ],
+)
+def test_missed_rounds_that_no_server_writes_are_refused(told: object) -> None:
+    with pytest.raises(CheckpointError, match=r"^it: damaged: missed rounds that cannot be read"):
+        states.misses_from_json({"states": [], "misses": told}, where="it")
 
 
 def test_what_a_list_and_a_proof_need_imports_no_torch(tmp_path: Path) -> None:

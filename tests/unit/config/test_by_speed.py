@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psdist.config.beside import Other, table
-from psdist.config.by_speed import NOT_IN_SYNC, OTHERS, may_be_kept
+from psdist.config.by_speed import OTHERS
 from psdist.config.settings import RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
@@ -26,15 +26,11 @@ def test_what_goes_with_steps_by_speed_and_what_does_not(other: Other) -> None:
     assert not contradiction(RunConfig(**given)), "with equal steps it is right"
 
 
-@pytest.mark.parametrize("other", NOT_IN_SYNC, ids=lambda other: "-".join(map(str, other.given)))
 @pytest.mark.parametrize("mode", ["ssp", "async"])
-def test_checkpoints_are_of_sync_alone(mode: str, other: Other) -> None:
+def test_there_are_checkpoints_in_every_mode(mode: str) -> None:
     given: dict[str, Any] = {"local_steps": 8, "steps_by": "speed", "mode": mode}
-    assert not contradiction(RunConfig(**given))
-    assert not may_be_kept(RunConfig(**given))
-    wrong = contradiction(RunConfig(**given, **other.given))
-    assert wrong.startswith("steps_by = speed in ")
-    assert f"{other.why_not}; set mode = sync, or steps_by = count" in wrong
+    for other in ({"resume": True}, {"checkpoint_every": "100"}, {"on_usr1": "requeue"}):
+        assert not contradiction(RunConfig(**given, **other, run_dir="runs/a"))
 
 
 def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psdist.controller.kept import KeptPaces
+from psdist.controller.kept import KeptPaces, KeptPass
 from psdist.controller.steps import KEPT, Choice, StepControl, block_of, first_of
 
 
@@ -93,6 +93,17 @@ def test_every_group_makes_a_step_and_none_comes_after_the_slowest(
 PACES = KeptPaces(sizes=(1, 2), total=24, steps=(3, 10), step_us=((900, 800), (2400,)))
 
 
+PASS = KeptPass(loader=1, number=3, starts=((0, (8, 8)), (2, (3, 10))), num_fixed=4)
+
+
+def test_a_pass_says_what_was_fixed_of_it() -> None:
+    assert [PASS.steps_of(block) for block in range(5)] == [(8, 8)] * 2 + [(3, 10)] * 2 + [None]
+    assert PASS.then(4, (3, 10)) == replace(PASS, num_fixed=5)
+    more = PASS.then(4, (3, 9))
+    assert (more.steps_of(3), more.steps_of(4)) == ((3, 10), (3, 9))
+    assert replace(PASS, starts=((1, (8, 8)),)).steps_of(0) is None
+
+
 def test_what_a_checkpoint_keeps_is_gone_on_with() -> None:
     mine = StepControl(sizes=[1, 2], local_steps=8)
     mine.go_on(PACES)
@@ -122,6 +133,12 @@ def test_of_other_groups_nothing_is_known_and_of_other_steps_how_fast_groups_are
         {"step_us": ((900,),)},
         {"step_us": ((900,), (0,))},
         {"step_us": ((1,) * (KEPT + 1), ())},
+        {"passes": (replace(PASS, starts=()),)},
+        {"passes": (replace(PASS, starts=((0, (8,)),)),)},
+        {"passes": (replace(PASS, starts=((0, (8, 0)),)),)},
+        {"passes": (replace(PASS, starts=((2, (8, 8)), (0, (8, 8)))),)},
+        {"passes": (replace(PASS, num_fixed=2),)},
+        {"passes": (replace(PASS, loader=-1),)},
     ],
 )
 def test_speeds_that_there_cannot_be_are_refused(damage: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptPaces, KeptSteps, Rollback
+from psdist.controller.kept import Fidelity, KeptPaces, KeptPass, KeptSteps, Rollback
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.rollback import KeptRise
 from psdist.controller.steps import StepControl, Term
@@ -29,7 +29,7 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepFidelity
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction
-from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import FixedSteps, LossHeard, StepsChosen, StepsObserved
 
 
 def registrar(*, is_by_speed: bool = True) -> Registrar:
@@ -328,6 +328,76 @@ def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
         (fixed, *_) = tell(again, ask(0, block))
         assert isinstance(fixed, StepsChosen)
         assert (fixed.steps == (8, 8)) == (block < 3), "what has begun goes on"
+
+
+def by_speed(kept: KeptPaces | None = None) -> FixedSteps:
+    control = StepControl(sizes=[1, 2], local_steps=8)
+    leaders = {0: 0, 1: 1}
+    steps = FixedSteps(control, num_workers=3, leaders=leaders, keeps_passes=True)
+    if kept is not None:
+        steps.go_on_at_pace(kept)
+    return steps
+
+
+def passes_of(steps: FixedSteps) -> list[tuple[int, int, int]]:
+    """Loader and number of those that are kept, and blocks that are fixed of them."""
+    kept = steps.kept_paces()
+    assert kept is not None
+    return [(each.loader, each.number, each.num_fixed) for each in kept.passes]
+
+
+def test_where_groups_are_apart_passes_are_kept_while_somebody_may_be_in_them() -> None:
+    steps = by_speed()
+    for number, block in ((0, 0), (0, 1), (1, 0)):
+        for worker in (0, 1):
+            steps.on_ask(AskSteps(worker=worker, loader=1, number=number, block=block))
+    assert passes_of(steps) == [(1, 0, 2), (1, 1, 1)]
+    for loader in (1, 2):
+        steps.on_ask(AskSteps(worker=2, loader=loader, number=0, block=0))
+    assert passes_of(steps) == [(1, 0, 2), (1, 1, 1), (2, 0, 1)]
+    steps.on_ask(AskSteps(worker=2, loader=1, number=1, block=0))
+    assert passes_of(steps) == [(1, 1, 1), (2, 0, 1)], "all have left the first one"
+
+
+def test_terms_that_were_fixed_before_the_checkpoint_are_not_fixed_again() -> None:
+    steps = by_speed()
+    for block in (0, 1):
+        steps.on_ask(AskSteps(worker=0, loader=1, number=0, block=block))
+    steps.on_took(RoundTook(worker=0, round=0, step_us=3000))
+    steps.on_took(RoundTook(worker=1, round=0, step_us=1000))
+    (chosen, *_) = steps.on_ask(AskSteps(worker=0, loader=1, number=0, block=2))
+    assert isinstance(chosen, StepsChosen)
+    assert chosen.steps != (8, 8)
+    again = by_speed(steps.kept_paces())
+    assert passes_of(again) == passes_of(steps)
+    for worker, block in ((1, 0), (2, 1), (0, 2), (1, 2)):
+        (answer,) = again.on_ask(AskSteps(worker=worker, loader=1, number=0, block=block))
+        assert isinstance(answer, SendControl)
+        assert isinstance(answer.message, StepsFixed)
+        assert tuple(answer.message.steps) == ((8, 8) if block < 2 else chosen.steps)
+    (fixed, *_) = again.on_ask(AskSteps(worker=0, loader=1, number=0, block=3))
+    assert isinstance(fixed, StepsChosen)
+    assert passes_of(again) == [(1, 0, 4)]
+
+
+def test_nothing_is_said_of_terms_between_that_nobody_has_asked_for() -> None:
+    steps = by_speed()
+    for block in (0, 3):
+        steps.on_ask(AskSteps(worker=0, loader=0, number=0, block=block))
+    kept = steps.kept_paces()
+    assert kept is not None
+    assert [kept.passes[0].steps_of(block) for block in range(5)] == [None] * 3 + [(8, 8), None]
+
+
+def test_of_other_groups_no_pass_goes_on() -> None:
+    kept = KeptPaces(
+        sizes=(2, 1),
+        total=24,
+        steps=(8, 8),
+        step_us=((), ()),
+        passes=(KeptPass(loader=1, number=0, starts=((0, (8, 8)),), num_fixed=1),),
+    )
+    assert passes_of(by_speed(kept)) == []
 
 
 def test_steps_by_the_loss_go_on_with_no_speeds() -> None:
