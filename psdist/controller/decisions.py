@@ -82,13 +82,25 @@ class Window:
         if len(rounds) > _MOST_KEPT:  # another group says nothing more: its script has ended
             self.begin(seen.first_round + len(seen.own_us))
 
+    @property
+    def num_told(self) -> int:
+        """So many of its first rounds all groups have told of, :data:`WINDOW` at most."""
+        told = 0
+        while told < WINDOW and all(self.first + told in each for each in self._rounds.values()):
+            told += 1
+        return told
+
+    def so_far(self) -> list[list[Times]]:
+        """[groups][:attr:`num_told`]; they stay in the window."""
+        window = range(self.first, self.first + self.num_told)
+        return [[rounds[each] for each in window] for rounds in self._rounds.values()]
+
     def take(self) -> list[list[Times]] | None:
         """[groups][WINDOW], once all have told of every round; the next window begins behind."""
-        window = range(self.first, self.first + WINDOW)
-        if not all(each in rounds for rounds in self._rounds.values() for each in window):
+        if self.num_told < WINDOW:
             return None
-        found = [[rounds[each] for each in window] for rounds in self._rounds.values()]
-        self.begin(window.stop)
+        found = self.so_far()
+        self.begin(self.first + WINDOW)
         return found
 
     def begin(self, first: int) -> None:

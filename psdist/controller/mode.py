@@ -19,19 +19,31 @@ decides:
 
 The *gain* is 1 - ssp / sync. It is 0 where one group is always the slowest, whom staleness does not
 help, and where all are alike. Own times are the same in either mode, so it is computed alike.
+
+Each window of rounds is judged once. One in sync is judged with every round that all groups have
+told of, too, from :data:`EARLY` on, for sync costs most while now this group is slow and now that
+one: of few rounds the slowest in the mean has more than its share, so that their gain is less than
+that of many. What one or two bad rounds could bring (a checkpoint here, an evaluation there) is
+left out: the :data:`LEFT_OUT` that are longest in sync. Back to sync takes a whole window: in few
+rounds there may be none that is slow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from psdist.controller.decisions import WINDOW, Controller, Decision, Window
+from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
 from psdist.controller.kept import KeptModes
 
 TO_SSP: Final = 0.15
 """The gain from which on sync gives way,"""
 TO_SYNC: Final = 0.05
 """and up to which it comes back: less, so that a gain in between changes nothing."""
+EARLY: Final = 6
+"""Rounds with which sync may give way,"""
+LEFT_OUT: Final = 2
+"""and so many of them do not count."""
 
 
 class ModeControl(Controller):
@@ -45,24 +57,17 @@ class ModeControl(Controller):
 
     def judge(self) -> Decision | None:
         first = self._window.first
-        if (rounds := self._window.take()) is None:
+        if (rounds := self._window.take()) is not None:
+            gain, told = _gain(first, _by_round(rounds))
+            if self.mode == "ssp":
+                return Decision("sync", 0, told) if gain <= TO_SYNC else None
+        elif self.mode == "sync" and self._window.num_told >= EARLY:
+            told_of = _by_round(self._window.so_far())
+            shortest = sorted(told_of, key=_in_sync_us)[:-LEFT_OUT]
+            gain, told = _gain(first, shortest, len(told_of))
+        else:
             return None
-        own = [[each.own_us for each in group] for group in rounds]
-        waits = [[each.wait_us for each in group] for group in rounds]
-        exchange_us = sum(map(min, zip(*waits, strict=True)))
-        sync_us = sum(map(max, zip(*own, strict=True))) + exchange_us
-        ssp_us = max(map(sum, own)) + exchange_us
-        gain = 1 - ssp_us / sync_us if sync_us else 0.0
-        told = (
-            f"iterations {first} to {first + WINDOW - 1}: {sync_us / WINDOW / 1e3:.2f} ms each "
-            f"in sync, {ssp_us / WINDOW / 1e3:.2f} ms with bounded staleness, {100 * gain:.0f} % "
-            "less"
-        )
-        if self.mode == "sync" and gain >= TO_SSP:
-            return Decision("ssp", self._staleness, told)
-        if self.mode == "ssp" and gain <= TO_SYNC:
-            return Decision("sync", 0, told)
-        return None
+        return Decision("ssp", self._staleness, told) if gain >= TO_SSP else None
 
     def committed(self, decision: Decision, round_number: int) -> None:
         self.mode = decision.mode
@@ -75,3 +80,33 @@ class ModeControl(Controller):
         if kept is not None:
             self.mode = kept.last.mode
             self._window.begin(max(kept.last.rounds[0], first_round + 1))
+
+
+_Round = Sequence[Times]
+"""By group."""
+
+
+def _by_round(rounds: Sequence[Sequence[Times]]) -> list[_Round]:
+    return list(zip(*rounds, strict=True))
+
+
+def _exchange_us(each: _Round) -> int:
+    return min(group.wait_us for group in each)
+
+
+def _in_sync_us(each: _Round) -> int:
+    return max(group.own_us for group in each) + _exchange_us(each)
+
+
+def _gain(first: int, rounds: Sequence[_Round], num_seen: int = WINDOW) -> tuple[float, str]:
+    """Of these among the ``num_seen`` from ``first`` on, and in words."""
+    sync_us = sum(map(_in_sync_us, rounds))
+    own_us = [[group.own_us for group in each] for each in rounds]
+    ssp_us = max(map(sum, zip(*own_us, strict=True))) + sum(map(_exchange_us, rounds))
+    gain = 1 - ssp_us / sync_us if sync_us else 0.0
+    but = f" but the {num_seen - len(rounds)} longest" if len(rounds) < num_seen else ""
+    sync_ms, ssp_ms = (us / len(rounds) / 1e3 for us in (sync_us, ssp_us))
+    return gain, (
+        f"iterations {first} to {first + num_seen - 1}{but}: {sync_ms:.2f} ms each in sync, "
+        f"{ssp_ms:.2f} ms with bounded staleness, {100 * gain:.0f} % less"
+    )
