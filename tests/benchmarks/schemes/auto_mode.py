@@ -2,22 +2,26 @@
 
     python -m tests.benchmarks.schemes.auto_mode --seeds 5 --jobs 2 --json docs/bench/auto-mode.json
 
-Four groups of one worker on the virtual network train a character transformer with AdamW, warm-up
-and cosine. A step takes ``STEP_S`` of the network's clock; in the first half of the iterations one
+Four groups of one worker on the virtual network train a character model with AdamW, warm-up and
+cosine. A step takes ``STEP_S`` of the network's clock; in the first half of the iterations one
 group, drawn for each of them, takes ``SLOW_TIMES`` as long, in the second half none. Every few
 iterations the chief puts its values aside, with the time; the loss, bits of text that nobody trains
 on, is computed afterwards and takes no time. What workers tell of their rounds, by which psdist
 chooses, is by the network's clock, too, so that what else the machine does changes nothing.
 
 *By hand* is ssp and, from the iteration on from which none is slow, sync: what a mode that psdist
-chooses can come to at best. *ssp again* is ssp once more on a network with other latencies: what it
-differs by from ssp is chance, for groups that are rounds apart never train twice alike.
+chooses can come to at best.
 
 *Seconds* of a half: until the loss is as low as in every mode at nine tenths of the first half, and
-from then on until it is as low as in every mode at the end. The loss is the mean of all seeds and
-of ``SPREAD`` points to either side, in all modes alike. How far it would be another one with other
-seeds is told by leaving out each seed in turn (the jackknife). What the same iterations take is
-told, too, and how much more the loss is after them. Every run is recorded and proved.
+from then on until it is as low as in every mode at nine tenths of the second. The loss is the mean
+of all seeds and of ``SPREAD`` points to either side, in all modes alike. How far it would be
+another one with other seeds is told by leaving out each seed in turn (the jackknife). What the same
+iterations take is told, too, and how much more the loss is after them. Every run is recorded and
+proved.
+
+The model and its learning rate are such that the loss falls all along. ``--width 48 --blocks 2
+--length 64 --lr 4e-3`` is a transformer of 75,984 parameters that has learned most of it after a
+quarter of the iterations: what its runs differ by from then on is chance.
 """
 
 from __future__ import annotations
@@ -58,14 +62,13 @@ from tests.support.programs.training.cases import Case, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
 GROUPS: Final = 4
-LENGTH: Final = 32
 STEP_S: Final = 0.1
 SLOW_TIMES: Final = 10
 EVERY: Final = 10
 BOUND: Final = 4
-MODES: Final = ("sync", "ssp", "auto", "by hand", "ssp again")
-FAR: Final = 0.45
-"""The part of all iterations at which the highest loss is what all are to reach first."""
+MODES: Final = ("sync", "ssp", "auto", "by hand")
+FAR: Final = (0.45, 0.95)
+"""The parts of all iterations at which the highest loss is what all are to reach."""
 SPREAD: Final = 5
 """Points to either side of one, with which its loss is the mean."""
 
@@ -84,7 +87,7 @@ def step_s(seed: int, group: int, clock: int, steps: int) -> float:
 
 def run(mode: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     train, valid = load_text()
-    valid_set = windows(valid[:20_000], LENGTH)
+    valid_set = windows(valid[:20_000], given.length)
     curve: list[Point] = []
     clocks = ExitStack()
 
@@ -95,15 +98,15 @@ def run(mode: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
                 clocks.enter_context(mock.patch.object(module, "time", network))
         torch.manual_seed(seed)
         model, scratch = (
-            CharTransformer(length=LENGTH, width=given.width, num_blocks=given.blocks)
+            CharTransformer(length=given.length, width=given.width, num_blocks=given.blocks)
             for _ in range(2)
         )
-        made = torch.optim.AdamW(optimizer_groups(model, weight_decay=0.1), lr=4e-3)
+        made = torch.optim.AdamW(optimizer_groups(model, weight_decay=0.1), lr=given.lr)
         model, optimizer = job.prepare(model, made)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: learning_rate_factor(step, given.steps)
         )
-        loader = job.loader(windows(train, LENGTH), batch_size=8, shuffle=True)
+        loader = job.loader(windows(train, given.length), batch_size=8, shuffle=True)
         began_s, kept = stage.now_s(), list[tuple[int, float, dict[str, torch.Tensor]]]()
         for x, y in islice(chain.from_iterable(repeat(loader)), given.steps):
             if job.is_chief and job.clock % EVERY == 0:
@@ -129,7 +132,7 @@ def run(mode: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     groups = tuple((worker,) for worker in range(GROUPS))
     case = Case(name="auto", script=script, servers=1, groups=groups, settings=settings)
     with clocks, tempfile.TemporaryDirectory() as folder:
-        outcome = run_virtually(case, Path(folder) / "run", seed=mode == "ssp again")
+        outcome = run_virtually(case, Path(folder) / "run", seed=seed)
         is_proved = check_run(outcome.path, read_histories(outcome.path)).proved
         modes = outcome.summary["modes"]
     return {"mode": mode, "seed": seed, "steps": given.steps, "is_proved": is_proved,
@@ -170,7 +173,7 @@ def halves(curves: Curves, steps: int) -> dict[str, list[float]]:
             min(bits for clock, _, bits in curve if clock <= part * steps)
             for curve in means.values()
         )
-        for part in (FAR, 1.0)
+        for part in FAR
     ]
     found = {}
     for mode, curve in means.items():
@@ -239,8 +242,10 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--blocks", type=int, default=1)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=0)
+    parser.add_argument("--length", type=int, default=32, help="characters of a window")
+    parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, a core each")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from psdist.controller.decisions import WINDOW, Decision, Observation
-from psdist.controller.mode import ModeControl
+from psdist.controller.mode import EARLY, ModeControl
 
 MS = 1000
 Times = Sequence[Sequence[int]]
@@ -61,6 +61,97 @@ def test_sync_gives_way_where_now_this_and_now_that_group_is_slow() -> None:
     assert decision.why.startswith("iterations 1 to 20: 10.50 ms each in sync, ")
 
 
+def test_six_rounds_are_enough_to_leave_sync_and_five_are_not() -> None:
+    control, times = control_of(), skewed(20)
+    for number in range(1, EARLY + 1):
+        assert control.judge() is None
+        feed(control, [own[number : number + 1] for own in times], first=number)
+    decision = control.judge()
+    assert decision is not None
+    assert (decision.mode, decision.staleness) == ("ssp", 3)
+    assert decision.why.startswith("iterations 1 to 6 but the 2 longest: 10.50 ms each in sync, ")
+
+
+def test_what_is_said_of_few_rounds_is_the_arithmetic_without_the_two_longest() -> None:
+    control = ModeControl(num_groups=2, staleness=1)
+    control.observe(Observation(0, 1, [3000, 9000, 1000, 3000, 1000], [100, 0, 2100, 100, 2100]))
+    control.observe(Observation(1, 1, [1000, 1000, 3000, 1000, 3000], [2100, 900, 100, 2100, 0]))
+    assert control.judge() is None
+    control.observe(Observation(0, 6, [1000], [7100]))
+    control.observe(Observation(1, 6, [9000], [100]))
+    assert control.judge() == Decision(
+        "ssp",
+        1,
+        "iterations 1 to 6 but the 2 longest: 3.08 ms each in sync, 2.08 ms with bounded "
+        "staleness, 33 % less",
+    )
+
+
+RECORDED = (
+    ([100, 100, 100, 100, 1000, 100], [900264, 900295, 900098, 900403, 357, 900334]),
+    ([100, 100, 100, 100, 100, 100], [900199, 900280, 900152, 900334, 900294, 900363]),
+    ([100, 1000, 100, 1000, 100, 1000], [900244, 333, 900180, 286, 900356, 346]),
+    ([1000, 100, 1000, 100, 100, 100], [311, 900216, 218, 900334, 900270, 900450]),
+)
+"""By group, own times (ms) and waits of rounds 1 to 6 of tests.benchmarks.schemes.auto_mode."""
+
+
+def test_a_recorded_run_whose_slow_group_is_drawn_anew_is_decided_with_its_sixth_round() -> None:
+    control = ModeControl(num_groups=4, staleness=4)
+    for number in range(EARLY):
+        for group, (own, waits) in enumerate(RECORDED):
+            assert control.judge() is None
+            told = Observation(group, number + 1, [own[number] * MS], [waits[number]])
+            control.observe(told)
+    assert control.judge() == Decision(
+        "ssp",
+        4,
+        "iterations 1 to 6 but the 2 longest: 1000.29 ms each in sync, 550.29 ms with bounded "
+        "staleness, 45 % less",
+    )
+
+
+def test_an_evaluation_here_and_a_checkpoint_there_are_no_reason_to_leave_sync_early() -> None:
+    control, times = control_of(), [list(own) for own in alike(WINDOW)]
+    times[0][2] = times[3][4] = 300 * MS
+    for number in range(1, WINDOW):
+        feed(control, [own[number - 1 : number] for own in times], first=number)
+        assert control.judge() is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rounds_that_differ_by_a_tenth_never_leave_sync(seed: int) -> None:
+    control, pick = control_of(), random.Random(seed)
+    for number in range(1, 1001):
+        feed(control, [[round(10 * MS * pick.gauss(1, 0.1))] for _ in range(4)], first=number)
+        assert control.judge() is None
+
+
+@pytest.mark.parametrize("times", [alike, with_one_slow])
+def test_to_come_back_takes_a_whole_window(times: object) -> None:
+    control = control_of("ssp")
+    feed(control, times(WINDOW))  # type: ignore[operator]
+    assert control.judge() is None, "round 0 tells nothing"
+    feed(control, [own[-1:] for own in times(1)], first=WINDOW)  # type: ignore[operator]
+    back = control.judge()
+    assert back is not None
+    assert back.mode == "sync"
+
+
+def test_each_window_is_judged_early_and_whole() -> None:
+    control, times = control_of(), skewed(EARLY)
+    feed(control, alike(WINDOW - 1), first=1)
+    assert control.judge() is None
+    feed(control, alike(1), first=WINDOW)
+    assert control.judge() is None
+    feed(control, [own[:-1] for own in times], first=WINDOW + 1)
+    assert control.judge() is None
+    feed(control, [own[-1:] for own in times], first=WINDOW + EARLY)
+    decision = control.judge()
+    assert decision is not None
+    assert decision.why.startswith("iterations 21 to 26 but the 2 longest: ")
+
+
 def test_what_is_said_is_the_arithmetic() -> None:
     control = ModeControl(num_groups=2, staleness=1)
     half = WINDOW // 2
@@ -92,14 +183,16 @@ def test_a_gain_between_the_two_bounds_changes_nothing(mode: str) -> None:
     assert control.judge() is None  # 1.2 ms and 1.1 ms: 8 %
 
 
-def test_a_window_waits_for_the_last_group_whatever_the_order_of_reports() -> None:
-    control, times = control_of(), skewed(WINDOW)
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_window_waits_for_the_last_group_whatever_the_order_of_reports(mode: str) -> None:
+    num, times = (EARLY, skewed(WINDOW)) if mode == "sync" else (WINDOW, alike(WINDOW))
+    control = control_of(mode)
     for group in (3, 1, 0):
         control.observe(Observation(group, 1, times[group], [0] * WINDOW))
         assert control.judge() is None
-    control.observe(Observation(2, 1, times[2][:-1], [0] * (WINDOW - 1)))
+    control.observe(Observation(2, 1, times[2][: num - 1], [0] * (num - 1)))
     assert control.judge() is None
-    control.observe(Observation(2, WINDOW, times[2][-1:], [0]))
+    control.observe(Observation(2, num, times[2][num - 1 : num], [0]))
     assert control.judge() is not None
 
 
