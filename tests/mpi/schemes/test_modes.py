@@ -93,7 +93,7 @@ def test_psdist_goes_on_deciding_by_those_who_live_when_a_worker_has_died(tmp_pa
     done = run_script(
         tmp_path,
         *("--mode", "auto", "--set", "max_deaths=1"),
-        passed=("80", "slow=25", "dies=10"),
+        passed=("80", "slow=25", "dies=3"),
         servers=1,
         launcher_args=("--with-ft", "ulfm"),
     )

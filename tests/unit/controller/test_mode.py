@@ -138,6 +138,23 @@ def test_to_come_back_takes_a_whole_window(times: object) -> None:
     assert back.mode == "sync"
 
 
+def test_in_ssp_a_part_of_a_window_says_nothing() -> None:
+    control, times = control_of("ssp"), skewed(WINDOW)
+    for number in range(1, WINDOW + 1):
+        feed(control, [own[number - 1 : number] for own in times], first=number)
+        assert control.judge() is None
+
+
+def test_what_is_told_beyond_a_window_is_of_the_next_one() -> None:
+    control = control_of("ssp")
+    times = [[*even, *uneven] for even, uneven in zip(alike(WINDOW), skewed(WINDOW), strict=True)]
+    feed(control, times, first=1)
+    back = control.judge()
+    assert back is not None
+    assert back.why.startswith("iterations 1 to 20: 10.50 ms each in sync, 10.50 ms with")
+    assert control.judge() is None
+
+
 def test_each_window_is_judged_early_and_whole() -> None:
     control, times = control_of(), skewed(EARLY)
     feed(control, alike(WINDOW - 1), first=1)
