@@ -120,7 +120,8 @@ def run(mode: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
             schedule.step()
         for clock, passed_s, values in kept:
             scratch.load_state_dict(values)
-            curve.append((clock, passed_s, validation_bits(scratch, valid_set, job.device)))
+            loss = validation_bits(scratch, valid_set, job.device)
+            curve.append((clock, round(passed_s, 3), round(loss, 5)))
         return {}
 
     settings: dict[str, Any] = {"seed": seed, "chunk_bytes": "auto", "record": True}
