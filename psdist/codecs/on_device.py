@@ -7,7 +7,7 @@
     num_bytes = encoder.encode(3, gradient, frame_memory, clock=7, terms=terms)
 
 ``begin`` asks the device for everything, and for a copy of what the host needs: the encoded bytes
-and six numbers. How it has ended is known when that copy is done. So what is left out counts from
+and eight numbers. How it has ended is known when that copy is done. So what is left out counts from
 ``encode`` on, which whoever pushes calls; what was begun and not pushed is begun again, from the
 same residual. Residuals stay on the device, but for checkpoints.
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from psdist.codecs.schemes.exact import Exact
 from psdist.errors import InvariantError
 from psdist.protocol.memory import as_tensor, torch_dtype
 
+_Number = TypeVar("_Number", float, Tensor)
 Pairs: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 """Sources and targets of copies."""
 
@@ -57,21 +58,30 @@ class Copies(Protocol):
     def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Any]) -> Begun: ...
 
 
-class _Told(NamedTuple):
+class _Told(NamedTuple, Generic[_Number]):
     """What the device says of an encoding beside the payload."""
 
-    missed: float
+    missed: _Number
     """||p - C(p)||^2."""
-    wanted: float
+    wanted: _Number
     """||p||^2."""
-    is_sound: float
-    """1 where what was to be pushed is finite; else 0. The others likewise:"""
-    has_due: float
-    """whether anything is still due,"""
-    has_left: float
-    """whether anything is left out,"""
-    is_finite: float
-    """whether the gradient is finite."""
+    most_missed: _Number
+    """Of magnitudes, here and below: NaN or infinity where one is. Of what is left out,"""
+    most_given: _Number
+    """of what goes as it is, with what was due,"""
+    most_taken: _Number
+    """of what was due and may be taken along,"""
+    most_due: _Number
+    """what is still due,"""
+    most_left: _Number
+    """what is kept of a push that a codec has left alone,"""
+    gradient: _Number
+    """and the gradient."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what was to be pushed is finite; of numbers on the host."""
+        return all(map(math.isfinite, (self.most_missed, self.most_given, self.most_taken)))
 
 
 @dataclass(slots=True)
@@ -81,6 +91,7 @@ class _Made:
     clock: int
     rate: float
     absent: frozenset[int]
+    """Of the pieces that have a part in the chunk."""
     places: Places
     counts: bool
     """Whether anything of it was coded or kept; else the gradient goes as it is."""
@@ -91,10 +102,6 @@ class _Made:
     copy: Begun = field(init=False)
     residual: Residual | None = None
     """What it leaves, once the device was asked for it."""
-
-    def is_of(self, clock: int, terms: PushTerms) -> bool:
-        theirs = self.clock, self.rate, self.absent
-        return theirs == (clock, terms.rate, frozenset(terms.absent))
 
 
 class DevicePushEncoder(PushEncoder):
@@ -128,7 +135,7 @@ class DevicePushEncoder(PushEncoder):
         made = _Made(
             clock,
             terms.rate,
-            frozenset(terms.absent),
+            _absent_in(coding, terms),
             places,
             counts=counts,
             told=self._memory(self._told, chunk, len(_Told._fields)),
@@ -149,14 +156,15 @@ class DevicePushEncoder(PushEncoder):
 
     def is_finite(self, chunk: int) -> bool:
         """Whether the gradient is that was encoded last, whose copy is done."""
-        return bool(_Told(*self._made[chunk].told.tolist()).is_finite)
+        return math.isfinite(_told_in(self._made[chunk]).gradient)
 
     def encode(
         self, chunk: int, gradient: Tensor, into: memoryview, *, clock: int, terms: PushTerms
     ) -> int:
         """As :meth:`PushEncoder.encode`; what was begun under these terms is waited for."""
-        made = self._made.get(chunk)
-        if made is None or not made.is_of(clock, terms):
+        coding, begun = self.codings.at(clock)[chunk], self._made.get(chunk)
+        of_now = clock, terms.rate, _absent_in(coding, terms)
+        if begun is None or (begun.clock, begun.rate, begun.absent) != of_now:
             after = [self._copies.mark()]
             self.begin(chunk, gradient, into, clock=clock, terms=terms, after=after)
         made = self._made.pop(chunk)
@@ -164,10 +172,9 @@ class DevicePushEncoder(PushEncoder):
         made.places.finish(into)
         if not made.counts:
             return made.places.num_bytes
-        told = _Told(*made.told.tolist())
+        told = _told_in(made)
         if not told.is_sound:
             raise self._non_finite(chunk, clock)
-        coding = self.codings.at(clock)[chunk]
         if made.checked is not None:
             coding.add_checksum(into, made.checked)
         self.errors.add(clock, told.missed, told.wanted)
@@ -175,12 +182,12 @@ class DevicePushEncoder(PushEncoder):
             self._keep(chunk, made, told, is_exact=isinstance(coding.codec, Exact))
         return made.places.num_bytes
 
-    def _keep(self, chunk: int, made: _Made, told: _Told, *, is_exact: bool) -> None:
+    def _keep(self, chunk: int, made: _Made, told: _Told[float], *, is_exact: bool) -> None:
         residual = made.residual
         assert residual is not None
-        if not told.has_due:
+        if not told.most_due:
             residual = residual._replace(due=None)
-        if is_exact and residual.due is None and not told.has_left:
+        if is_exact and residual.due is None and not told.most_left:
             self._residuals.pop(chunk, None)
         else:
             self._residuals[chunk] = residual
@@ -227,12 +234,12 @@ class DevicePushEncoder(PushEncoder):
             for segment in chunk.segments
             if segment.piece in made.absent
         ]
-        wanted, is_sound, kept, due = gradient, gradient.new_ones((), dtype=torch.bool), None, None
+        wanted, kept, due, portion = gradient, None, None, None
         if made.counts:
             wanted = gradient.to(torch.float32)
             if before is not None:
                 now = _of_codec(before, coding.codec.name)
-                wanted, is_sound, kept, due = _with_residual(wanted, now, made.rate, absent)
+                wanted, kept, due, portion = _with_residual(wanted, now, made.rate, absent)
         pairs: list[tuple[Tensor, Tensor]] = []
         asked = seen = wanted.new_zeros(0)
         if places.coded:
@@ -246,12 +253,10 @@ class DevicePushEncoder(PushEncoder):
         given = taken(wanted, places.exact).to(torch_dtype(chunk.dtype))
         if places.exact:
             pairs.append((given, as_tensor(into[places.exact_at :], chunk.dtype, len(given))))
-        missed = asked - seen
-        is_sound = is_sound & missed.isfinite().all()
-        if isinstance(coding.codec, Exact) and kept is not None:
-            is_sound = is_sound & given.isfinite().all()
-        left = torch.zeros_like(wanted)
+        missed, left = asked - seen, None
+        is_exact = isinstance(coding.codec, Exact)
         if made.counts and self._has_feedback:
+            left = torch.zeros_like(wanted)
             put(left, places.coded, missed)
             if kept is not None:
                 if given.dtype != torch.float32:  # as it is, but rounded
@@ -259,17 +264,35 @@ class DevicePushEncoder(PushEncoder):
                 for place in absent:
                     left[place] = kept[place]
             made.residual = Residual(left, made.rate, codec=coding.codec.name, due=due)
-        has_due = is_sound.new_zeros(()) if due is None else due.any()
-        answers = is_sound, has_due, left.any(), gradient.isfinite().all()
-        told = torch.stack(
-            [
-                *((each * each).sum(dtype=torch.float32) for each in (missed, asked)),
-                *(answer.to(torch.float32) for answer in answers),
-            ]
+        nothing = torch.zeros((), device=gradient.device)
+        told = _Told(
+            missed=(missed * missed).sum(),
+            wanted=(asked * asked).sum(),
+            most_missed=_most(missed) if places.coded else nothing,
+            most_given=_most(given) if is_exact and kept is not None else nothing,
+            most_taken=nothing if portion is None else _most(portion),
+            most_due=nothing if due is None else _most(due),
+            most_left=_most(left) if is_exact and left is not None else nothing,
+            gradient=_most(gradient),
         )
         if made.checked is not None:
             pairs.append((seen, made.checked))
-        return [*pairs, (told, made.told)]
+        numbers = torch.stack([each.to(torch.float32) for each in told])
+        return [*pairs, (numbers, made.told)]
+
+
+def _told_in(made: _Made) -> _Told[float]:
+    """Once its copy is done."""
+    return _Told(*made.told.tolist())
+
+
+def _most(values: Tensor) -> Tensor:
+    """NaN where one is."""
+    return values.abs().amax()
+
+
+def _absent_in(coding: ChunkCoding, terms: PushTerms) -> frozenset[int]:
+    return frozenset(each.piece for each in coding.chunk.segments).intersection(terms.absent)
 
 
 def _of_codec(residual: Residual, codec: str) -> Residual:
@@ -282,24 +305,22 @@ def _of_codec(residual: Residual, codec: str) -> Residual:
 
 def _with_residual(
     wanted: Tensor, residual: Residual, rate: float, absent: Collection[slice]
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """As :meth:`PushEncoder._wanted`: what is to be pushed, whether its parts are finite, and what
-    is kept and still due in the units of now."""
-    is_sound = wanted.new_ones((), dtype=torch.bool)
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """As :meth:`PushEncoder._wanted`: what is to be pushed, what is kept and still due in the units
+    of now, and what was due, of which a part is taken along."""
     scale = residual.rate / rate
-    kept, due = residual.values * scale, None
+    kept, due, portion = residual.values * scale, None, None
     sent = wanted + kept
     if residual.due is not None:
         due = residual.due * scale
         portion = due.clone()
         for place in absent:
-            portion[place] = 0
+            portion[place].zero_()
         size, most = norm_of(portion), norm_of(wanted)
-        is_sound = size.isfinite()
         times = torch.where(size > most, most / size, torch.ones_like(size))
-        portion = portion * times.to(torch.float32)
-        sent = sent + portion
-        due = due - portion
+        taken_along = portion * times.to(torch.float32)
+        sent = sent + taken_along
+        due = due - taken_along
     for place in absent:
         sent[place] = wanted[place]
-    return sent, is_sound, kept, due
+    return sent, kept, due, portion

@@ -1,4 +1,4 @@
-"""What codecs with a form for devices are compared on, here on the CPU and in tests/gpu on a GPU."""
+"""On what codecs with a form for devices are compared: here on the CPU, in tests/gpu on a GPU."""
 
 from __future__ import annotations
 
@@ -102,12 +102,11 @@ class Pair:
         self.copies = copies
         self.host = PushEncoder(codings[0], **given)
         self.device = DevicePushEncoder(codings[1], copies=copies, **given)
-        self.memories = memoryview(bytearray(codings[0].largest(0))), copies.allocate(
-            codings[0].largest(0)
+        self.memories = (
+            memoryview(bytearray(codings[0].largest(0))),
+            copies.allocate(codings[0].largest(0)),
         )
-        self.there = torch.zeros(
-            self.chunk.length, dtype=torch_dtype(dtype), device=copies.device
-        )
+        self.there = torch.zeros(self.chunk.length, dtype=torch_dtype(dtype), device=copies.device)
         self.clock = 0
 
     def begin(self, gradient: Tensor, terms: PushTerms) -> Any:

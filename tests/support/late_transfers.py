@@ -35,6 +35,7 @@ class LateTransfers:
         self._random = random.Random(seed)
         self._rate = rate
         self.under_way: deque[LateCopy] = deque()
+        self.most_under_way = 0
         self.num_late = 0
         """How often a copy was asked for that was not done."""
 
@@ -54,6 +55,7 @@ class LateTransfers:
         assert all(mark is not None for mark in after)
         copy = LateCopy(self, compute)
         self.under_way.append(copy)
+        self.most_under_way = max(self.most_under_way, len(self.under_way))
         return copy
 
     def pass_time(self) -> None:

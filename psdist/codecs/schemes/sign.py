@@ -50,10 +50,9 @@ class Sign(OnDevice):
         magnitudes = blocks.abs()
         scales = _of_any_size(sums_of(magnitudes).div_(counts), magnitudes, counts)
         is_negative = blocks.view(torch.int32) < 0  # the sign bit, also of zeros
-        eights = is_negative.view(-1, 8).to(torch.uint8)
-        packed = eights[:, 0] << 7
-        for place in range(1, 8):
-            packed = packed | eights[:, place] << 7 - place
+        places = torch.arange(7, -1, -1, dtype=torch.uint8, device=values.device)
+        bits = is_negative.view(-1, 8).to(torch.uint8) << places
+        packed = bits.sum(dim=1, dtype=torch.uint8)  # whole numbers: in any order
         seen = torch.where(is_negative, -scales, scales)
         return joined(scales, packed), seen.view(-1)[: len(values)]
 

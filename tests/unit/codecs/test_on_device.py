@@ -3,10 +3,6 @@ tests/gpu/test_encoding.py has the same with a GPU."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from typing import Any
-
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -37,7 +33,7 @@ def vectors(draw: st.DrawFn) -> torch.Tensor:
 
 
 @ALL
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(values=vectors())
 def test_a_device_gives_the_hosts_bytes_and_what_they_are_decoded_to(
     codec: OnDevice, values: torch.Tensor
@@ -53,7 +49,7 @@ def test_a_device_gives_the_hosts_bytes_and_what_they_are_decoded_to(
 
 
 @ALL
-@pytest.mark.parametrize("length", [70_000, 131_072, 200_001])
+@pytest.mark.parametrize("length", [131_072, 200_001])
 def test_large_counts_are_the_hosts_too(codec: OnDevice, length: int) -> None:
     values = hard_vector(length, seed=length, scale=1e-3, ties=True)
     payload, seen = codec.encode_on_device(values)
