@@ -769,16 +769,12 @@ class ParameterSets:
             on_missed=self._on_missed,
         )
         self._restore_residuals(loop)
-        if push_codecs and device != "cpu":
-            where, why = (
-                ("the GPU", "") if loop.encodes_on_device else ("the host", why_on_host(config))
-            )
+        if push_codecs and trainer.flat.transfers.has_mirrors:
+            why = why_on_host(config)
             logger.info(
-                "parameter set %d: pushes are encoded on %s (encode_on = %s)%s",
+                "parameter set %d: pushes are encoded on %s",
                 index,
-                where,
-                config.encode_on,
-                f": {why}" if why and config.encode_on != "host" else "",
+                "the device" if loop.encodes_on_device else f"the host: {why}",
             )
         setup = Setup(
             partition=partition.encode(),

@@ -6,6 +6,7 @@ The device is none, and late (tests/support/late_transfers.py). On a real one te
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,20 @@ def freeze_and_pause(turn: Turn) -> None:
     turn.optimizer.param_groups[0]["lr"] = 0.0 if turn.step in (2, 7) else 0.1
 
 
-@pytest.mark.parametrize("overlap", ["auto", pytest.param("off", marks=SLOW)])
-def test_what_stays_out_of_a_push_stays_on_the_device(overlap: str, tmp_path: Path) -> None:
+def test_what_stays_out_of_a_push_stays_on_the_device_and_nothing_is_encoded_twice(
+    tmp_path: Path,
+) -> None:
     script = training(before=freeze_and_pause)
-    ours, _ = on_device(script, tmp_path / "device", codec="sign", overlap=overlap)
+    ours, off = (
+        on_device(script, tmp_path / overlap, codec="sign", overlap=overlap, rate=1.0)[0]
+        for overlap in ("auto", "off")
+    )
     its = run(script, tmp_path / "cpu", overlap="off", codec="sign", codec_exact=("vectors",))
     assert torch.equal(parameters(ours), parameters(its))
+    assert torch.equal(parameters(off), parameters(its))
+    copied, at_once = (each.summary["coding"]["bytes_to_host"] for each in (ours, off))
+    assert copied == at_once
+    assert ours.summary["early_pushes"] > off.summary["early_pushes"] == 0
 
 
 @pytest.mark.parametrize("name", ["clamped", pytest.param("set to none", marks=SLOW)])
@@ -179,13 +188,20 @@ def test_a_gradient_that_is_not_finite_does_not_leave_early_and_step_names_it(
 
 
 def test_auto_encodes_on_a_device_what_has_a_form_for_it_and_the_rest_on_the_host(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for codec, number in (("sign", 3), ("int8:stochastic", 0)):
+    caplog.set_level(logging.INFO, logger="psdist")
+    why = "push_codec = int8:stochastic: its random numbers are those of the host"
+    for codec, number, where in (
+        ("sign", 3, "the device"),
+        ("int8:stochastic", 0, f"the host: {why}"),
+    ):
+        caplog.clear()
         ours, _ = on_device(
-            training(steps=3), tmp_path / codec[:4], codec=codec, encode_on="auto", overlap="off"
+            training(steps=2), tmp_path / codec[:4], codec=codec, encode_on="auto", overlap="off"
         )
         assert ours.summary["coding"]["encodes_on_device"] == number
+        assert f"parameter set 0: pushes are encoded on {where}" in caplog.messages
 
 
 def test_a_model_on_the_cpu_has_no_device_that_could_encode(tmp_path: Path) -> None:
