@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from psdist.codecs.base import OnDevice
 from psdist.codecs.blocks import norm_of, sums_of
+from psdist.codecs.schemes.casts import Cast
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sparse import TopK
 from tests.support.device_cases import FORMS, HARD, LENGTHS, hard_vector, same_bits
@@ -67,6 +68,15 @@ def test_what_is_not_finite_is_the_hosts_too(codec: OnDevice, bad: float) -> Non
     expected = codec.encode(values, seed=1)  # type: ignore[attr-defined]
     assert torch.equal(payload, expected)
     assert not seen.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("fp16", 0x7E00), ("bf16", 0x7FC0)])
+def test_nan_in_sixteen_bits_has_one_pattern(name: str, pattern: int) -> None:
+    """Processors make several of them, by vector and one by one."""
+    bits = torch.tensor([0x7FC00000, -1, 0x7F800001, -0x400000] * 11, dtype=torch.int32)
+    values, codec = bits.view(torch.float32), Cast(name)
+    for payload in (codec.encode(values, seed=1), codec.encode_on_device(values)[0]):
+        assert payload.view(torch.int16).tolist() == [pattern] * len(values)
 
 
 def test_random_numbers_of_the_host_have_no_form_for_devices() -> None:
