@@ -27,6 +27,7 @@ import torch
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of_codecs
 from psdist.config.combinations import text_of
+from psdist.config.encode_on import why_on_host
 from psdist.config.modes import is_mixed, judging_mode
 from psdist.config.on_group_death import refuse_with_reforming
 from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers, usual_steps
@@ -768,6 +769,13 @@ class ParameterSets:
             on_missed=self._on_missed,
         )
         self._restore_residuals(loop)
+        if push_codecs and trainer.flat.transfers.has_mirrors:
+            why = why_on_host(config)
+            logger.info(
+                "parameter set %d: pushes are encoded on %s",
+                index,
+                "the device" if loop.encodes_on_device else f"the host: {why}",
+            )
         setup = Setup(
             partition=partition.encode(),
             optimizer=description.optimizer,

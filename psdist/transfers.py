@@ -8,13 +8,14 @@ the one seam for them.
     copy.is_done()                         # asked again and again; or
     copy.wait()                            # this thread waits; or
     copy.join()                            # what the device is asked for next comes behind it
+    transfers.begin_computed(lambda: pairs, after=[mark])      # of what is computed there first
 
 Copies happen in the order in which they were begun, so one that is done proves those before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import torch
@@ -71,6 +72,11 @@ class Transfers(Protocol):
         """Copy each source to its target, behind ``after``. Any thread may begin one."""
         ...
 
+    def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
+        """As :meth:`begin`, of what ``compute()`` asks the device for, which comes behind ``after``
+        as well, and behind all that was begun before."""
+        ...
+
 
 class Done:
     """A :class:`Copy` that is done."""
@@ -109,6 +115,11 @@ class OnHost:
             torch._foreach_copy_(targets, sources)
         return DONE
 
+    def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
+        with torch.no_grad():
+            pairs = compute()
+        return self.begin(pairs, after=after)
+
 
 class ToGpu:
     """Over a stream of their own, beside those on which the model computes; pinned host memory.
@@ -135,11 +146,15 @@ class ToGpu:
         return torch.cuda.current_stream(self.device).record_event()
 
     def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:
+        return self.begin_computed(lambda: pairs, after=after)
+
+    def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
         # A wait sleeps: others want the core.
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch's
         for mark in after:
             self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream), torch.no_grad():
+            pairs = compute()
             for source, target in pairs:
                 target.copy_(source, non_blocking=True)
         done.record(self._stream)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from psdist.codecs.wire import RAW_WIRE, Wire
+from psdist.errors import ModelError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import Replace
 from psdist.protocol.events import ControlArrived, PeerLost
@@ -96,9 +97,16 @@ def make_trainer(
     reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from;
     ``module``: whose parameters are awaited where they are read, after step(); ``make``: what
     makes the trainer of all that, another one where iterations are rounds of several steps; the
-    rest, ``may_miss`` and ``on_missed`` too, as in :class:`Trainer`.
+    rest, ``may_miss`` and ``on_missed`` too, as in :class:`Trainer`. Raises :class:`ModelError`
+    where a device is to encode, and the model is on the CPU.
     """
-    flat = FlatModel(partition, parameters, allocate=group.allocate)
+    encodes_there = wire.encode_on != "host" and beside is None
+    flat = FlatModel(partition, parameters, allocate=group.allocate, encodes_there=encodes_there)
+    if wire.encode_on == "device" and not flat.encodes_there:
+        raise ModelError(
+            f"encode_on = device, but the model is on {flat.device}, where the host encodes: call "
+            "model.to(job.device) before job.prepare(), or set encode_on = auto"
+        )
     sums = None
     if beside is not None:
         sums = Sums(flat, partition, partition.slices(group.size, order)[group.place])
@@ -110,6 +118,7 @@ def make_trainer(
         wire=wire,
         order=order,
         first_clock=first_clock,
+        on_device=flat if flat.encodes_there else None,
     )
     options: dict[str, Any] = {
         "worker": loop.core.seat.worker,

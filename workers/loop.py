@@ -21,12 +21,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from psdist.codecs.checks import NO_CHECKS, stamped, verify
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.feedback import PushEncoder, PushTerms
-from psdist.codecs.frames import DecodingFrame, EncodingFrame, Held
+from psdist.codecs.frames import DecodingFrame, DeviceFrame, EncodingFrame, Held
+from psdist.codecs.on_device import DevicePushEncoder
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
@@ -48,6 +49,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.optimizers import lr_of_groups
 from psdist.protocol.partition import Chunk, Partition
+from psdist.transfers import Copy, Mark, Transfers
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T
@@ -74,6 +76,9 @@ from psdist.workers.protocol.actions import (
 )
 from psdist.workers.protocol.core import WorkerCore
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 logger = logging.getLogger("psdist")
 
 _REST_S = 0.02
@@ -90,6 +95,17 @@ class ChunkFrames(Protocol):
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
         """A new frame, whose payload is where a reply about ``chunk`` lands."""
+        ...
+
+
+class DeviceGradients(Protocol):
+    """Gradients on a device that encodes them."""
+
+    @property
+    def transfers(self) -> Transfers: ...
+
+    def gradient_part(self, chunk: Chunk) -> Tensor:
+        """Of ``chunk``, where pushes take it."""
         ...
 
 
@@ -186,6 +202,7 @@ class WorkerLoop:
         self._state_sink: StateSink | None = None
         self.encoder: PushEncoder | None = None
         """Of pushes that are not raw."""
+        self._on_device: DeviceGradients | None = None
         self._has_skip = False
         self._rates: dict[bytes, list[float]] = {}
         """Packed hyperparameters -> lr of each optimizer group."""
@@ -240,9 +257,11 @@ class WorkerLoop:
         wire: Wire = RAW_WIRE,
         order: Sequence[int] = (),
         first_clock: int = 0,
+        on_device: DeviceGradients | None = None,
     ) -> None:
         """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
-        not raw on the ``wire`` has frames of its own."""
+        not raw on the ``wire`` has frames of its own. ``on_device``: gradients that are encoded
+        where they lie; their pushes are not raw, and none is left for later."""
         wire = wire.of_set()
         layouts = wire.replies(partition)
         self._replies = ChunkCodings.of(layouts)
@@ -261,15 +280,18 @@ class WorkerLoop:
         self._checks = wire.checks
         self._is_answered = self._is_whole if wire.is_relative else self._is_idle
         if (pushes := ChunkCodings.of(wire.pushes(partition))) is not None:
-            self.encoder = PushEncoder(
-                pushes,
-                mine=self.core.mine,
-                seed=wire.seed,
-                group=self.core.seat.group,
-                has_feedback=wire.has_feedback,
-                skips=wire.skips,
-            )
-            self._has_skip = bool(wire.skips)
+            options: dict[str, Any] = {
+                "mine": self.core.mine,
+                "seed": wire.seed,
+                "group": self.core.seat.group,
+                "has_feedback": wire.has_feedback,
+            }
+            if on_device is not None:
+                self.encoder = DevicePushEncoder(pushes, copies=on_device.transfers, **options)
+                self._on_device = on_device
+            else:
+                self.encoder = PushEncoder(pushes, skips=wire.skips, **options)
+                self._has_skip = bool(wire.skips)
         self._alters_pushes = self.encoder is not None or wire.checks != NO_CHECKS
         if wire.is_relative:
             self._held = {index: Held() for index in self.core.mine}
@@ -278,11 +300,20 @@ class WorkerLoop:
 
     def _frame(self, index: int, frames: ChunkFrames) -> None:
         """Those of a chunk of the slice."""
-        chunk = self._chunks[index]
-        gradient = frames.gradient_frame(chunk)
-        if self.encoder is not None:
-            gradient = EncodingFrame(self.encoder, chunk, gradient)
-        self._gradients[index] = gradient
+        chunk, on_device = self._chunks[index], self._on_device
+        if on_device is not None and isinstance(self.encoder, DevicePushEncoder):
+            self._gradients[index] = DeviceFrame(
+                self.encoder,
+                chunk,
+                on_device.gradient_part(chunk),
+                on_device.transfers.allocate,
+            )
+        elif self.encoder is not None:
+            self._gradients[index] = EncodingFrame(
+                self.encoder, chunk, frames.gradient_frame(chunk)
+            )
+        else:
+            self._gradients[index] = frames.gradient_frame(chunk)
         values = frames.parameter_frame(chunk)
         self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
 
@@ -576,6 +607,41 @@ class WorkerLoop:
                 found.add(index)
                 self.bytes_before_coding[0] += chunk.num_bytes
         return found
+
+    @property
+    def encodes_on_device(self) -> bool:
+        """Whether gradients are encoded where they lie, and no mirror of them is needed."""
+        return self._on_device is not None
+
+    @property
+    def num_bytes_to_host(self) -> int:
+        """Copied from a device that encodes."""
+        encoder = self.encoder
+        return encoder.num_bytes_to_host if isinstance(encoder, DevicePushEncoder) else 0
+
+    def begin_encoding(
+        self,
+        chunk: int,
+        *,
+        clock: int,
+        hyper: bytes,
+        weight: float,
+        absent: Collection[int],
+        after: Iterable[Mark],
+    ) -> Copy:
+        """Encode a push that is to leave under these terms, and copy what is encoded to the host;
+        the chunk's gradient is complete ``after`` these. What was begun before and has not left is
+        of no account. A push whose encoding was not begun, or under other terms, is encoded when it
+        leaves, which waits for the device."""
+        frame = self._gradients[chunk]
+        assert isinstance(frame, DeviceFrame)
+        rate = self._lr(hyper)[frame.chunk.optimizer_group] * weight
+        return frame.begin(clock=clock, terms=PushTerms(rate, absent), after=after)
+
+    def is_finite_on_device(self, chunk: int) -> bool:
+        """Whether the gradient is that :meth:`begin_encoding` has copied, encoded."""
+        assert isinstance(self.encoder, DevicePushEncoder)
+        return self.encoder.is_finite(chunk)
 
     def begin_iteration(
         self, *, clock: int, hyper: bytes, absent: Sequence[int], weight: float

@@ -84,6 +84,10 @@ class WorkerStatistics:
     """and of all that was to be pushed."""
     pushes_skipped: int = 0
     """Of chunks, that were left for later as a whole."""
+    encodes_on_device: bool = False
+    """Whether gradients are encoded where they lie, which is not on the host."""
+    bytes_to_host: int = 0
+    """Copied from a device for pushes."""
 
     def as_told(self) -> dict[str, Any]:
         """As a control message carries it."""
@@ -564,14 +568,17 @@ class Trainer:
             if reduced.is_skipped or (gone and all(s.piece in gone for s in chunks[chunk].segments))
         }
         self._overlap.absent = gone
+        terms = Terms(clock=self.clock, hyper=reduced.hyper, weight=weight)
         if self._loop.core.is_pushing:
             empty = self._overlap.settle(empty)
-            self._overlap.to_host(self._mine, empty=empty)
+            # What is left leaves under the terms of what has left.
+            terms = self._overlap.early.terms or terms
+            self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
             # One that is skipped weighs nothing, but for what of it has left.
             self._finish_push(empty, reduced.weight, weight or reduced.weight, gone)
             return
         self._values.look_for_writes()
-        self._overlap.to_host(self._mine, empty=empty)
+        self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
         empty |= self._loop.left_for_later(
             clock=self.clock, hyper=reduced.hyper, weight=weight, empty=empty
         )
@@ -739,4 +746,6 @@ class Trainer:
             coding_missed=tuple(errors.missed),
             coding_wanted=tuple(errors.wanted),
             pushes_skipped=encoder.num_skipped if encoder is not None else 0,
+            encodes_on_device=self._loop.encodes_on_device,
+            bytes_to_host=self._flat.num_bytes_to_host + self._loop.num_bytes_to_host,
         )

@@ -56,6 +56,21 @@ class Varying:
     """Base of codecs of which payloads of as many values are not all of one size."""
 
 
+class OnDevice(ABC):
+    """Base of codecs that encode where the values lie, a GPU among others, by operations of torch
+    whose results are the same bits everywhere: each element by itself, or in an order that is
+    written down."""
+
+    has_device_form = True
+    """False where this one is for the host alone."""
+
+    @abstractmethod
+    def encode_on_device(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The payload that ``encode`` makes of ``values`` (1-D, float32, contiguous, finite), byte
+        for byte, and what ``decode`` makes of it, bit for bit, both where the values lie. The
+        device is asked for no answer, so nobody waits for it."""
+
+
 class Matrix(NamedTuple):
     """A stretch of a piece, as rows that lie behind one another; the first and the last one may be
     cut."""

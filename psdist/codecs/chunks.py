@@ -91,14 +91,72 @@ class Content(NamedTuple):
         return self.checksum is None or self.checksum == zlib.crc32(as_bytes(held))
 
 
+class Places(NamedTuple):
+    """Where the parts of a payload lie in it, in bytes; of one whose size is known before it is
+    encoded."""
+
+    form: Form
+    left_out: Sequence[int]
+    coded: Sequence[Stretch]
+    coded_at: int
+    coded_stop: int
+    exact: Sequence[Stretch]
+    exact_at: int
+    exact_stop: int
+    num_bytes: int
+
+    def finish(self, into: memoryview) -> None:
+        """Write what stands beside the parts, which are there."""
+        _write_head(into, self.form, self.left_out)
+        _write_zeros(into, self.coded_stop, self.exact_at)
+        _write_zeros(into, self.exact_stop, self.num_bytes)
+
+
 class ChunkCoding(ChunkLayout):
     def _left_out(self, absent: Collection[int]) -> list[int]:
         segments = enumerate(self.chunk.segments)
         return [number for number, segment in segments if segment.piece in absent]
 
+    def places(self, absent: Collection[int]) -> Places:
+        """As :meth:`encode` makes a push; of a codec that is not :class:`Varying`."""
+        left_out = self._left_out(absent) if absent else []
+        if len(left_out) > _MOST_LEFT_OUT or isinstance(self.codec, Exact):
+            return self.places_raw()
+        coded, exact, codec, _ = self.divided(left_out) if left_out else self.all
+        at = _HEAD.size + filled(4 * len(left_out))
+        stop = at + (codec.num_bytes(num_values(coded)) if coded else 0)
+        exact_at = filled(stop)
+        exact_stop = exact_at + num_values(exact) * self.item_bytes
+        return Places(
+            form=Form.VALUES,
+            left_out=left_out,
+            coded=coded,
+            coded_at=at,
+            coded_stop=stop,
+            exact=exact,
+            exact_at=exact_at,
+            exact_stop=exact_stop,
+            num_bytes=filled(exact_stop),
+        )
+
+    def places_raw(self) -> Places:
+        """As :meth:`encode_raw` makes one."""
+        at = _HEAD.size
+        return Places(
+            form=Form.RAW,
+            left_out=(),
+            coded=(),
+            coded_at=at,
+            coded_stop=at,
+            exact=[Stretch(0, self.chunk.length)],
+            exact_at=at,
+            exact_stop=at + self.chunk.num_bytes,
+            num_bytes=at + self.chunk.num_bytes,
+        )
+
     def encode_raw(self, values: Tensor, into: memoryview) -> int:
         """``values`` as they are, in the workers' dtype; the bytes used."""
-        _HEAD.pack_into(into, 0, Form.RAW, 0, 0, 0)
+        _write_head(into, Form.RAW, ())
         num_bytes = self.chunk.num_bytes
         as_tensor(into[_HEAD.size :], self.chunk.dtype, self.chunk.length).copy_(values)
         return _HEAD.size + num_bytes
@@ -123,11 +181,8 @@ class ChunkCoding(ChunkLayout):
             return self.encode_raw(whole, into)
         division = self.divided(left_out) if left_out else self.all
         coded, exact, codec, segments = division
-        _HEAD.pack_into(into, 0, form, 0, len(left_out), 0)
-        at = _HEAD.size
-        if left_out:
-            struct.pack_into(f"<{len(left_out)}I", into, at, *left_out)
-            at += filled(4 * len(left_out))
+        _write_head(into, form, left_out)
+        at = _HEAD.size + filled(4 * len(left_out))
         if coded:
             given = taken(values, coded)
             if isinstance(codec, MatrixCodec) and starts is not None:
@@ -139,12 +194,16 @@ class ChunkCoding(ChunkLayout):
             if division.length_bytes:
                 at += _LENGTH.size
                 _LENGTH.pack_into(into, at - _LENGTH.size, len(payload))
-            into[at : at + len(payload)] = as_bytes(payload)
-            at += filled(len(payload))
+            stop = at + len(payload)
+            into[at:stop] = as_bytes(payload)
+            at = filled(stop)
+            _write_zeros(into, stop, at)
         if exact:
             num = num_values(exact)
             as_tensor(into[at:], self.chunk.dtype, num).copy_(taken(whole, exact))
-            at += filled(num * self.item_bytes)
+            stop = at + num * self.item_bytes
+            at = filled(stop)
+            _write_zeros(into, stop, at)
         return at
 
     @staticmethod
@@ -249,6 +308,16 @@ class ChunkCodings:
         first = made[id(layouts)]
         first._levels, first._turns = [made[id(each)] for each in layouts.levels], layouts.turns
         return first
+
+
+def _write_head(into: memoryview, form: Form, left_out: Sequence[int]) -> None:
+    num = len(left_out)
+    _HEAD.pack_into(into, 0, form, 0, num, 0)
+    struct.pack_into(f"<{num}I{num % 2 * 4}x", into, _HEAD.size, *left_out)
+
+
+def _write_zeros(into: memoryview, start: int, stop: int) -> None:
+    into[start:stop] = bytes(stop - start)
 
 
 def taken(values: Tensor, stretches: Sequence[Stretch]) -> Tensor:

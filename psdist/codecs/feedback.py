@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from psdist.codecs.base import has_only_finite
+from psdist.codecs.blocks import norm_of
 from psdist.codecs.chunks import ChunkCodings, put, taken
 from psdist.codecs.schemes.exact import Exact
 from psdist.codecs.seeds import seed_of
@@ -193,7 +194,7 @@ class PushEncoder:
             wanted, into, whole=wanted, seed=seed, absent=terms.absent, starts=starts
         )
         content = coding.read(into[:num_bytes])
-        if content.coded and (chunk + clock) % self._compare_every == 0:
+        if content.coded and self._is_compared(chunk, clock):
             coding.add_checksum(into[:num_bytes], content.decoded)
         asked = taken(wanted, content.coded)
         missed = asked - content.decoded
@@ -242,7 +243,7 @@ class PushEncoder:
             portion = due.clone()
             for place in absent:
                 portion[place] = 0
-            size, most = (float(each.norm(dtype=torch.float64)) for each in (portion, wanted))
+            size, most = (float(norm_of(each)) for each in (portion, wanted))
             if not math.isfinite(size):
                 raise self._non_finite(chunk, clock)
             if size > most:
@@ -266,6 +267,10 @@ class PushEncoder:
         now = Residual(torch.zeros_like(due), last.rate, last.skipped, codec, due_now)
         self._residuals[chunk] = now
         return now
+
+    def _is_compared(self, chunk: int, clock: int) -> bool:
+        """Whether its payload carries a checksum of what it is decoded to."""
+        return (chunk + clock) % self._compare_every == 0
 
     def _non_finite(self, chunk: int, clock: int) -> NonFiniteGradientError:
         return NonFiniteGradientError(

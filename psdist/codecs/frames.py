@@ -2,6 +2,8 @@
 
     frame = EncodingFrame(encoder, chunk, memory.gradient_frame(chunk))
     num_bytes = frame.encode(clock=3, terms=terms)   # then send it with a header that says so
+    frame = DeviceFrame(encoder, chunk, gradient, copies.allocate)
+    frame.begin(clock=3, terms=terms, after=[mark])  # of values on a device; encode() ends it
     frame = DecodingFrame(codings, chunk, memory.parameter_frame(chunk), held=Held())
     frame.decode(clock=3)                            # when its payload has arrived
 
@@ -11,11 +13,13 @@ nothing is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
 from psdist.codecs.feedback import PushEncoder, PushTerms
+from psdist.codecs.on_device import Begun, DevicePushEncoder
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_tensor
@@ -28,17 +32,19 @@ if TYPE_CHECKING:
 class _EncodedFrame(Frame):
     __slots__ = ("chunk", "codings", "values")
 
-    def __init__(self, codings: ChunkCodings, chunk: Chunk, values: Frame) -> None:
-        """``values``: a frame over the chunk's values, in the workers' dtype."""
+    def __init__(
+        self,
+        codings: ChunkCodings,
+        chunk: Chunk,
+        values: Tensor | None,
+        memory: Callable[[int], memoryview] = allocate,
+    ) -> None:
+        """``values``: of the chunk, in the workers' dtype; ``memory(num_bytes)``: for payloads."""
         largest = codings.largest(chunk.index)
-        super().__init__(
-            allocate(largest) if values.payload is not None else None, capacity=largest
-        )
+        super().__init__(memory(largest) if values is not None else None, capacity=largest)
         self.codings = codings
         self.chunk = chunk
-        self.values: Tensor | None = None
-        if values.payload is not None:
-            self.values = as_tensor(values.payload, chunk.dtype, chunk.length)
+        self.values = values
 
     def coding(self, clock: int) -> ChunkCoding:
         """Of a payload of this round."""
@@ -49,7 +55,11 @@ class EncodingFrame(_EncodedFrame):
     __slots__ = ("encoded", "encoder")
 
     def __init__(self, encoder: PushEncoder, chunk: Chunk, values: Frame) -> None:
-        super().__init__(encoder.codings, chunk, values)
+        """``values``: a frame over the chunk's values."""
+        super().__init__(encoder.codings, chunk, _values_of(chunk, values))
+        self._make_of(encoder)
+
+    def _make_of(self, encoder: PushEncoder) -> None:
         self.encoder = encoder
         self.encoded = -1, 0
         """(clock, bytes) of what the payload is."""
@@ -73,6 +83,32 @@ class EncodingFrame(_EncodedFrame):
         return other
 
 
+class DeviceFrame(EncodingFrame):
+    """Of values on a device, which encodes them."""
+
+    __slots__ = ("_on_device",)
+
+    def __init__(
+        self,
+        encoder: DevicePushEncoder,
+        chunk: Chunk,
+        values: Tensor,
+        memory: Callable[[int], memoryview],
+    ) -> None:
+        """``memory``: of the host, to which the device copies."""
+        _EncodedFrame.__init__(self, encoder.codings, chunk, values, memory)
+        self._make_of(encoder)
+        self._on_device = encoder
+
+    def begin(self, *, clock: int, terms: PushTerms, after: Iterable[Any]) -> Begun:
+        """See :meth:`DevicePushEncoder.begin`."""
+        assert self.values is not None
+        assert self.payload is not None
+        return self._on_device.begin(
+            self.chunk.index, self.values, self.payload, clock=clock, terms=terms, after=after
+        )
+
+
 class Held:
     """What a server knows that a reader holds of a chunk: the sum of what it was sent, apart from
     the parameters, to which the script may write."""
@@ -89,8 +125,9 @@ class DecodingFrame(_EncodedFrame):
     def __init__(
         self, codings: ChunkCodings, chunk: Chunk, values: Frame, *, held: Held | None = None
     ) -> None:
-        """``held``: where replies are relative to the ones before; None where each says all."""
-        super().__init__(codings, chunk, values)
+        """``values``: a frame over the chunk's values; ``held``: where replies are relative to the
+        ones before; None where each says all."""
+        super().__init__(codings, chunk, _values_of(chunk, values))
         self._held = held
 
     def decode(self, *, clock: int) -> bool:
@@ -118,3 +155,9 @@ class DecodingFrame(_EncodedFrame):
         """What was decoded last lies where the values lie, once more."""
         if self.values is not None and self._held is not None and self._held.values is not None:
             self.values.copy_(self._held.values)
+
+
+def _values_of(chunk: Chunk, values: Frame) -> Tensor | None:
+    if values.payload is None:
+        return None
+    return as_tensor(values.payload, chunk.dtype, chunk.length)

@@ -10,6 +10,7 @@ rule = payload_rule(layouts, partition)                  # for the receiver's st
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, Checks
@@ -66,6 +67,9 @@ class Wire:
     """Of a ladder (round, level): which rule which rounds as the job begins."""
     turns: Turns | None = None
     """Where it does so: of one parameter set (:meth:`of_set`)."""
+    encode_on: Literal["auto", "host", "device"] = "host"
+    """Where workers encode pushes of gradients that lie on a device: there, unless "host"; "auto":
+    those of gradients on the host there."""
     compare_every: int = 64
     """Of relative replies one in so many carries the checksum of what its reader holds then."""
     exact_in_pushes: tuple[str, ...] = ()

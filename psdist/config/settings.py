@@ -26,6 +26,7 @@ from psdist.config.codec_rounds import AUTO, contradiction_of_codecs
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec
 from psdist.config.combinations import parse_both
+from psdist.config.encode_on import contradiction_of_encoding
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
 from psdist.config.modes import (
     contradiction_of_modes,
@@ -458,6 +459,12 @@ class RunConfig(BaseModel):
         allowed="on or off",
         description="What a codec leaves out of a push is added to the next one; off: it is lost.",
     )
+    encode_on: Literal["auto", "host", "device"] = _setting(
+        "auto",
+        allowed="auto, host or device",
+        description="Where pushes are encoded whose gradients are on a GPU; auto: there, where the "
+        "push codec has a form for it.",
+    )
     codec_exact: Annotated[
         tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
     ] = _setting(
@@ -557,7 +564,7 @@ def contradiction(config: RunConfig) -> str:
             "pipeline = 1 with mode = sync, in which every step awaits its own replies: set mode = "
             "ssp or async, or pipeline = 0 (overlap hides communication in sync)"
         )
-    if wrong := contradiction_of_codecs(config):
+    if wrong := contradiction_of_codecs(config) or contradiction_of_encoding(config):
         return wrong
     if config.pipeline and any(
         each.mode == "ssp" and not each.staleness for each in schedule_of(config)

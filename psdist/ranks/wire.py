@@ -23,6 +23,7 @@ from psdist.config.codec_rounds import (
 )
 from psdist.config.codec_specs import CodecSpec
 from psdist.config.combinations import text_of
+from psdist.config.encode_on import why_on_host
 from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig
 from psdist.history.run_record import CodecsSince, LevelCodecs
@@ -74,6 +75,7 @@ def wire_of(config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)) ->
         later=tuple(later),
         is_ladder=is_auto(config),
         starts=tuple(levels),
+        encode_on="host" if why_on_host(config) else config.encode_on,
     )
 
 

@@ -70,8 +70,6 @@ class FrozenAdam:
 
 def _floored(second: Tensor) -> Tensor:
     """1-D; nothing below the mean of its block."""
-    blocks, counts = blocks_of(second), counts_of(len(second))
-    if isinstance(counts, Tensor):
-        counts = counts.to(second.device)
+    blocks, counts = blocks_of(second), counts_of(second)
     means = blocks.sum(dim=1, keepdim=True) / counts
     return torch.maximum(blocks, means).view(-1)[: len(second)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
@@ -35,6 +35,7 @@ class LateTransfers:
         self._random = random.Random(seed)
         self._rate = rate
         self.under_way: deque[LateCopy] = deque()
+        self.most_under_way = 0
         self.num_late = 0
         """How often a copy was asked for that was not done."""
 
@@ -48,9 +49,13 @@ class LateTransfers:
         return object()
 
     def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> LateCopy:
+        return self.begin_computed(lambda: pairs, after=after)
+
+    def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> LateCopy:
         assert all(mark is not None for mark in after)
-        copy = LateCopy(self, pairs)
+        copy = LateCopy(self, compute)
         self.under_way.append(copy)
+        self.most_under_way = max(self.most_under_way, len(self.under_way))
         return copy
 
     def pass_time(self) -> None:
@@ -60,9 +65,11 @@ class LateTransfers:
 
 
 class LateCopy:
-    def __init__(self, transfers: LateTransfers, pairs: Pairs) -> None:
+    def __init__(self, transfers: LateTransfers, compute: Callable[[], Pairs]) -> None:
+        """``compute`` is called late, too: it sees what the device's memory holds then."""
         self._transfers = transfers
-        self._pairs = pairs
+        self._compute = compute
+        self._pairs: Pairs = ()
         self._read: list[torch.Tensor] | None = None
         """What was read where the device has waited for it, but the host has not."""
         self._is_made = self._has_ended = False
@@ -86,6 +93,8 @@ class LateCopy:
     def make(self) -> None:
         if not self._is_made:
             self._is_made = True
+            with torch.no_grad():
+                self._pairs = self._compute()
             for source, target in self._pairs:
                 target.copy_(source)
 

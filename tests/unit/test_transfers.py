@@ -111,6 +111,30 @@ def test_a_gpu_copies_beside_what_it_computes_behind_every_mark_and_says_when(
     assert streams.said[1:] == ["host waits for copied"]
 
 
+def test_what_is_computed_for_a_copy_is_asked_for_on_its_stream_behind_every_mark(
+    streams: Streams,
+) -> None:
+    gpu = ToGpu(torch.device("cuda", 0))
+    mark = gpu.mark()
+    target = torch.zeros(3).as_subclass(Target)
+    target.streams = streams
+    del streams.said[:]
+
+    def compute() -> list[tuple[torch.Tensor, torch.Tensor]]:
+        streams.said.append(f"{streams.current} computes, gradients {torch.is_grad_enabled()}")
+        return [(torch.ones(3), target)]
+
+    copy: Any = gpu.begin_computed(compute, after=[mark])
+    assert streams.said == [
+        "side waits for mark of compute",
+        "side computes, gradients False",
+        "side copies 3",
+        "side says copied",
+    ]
+    assert len(copy._pairs) == 1
+    assert streams.current == "compute"
+
+
 def test_what_is_copied_is_kept_until_it_is_there(streams: Streams) -> None:
     target = torch.zeros(3).as_subclass(Target)
     target.streams = streams
@@ -130,3 +154,5 @@ def test_on_the_host_a_copy_is_made_at_once() -> None:
     assert copy.is_done()
     assert target.tolist() == [1.0, 1.0, 1.0]
     host.begin([], after=[]).wait()
+    host.begin_computed(lambda: [(torch.full((3,), 2.0), target)], after=[]).wait()
+    assert target.tolist() == [2.0, 2.0, 2.0]

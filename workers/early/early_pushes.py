@@ -3,7 +3,8 @@
 Gradients come from autograd's hooks (``begin``, ``add``, ``stop``); whoever owns the worker's loop
 at that moment pushes (``push_ready``): a thread, or the hook itself. Chunks leave strictly in the
 order that all groups share, so one that is incomplete holds back all behind it. From a GPU a chunk
-leaves when its copy to the host is done: nobody waits for that, whoever owns the loop asks again.
+leaves when its copy to the host is done, encoded there or as it is: nobody waits for that, whoever
+owns the loop asks again.
 
     early = EarlyPushes(partition, order, flat, loop, look_for_writes=...)
     early.allow(chunks)                        # those that may leave, the first of the order
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from psdist.protocol.partition import Partition
-from psdist.transfers import Copy, Mark
+from psdist.transfers import DONE, Copy, Mark
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
 
@@ -150,13 +151,13 @@ class EarlyPushes:
         """Push the chunks that are complete; whether there were any."""
         terms = self.terms  # first: what else belongs to an iteration is there before them
         has_pushed = False
-        while terms is not None and self._is_complete(len(self.sent)):
+        while terms is not None and self._is_complete(len(self.sent), terms):
             chunk = self._sendable[len(self.sent)]
             self._push(terms, chunk, self._frozen)
             has_pushed = True
         return has_pushed
 
-    def _is_complete(self, number: int) -> bool:
+    def _is_complete(self, number: int, terms: Terms) -> bool:
         """Whether this chunk of the order, all before which were, may leave now."""
         missing, ready = self._missing, self._ready
         while ready:
@@ -167,20 +168,39 @@ class EarlyPushes:
         if self.is_stopped or number >= len(self._sendable) or missing[self._sendable[number]]:
             return False
         chunk = self._sendable[number]
-        if not self._is_on_host(number):
+        if not self._is_on_host(number, terms):
             return False
-        if not self._is_frozen(chunk) and not self._flat.is_finite(self._chunks[chunk]):
+        if not self._is_frozen(chunk) and not self._is_finite(chunk):
             self.is_stopped = True  # no such value reaches a server: step() says so
         return not self.is_stopped
 
-    def _is_on_host(self, number: int) -> bool:
+    def _is_finite(self, chunk: int) -> bool:
+        if self._loop.encodes_on_device:
+            return self._loop.is_finite_on_device(chunk)
+        return self._flat.is_finite(self._chunks[chunk])
+
+    def _is_on_host(self, number: int, terms: Terms) -> bool:
         """Whether the copy of a complete chunk is done. Begins those of all that are complete."""
         copies, sendable = self._copies, self._sendable
         while len(copies) < len(sendable) and not self._missing[sendable[len(copies)]]:
             chunk = sendable[len(copies)]
             after = self._begun, *self._marks.pop(chunk, ())
-            copies.append(self._flat.begin_to_host(self._chunks[chunk], after=after))
+            copies.append(self._begin_to_host(chunk, terms, after))
         return copies[number].is_done()
+
+    def _begin_to_host(self, chunk: int, terms: Terms, after: Sequence[Mark]) -> Copy:
+        if not self._loop.encodes_on_device:
+            return self._flat.begin_to_host(self._chunks[chunk], after=after)
+        if self._is_frozen(chunk):
+            return DONE
+        return self._loop.begin_encoding(
+            chunk,
+            clock=terms.clock,
+            hyper=terms.hyper,
+            weight=terms.weight,
+            absent=self._frozen | self._expected,
+            after=after,
+        )
 
     def _is_frozen(self, chunk: int) -> bool:
         return self._frozen.issuperset(self.pieces_of[chunk])

@@ -57,7 +57,7 @@ class GroupPushes(EarlyPushes):
 
     def push_ready(self) -> bool:
         buckets, terms = self.buckets, self.terms  # first, as in EarlyPushes
-        while terms is not None and self._is_complete(self._num_complete):
+        while terms is not None and self._is_complete(self._num_complete, terms):
             self._num_complete += 1
         num_complete = buckets.num_within(self._num_complete)
         before = buckets.num_begun

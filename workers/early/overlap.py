@@ -286,15 +286,31 @@ class Overlap:
                 self._correct(f"the gradient of {names[0]}{more} {CHANGED}")
         return self._without_gradient(empty)
 
-    def to_host(self, chunks: Collection[int], *, empty: Collection[int]) -> None:
+    def to_host(
+        self,
+        chunks: Collection[int],
+        terms: Terms,
+        *,
+        empty: Collection[int],
+        absent: Collection[int],
+    ) -> None:
         """Of this worker's ``chunks``, what has not left and is not ``empty`` becomes what MPI
-        reads."""
+        reads. ``terms``: under which it leaves, without ``absent`` pieces."""
         left = self.early.sent
-        self._flat.gradients_to_host(
-            self._partition.chunks[chunk]
-            for chunk in chunks
-            if chunk not in empty and chunk not in left
-        )
+        leaving = [chunk for chunk in chunks if chunk not in empty and chunk not in left]
+        if not self._loop.encodes_on_device:
+            self._flat.gradients_to_host(self._partition.chunks[chunk] for chunk in leaving)
+            return
+        computed = [self._flat.mark()] if leaving else []
+        for chunk in leaving:  # each is waited for when it leaves
+            self._loop.begin_encoding(
+                chunk,
+                clock=terms.clock,
+                hyper=terms.hyper,
+                weight=terms.weight,
+                absent=absent,
+                after=computed,
+            )
 
     def _without_gradient(self, empty: Iterable[int]) -> set[int]:
         """``empty``, but of what has left as it was sent."""

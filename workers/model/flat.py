@@ -61,11 +61,13 @@ class FlatModel:
         parameters: Sequence[torch.nn.Parameter],
         *,
         allocate: Callable[[int], memoryview] | None = None,
+        encodes_there: bool = False,
     ) -> None:
         """Copies the parameters' values and makes each a view of the flat memory.
 
-        ``allocate(num_bytes)``: memory for the gradients of a model on the CPU. Raises
-        :class:`ModelError` where the model is on devices that psdist does not train on.
+        ``allocate(num_bytes)``: memory for the gradients of a model on the CPU; ``encodes_there``:
+        gradients on a device are encoded there, and have no mirror. Raises :class:`ModelError`
+        where the model is on devices that psdist does not train on.
         """
         devices = {parameter.device for parameter in parameters}
         if len(devices) != 1:
@@ -83,7 +85,13 @@ class FlatModel:
         self._values = _FlatBuffers(partition, transfers, transfers.allocate)
         if transfers.has_mirrors or allocate is None:
             allocate = transfers.allocate
-        self._gradients = _FlatBuffers(partition, transfers, allocate)
+        self.encodes_there = encodes_there and transfers.has_mirrors
+        """Whether pushes take gradients from the device: :meth:`gradient_part`."""
+        self.num_bytes_to_host = 0
+        """Of gradients, in the model's dtype, for pushes."""
+        self._gradients = _FlatBuffers(
+            partition, transfers, allocate, is_seen_by_mpi=not self.encodes_there
+        )
         for buffer in partition.buffers:
             for piece, start in buffer.piece_starts:
                 shape = partition.pieces[piece].shape
@@ -324,6 +332,7 @@ class FlatModel:
         if not self.transfers.has_mirrors:
             return DONE
         pair = self.gradient_part(chunk), _part(self._gradients.on_host, chunk)
+        self.num_bytes_to_host += chunk.num_bytes
         return self.transfers.begin([pair], after=after)
 
     def gradients_to_host(self, chunks: Iterable[Chunk]) -> None:

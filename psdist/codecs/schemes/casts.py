@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from psdist.codecs.base import require_size
+from psdist.codecs.base import OnDevice, require_size
 from psdist.protocol.header import CodecCode
 
 _DTYPES = {
@@ -16,7 +16,7 @@ _DTYPES = {
 }
 
 
-class Cast:
+class Cast(OnDevice):
     def __init__(self, name: str) -> None:
         self.name = name
         code, self._dtype = _DTYPES[name]
@@ -29,9 +29,18 @@ class Cast:
     def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:  # noqa: ARG002 - seam
         # Two maxima are read faster than infinities are looked for in what is rounded.
         if not float(torch.max(values.amax(), -values.amin())) <= self._largest:
-            clamped = values.clamp(-self._largest, self._largest)
-            values = torch.where(values.isinf(), values, clamped)
+            return self._rounded(values).view(torch.uint8)
         return values.to(self._dtype).view(torch.uint8)
+
+    def encode_on_device(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rounded = self._rounded(values)
+        return rounded.view(torch.uint8), rounded.to(torch.float32)
+
+    def _rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """Of any values; NaN has the same bits on every processor."""
+        clamped = values.clamp(-self._largest, self._largest)
+        rounded = torch.where(values.isinf(), values, clamped).to(self._dtype)
+        return rounded.masked_fill_(values.isnan(), torch.nan)
 
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
         require_size(self, payload, num_values)

@@ -18,12 +18,23 @@ from typing import Final
 
 import torch
 
-from psdist.codecs.blocks import BLOCK, blocks_of, counts_of, joined, num_blocks, parted
+from psdist.codecs.base import OnDevice
+from psdist.codecs.blocks import (
+    BLOCK,
+    DOWN,
+    LARGEST,
+    blocks_of,
+    counts_of,
+    joined,
+    num_blocks,
+    parted,
+    sums_of,
+)
 from psdist.errors import ProtocolError
 from psdist.protocol.header import CodecCode
 
 _SMALLEST: Final = torch.finfo(torch.float32).tiny
-_LARGEST: Final = torch.finfo(torch.float32).max * (1 - 2.0**-20)
+_LARGEST: Final = LARGEST * (1 - 2.0**-20)
 _TERNARY: Final = 0.7
 
 _KINDS: Final = {
@@ -34,13 +45,15 @@ _KINDS: Final = {
 """Code, levels on each side of 0, bits."""
 
 
-class Quantized:
+class Quantized(OnDevice):
     def __init__(self, kind: str, *, is_stochastic: bool = False) -> None:
         code, self._levels, self._bits = _KINDS[kind]
         self.code = int(code)
         self._offset = 1 << self._bits - 1
         self.name = f"{kind}:stochastic" if is_stochastic else kind
         self._is_stochastic = is_stochastic
+        self.has_device_form = not is_stochastic
+        """Random numbers are those of torch's generator for the CPU, which no GPU has."""
 
     def num_bytes(self, num_values: int) -> int:
         return num_blocks(num_values) * (4 + BLOCK * self._bits // 8)
@@ -48,31 +61,57 @@ class Quantized:
     def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:
         blocks = blocks_of(values)
         if self._bits == 2 and not self._is_stochastic:
-            scales, multiples = _ternary(blocks, counts_of(len(values)))
+            scales, multiples = _ternary(blocks, counts_of(values))
         else:
-            scales = blocks.abs().amax(dim=1, keepdim=True).div_(self._levels)
-            scales, blocks = _without_non_finite(scales, blocks)
-            scales[scales < _SMALLEST] = 0
-            scales.clamp_(max=_LARGEST / self._levels)  # rounded up, its multiple would overflow
-            multiples = blocks / scales.where(scales != 0, 1).nan_to_num(1.0)
+            scales, multiples = self._multiples(blocks)
             if self._is_stochastic:
                 generator = torch.Generator().manual_seed(seed)
                 multiples += torch.rand(blocks.shape, generator=generator)
                 multiples.floor_().clamp_(-self._levels, self._levels)
             else:
                 multiples.round_()
-        return joined(scales, self._packed(multiples))
+        return joined(scales, self._packed(self._codes(multiples)))
+
+    def encode_on_device(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks = blocks_of(values)
+        if self._bits == 2:
+            scales, multiples = _ternary(blocks, counts_of(values), asks=False)
+        else:
+            scales, multiples = self._multiples(blocks, asks=False)
+            multiples.round_()
+        codes = self._codes(multiples)
+        seen = codes.to(torch.float32)
+        if self._bits < 8:
+            seen.sub_(self._offset)
+        return joined(scales, self._packed(codes)), seen.mul_(scales).view(-1)[: len(values)]
+
+    def _multiples(
+        self, blocks: torch.Tensor, *, asks: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scales, and the values by them. ``asks``: whether the device may be asked for an
+        answer."""
+        largest = blocks.abs().amax(dim=1, keepdim=True)
+        scales = largest / largest.new_full((1, 1), self._levels)  # as counts_of
+        scales, blocks = _without_non_finite(scales, blocks, asks=asks)
+        scales.masked_fill_(scales < _SMALLEST, 0)
+        scales.clamp_(max=_LARGEST / self._levels)  # rounded up, its multiple would overflow
+        return scales, blocks / scales.where(scales != 0, 1).nan_to_num(1.0)
 
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
         scales, codes = parted(self, payload, num_values)
         return self._unpacked(codes).mul_(scales).view(-1)[:num_values]
 
-    def _packed(self, multiples: torch.Tensor) -> torch.Tensor:
+    def _codes(self, multiples: torch.Tensor) -> torch.Tensor:
+        """A byte for each."""
+        if self._bits == 8:
+            return multiples.to(torch.int8)
+        return multiples.add_(self._offset).to(torch.uint8)
+
+    def _packed(self, codes: torch.Tensor) -> torch.Tensor:
         """Values of a block that lie a half (a quarter) of a block apart share a byte: all that is
         read and written is in one piece."""
         if self._bits == 8:
-            return multiples.to(torch.int8)
-        codes = multiples.add_(self._offset).to(torch.uint8)
+            return codes
         width = BLOCK * self._bits // 8
         packed = codes[:, :width]
         for place in range(1, 8 // self._bits):
@@ -100,25 +139,31 @@ class Quantized:
 
 
 def _without_non_finite(
-    scales: torch.Tensor, blocks: torch.Tensor
+    scales: torch.Tensor, blocks: torch.Tensor, *, asks: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Blocks with NaN or infinity have NaN for scale, and zeros for values."""
     finite = scales.isfinite()
-    if bool(finite.all()):
+    if asks and bool(finite.all()):
         return scales, blocks
     return scales.where(finite, torch.nan), blocks.where(finite, 0.0)
 
 
-def _ternary(blocks: torch.Tensor, counts: torch.Tensor | int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and multiples -1, 0, 1."""
+def _ternary(
+    blocks: torch.Tensor, counts: torch.Tensor, *, asks: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and multiples -1, 0, 1. ``asks``: as in :meth:`Quantized._multiples`."""
     magnitudes = blocks.abs()
-    means = magnitudes.sum(dim=1, keepdim=True) / counts
-    if not bool(means.isfinite().all()):  # float32 overflows where float64 does not
-        magnitudes = magnitudes.to(torch.float64)
-        means = magnitudes.sum(dim=1, keepdim=True) / counts
-    chosen = (magnitudes > _TERNARY * means).to(magnitudes.dtype)
-    num_chosen = chosen.sum(dim=1, keepdim=True).clamp_(min=1)
-    scales = (magnitudes * chosen).sum(dim=1, keepdim=True) / num_chosen
-    scales = scales.where(means.isfinite(), torch.nan).to(torch.float32)
-    scales[scales < _SMALLEST] = 0
+    means = sums_of(magnitudes) / counts
+    times: torch.Tensor | None = None
+    if not (asks and bool(means.isfinite().all())):  # blocks whose sum overflows are made smaller
+        times = torch.ones_like(means).masked_fill_(~means.isfinite(), DOWN)
+        magnitudes = magnitudes * times
+        means = sums_of(magnitudes) / counts
+    chosen = (magnitudes > _TERNARY * means).to(torch.float32)
+    num_chosen = chosen.sum(dim=1, keepdim=True).clamp_(min=1)  # whole numbers: in any order
+    scales = sums_of(magnitudes * chosen) / num_chosen
+    if times is not None:
+        scales = torch.minimum(scales, LARGEST * times) / times
+        scales = scales.where(means.isfinite(), torch.nan)
+    scales.masked_fill_(scales < _SMALLEST, 0)
     return scales, blocks.sign().mul_(chosen).nan_to_num_(0.0)

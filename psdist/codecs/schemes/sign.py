@@ -11,14 +11,25 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from psdist.codecs.blocks import BLOCK, blocks_of, counts_of, joined, num_blocks, parted
+from psdist.codecs.base import OnDevice
+from psdist.codecs.blocks import (
+    BLOCK,
+    DOWN,
+    LARGEST,
+    blocks_of,
+    counts_of,
+    joined,
+    num_blocks,
+    parted,
+    sums_of,
+)
 from psdist.protocol.header import CodecCode
 
 _SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype("f4")
 """[256, 8]: what each byte of signs stands for."""
 
 
-class Sign:
+class Sign(OnDevice):
     code = int(CodecCode.SIGN)
     name = "sign"
 
@@ -26,16 +37,35 @@ class Sign:
         return num_blocks(num_values) * (4 + BLOCK // 8)
 
     def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:  # noqa: ARG002 - seam
-        blocks, counts = blocks_of(values), counts_of(len(values))
-        scales = blocks.abs().sum(dim=1, keepdim=True).div_(counts)
-        if not bool(scales.isfinite().all()):  # the sum may have overflowed
-            sums = blocks.abs().sum(dim=1, keepdim=True, dtype=torch.float64)
-            scales = (sums / counts).to(torch.float32)
-            scales = scales.where(scales.isfinite(), torch.nan)
+        blocks, counts = blocks_of(values), counts_of(values)
+        magnitudes = blocks.abs()
+        scales = sums_of(magnitudes).div_(counts)
+        if not bool(scales.isfinite().all()):
+            scales = _of_any_size(scales, magnitudes, counts)
         bits = np.packbits(np.signbit(blocks.numpy()).reshape(-1))
         return joined(scales, torch.from_numpy(bits))
+
+    def encode_on_device(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks, counts = blocks_of(values), counts_of(values)
+        magnitudes = blocks.abs()
+        scales = _of_any_size(sums_of(magnitudes).div_(counts), magnitudes, counts)
+        is_negative = blocks.view(torch.int32) < 0  # the sign bit, also of zeros
+        places = torch.arange(7, -1, -1, dtype=torch.uint8, device=values.device)
+        bits = is_negative.view(-1, 8).to(torch.uint8) << places
+        packed = bits.sum(dim=1, dtype=torch.uint8)  # whole numbers: in any order
+        seen = torch.where(is_negative, -scales, scales)
+        return joined(scales, packed), seen.view(-1)[: len(values)]
 
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
         scales, bits = parted(self, payload, num_values)
         signs = np.take(_SIGNS, bits.numpy().reshape(-1), axis=0)
         return torch.from_numpy(signs).view(-1, BLOCK).mul_(scales).view(-1)[:num_values]
+
+
+def _of_any_size(
+    means: torch.Tensor, magnitudes: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """``means``, but where their sum has overflowed; NaN where a value is not finite."""
+    small = sums_of(magnitudes * DOWN).div_(counts)
+    again = small.clamp(max=LARGEST * DOWN) / DOWN
+    return means.where(means.isfinite(), again.where(small.isfinite(), torch.nan))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from psdist.codecs.base import has_only_finite, require_size
+from psdist.codecs.base import OnDevice, has_only_finite, require_size
 from psdist.errors import ProtocolError
 from psdist.protocol.header import CodecCode
 
@@ -32,7 +32,7 @@ def num_sent(ratio: float, num_values: int) -> int:
     return max(1, min(num_values, round(ratio * num_values)))
 
 
-class TopK:
+class TopK(OnDevice):
     code = int(CodecCode.TOPK)
 
     def __init__(self, ratio: float) -> None:
@@ -54,6 +54,21 @@ class TopK:
         counts = np.diff(np.searchsorted(places, starts)).astype("<u4")
         parts = counts, sent, (places % _RUN).astype("<u2")
         return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
+
+    def encode_on_device(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The values are sorted: how many lie above a threshold would be an answer to wait for."""
+        k, device = num_sent(self._ratio, len(values)), values.device
+        is_finite = values.isfinite().all()
+        # A stable sort has the first ones first among those that are equal.
+        order = values.abs().sort(descending=True, stable=True).indices[:k]
+        places = torch.where(is_finite, order.sort().values, torch.arange(k, device=device))
+        sent = values.gather(0, places).masked_fill_(~is_finite, torch.nan)
+        starts = torch.arange(0, len(values) + _RUN, _RUN, device=device)
+        counts = torch.searchsorted(places, starts).diff().to(torch.int32)
+        low = (places % _RUN).to(torch.int32).view(torch.uint8).view(-1, 4)[:, :2]
+        parts = counts.view(torch.uint8), sent.view(torch.uint8), low.reshape(-1)
+        seen = torch.zeros_like(values).scatter_(0, places, sent)
+        return torch.cat(parts), seen
 
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
         require_size(self, payload, num_values)

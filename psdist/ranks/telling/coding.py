@@ -12,6 +12,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 _PARTS = 4
+_SUMS = "pushes_skipped", "encodes_on_device", "bytes_to_host"
 
 
 def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -25,7 +26,7 @@ def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
     return {
         "bytes_pushed_before": sum(pushed for pushed, _ in before),
         "bytes_pulled_before": sum(pulled for _, pulled in before),
-        "pushes_skipped": sum(each["pushes_skipped"] for each in workers.values()),
+        **{key: sum(each[key] for each in workers.values()) for key in _SUMS},
         "missed": _quarters(missed),
         "wanted": _quarters(wanted),
         **_errors(_quarters(missed), _quarters(wanted)),
@@ -41,7 +42,7 @@ def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] 
     return {
         **{
             key: sum(each[key] for each in known)
-            for key in ("bytes_pushed_before", "bytes_pulled_before", "pushes_skipped")
+            for key in ("bytes_pushed_before", "bytes_pulled_before", *_SUMS)
         },
         "missed": missed,
         "wanted": wanted,
@@ -63,6 +64,11 @@ def coding_line(summary: Mapping[str, Any]) -> list[str]:
         parts.append(f"left out of a push {coding['error']:.2f} (by quarter {trend})")
     if skipped := coding["pushes_skipped"]:
         parts.append(f"{skipped} pushes of chunks left for later")
+    if coding["encodes_on_device"]:
+        times = coding["bytes_pushed_before"] / max(1, coding["bytes_to_host"])
+        parts.append(f"encoded on the device, {times:.1f} x fewer bytes copied to the host")
+    elif coding["bytes_to_host"]:
+        parts.append("encoded on the host, to which all of every gradient was copied")
     return [f"  codecs         {'; '.join(parts)}"]
 
 

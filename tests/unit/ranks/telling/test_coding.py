@@ -10,9 +10,17 @@ from psdist.ranks.telling.coding import coding_line, coding_of, coding_together
 
 
 def worker(
-    before: tuple[int, int], missed: tuple[float, ...] = (), wanted: Any = (), skipped: int = 0
+    before: tuple[int, int],
+    missed: tuple[float, ...] = (),
+    wanted: Any = (),
+    skipped: int = 0,
+    *,
+    copied: int = 0,
+    on_device: bool = False,
 ) -> Any:
     return {
+        "bytes_to_host": copied,
+        "encodes_on_device": on_device,
         "bytes_before_coding": before,
         "coding_missed": missed,
         "coding_wanted": wanted,
@@ -55,6 +63,20 @@ def test_pushes_that_were_left_for_later_are_counted() -> None:
     assert coding_line(summary) == [
         "  codecs         pushed 10.0 x fewer bytes; 7 pushes of chunks left for later"
     ]
+
+
+def test_the_report_says_where_pushes_are_encoded_that_a_device_has() -> None:
+    on_device = coding_of({0: worker((400, 0), copied=100, on_device=True), 1: worker((400, 0))})
+    assert on_device is not None
+    assert (on_device["bytes_to_host"], on_device["encodes_on_device"]) == (100, 1)
+    both = coding_together([on_device, on_device])
+    assert both is not None
+    assert both["bytes_to_host"] == 200
+    (line,) = coding_line({"coding": on_device, "bytes_pushed": 80, "bytes_pulled": 5})
+    assert line.endswith("; encoded on the device, 8.0 x fewer bytes copied to the host")
+    on_host = coding_of({0: worker((400, 0), copied=400)})
+    (line,) = coding_line({"coding": on_host, "bytes_pushed": 80, "bytes_pulled": 5})
+    assert line.endswith("; encoded on the host, to which all of every gradient was copied")
 
 
 def test_the_report_says_how_much_less_was_sent_and_what_was_left_out() -> None:

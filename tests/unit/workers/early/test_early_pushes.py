@@ -53,6 +53,8 @@ class Flat:
 
 
 class Loop:
+    encodes_on_device = False
+
     def __init__(self) -> None:
         self.pushed: list[tuple[int, bool]] = []
         self.begun: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from psdist.workers.model.flat import FlatModel
 from tests.support.late_transfers import on_a_device
 
 
-def flattened(model: nn.Module) -> tuple[FlatModel, Partition]:
+def flattened(model: nn.Module, *, encodes_there: bool = False) -> tuple[FlatModel, Partition]:
     pieces = [
         Piece(
             name=name,
@@ -29,7 +29,8 @@ def flattened(model: nn.Module) -> tuple[FlatModel, Partition]:
         for name, parameter in model.named_parameters()
     ]
     partition = Partition.cut(pieces, chunk_bytes=None, whole_tensors=False)
-    return FlatModel(partition, list(model.parameters())), partition
+    parameters = list(model.parameters())
+    return FlatModel(partition, parameters, encodes_there=encodes_there), partition
 
 
 def saved_bytes(value: object) -> int:
@@ -122,6 +123,20 @@ def test_what_mpi_sees_of_a_model_on_a_device_is_brought_and_taken() -> None:
     flat.gradients_to_host([chunk])
     assert torch.equal(sent, flat.gradients[0])
     assert int((sent == 1.5).sum()) == sum(each.numel() for each in model.parameters())
+
+
+def test_gradients_that_a_device_encodes_have_no_mirror_and_a_models_on_the_cpu_are_none() -> None:
+    with on_a_device():
+        flat, partition = flattened(nn.Linear(4, 3), encodes_there=True)
+    (chunk,) = partition.chunks
+    assert flat.encodes_there
+    assert len(flat.gradient_part(chunk)) == chunk.length
+    with pytest.raises(IndexError):
+        flat.gradient_bytes(chunk)
+    assert len(flat.parameter_bytes(chunk)) == chunk.num_bytes
+    on_cpu, _ = flattened(nn.Linear(4, 3), encodes_there=True)
+    assert not on_cpu.encodes_there
+    assert len(on_cpu.gradient_bytes(chunk)) == chunk.num_bytes
 
 
 @pytest.mark.parametrize("has_mirrors", [False, True])
