@@ -460,10 +460,10 @@ class RunConfig(BaseModel):
         description="What a codec leaves out of a push is added to the next one; off: it is lost.",
     )
     encode_on: Literal["auto", "host", "device"] = _setting(
-        "auto",
+        "host",
         allowed="auto, host or device",
         description="Where pushes are encoded whose gradients are on a GPU; auto: there, where the "
-        "push codec has a form for it.",
+        "push codec has a form for it (which no GPU has run yet).",
     )
     codec_exact: Annotated[
         tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
@@ -593,13 +593,6 @@ def contradiction(config: RunConfig) -> str:
             "max_deaths with trace: clocks are compared at the end among all ranks, also those "
             "that have died; leave out one of them"
         )
-    if config.on_usr1 == "requeue" and not config.resume:
-        again = contradiction(config.model_copy(update={"resume": True}))
-        if again:
-            return (
-                "on_usr1 = requeue ends the job so that it is started again with resume = true, "
-                f"and then: {again}; or set on_usr1 = checkpoint"
-            )
     return ""
 
 

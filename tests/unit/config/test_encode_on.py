@@ -30,7 +30,8 @@ def test_what_is_said_of_a_codec_is_what_it_has(codec: str) -> None:
     if wrong:
         assert wrong.startswith(f"encode_on = device, but push_codec = {codec}: ")
         assert "; set encode_on = auto, " in wrong
-    auto = RunConfig(push_codec=codec)
+    assert wire_of(RunConfig(push_codec=codec)).encode_on == "host"
+    auto = RunConfig(push_codec=codec, encode_on="auto")
     assert not contradiction(auto)
     assert wire_of(auto).encode_on == ("auto" if has_form else "host")
 
@@ -46,7 +47,7 @@ def test_every_codec_that_may_come_counts() -> None:
     assert not contradiction(RunConfig(encode_on="device", schedule=story.format("int8")))
     wrong = contradiction(RunConfig(encode_on="device", schedule=story.format("randk:0.1")))
     assert wrong.startswith("encode_on = device, but push_codec = randk:0.1: its random numbers")
-    assert wire_of(RunConfig(codec="auto")).encode_on == "auto"
+    assert wire_of(RunConfig(codec="auto", encode_on="auto")).encode_on == "auto"
     assert wire_of(RunConfig(codec="auto", encode_on="host")).encode_on == "host"
 
 
