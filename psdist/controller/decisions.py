@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 WINDOW: Final = 20
-"""Rounds that a decision looks at, all of them under what rules now."""
+"""Rounds that a decision looks at, at most, all of them under what rules now."""
 
 _MOST_KEPT: Final = 10_000
 """Rounds of a group that wait for others to report theirs."""
@@ -156,7 +156,7 @@ class Controller(ABC):
 
     @abstractmethod
     def judge(self) -> Decision | None:
-        """What the window says, once it is whole; the next one begins behind it."""
+        """What the window says; once it is whole, the next one begins behind it."""
 
     @abstractmethod
     def committed(self, decision: Decision, round_number: int) -> None:

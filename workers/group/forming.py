@@ -170,15 +170,18 @@ def _tell_all(
     store: Any, what: str, place: int, size: int, said: str, is_abandoned: Event
 ) -> list[str]:
     """What each says there, once all do; :class:`MemberLostError` if another one has died
-    meanwhile. The first one, who keeps the store, goes on last."""
+    meanwhile, as the first one has whose store is gone. That one, who keeps it, goes on last."""
     keys = [f"{what} {each}" for each in range(size)]
     heard = [f"{what} is known to {each}" for each in range(size)]
-    store.set(keys[place], said)
-    _wait_for(store, keys, is_abandoned)
-    told = [store.get(key).decode("utf-8") for key in keys]
-    store.set(heard[place], "")
-    if place == 0:
-        _wait_for(store, heard, is_abandoned)
+    try:
+        store.set(keys[place], said)
+        _wait_for(store, keys, is_abandoned)
+        told = [store.get(key).decode("utf-8") for key in keys]
+        store.set(heard[place], "")
+        if place == 0:
+            _wait_for(store, heard, is_abandoned)
+    except RuntimeError as error:
+        raise MemberLostError(f"the first of this worker's group is gone: {error}") from error
     return told
 
 
@@ -223,8 +226,8 @@ class _Forming:
         began_s = time.monotonic()
         try:
             self._results.append(self._run(self._is_abandoned))
-        except RuntimeError as error:  # torch's
-            self._error = MemberLostError(f"this worker's group cannot be formed anew: {error}")
+        except RuntimeError as error:  # torch's, and of nobody's death
+            self._error = TransportError(f"this worker's group cannot be formed anew: {error}")
         except Exception as error:
             self._error = error
         else:

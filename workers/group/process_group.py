@@ -56,7 +56,7 @@ from psdist.workers.group.meeting import (
 GRACE_S = 10.0
 """How much later than the worker's own wait, which can say what for, torch gives up."""
 
-_ours: set[str] = set()
+_ours: dict[str, str | None] = {}
 """Variables that are taken away when the group ends."""
 
 _HEAD = 16
@@ -93,8 +93,8 @@ def start(
     ``reforms``: the group goes on without those of it that die, so NCCL is not to end the process.
     """
     if reforms and device.type == "cuda":
+        _ours.setdefault(_NCCL_HANDLING, os.environ.get(_NCCL_HANDLING))
         os.environ[_NCCL_HANDLING] = _NCCL_REPORTS_NOTHING
-        _ours.add(_NCCL_HANDLING)
     at = _LOOPBACK if hosts is None else meet(hosts, index)
     network = Network(at, () if hosts is None else tuple(dict.fromkeys(hosts.names)))
     timeout = datetime.timedelta(seconds=timeout_s + GRACE_S)
@@ -165,7 +165,7 @@ def join(
             del os.environ[INTERFACE]
         # Else it stays: process groups of the script's own are made on these hosts, too.
     if network.hosts and not is_chosen:
-        _ours.add(INTERFACE)
+        _ours[INTERFACE] = None
 
 
 def _store(
@@ -207,8 +207,11 @@ def set_timeout(timeout: datetime.timedelta) -> None:
 def stop() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-    for name in _ours:
-        os.environ.pop(name, None)
+    for name, before in _ours.items():
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
     _ours.clear()
     forget()
 

@@ -14,7 +14,7 @@ another channel, which joins those who are left. Of what was under way
 
     channel = ReformingChannel(inner)
     standing = channel.cut()                    # agreements so far, and the last one's result
-    channel.go_on(another, table=None, has_values=False)
+    channel.go_on(another, agreed=None, has_values=False, is_given_up=True)
 """
 
 from __future__ import annotations

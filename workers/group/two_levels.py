@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, NamedTuple
 
 import torch
 
-from psdist.errors import InvariantError, PsdistError, TransportError
+from psdist.errors import InvariantError, MemberLostError, PsdistError, TransportError
 from psdist.protocol.partition import Span
 from psdist.workers.group.channel import (
     Exchanging,
@@ -272,7 +272,8 @@ def _of_host(steps: Generator[Pending[Any], None, T]) -> Generator[Pending[Any],
     try:
         return (yield from steps)
     except TransportError as error:
-        raise type(error)(f"among the workers of this host: {error}") from error
+        kind = MemberLostError if isinstance(error, MemberLostError) else TransportError
+        raise kind(f"among the workers of this host: {error}") from error
 
 
 def _done(pending: Pending[T]) -> Generator[Pending[Any], None, T]:

@@ -44,6 +44,8 @@ def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] 
             key: sum(each[key] for each in known)
             for key in ("bytes_pushed_before", "bytes_pulled_before", *_SUMS)
         },
+        # Workers, of whom each has all of the sets.
+        "encodes_on_device": max(each["encodes_on_device"] for each in known),
         "missed": missed,
         "wanted": wanted,
         **_errors(missed, wanted),

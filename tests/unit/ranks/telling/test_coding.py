@@ -71,7 +71,7 @@ def test_the_report_says_where_pushes_are_encoded_that_a_device_has() -> None:
     assert (on_device["bytes_to_host"], on_device["encodes_on_device"]) == (100, 1)
     both = coding_together([on_device, on_device])
     assert both is not None
-    assert both["bytes_to_host"] == 200
+    assert (both["bytes_to_host"], both["encodes_on_device"]) == (200, 1)
     (line,) = coding_line({"coding": on_device, "bytes_pushed": 80, "bytes_pulled": 5})
     assert line.endswith("; encoded on the device, 8.0 x fewer bytes copied to the host")
     on_host = coding_of({0: worker((400, 0), copied=400)})
