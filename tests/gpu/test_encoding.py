@@ -6,6 +6,7 @@ python -m pytest -n 0 -rs tests/gpu
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -32,13 +33,13 @@ def transfers() -> ToGpu:
     return ToGpu(torch.device("cuda", torch.cuda.current_device()))
 
 
-@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-3, 1.0, 1e6, 3e38])
-@pytest.mark.parametrize("length", [*LENGTHS, 70_000, 1 << 20, (1 << 22) + 77])
+SCALES = (1e-44, 1e-38, 1e-3, 1.0, 1e6, 3e38)
+
+
 @ALL
-def test_a_gpu_gives_the_hosts_bytes_and_what_they_are_decoded_to(
-    codec: OnDevice, length: int, scale: float
-) -> None:
-    for ties in (False, True):
+def test_a_gpu_gives_the_hosts_bytes_and_what_they_are_decoded_to(codec: OnDevice) -> None:
+    lengths = (*LENGTHS, 70_000, 1 << 20, (1 << 22) + 77)
+    for length, scale, ties in itertools.product(lengths, SCALES, (False, True)):
         places = range(0, length, max(1, length // len(HARD)))
         values = hard_vector(
             length, seed=length, scale=scale, placed=zip(places, HARD, strict=False), ties=ties

@@ -181,7 +181,8 @@ def test_early_messages_wait_for_their_job_and_late_ones_are_dropped(
 
 
 @pytest.mark.parametrize(
-    "start", ["psdist run -n", pytest.param("mpirun python", marks=pytest.mark.slow)]
+    "start",
+    [pytest.param(each, marks=pytest.mark.slow) for each in ("psdist run -n", "mpirun python")],
 )
 def test_a_script_may_end_long_after_its_job(start: Start, tmp_path: Path) -> None:
     done = run(start, "ends_after_close", tmp_path, ranks=3)

@@ -56,6 +56,7 @@ def test_nccl_is_refused_for_models_on_the_cpu_in_one_line(tmp_path: Path) -> No
     assert "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing" in line
 
 
+@pytest.mark.slow
 def test_of_two_jobs_on_a_host_one_ends_by_a_kill_and_the_other_well(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     with ThreadPoolExecutor(2) as both:

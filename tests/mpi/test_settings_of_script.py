@@ -141,6 +141,7 @@ def test_workers_that_pass_other_settings_are_one_line_with_both(
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["mode"] == "sync"
 
 
+@pytest.mark.slow
 def test_settings_that_only_one_worker_passes_are_a_difference(tmp_path: Path) -> None:
     done = run_script(3, tmp_path, "{}", '{"staleness": 4}')
     assert done.returncode == 2, done.text

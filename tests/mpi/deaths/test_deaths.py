@@ -81,12 +81,12 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "dies", "servers"),
     [
-        pytest.param("sync", "0 pushing 12", 2, id="sync-chief-pushing"),
+        pytest.param("sync", "0 pushing 12", 2, id="sync-chief-pushing", marks=SLOW),
         pytest.param("ssp", "1 collective 19", 1, id="ssp-worker-in-a-collective", marks=SLOW),
         pytest.param("sync", "1 pushing 12", 1, id="sync-worker-pushing", marks=SLOW),
         pytest.param("sync", "2 parked 7", 2, id="sync-worker-parked", marks=SLOW),
         pytest.param("ssp", "0 parked 7", 1, id="ssp-chief-parked", marks=SLOW),
-        pytest.param("ssp", "2 pushing 3", 2, id="ssp-worker-pushing", marks=SLOW),
+        pytest.param("ssp", "2 pushing 3", 2, id="ssp-worker-pushing"),
         pytest.param("async", "0 pushing 12", 2, id="async-chief-pushing", marks=SLOW),
         pytest.param("sync", "0 collective 19", 1, id="sync-chief-in-a-collective", marks=SLOW),
         pytest.param("sync", "0 saving 0", 2, id="sync-chief-saving", marks=SLOW),
