@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -216,9 +216,10 @@ class ScriptCheckpoints:
                 f"checkpoint {restored.checkpoint.name} was made with steps_by = speed in mode "
                 f"{index.mode}, in which groups are in different hands of a pass: a run goes on "
                 f"from it with the same groups, mode and steps_by; this one has mode "
-                f"{describe_modes(self._config)}, steps_by = {self._config.steps_by} and "
-                f"{restored.num_groups} groups: set them as they were, or go on from a checkpoint "
-                "of mode sync"
+                f"{describe_modes(self._config)} and steps_by = {self._config.steps_by}, and its "
+                f"groups are of the workers {_by_group(restored.groups)}, the checkpoint's of "
+                f"{_by_group(index.groups)}: set them as they were, or go on from a checkpoint of "
+                "mode sync"
             )
 
     def _restore_missed(self, tree: Mapping[str, Any], restored: Restored) -> None:
@@ -413,3 +414,7 @@ class ScriptCheckpoints:
     def _tell_chief(self, line: str) -> None:
         if self._is_chief:
             logger.warning("%s", line)
+
+
+def _by_group(groups: Sequence[Sequence[int]]) -> str:
+    return " | ".join(" ".join(map(str, workers)) for workers in groups)

@@ -210,7 +210,8 @@ class FixedSteps:
         return actions
 
     def _note_asked(self, worker: int, term: Term) -> None:
-        """Who asks of a pass over a loader has left those before it."""
+        """Who asks of a pass over a loader has left those before it: no worker begins one inside
+        another (:mod:`psdist.workers.data.hands`)."""
         newest = self._newest.setdefault(term.loader, {})
         if newest.get(worker, -1) == term.number:
             return

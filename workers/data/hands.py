@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from psdist.controller.steps import Term, block_of
 from psdist.errors import UsageError
 from psdist.workers.data.seeded import SeededIndices
-from psdist.workers.data.seen import Pass, PassDealing
+from psdist.workers.data.seen import Pass, PassDealing, nested_pass
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 
 
@@ -214,9 +214,10 @@ class HandBatches:
         of_worker = self._batch_size if self._drop_last else 1
         return len(self._dataset) - self._at.start >= of_worker * sum(self._dealing.sizes)
 
-    def consumed(self, *, start: int, seen: int) -> int | None:  # noqa: ARG002 - counted in hands
+    def consumed(self, a_pass: Pass) -> int | None:
         """Between two hands, where all groups are in the same one."""
-        return self._at.start if self._at.is_between else None
+        at = a_pass.dealing
+        return at.start if at is not None and at.is_between else None
 
     def rest(self, seen: int) -> None:
         """``consumed`` says it."""
@@ -268,6 +269,8 @@ class HandBatches:
     ) -> Iterator[tuple[int, float]]:
         num_samples = len(self._dataset)
         for index, hand in coming:
+            if self._pass is not a_pass:
+                raise nested_pass()
             mine = self._mine(hand)
             for part in mine[:-1]:
                 at.is_between = False

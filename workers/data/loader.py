@@ -128,9 +128,10 @@ class Batches(Protocol):
         """Whether there is anything behind ``start`` for every worker."""
         ...
 
-    def consumed(self, *, start: int, seen: int) -> int | None:
-        """What of the epoch's order all workers have seen after ``seen`` batches of such a pass;
-        what ``start`` may be; None where nobody knows."""
+    def consumed(self, a_pass: Pass) -> int | None:
+        """What of the epoch's order all workers have seen after the batches of this pass that were
+        handed out, whatever pass was begun since; what ``start`` may be; None where nobody knows.
+        """
         ...
 
     def rest(self, seen: int) -> Spans | None:
@@ -231,9 +232,9 @@ class PlannedBatches:
     def has_any(self) -> bool:
         return self._layout.num_batches > 0
 
-    def consumed(self, *, start: int, seen: int) -> int:
-        plan = self._plans.one(len(self._dataset) - start, self._num_workers)
-        return start + plan.num_taken(seen)
+    def consumed(self, a_pass: Pass) -> int:
+        plan = self._plans.one(len(self._dataset) - a_pass.start, self._num_workers)
+        return a_pass.start + plan.num_taken(a_pass.seen)
 
     def rest(self, seen: int) -> Spans | None:
         is_told_by_consumed = self._pass.left is None and not self._layout.is_cut
@@ -371,7 +372,7 @@ class EpochLoader:
         if is_rest and not batches.has_any():
             return iter(())  # too few are left for so many workers
         a_pass.num_batches = length_of(batches) or None
-        a_pass.consumed = lambda: batches.consumed(start=a_pass.start, seen=a_pass.seen)
+        a_pass.consumed = lambda: batches.consumed(a_pass)
         a_pass.rest = lambda: batches.rest(a_pass.seen)
         if a_pass.cuts:
             a_pass.on_length(a_pass.num_batches or 0)

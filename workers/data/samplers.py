@@ -233,7 +233,8 @@ class DealtBatches:
     def has_any(self) -> bool:
         return bool(self._parts)
 
-    def consumed(self, *, start: int, seen: int) -> int:
+    def consumed(self, a_pass: Pass) -> int:
+        start, seen = a_pass.start, a_pass.seen
         num_left = self._num_drawn - start
         if self._batch_size is None:
             return start + min(num_left, seen * self._num_workers)

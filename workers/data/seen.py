@@ -103,6 +103,18 @@ class Pass:
 Key = tuple[int, bool]
 
 
+def nested_pass() -> UsageError:
+    """Groups of different speed come to what a script counts in steps after different passes: those
+    over the dataset would be of another order of samples on each, and what was fixed of the outer
+    pass (psdist.servers.protocol.steps) would be forgotten while some group needs it."""
+    return UsageError(
+        "steps_by = speed: the script begins a pass over a dataset inside another pass over it, "
+        "which groups of different speed would do at different times; make the loader of the inner "
+        "one of a dataset of its own (torch.utils.data.Subset of the same one will do), or, where "
+        "the outer one is not gone on with, let go of its iterator first"
+    )
+
+
 class SeenPasses:
     def __init__(self, *, is_dealing: bool = False) -> None:
         """``is_dealing``: whether passes are dealt by hands."""
@@ -134,10 +146,13 @@ class SeenPasses:
     def start(self, dataset: object, *, is_shared: bool, epoch: int | None = None) -> Pass:
         """A pass begins; ``epoch`` as the script has it, None for the number of earlier ones.
 
-        Raises :class:`UsageError` where that is not the one that the checkpoint was in.
+        Raises :class:`UsageError` where that is not the one that the checkpoint was in, and where
+        passes are dealt by hands, inside of another one over the same dataset.
         """
         number = self._counter.start_pass(dataset, shard=is_shared, epoch=epoch)
         key = (self._counter.index_of(dataset, shard=is_shared), is_shared)
+        if self._is_dealing and is_shared and self._is_under_way(key):
+            raise nested_pass()
         found = self._recorded(key, epoch)
         is_inside = any(each.steps and not each.is_over for each in self._passes)
         is_new = found is None
@@ -154,6 +169,12 @@ class SeenPasses:
             self._passes = [each for each in self._passes if not each.is_over]
         self._passes.append(found)
         return found
+
+    def _is_under_way(self, key: Key) -> bool:
+        return any(
+            (each.dataset, each.is_shared) == key and each.seen and not each.is_over
+            for each in self._passes
+        )
 
     def _recorded(self, key: Key, epoch: int | None) -> Pass | None:
         for place, each in enumerate(self._replay):
@@ -264,9 +285,14 @@ class SeenPasses:
         for told in tree["passes"]:
             each = Pass(is_resumed=True, left=told.get("left"), **{key: told[key] for key in _KEPT})
             dealing = told.get("dealing")
+            is_dealt = dealing is not None and self._is_dealing
             is_anew = is_moved or dealing is not None or (self._is_dealing and each.is_shared)
             if not each.steps and not each.is_resume_point:
                 each.seen, each.is_over = 0, False
+                if is_dealt:  # under its number, by which others know it who come to it later
+                    each.dealing = PassDealing(
+                        loader=dealing[0], number=dealing[1], start=each.start
+                    )
             elif is_anew and not each.is_over:
                 if told["consumed"] is None and told.get("rest") is None:
                     lost.append(
@@ -274,7 +300,7 @@ class SeenPasses:
                         f"{each.seen} of another number of workers cannot be found"
                     )
                 each.start, each.seen, each.left = told["consumed"] or 0, 0, told.get("rest")
-                if dealing is not None and self._is_dealing:
+                if is_dealt:
                     loader, number, hand = dealing
                     each.dealing = PassDealing(
                         loader=loader, number=number, hand=hand, start=each.start

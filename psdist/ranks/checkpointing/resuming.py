@@ -41,8 +41,9 @@ class Restored:
     """The checkpoint that the job goes on from."""
 
     checkpoint: Checkpoint
-    num_groups: int
-    """That begin; spares that take workers' places have groups behind these."""
+    groups: Sequence[Sequence[int]]
+    """[groups]: workers, of those that begin; spares that take workers' places have groups behind
+    these."""
     num_substitutes: int
     is_same_layout: bool
     """Groups are of the same workers, in the same mode: each goes on where it was."""
@@ -63,7 +64,7 @@ class Restored:
         )
         return cls(
             checkpoint=checkpoint,
-            num_groups=len(groups),
+            groups=groups,
             num_substitutes=roles.num_substitutes,
             is_same_layout=index.groups == groups and index.mode == mode and not is_apart,
         )
@@ -76,7 +77,7 @@ class Restored:
             return None
         clocks = sets[set_index].clocks
         if not self.is_same_layout:
-            clocks = (min(clocks),) * self.num_groups
+            clocks = (min(clocks),) * len(self.groups)
         name = checkpoint_name(self.checkpoint.index.step)
         counts_on = may_miss and self.is_same_layout
         return FirstClocks(

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from psdist.commands.check import check_run
+from psdist.controller.steps import block_of
 from psdist.errors import UsageError
+from psdist.history.hands import read_hands
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories, read_history
 from psdist.job import Job
@@ -30,6 +33,9 @@ from tests.support.programs.training.cases import Case, Outcome, Result, Script,
 from tests.support.programs.training.virtual_job import run_virtually
 
 COUNT, EPOCHS = 2 * 4 * 8 * 8 + 5, 2
+BETWEEN = 12
+"""The round behind which an attempt ends whose newest checkpoint has one group inside the first
+epoch, and the others between it and the next one."""
 GROUPS = ((0, 1), (2,), (3,))
 SSP: dict[str, Any] = {
     "local_steps": 8,
@@ -146,9 +152,80 @@ def test_attempt_behind_attempt_every_sample_comes_once(
 )
 def test_otherwise_nobody_goes_on(settings: dict[str, Any], begun: Path, tmp_path: Path) -> None:
     path = again(begun, tmp_path / "run")
-    found = r"was made with steps_by = speed in mode ssp, in which groups are in different hands"
+    mine = " \\| ".join(" ".join(map(str, each)) for each in settings.get("groups", GROUPS))
+    found = (
+        r"was made with steps_by = speed in mode ssp, in which groups are in different hands .* "
+        rf"its groups are of the workers {mine}, the checkpoint's of 0 1 \| 2 \| 3: set them"
+    )
     with pytest.raises(UsageError, match=found):
         run(path, script_of(), resumes=True, record=False, **settings)
+
+
+def with_evaluations(where: str, *, stop_at: int | None = None, of: str = "another") -> Script:
+    """Which samples each worker has seen, by epoch, with an evaluation before each, or inside of it
+    ``of`` another dataset, the same one, or by the same loader."""
+
+    def script(job: Job, stage: Stage) -> Result:
+        model = nn.Linear(1, 1)
+        model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
+        samples = dataset(COUNT)
+        loader = job.loader(samples, batch_size=2, shuffle=True)
+        given = samples if of == "same" else Subset(samples, range(COUNT))
+        other = loader if of == "loader" else job.loader(given, batch_size=2)
+        state = job.state
+        state.setdefault("seen", {})
+
+        def evaluate() -> None:
+            with torch.no_grad():
+                assert sum(len(x) for (x,) in other)
+
+        for epoch in job.epochs(EPOCHS):
+            if where == "before":
+                evaluate()
+            for batch, (x,) in enumerate(loader):
+                if where == "inside" and batch % 20 == 3:
+                    evaluate()
+                state["seen"].setdefault(epoch, []).extend(x.flatten().int().tolist())
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                stage.sleep(STEP_S / (1.0, 5.0, 2.0)[job.group])
+                optimizer.step()
+                if stop_at is not None and job.clock >= stop_at:
+                    return {"seen": dict(state["seen"])}
+        return {"seen": dict(state["seen"])}
+
+    return script
+
+
+def numbers(path: Path, worker: int) -> list[int]:
+    """Of passes in which this worker has evaluated, in order."""
+    told = read_hands(path / "history", num_workers=4)[worker]
+    return sorted({each.number for each in told.lines if each.loader == 2})
+
+
+def test_an_evaluation_that_is_made_again_keeps_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, with_evaluations("before", stop_at=BETWEEN), checkpoint_every="1")
+    outcome = run(path, with_evaluations("before"), resumes=True)
+    each_once(outcome)
+    assert violated(path) == set()
+    made = [numbers(path, worker) for worker in range(4)]
+    assert made == [[0, 1], [0, 1], [1], [1]], "one inside the first epoch, others behind it"
+
+
+def test_evaluations_inside_of_an_epoch_are_of_another_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, with_evaluations("inside", stop_at=12), checkpoint_every="1")
+    outcome = run(path, with_evaluations("inside"), resumes=True)
+    each_once(outcome)
+    assert violated(path) == set()
+
+
+@pytest.mark.parametrize("of", ["same", "loader"])
+def test_a_pass_inside_of_another_one_over_the_dataset_is_refused(of: str, tmp_path: Path) -> None:
+    found = r"^steps_by = speed: .* inside another pass over it, .* a dataset of its own"
+    with pytest.raises(UsageError, match=found):
+        run(tmp_path / "run", with_evaluations("inside", of=of), record=False)
 
 
 @pytest.mark.slow
@@ -167,14 +244,22 @@ def test_batches_of_the_scripts_own_go_on_with_the_steps_of_their_rounds(tmp_pat
         return {"clock": job.clock, "steps": steps}
 
     groups = ((0,), (1,))
-    first = run(tmp_path, script, groups=groups)
-    again = run(tmp_path, script, groups=groups, resumes=True)
+    first = run(tmp_path, script, groups=groups).results
+    before = lines_of(tmp_path, "fixed")
+    again = run(tmp_path, script, groups=groups, resumes=True).results
     assert violated(tmp_path) == set()
     (resumed,) = lines_of(tmp_path, "resumed")
     (kept,) = resumed["fidelity"]["paces"]["passes"]
     assert kept["loader"] == 0
     assert [each["block"] for each in lines_of(tmp_path, "fixed")][:1] == [kept["num_fixed"]]
-    assert len(first.results) == len(again.results)
+    for results, fixed in ((first, before), (again, [*before, *lines_of(tmp_path, "fixed")])):
+        steps_of = {each["block"]: each["steps"] for each in fixed}
+        for group, result in enumerate(results):
+            *whole, (last, rest) = sorted(result["steps"].items())
+            assert whole, "no round is whole: nothing is tested"
+            for clock, steps in whole:
+                assert steps == steps_of[block_of(clock)][group]
+            assert rest <= steps_of[block_of(last)][group]
 
 
 def begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
