@@ -33,9 +33,6 @@ from tests.support.programs.training.cases import Case, Outcome, Result, Script,
 from tests.support.programs.training.virtual_job import run_virtually
 
 COUNT, EPOCHS = 2 * 4 * 8 * 8 + 5, 2
-BETWEEN = 12
-"""The round behind which an attempt ends whose newest checkpoint has one group inside the first
-epoch, and the others between it and the next one."""
 GROUPS = ((0, 1), (2,), (3,))
 SSP: dict[str, Any] = {
     "local_steps": 8,
@@ -81,10 +78,10 @@ def run(path: Path, script: Script, *, resumes: bool = False, **settings: Any) -
     return run_virtually(case, path, resumes=resumes)
 
 
-def each_once(outcome: Outcome) -> None:
+def each_once(outcome: Outcome, *, count: int = COUNT) -> None:
     for epoch in range(EPOCHS):
         found = Counter(chain.from_iterable(each["seen"][epoch] for each in outcome.results))
-        assert found == Counter(range(COUNT))
+        assert found == Counter(range(count))
 
 
 def violated(path: Path) -> set[str]:
@@ -161,16 +158,18 @@ def test_otherwise_nobody_goes_on(settings: dict[str, Any], begun: Path, tmp_pat
         run(path, script_of(), resumes=True, record=False, **settings)
 
 
-def with_evaluations(where: str, *, stop_at: int | None = None, of: str = "another") -> Script:
+def with_evaluations(
+    where: str, *, stop_at: int | None = None, of: str = "another", count: int = COUNT
+) -> Script:
     """Which samples each worker has seen, by epoch, with an evaluation before each, or inside of it
     ``of`` another dataset, the same one, or by the same loader."""
 
     def script(job: Job, stage: Stage) -> Result:
         model = nn.Linear(1, 1)
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
-        samples = dataset(COUNT)
+        samples = dataset(count)
         loader = job.loader(samples, batch_size=2, shuffle=True)
-        given = samples if of == "same" else Subset(samples, range(COUNT))
+        given = samples if of == "same" else Subset(samples, range(count))
         other = loader if of == "loader" else job.loader(given, batch_size=2)
         state = job.state
         state.setdefault("seen", {})
@@ -204,15 +203,18 @@ def numbers(path: Path, worker: int) -> list[int]:
 
 
 def test_an_evaluation_that_is_made_again_keeps_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    run(path, with_evaluations("before", stop_at=BETWEEN), checkpoint_every="1")
-    outcome = run(path, with_evaluations("before"), resumes=True)
-    each_once(outcome)
+    path, count = tmp_path / "run", 2 * 4 * 8 * 3 + 3
+    script = with_evaluations("before", stop_at=4, count=count)
+    run(path, script, checkpoint_every="1", staleness=1)
+    outcome = run(path, with_evaluations("before", count=count), resumes=True, staleness=1)
+    each_once(outcome, count=count)
     assert violated(path) == set()
+    assert tuple(read_history(path).run.first_clocks) == (2, 3, 3), "an epoch is of three hands"
     made = [numbers(path, worker) for worker in range(4)]
-    assert made == [[0, 1], [0, 1], [1], [1]], "one inside the first epoch, others behind it"
+    assert made == [[0, 1], [0, 1], [1], [1]], "one group inside the first epoch, two behind it"
 
 
+@pytest.mark.slow
 def test_evaluations_inside_of_an_epoch_are_of_another_dataset(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run(path, with_evaluations("inside", stop_at=12), checkpoint_every="1")

@@ -16,6 +16,7 @@ from psdist.controller.steps import Term
 from psdist.errors import UsageError
 from psdist.workers.data.hands import Dealing, Dealt, Hand, HandBatches, deal
 from psdist.workers.data.loaders import Loaders
+from psdist.workers.data.seen import Pass
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=5)
 
@@ -241,3 +242,41 @@ def test_a_dataset_that_is_too_small_is_refused_at_once() -> None:
         )
         with pytest.raises(UsageError):
             batches.require_joint_batches()
+
+
+def test_what_was_consumed_is_of_the_pass_and_not_of_the_newest() -> None:
+    dealing = Asked(changing).dealing(0)
+    batches = HandBatches(
+        list(range(100)),
+        loader=1,
+        dealing=dealing,
+        num_dealt=Counter(),
+        batch_size=2,
+        drop_last=False,
+        shuffle=False,
+        seed=0,
+        worker=0,
+    )
+    outer, inner = Pass(epoch=0), Pass(epoch=1)
+    batches.start_pass(outer)
+    sizes = batches.sizes()
+    for _ in range(2):
+        next(sizes)
+    assert batches.consumed(outer) == 8
+    batches.start_pass(inner)
+    assert (batches.consumed(outer), batches.consumed(inner)) == (8, 0)
+    with pytest.raises(UsageError, match="inside another pass over it"):
+        next(sizes)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_pass_begins_inside_of_another_one_only_where_that_is_left(is_over: bool) -> None:
+    loader = Asked(changing).loader(0, 40)
+    outer = iter(loader)
+    next(outer)
+    if is_over:
+        del outer
+        assert len(epoch_of(loader)) == 12
+    else:
+        with pytest.raises(UsageError, match="inside another pass over it"):
+            iter(loader)
