@@ -127,7 +127,8 @@ def test_every_sample_comes_once_across_attempts(
         {(each["loader"], each["number"], each["block"]): each["steps"] for each in lines}
         for lines in (lines_of(tmp_path / "attempt-1", "fixed"), lines_of(tmp_path, "fixed"))
     )
-    begun = before.keys() & later.keys()
+    # An evaluation is made again as a whole, by all: of it terms are fixed anew.
+    begun = {term for term in before.keys() & later.keys() if term[0] == 1}
     assert begun or stop_at != 5
     assert all(before[term] == later[term] for term in begun), "what has begun goes on"
 
