@@ -128,6 +128,7 @@ def test_the_mapper_spreads_servers_over_the_racks_that_slurm_names(
 
 
 @pytest.mark.slurm
+@pytest.mark.slow
 def test_a_plan_for_other_hosts_is_a_warning_or_with_strict_placement_an_error(
     slurm_cluster: SlurmCluster,
 ) -> None:
