@@ -57,7 +57,7 @@ GRACE_S = 10.0
 """How much later than the worker's own wait, which can say what for, torch gives up."""
 
 _ours: dict[str, str | None] = {}
-"""Variables that are taken away when the group ends."""
+"""Variables that a group sets, with what they were before: so they are again when it ends."""
 
 _HEAD = 16
 """Numbers that every worker sends to an agreement: call, how many values, and the first of them.
