@@ -14,7 +14,7 @@ from typing import Any
 from psdist.protocol.ids import server_id, worker_id
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
-from tests.support.virtual.surviving import NOTICES_S, schedule_with_deaths
+from tests.support.virtual.surviving import crash_in_turn, schedule_with_deaths
 
 
 def schedule_with_both(seed: int) -> Schedule:
@@ -45,17 +45,13 @@ def play_with_both_deaths(
         servers.append(pick.choice(apart))
     victims += map(server_id, servers)
     pick.shuffle(victims)
-    wait = int(10 ** pick.uniform(0.0, 3.2))
-    num_since = 0
-    while job.network.step():
-        if not victims or not job.registrar._is_ready:
-            continue
-        num_since += 1
-        if num_since >= wait:
-            victim = victims.pop()
-            if victim in job.network._actors:
-                job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
-            num_since, wait = 0, int(10 ** pick.choice([pick.uniform(0.0, 1.5), 2.5]))
+    crash_in_turn(
+        job,
+        victims,
+        pick,
+        first=int(10 ** pick.uniform(0.0, 3.2)),
+        wait=lambda: int(10 ** pick.choice([pick.uniform(0.0, 1.5), 2.5])),
+    )
     return job
 
 

@@ -14,7 +14,7 @@ from psdist.protocol.ids import server_id, worker_id
 from tests.support.virtual.going_on import schedule_with_larger_groups
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
-from tests.support.virtual.surviving import NOTICES_S
+from tests.support.virtual.surviving import NOTICES_S, crash_in_turn
 
 
 def schedule_with_buddies(seed: int) -> Schedule:
@@ -45,16 +45,13 @@ def play_with_groups_and_servers(
         servers.append(pick.choice(apart))
     victims = [*map(worker_id, dying), *map(server_id, servers)]
     pick.shuffle(victims)
-    wait, num_since = int(10 ** pick.uniform(0.0, 2.7)), 0
-    while job.network.step():
-        if not victims or not job.registrar._is_ready:
-            continue
-        num_since += 1
-        if num_since >= wait:
-            victim = victims.pop()
-            if victim in job.network._actors:
-                job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
-            num_since, wait = 0, int(10 ** pick.uniform(0.0, 2.3))
+    crash_in_turn(
+        job,
+        victims,
+        pick,
+        first=int(10 ** pick.uniform(0.0, 2.7)),
+        wait=lambda: int(10 ** pick.uniform(0.0, 2.3)),
+    )
     return job
 
 

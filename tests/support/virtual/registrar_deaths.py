@@ -16,7 +16,7 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from tests.support.virtual.both_deaths import schedule_with_both
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.server_deaths import with_buddies
-from tests.support.virtual.surviving import NOTICES_S
+from tests.support.virtual.surviving import NOTICES_S, crash_in_turn
 
 
 def crash(job: VirtualJob, peer: int, *, notice_s: float = 0.0) -> None:
@@ -81,15 +81,11 @@ def play_with_others(seed: int, **broken: Any) -> VirtualJob:
         victims.append(server_id(pick.choice(apart)))
     victims.append(REGISTRAR)
     pick.shuffle(victims)
-    wait = int(10 ** pick.uniform(0.0, 3.2))
-    num_since = 0
-    while job.network.step():
-        if not victims or not job.registrar._is_ready:
-            continue
-        num_since += 1
-        if num_since >= wait:
-            victim = victims.pop()
-            if victim in job.network._actors:
-                job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
-            num_since, wait = 0, int(10 ** pick.choice([pick.uniform(0.0, 1.5), 2.5]))
+    crash_in_turn(
+        job,
+        victims,
+        pick,
+        first=int(10 ** pick.uniform(0.0, 3.2)),
+        wait=lambda: int(10 ** pick.choice([pick.uniform(0.0, 1.5), 2.5])),
+    )
     return job

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +72,28 @@ def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: A
             if victim in job.network._actors:
                 job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
     return job
+
+
+def crash_in_turn(
+    job: VirtualJob,
+    victims: list[int],
+    pick: random.Random,
+    *,
+    first: int,
+    wait: Callable[[], int],
+) -> None:
+    """The job to its end; the last of ``victims`` dies after ``first`` events of those at which
+    training may go on without the one before, and each other one after ``wait()`` more."""
+    num_since = 0
+    while job.network.step():
+        if not victims or not job.registrar._is_ready:
+            continue
+        num_since += 1
+        if num_since >= first:
+            victim = victims.pop()
+            if victim in job.network._actors:
+                job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
+            num_since, first = 0, wait()
 
 
 def prove_survival(job: VirtualJob) -> None:

@@ -31,6 +31,7 @@ from psdist.workers.data.seen import Pass
 from tests.support.programs.training.by_speed_cases import STEP_S, dataset
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.training.rounds.test_resumed_by_speed import begins_anew, leaves_the_pass_out
 
 COUNT, EPOCHS = 2 * 4 * 8 * 8 + 5, 2
 GROUPS = ((0, 1), (2,), (3,))
@@ -264,17 +265,6 @@ def test_batches_of_the_scripts_own_go_on_with_the_steps_of_their_rounds(tmp_pat
             assert rest <= steps_of[block_of(last)][group]
 
 
-def begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = HandBatches.start_pass
-
-    def start_pass(self: HandBatches, a_pass: Pass) -> None:
-        if a_pass.dealing is not None:
-            a_pass.dealing.hand = a_pass.dealing.start = 0
-        whole(self, a_pass)
-
-    monkeypatch.setattr(HandBatches, "start_pass", start_pass)
-
-
 def all_where_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = HandBatches.start_pass
     first: list[tuple[int, int]] = []
@@ -286,13 +276,6 @@ def all_where_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
         whole(self, a_pass)
 
     monkeypatch.setattr(HandBatches, "start_pass", start_pass)
-
-
-def leaves_the_pass_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = HandBatches.has_any
-    monkeypatch.setattr(
-        HandBatches, "has_any", lambda self: whole(self) and not self._pass.is_resumed
-    )
 
 
 def fixes_anew(monkeypatch: pytest.MonkeyPatch) -> None:

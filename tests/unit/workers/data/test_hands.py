@@ -226,37 +226,32 @@ def test_what_gives_all_workers_equal_parts_is_refused() -> None:
         loaders.share_out(DataLoader(list(range(20)), batch_size=2, sampler=sampler))
 
 
+def batches_of(count: int, dealing: Dealing, *, drop_last: bool = False) -> HandBatches:
+    """Of the first worker, in order."""
+    return HandBatches(
+        list(range(count)),
+        loader=1,
+        dealing=dealing,
+        num_dealt=Counter(),
+        batch_size=2,
+        drop_last=drop_last,
+        shuffle=False,
+        seed=0,
+        worker=0,
+    )
+
+
 def test_a_dataset_that_is_too_small_is_refused_at_once() -> None:
     dealing = Asked(changing).dealing(0)
     for count, drop_last in ((0, False), (1, False), (3, True)):
-        batches = HandBatches(
-            list(range(count)),
-            loader=1,
-            dealing=dealing,
-            num_dealt=Counter(),
-            batch_size=2,
-            drop_last=drop_last,
-            shuffle=False,
-            seed=0,
-            worker=0,
-        )
+        batches = batches_of(count, dealing, drop_last=drop_last)
         with pytest.raises(UsageError):
             batches.require_joint_batches()
 
 
 def test_what_was_consumed_is_of_the_pass_and_not_of_the_newest() -> None:
     dealing = Asked(changing).dealing(0)
-    batches = HandBatches(
-        list(range(100)),
-        loader=1,
-        dealing=dealing,
-        num_dealt=Counter(),
-        batch_size=2,
-        drop_last=False,
-        shuffle=False,
-        seed=0,
-        worker=0,
-    )
+    batches = batches_of(100, dealing)
     outer, inner = Pass(epoch=0), Pass(epoch=1)
     batches.start_pass(outer)
     sizes = batches.sizes()
