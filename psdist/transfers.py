@@ -135,7 +135,9 @@ class ToGpu:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call] # torch's
 
     def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
-        return torch.zeros(num_elements, dtype=torch_dtype(dtype), device=self.device)
+        memory = torch.zeros(num_elements, dtype=torch_dtype(dtype), device=self.device)
+        self._stream.wait_event(self.mark())  # it is zeroed before anything is copied there
+        return memory
 
     def allocate(self, num_bytes: int) -> memoryview:
         memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)

@@ -107,6 +107,7 @@ def test_an_encoding_waits_for_the_gradient_and_nobody_for_the_encoding(transfer
     assert one == other
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_answer_of_the_gpu_is_waited_for_while_an_encoding_begins(transfers: ToGpu) -> None:
     """torch raises where it would."""
     parts: list[Any] = [(place, codec) for place, codec in enumerate(FORMS.values())]

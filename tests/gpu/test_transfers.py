@@ -39,6 +39,19 @@ def test_memory_of_the_host_is_pinned_and_zero(transfers: ToGpu) -> None:
     assert not memory.count_nonzero()
 
 
+def test_memory_of_the_device_is_zeroed_before_anything_is_copied_there(
+    transfers: ToGpu,
+) -> None:
+    source = host(transfers, 5.0)
+    transfers.device_memory("float32", NUM)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(CYCLES)
+    place = transfers.device_memory("float32", NUM)
+    copy = transfers.begin([(source, place)], after=[])
+    copy.join()
+    assert bool((place == 5.0).all())
+
+
 def test_a_copy_waits_for_what_its_thread_had_asked_for_and_no_one_waits_for_it(
     transfers: ToGpu,
 ) -> None:
@@ -74,6 +87,7 @@ def test_a_copy_that_is_begun_in_another_thread_waits_for_the_mark_of_this_one(
 
 def test_what_is_computed_next_comes_behind_a_copy_that_was_joined(transfers: ToGpu) -> None:
     source, place = host(transfers, 5.0), transfers.device_memory("float32", NUM)
+    assert not (place.clone() + 1.0 - 1.0).count_nonzero()  # loading a kernel waits for the device
     torch.cuda.synchronize()
     torch.cuda._sleep(CYCLES)
     before = place.clone()  # still reads what was there

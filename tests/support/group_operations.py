@@ -71,16 +71,19 @@ def values_of(place: int, round_: int) -> list[float]:
     return [2.0**53 - place, -0.0, float(round_), *(place + 0.1 * i for i in range(30 * place))]
 
 
-def operations(channel: GroupChannel, beside: GroupChannel) -> Operations:
+def operations(
+    channel: GroupChannel, beside: GroupChannel, device: str | torch.device = "cpu"
+) -> Operations:
     """``beside``: what ``channel.beside()`` was, or the same channel. Both have an operation under
-    way at a time."""
+    way at a time. ``device``: where what is reduced lies."""
+    device = torch.device(device)
     results: dict[str, Any] = {}
     for round_ in range(NUM_ROUNDS):
         rows = yield from _done(channel.agree("mean", values_of(channel.place, round_)))
         results[f"agree {round_}"] = rows
         slices = slices_of(channel.size, round_)
-        flats = flats_of(channel.place, round_)
-        if round_ != 1:
+        flats = [flat.to(device) for flat in flats_of(channel.place, round_)]
+        if round_ != 1 and device.type == "cpu":
             flats = [in_memory_of(channel, flat) for flat in flats]
         sums = [torch.empty_like(flats[index][at:to]) for index, at, to in slices[channel.place]]
         summed, met = beside.reduce_scatter(flats, slices, sums), channel.agree("any")
@@ -94,7 +97,7 @@ def operations(channel: GroupChannel, beside: GroupChannel) -> Operations:
         yield from _done(channel.all_gather(flats, slices))
         results[f"all_gather {round_}"] = _bytes(flats)
         place = round_ % channel.size
-        tensor = flats_of(channel.place, round_)[0]
+        tensor = flats_of(channel.place, round_)[0].to(device)
         yield from _done(channel.broadcast(tensor, place))
         results[f"broadcast {round_}"] = _bytes([tensor])
         rows = yield from _done(channel.agree("barrier"))
@@ -157,4 +160,4 @@ def _done(pending: Pending[Any]) -> Generator[Pending[Any], None, Any]:
 
 
 def _bytes(flats: list[torch.Tensor]) -> list[bytes]:
-    return [bytes(as_bytes(flat)) for flat in flats]
+    return [bytes(as_bytes(flat.cpu())) for flat in flats]

@@ -3,6 +3,7 @@
 results = run_in_group(3, script)     # script(channel), in three processes; by place
 results = run_in_group(3, script, tier="shared_memory")
 results = run_in_group(3, script, hosts=[0, 0, 1])      # as if on two hosts
+results = run_in_group(3, script, device="cuda:0")      # all on one GPU, over NCCL
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def run_in_group(
     make: Make = Segment,
     hosts: Sequence[int] = (),
     interface: str = "lo",
+    device: str = "cpu",
+    reforms: bool = False,
 ) -> list[Any]:
     """What ``script``, a function of a module, returns in each of ``size`` processes (no tensors).
     ``"exit N"`` for a process that ended without a word. ``hosts``: the number of each one's host,
@@ -47,7 +50,8 @@ def run_in_group(
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
         context.Process(
-            target=_main, args=(index, size, script, theirs, tier, make, hosts, interface)
+            target=_main,
+            args=(index, size, script, theirs, tier, make, hosts, interface, device, reforms),
         )
         for index, (_, theirs) in enumerate(pipes)
     ]
@@ -75,6 +79,12 @@ def run_in_group(
                 process.join()
 
 
+def share_a_gpu(place: int) -> None:
+    """NCCL refuses two processes on one GPU of one host. So each says that its host is another one,
+    and they are joined as hosts are."""
+    os.environ |= {"NCCL_HOSTID": f"place-{place}", "NCCL_SOCKET_IFNAME": "lo"}
+
+
 def _answer(connection: Connection, process: Any, timeout_s: float) -> Any:
     if not connection.poll(timeout_s):
         raise AssertionError(f"no answer from {process.name} within {timeout_s:g} s")
@@ -97,8 +107,12 @@ def _main(
     make: Make,
     hosts: Sequence[int],
     interface: str,
+    device: str,
+    reforms: bool,
 ) -> None:
     torch.set_num_threads(1)
+    if device != "cpu":
+        share_a_gpu(index)
 
     def gather(data: bytes) -> list[bytes]:
         connection.send(data)
@@ -120,11 +134,12 @@ def _main(
             tier,
             index=index,
             size=size,
-            device=torch.device("cpu"),
+            device=torch.device(device),
             timeout_s=60.0,
             broadcast=broadcast,
             is_spinning=False,
             make=make,
+            reforms=reforms,
             hosts=Hosts(numbers=hosts, names=[f"h{host}" for host in hosts], gather=gather)
             if hosts
             else None,

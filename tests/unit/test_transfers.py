@@ -111,6 +111,18 @@ def test_a_gpu_copies_beside_what_it_computes_behind_every_mark_and_says_when(
     assert streams.said[1:] == ["host waits for copied"]
 
 
+def test_memory_is_zeroed_before_anything_is_copied_there(
+    streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def zeros(num_elements: int, **_of: Any) -> torch.Tensor:
+        streams.said.append(f"{streams.current} zeroes {num_elements}")
+        return torch.empty(0)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    ToGpu(torch.device("cuda", 0)).device_memory("float32", 3)
+    assert streams.said == ["compute zeroes 3", "compute marks", "side waits for mark of compute"]
+
+
 def test_what_is_computed_for_a_copy_is_asked_for_on_its_stream_behind_every_mark(
     streams: Streams,
 ) -> None:

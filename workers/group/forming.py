@@ -147,7 +147,9 @@ class GroupFormer:
         process_group.join(
             self._network, store, index=place, size=size, device=self._device, timeout=timeout
         )
-        over = AloneChannel() if size == 1 else ProcessGroupChannel(place=place, size=size)
+        over: GroupChannel = AloneChannel()
+        if size > 1:
+            over = ProcessGroupChannel.joined(place=place, size=size, device=self._device)
         self._channel = _like(self._channel, over, hosts, timeout)
 
 

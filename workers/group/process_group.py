@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, Self
 
 import torch
 import torch.distributed as dist
@@ -71,6 +71,8 @@ _NCCL_REPORTS_NOTHING: Final = "0"
 """As it is, torch's watchdog ends the process when another one of the group has died. With this it
 does not, and a wait raises nothing either: what has become of an operation has to be looked up."""
 
+_CPU: Final = torch.device("cpu")
+
 _NOBODYS_TAG: Final = 7
 """Of a message that nobody sends."""
 
@@ -101,10 +103,11 @@ def start(
     with _naming(network):
         store = _store(at, index, size, timeout, broadcast)
         join(network, store, index=index, size=size, device=device, timeout=timeout)
-    if size > 1:
-        all_connected(_store_of(dist.group.WORLD), index, size)
     _networks[:] = [network]
-    return AloneChannel() if size == 1 else ProcessGroupChannel(place=index, size=size)
+    if size == 1:
+        return AloneChannel()
+    all_connected(_store_of(dist.group.WORLD), index, size)
+    return ProcessGroupChannel.joined(place=index, size=size, device=device)
 
 
 @dataclass(frozen=True)
@@ -244,8 +247,10 @@ def of_host(
     inner: GroupChannel = AloneChannel()
     if len(here) > 1:
         group = dist.new_group(here, timeout=timeout, use_local_synchronization=True)
-        place = here.index(channel.place)
-        inner = ProcessGroupChannel(place=place, size=len(here), group=group, ranks=here)
+        place, device = here.index(channel.place), channel.device
+        inner = ProcessGroupChannel.joined(
+            place=place, size=len(here), device=device, group=group, ranks=here
+        )
     # All of all hosts: who keeps the store may be at another one.
     store = dist.PrefixStore("hosts", _store_of(dist.group.WORLD))  # type: ignore[attr-defined] # as HashStore
     all_connected(store, channel.place, channel.size)
@@ -260,16 +265,36 @@ class ProcessGroupChannel:
         *,
         place: int,
         size: int,
+        device: torch.device = _CPU,
         group: dist.ProcessGroup | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        """``group``: another process group, of the same workers, or of those with ``ranks`` in the
-        default one."""
+        """``device``: where what is reduced lies; ``group``: another process group, of the same
+        workers, or of those with ``ranks`` in the default one."""
         self.place = place
         self.size = size
+        self.device = device
         self._group = group
         self._ranks = ranks
         self._received: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
+
+    @classmethod
+    def joined(cls, **of: Any) -> Self:
+        """An end as it is made with these, when the workers can reach each other's GPUs; collective
+        over the group. NCCL joins them in the first operation of each kind: whoever begins it waits
+        there for all others, who may wait for this worker elsewhere. So one of each is made now.
+        """
+        made = cls(**of)
+        if made.device.type == "cuda":
+            with _lost("joining of the GPUs"):
+                made._operate_once()
+        return made
+
+    def _operate_once(self) -> None:
+        """Each kind of operation that is NCCL's."""
+        mine = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
+        dist.all_to_all_single(torch.empty_like(mine), mine, group=self._group)
+        dist.broadcast(mine, src=self._rank_of(0), group=self._group)
 
     def allocate(self, num_bytes: int) -> memoryview:
         return allocate(num_bytes)
@@ -286,12 +311,20 @@ class ProcessGroupChannel:
             else dist.new_group(list(self._ranks), use_local_synchronization=True)
         )
         all_connected(_store_of(group), self.place, self.size)
-        return type(self)(place=self.place, size=self.size, group=group, ranks=self._ranks)
+        return type(self).joined(
+            place=self.place, size=self.size, device=self.device, group=group, ranks=self._ranks
+        )
 
     @classmethod
-    def like(cls, other: ProcessGroupChannel) -> ProcessGroupChannel:
+    def like(cls, other: ProcessGroupChannel) -> Self:
         """An end of this kind over the process group of another end, in place of it."""
-        return cls(place=other.place, size=other.size, group=other._group, ranks=other._ranks)
+        return cls.joined(
+            place=other.place,
+            size=other.size,
+            device=other.device,
+            group=other._group,
+            ranks=other._ranks,
+        )
 
     def reduce_scatter(
         self,
@@ -311,14 +344,12 @@ class ProcessGroupChannel:
             rows = self._rows((buffer, start), own)
             # As bytes: which dtypes a back end can move is no question then.
             works += begun(
-                dist.all_to_all_single(
-                    rows.view(torch.uint8).view(-1),
-                    flat.view(torch.uint8),
-                    [own.nbytes] * self.size,
-                    [length * flat.itemsize for length in lengths],
-                    group=self._group,
-                    async_op=True,
-                )
+                dist.all_to_all_single,
+                rows.view(torch.uint8).view(-1),
+                flat.view(torch.uint8),
+                [own.nbytes] * self.size,
+                [length * flat.itemsize for length in lengths],
+                group=self._group,
             )
             if len(own):
                 added.append((rows, totals[span]))
@@ -334,9 +365,8 @@ class ProcessGroupChannel:
         for place, spans in enumerate(slices):
             for span in spans:
                 part = flats[span.buffer][span.start : span.stop]
-                works += begun(
-                    dist.broadcast(part, src=self._rank_of(place), group=self._group, async_op=True)
-                )
+                source = self._rank_of(place)
+                works += begun(dist.broadcast, part, src=source, group=self._group)
         return Works("all-gather", works, flats, lambda: None)
 
     def exchange(
@@ -358,9 +388,7 @@ class ProcessGroupChannel:
             brought = into[0] if len(into) == 1 else taken.new_empty(sum(taken_sizes))
             sent = out[0] if len(out) == 1 else torch.cat([given[:0], *out])
             works += begun(
-                dist.all_to_all_single(
-                    brought, sent, taken_sizes, sizes, group=self._group, async_op=True
-                )
+                dist.all_to_all_single, brought, sent, taken_sizes, sizes, group=self._group
             )
             if len(into) > 1:
                 copies.append((into, brought))
@@ -375,7 +403,7 @@ class ProcessGroupChannel:
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
         source = self._rank_of(place)
-        works = begun(dist.broadcast(tensor, src=source, group=self._group, async_op=True))
+        works = begun(dist.broadcast, tensor, src=source, group=self._group)
         return Works("broadcast", works, [tensor], lambda: None)
 
     def _rank_of(self, place: int) -> int:
@@ -414,8 +442,27 @@ def _parts(
     return found
 
 
-def begun(work: dist.Work | None) -> list[dist.Work]:
+def begun(operation: Callable[..., dist.Work | None], *of: Any, **options: Any) -> list[dist.Work]:
+    """What torch has begun. NCCL says already here that a worker is gone; it counts at the end."""
+    try:
+        work = operation(*of, async_op=True, **options)
+    except RuntimeError as error:
+        return [_Failed(error)]
     return [] if work is None else [work]
+
+
+class _Failed(dist.Work):
+    """What could not be begun."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        super().__init__()
+        self._error = error
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, *_timeout: datetime.timedelta) -> bool:
+        raise self._error
 
 
 class Works(Generic[T]):
@@ -445,17 +492,24 @@ class Works(Generic[T]):
                 unfinished.wait(timeout)
 
     def result(self) -> T:
-        try:
+        with _lost(self._what):
             for work in self._works:
                 work.wait()
                 if not self._can_block and os.environ.get(_NCCL_HANDLING) == _NCCL_REPORTS_NOTHING:
                     _raise_what_nccl_says(work)
-        except RuntimeError as error:
-            raise MemberLostError(
-                f"the {self._what} of this worker's group failed, perhaps because another "
-                f"worker of it{host_named_in(str(error))} has ended: {error}"
-            ) from error
         return self._finish()
+
+
+@contextmanager
+def _lost(what: str) -> Iterator[None]:
+    """What torch says of an operation as an error that says what may have happened."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise MemberLostError(
+            f"the {what} of this worker's group failed, perhaps because another "
+            f"worker of it{host_named_in(str(error))} has ended: {error}"
+        ) from error
 
 
 def _raise_what_nccl_says(work: dist.Work) -> None:
@@ -480,7 +534,7 @@ class _Agreement:
         mine = torch.zeros(length, dtype=torch.float64)
         mine[: len(values)] = torch.tensor(values, dtype=torch.float64)
         table = [torch.empty_like(mine) for _ in range(self._size)]
-        works = begun(dist.all_gather(table, mine, group=self._group, async_op=True))
+        works = begun(dist.all_gather, table, mine, group=self._group)
         return Works("agreement", works, table, lambda: [row.tolist() for row in table])
 
     def is_done(self) -> bool:

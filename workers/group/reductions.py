@@ -32,6 +32,12 @@ class ReducingChannel(ProcessGroupChannel):
         super().__init__(**of)
         self._rows_of = KnownSlices(_rows)
 
+    def _operate_once(self) -> None:
+        super()._operate_once()
+        all_of_it = torch.zeros(self.size, device=self.device)
+        _REDUCE(all_of_it[:1].clone(), all_of_it, group=self._group)
+        _GATHER(all_of_it, all_of_it[:1].clone(), group=self._group)
+
     def reduce_scatter(
         self,
         flats: Sequence[torch.Tensor],
@@ -51,7 +57,7 @@ class ReducingChannel(ProcessGroupChannel):
             given, taken = _staging(flats, rows, self.size)
             for row, spans in zip(given, rows.spans, strict=True):
                 _lay_out([_part(flats, span) for span in spans], row)
-            works += begun(_REDUCE(taken, given.view(-1), group=self._group, async_op=True))
+            works += begun(_REDUCE, taken, given.view(-1), group=self._group)
             received.append(([totals[span] for span in rows.spans[self.place]], taken))
 
         def finish() -> None:
@@ -66,7 +72,7 @@ class ReducingChannel(ProcessGroupChannel):
         for rows in self._rows_of.of(flats, slices):
             taken, given = _staging(flats, rows, self.size)
             _lay_out([_part(flats, span) for span in rows.spans[self.place]], given)
-            works += begun(_GATHER(taken.view(-1), given, group=self._group, async_op=True))
+            works += begun(_GATHER, taken.view(-1), given, group=self._group)
             received += [
                 ([_part(flats, span) for span in spans], row)
                 for place, (row, spans) in enumerate(zip(taken, rows.spans, strict=True))

@@ -53,9 +53,10 @@ class Later(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == "torch._meta_registrations":
             # The one thing behind it that every program needs; no generator can be made before.
-            import_module("torch._C")._set_generator_metaclass(
-                import_module("torch._opaque_base").OpaqueBaseMeta
-            )
+            torch_c = import_module("torch._C")
+            if hasattr(torch_c, "_set_generator_metaclass"):  # torch 2.11 has none
+                opaque = import_module("torch._opaque_base")
+                torch_c._set_generator_metaclass(opaque.OpaqueBaseMeta)
         module.__dict__.update(STAND_INS[module.__name__])
         module.__class__ = StandIn  # not before: the import itself looks at its attributes
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -37,7 +37,7 @@ from psdist.servers.shard.executor import ShardSpec
 from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
-from psdist.transfers import Mark, Pairs
+from psdist.transfers import Mark, Pairs, Transfers
 from tests.support.late_transfers import LateCopy, LateTransfers
 from tests.support.rounding import Rounding
 
@@ -49,12 +49,13 @@ OPTIMIZERS = {
 SLOTS = 4
 
 
-def spec(optimizer: str, dtype: str, wire: Wire = RAW_WIRE) -> ShardSpec:
+def spec(optimizer: str, dtype: str, wire: Wire = RAW_WIRE, *, scale: int = 1) -> ShardSpec:
+    """``scale``: how many times as large all is."""
     pieces = [
-        Piece(name=name, shape=(length,), stride=(1,), dtype=dtype, optimizer_group=0)
+        Piece(name=name, shape=(scale * length,), stride=(1,), dtype=dtype, optimizer_group=0)
         for name, length in (("a", 70), ("b", 150), ("c", 36))
     ]
-    partition = Partition.cut(pieces, chunk_bytes=128 * (4 if dtype == "float32" else 2))
+    partition = Partition.cut(pieces, chunk_bytes=scale * 128 * (4 if dtype == "float32" else 2))
     assert len(partition.chunks) > 1
     return ShardSpec(
         partition=partition,
@@ -70,10 +71,12 @@ def spec(optimizer: str, dtype: str, wire: Wire = RAW_WIRE) -> ShardSpec:
 class Driven:
     """Two shards that are told the same: one on the CPU, one on a device."""
 
-    def __init__(self, given: ShardSpec, seed: int) -> None:
+    def __init__(
+        self, given: ShardSpec, seed: int, devices: Sequence[Transfers | None] = ()
+    ) -> None:
+        """``devices``: others than these, of both."""
         self.given = given
-        self.device = LateTransfers(seed)
-        self.shards = (TensorShard(given), TensorShard(given, self.device))
+        self.shards = [TensorShard(given, each) for each in devices or (None, LateTransfers(seed))]
         self.slots = [shard.make_slots(SLOTS) for shard in self.shards]
         self.payloads = [
             [[shard.payload(chunk, buffer) for buffer in (0, 1)] for chunk in given.chunks]
@@ -190,7 +193,11 @@ def parts_of(reply: bytes, given: ShardSpec) -> list[bytes]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_bits_are_those_of_the_cpu(optimizer: str, dtype: str, seed: int) -> None:
-    driven = Driven(spec(optimizer, dtype), seed)
+    drive(Driven(spec(optimizer, dtype), seed))
+
+
+def drive(driven: Driven) -> None:
+    """Whatever servers do, in some order; both shards have the same bits all along."""
     for chunk in driven.given.chunks:
         driven.load(chunk)
         driven.reply(chunk)

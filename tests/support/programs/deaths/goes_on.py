@@ -95,7 +95,7 @@ def main() -> None:
     job = psdist.init()
     mine[:] = phase, at = plan.get(job.worker, ("never", -1))
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)).to(job.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     model, optimizer = job.prepare(model, optimizer)
     clocks = {clock for _, clock in plan.values()}
@@ -107,7 +107,7 @@ def main() -> None:
             die()
         if clock == at and phase.startswith("kills-"):
             kill_server(int(phase.removeprefix("kills-")))
-        loss = model(batch[:, None].float().expand(-1, 64) / 1e3).square().mean()
+        loss = model(batch[:, None].float().to(job.device).expand(-1, 64) / 1e3).square().mean()
         optimizer.zero_grad()
         loss.backward()
         if clock == at and phase == "parked":
@@ -124,7 +124,7 @@ def main() -> None:
             mean = job.mean({"one": 1.0})
             assert abs(mean["one"] - 1.0) < 1e-12
     job.save(Path(os.environ["PSDIST_RUN_DIR"]) / "model.safetensors")
-    values = torch.cat([each.detach().flatten() for each in model.parameters()])
+    values = torch.cat([each.detach().flatten() for each in model.parameters()]).cpu()
     checksum = zlib.crc32(values.numpy().tobytes())
     print(f"worker {job.worker} clock {job.clock} has {checksum:08x}", flush=True)
     met = torch.ones(1)

@@ -99,7 +99,7 @@ def main() -> None:
     np.random.seed(seed)
     model = nn.Sequential(
         nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1)
-    )
+    ).to(job.device)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = job.loader(
         Noisy(),
@@ -115,6 +115,7 @@ def main() -> None:
     losses = job.state.setdefault("losses", [])
     for epoch in job.epochs(given.epochs):
         for x, y in loader:
+            x, y = x.to(job.device), y.to(job.device)
             optimizer.zero_grad()
             loss = nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), y)
             loss.backward()
@@ -136,7 +137,7 @@ def main() -> None:
         "losses": job.state["losses"],
         "model": digest(dict(model.state_dict())),
         "lr": optimizer.param_groups[0]["lr"],
-        "next": torch.rand(1).item(),
+        "next": [torch.rand(1).item(), torch.rand(1, device=job.device).item()],
         "clock": job.clock,
     }
     path.write_text(json.dumps(found))

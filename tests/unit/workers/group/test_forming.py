@@ -37,12 +37,19 @@ LENGTH = 60_000
 OPERATIONS = ("agree", "reduce_scatter", "all_gather", "broadcast")
 
 
-def begin(channel: GroupChannel, what: str, members: Sequence[int]) -> Pending[Any]:
+def begin(
+    channel: GroupChannel,
+    what: str,
+    members: Sequence[int],
+    *,
+    length: int = LENGTH,
+    device: str = "cpu",
+) -> Pending[Any]:
     """As a worker of the group of ``members`` does."""
-    flat = torch.zeros(LENGTH)
+    flat = torch.zeros(length, device=device)
     if what == "broadcast":
         return channel.broadcast(flat, len(members) - 1)
-    step = LENGTH // len(members)
+    step = length // len(members)
     slices = [[Span(0, at * step, at * step + step)] for at in range(len(members))]
     if what == "all_gather":
         return channel.all_gather([flat], slices)
@@ -51,11 +58,13 @@ def begin(channel: GroupChannel, what: str, members: Sequence[int]) -> Pending[A
     return channel.agree("save", [float(members[channel.place])])
 
 
-def reforming(channel: GroupChannel, hosts: Sequence[int]) -> tuple[ReformingChannel, GroupFormer]:
+def reforming(
+    channel: GroupChannel, hosts: Sequence[int], device: str = "cpu"
+) -> tuple[ReformingChannel, GroupFormer]:
     formed = group_tier.reforming(
         channel,
         members=range(channel.size),
-        device=torch.device("cpu"),
+        device=torch.device(device),
         timeout_s=60.0,
         hosts=Hosts(numbers=hosts, names=[], gather=lambda data: [data]) if hosts else None,
     )
@@ -78,18 +87,25 @@ def exchange(folder: Path, name: str, place: int, size: int, row: list[float]) -
 
 
 def outlive(
-    channel: GroupChannel, *, folder: Path, dies: Sequence[tuple[str, int]], hosts: Sequence[int]
+    channel: GroupChannel,
+    *,
+    folder: Path,
+    dies: Sequence[tuple[str, int]],
+    hosts: Sequence[int],
+    length: int = LENGTH,
+    device: str = "cpu",
 ) -> Any:
     """Of those who die, each in its operation: it has begun that, or the one before only."""
     worker = channel.place
-    group, former = reforming(channel, hosts)
+    group, former = reforming(channel, hosts, device)
+    of: dict[str, Any] = {"length": length, "device": device}
     members = list(range(channel.size))
     for number, (what, dying) in enumerate(dies):
         if worker == dying:
             if number % 2:
-                begin(group, what, members)
+                begin(group, what, members, **of)
             os._exit(3)
-        pending = begin(group, what, members)
+        pending = begin(group, what, members, **of)
         pending.wait(0.05)
         group.cut()
         assert not pending.is_done()
@@ -108,9 +124,9 @@ def outlive(
                 pending.result()
         group.all_gather([], [[] for _ in members])  # ends what was given up
         left = [hosts[each] for each in members] if hosts else []
-        assert finish(operations(group, group)) == expected(place, len(members), left)
+        assert finish(operations(group, group, device)) == expected(place, len(members), left)
         assert (dist.get_rank(), dist.get_world_size()) == (place, len(members))
-        ones = torch.ones(2)
+        ones = torch.ones(2, device=device)
         dist.all_reduce(ones)
         assert ones.tolist() == [len(members)] * 2, "what scripts use is the group's"
         for each in dist.distributed_c10d._world.pg_names:
