@@ -463,7 +463,7 @@ class RunConfig(BaseModel):
         "host",
         allowed="auto, host or device",
         description="Where pushes are encoded whose gradients are on a GPU; auto: there, where the "
-        "push codec has a form for it (which no GPU has run yet).",
+        "push codec has a form for it (docs/gpu.md says what ran).",
     )
     codec_exact: Annotated[
         tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)

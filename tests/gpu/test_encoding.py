@@ -1,5 +1,5 @@
 """Encoding on a real GPU: the host's bytes, step by step, and in which order streams work. Skipped
-where torch sees none; no timing is asserted. Not run yet: docs/communication.md.
+where torch sees none; no timing is asserted.
 
 python -m pytest -n 0 -rs tests/gpu
 """

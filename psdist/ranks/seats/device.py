@@ -20,7 +20,8 @@ logger = logging.getLogger("psdist")
 def device_of(context: RankContext) -> torch.device:
     """A GPU of this worker's own where the host has one for every worker on it, else the CPU.
 
-    The plan's GPU is found by its PCI bus id; where the plan knows of none, by order.
+    The plan's GPU is found by its PCI bus id; where the plan knows of none, by order. Where torch
+    sees GPUs and the worker has none, the log says why.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -31,20 +32,32 @@ def device_of(context: RankContext) -> torch.device:
     index = None
     if planned and all(planned):
         if len(set(planned)) < len(planned):
-            return torch.device("cpu")
+            return _the_cpu(
+                f"the plan has {len(here)} workers on {host}, some of which share a GPU"
+            )
         bus_id = planned[here.index(context.rank)]
         buses = _buses()
         if bus_id in buses:
             index = buses.index(bus_id)
         elif set(planned) & set(buses):
-            return torch.device("cpu")  # by order this worker might take another one's
+            # By order this worker might take another one's.
+            return _the_cpu(f"torch does not see {bus_id}, the one that the plan gives this worker")
     if index is None:
-        if torch.cuda.device_count() < len(here):
-            return torch.device("cpu")
+        if (number := torch.cuda.device_count()) < len(here):
+            return _the_cpu(f"{len(here)} workers are on {host}, and torch sees {number}")
         index = here.index(context.rank)
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def _the_cpu(why: str) -> torch.device:
+    logger.warning(
+        "this worker computes on the CPU, where others might on GPUs: %s; start no more workers on a "
+        "host than it has GPUs, or hide these (CUDA_VISIBLE_DEVICES=)",
+        why,
+    )
+    return torch.device("cpu")
 
 
 def shard_device_of(context: RankContext) -> torch.device:

@@ -75,6 +75,28 @@ def test_a_worker_takes_the_gpu_of_the_plan_whatever_torch_calls_it(
     assert [str(device_of(world_of(rank, plan, 3))) for rank in (1, 2)] == expected
 
 
+@pytest.mark.parametrize(
+    ("gpus", "seen", "why"),
+    [
+        ((BUS_1, BUS_1), [1, 2], "the plan has 2 workers on n1, some of which share a GPU"),
+        (("", ""), [1], "2 workers are on n1, and torch sees 1"),
+        ((BUS_1, BUS_2), [2, 3], f"torch does not see {BUS_1}, the one that the plan gives this"),
+        (("", ""), [1, 2], ""),
+        (("", ""), [], ""),
+    ],
+)
+def test_the_log_says_why_a_worker_computes_on_the_cpu_where_there_are_gpus(
+    buses: list[int],
+    gpus: tuple[str, ...],
+    seen: list[int],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    buses += seen
+    device_of(world_of(1, plan_with(gpus), 3))
+    assert [why in each for each in caplog.messages] == [True] * bool(why)
+
+
 def test_a_worker_that_sees_its_own_gpu_only_takes_it(buses: list[int]) -> None:
     """Slurm's --gpus-per-task: each rank has another device 0."""
     buses += [2]
