@@ -53,7 +53,7 @@ def device_of(context: RankContext) -> torch.device:
 
 def _the_cpu(why: str) -> torch.device:
     logger.warning(
-        "this worker computes on the CPU, where others might on GPUs: %s; start no more workers on a "
+        "this worker computes on the CPU, though torch sees GPUs: %s; start no more workers on a "
         "host than it has GPUs, or hide these (CUDA_VISIBLE_DEVICES=)",
         why,
     )
