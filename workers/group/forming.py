@@ -39,6 +39,8 @@ logger = logging.getLogger("psdist")
 
 _ATTEMPTS: Final = tuple(datetime.timedelta(seconds=each) for each in (5, 10, 20, 40))
 """How long those who have all come may take to join, the first time, the second, and so on."""
+_MOST_S: Final = 2 * sum(each.total_seconds() for each in _ATTEMPTS)
+"""How long one that nobody wants any more may take to end."""
 _LOOK_S: Final = 5e-3
 _AGAIN: Final = "again: "
 """Begins what is said of an attempt that another one may mend."""
@@ -92,7 +94,12 @@ class GroupFormer:
 
         def run(is_abandoned: Event) -> GroupChannel:
             if before is not None:
-                before.wait(float("inf"))
+                before.wait(_MOST_S)
+                if not before.is_done():
+                    raise TransportError(
+                        "this worker's group cannot be formed anew: what was begun before the last "
+                        f"death has not ended in {_MOST_S:g} s"
+                    )
             process_group.abandon()
             self._meet_and_join(members, place, offers[0], is_abandoned)
             return self._channel

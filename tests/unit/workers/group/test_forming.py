@@ -422,3 +422,25 @@ def test_a_place_to_meet_that_cannot_be_had_is_an_error_that_names_it(
     monkeypatch.setattr(dist, "TCPStore", refuse)
     with pytest.raises(TransportError, match=r"10\.0\.0\.7, where this worker's group could meet"):
         former_at("10.0.0.7", monkeypatch).offer(0)
+
+
+def test_what_was_begun_before_and_does_not_end_is_waited_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forming, "_MOST_S", 0.05)
+    ends, store = Event(), object()
+
+    def reach(_offer: Any, _is_abandoned: Event) -> Any:
+        ends.wait(60.0)
+        return store
+
+    monkeypatch.setattr(forming, "_reach", reach)
+    monkeypatch.setattr(process_group, "abandon", lambda: None)
+    former = former_at("127.0.0.1", monkeypatch)
+    first = former.form([0, 1], 1, [[0.0, 0.0]])
+    second = former.form([0, 1], 1, [[0.0, 0.0]])
+    second.wait(60.0)
+    with pytest.raises(TransportError, match=r"begun before the last death has not ended in 0\.05"):
+        second.result()
+    ends.set()
+    first.wait(60.0)
