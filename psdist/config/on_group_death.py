@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
 
 _TRIED: Final = "not tried with it yet"
+_TOLD_BY_ONE: Final = "what a group's rounds take is told by one of its workers, which may die"
 
 OTHERS: Final = (
     Other({"mode": "sync"}, ""),
     Other({"mode": "ssp"}, ""),
     Other({"mode": "async"}, ""),
-    Other({"mode": "auto"}, f"a mode that changes was {_TRIED}", "mode = sync, ssp or async"),
-    Other({"staleness_to": 8, "mode": "ssp"}, f"it was {_TRIED}", "no staleness_to"),
-    Other({"schedule": "0: sync; 100: ssp:2"}, f"a mode that changes was {_TRIED}", "no schedule"),
-    Other({"set_mode": "allowed"}, f"a mode that changes was {_TRIED}", "set_mode = refused"),
+    Other({"mode": "auto"}, _TOLD_BY_ONE, "mode = sync, ssp or async"),
+    Other({"staleness_to": 8, "mode": "ssp"}, _TOLD_BY_ONE, "no staleness_to"),
+    Other({"schedule": "0: sync; 100: ssp:2"}, ""),
+    Other({"set_mode": "allowed"}, ""),
     Other({"group_tier": "shared_memory"}, ""),
     Other({"group_tier": "torch"}, ""),
     Other(

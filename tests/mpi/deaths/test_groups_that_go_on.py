@@ -101,6 +101,19 @@ def test_a_group_goes_on_without_its_dead(
 
 
 @SLOW
+def test_a_group_goes_on_while_the_mode_changes(tmp_path: Path) -> None:
+    schedule = "0: sync; 5: ssp:1; 12: sync"
+    done = run_dying("0 gathering 6, 1 pushing 14", tmp_path, sizes=[3, 1], schedule=schedule)
+    assert done.returncode == 0, done.text
+    ended = re.findall(r"^worker (\d+) clock (\d+) has (\w+)$", done.stdout, re.MULTILINE)
+    assert sorted(int(worker) for worker, _, _ in ended) == [2, 3]
+    assert len({(clock, checksum) for _, clock, checksum in ended}) == 1
+    assert [each["round"] for each in summary_of(tmp_path)["modes"]] == [0, 5, 12]
+    report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
+    assert report.proved, (report.violations, report.notes)
+
+
+@SLOW
 @pytest.mark.parametrize(
     ("dies", "dead_workers"),
     [

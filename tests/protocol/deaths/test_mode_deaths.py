@@ -15,11 +15,13 @@ import pytest
 
 from psdist.servers.protocol.actions import HoldRounds
 from psdist.servers.protocol.state import ServerCore
+from tests.support.virtual.going_on import schedule_with_larger_groups
 from tests.support.virtual.joining import play_with_joins
 from tests.support.virtual.mode_deaths import play_with_mode_deaths, schedule_with_mode_deaths
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
 SEEDS = range(30)
+GO_ON = range(12)
 WITH_JOINS = range(6, 19)
 MANY = range(1000, 1300)
 
@@ -69,10 +71,35 @@ def test_substitutes_that_join_find_the_mode_of_then() -> None:
         assert met[what], met
 
 
+def play_and_prove_groups_that_go_on(seeds: range) -> Counter[str]:
+    """As :func:`play_and_prove`, where groups go on without those of theirs that die."""
+    met: Counter[str] = Counter()
+    for seed in seeds:
+        schedule = schedule_with_larger_groups(seed, schedule_with_mode_deaths(seed))
+        job = play_with_mode_deaths(seed, schedule=schedule, reforms=True)
+        try:
+            prove_survival(job)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        died = set(deaths_of(job))
+        goes_on = any(died & set(each) and not died.issuperset(each) for each in job.groups)
+        met[f"by {job.schedule.mode_by}"] += bool(len(job.modes) > 1 and goes_on)
+        met["a leader"] += goes_on and any(members[0] in died for members in job.groups)
+        met += job.met
+    return met
+
+
+def test_groups_that_go_on_without_their_dead_keep_every_rounds_rule() -> None:
+    met = play_and_prove_groups_that_go_on(GO_ON)
+    for what in ("by schedule", "by script", "a leader", "between the phases"):
+        assert met[what], met
+
+
 @pytest.mark.slow
 def test_many_more() -> None:
     play_and_prove(MANY)
     play_and_prove_joins(MANY)
+    play_and_prove_groups_that_go_on(MANY)
 
 
 def test_a_server_that_holds_nothing_back_behind_a_death_is_noticed(
@@ -93,4 +120,4 @@ def test_a_server_that_holds_nothing_back_behind_a_death_is_noticed(
 
 if __name__ == "__main__":
     many = range(int(sys.argv[1]))
-    print(play_and_prove(many), play_and_prove_joins(many))
+    print(play_and_prove(many), play_and_prove_joins(many), play_and_prove_groups_that_go_on(many))

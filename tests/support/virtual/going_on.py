@@ -17,9 +17,10 @@ from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S
 
 
-def schedule_with_larger_groups(seed: int) -> Schedule:
-    """A group of several at least; nothing that does not go with groups that go on."""
-    schedule = Schedule.from_seed(seed)
+def schedule_with_larger_groups(seed: int, base: Schedule | None = None) -> Schedule:
+    """A group of several at least; nothing that does not go with groups that go on. ``base``: of
+    which all else is; the seed's own."""
+    schedule = base or Schedule.from_seed(seed)
     pick = random.Random(f"{seed} larger groups")
     first = pick.choice([2, 2, 3, 4])
     sizes = (first, *schedule.group_sizes[1:])
