@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader
 
 from psdist.config.by_loss import reads_losses
 from psdist.config.codec_rounds import is_auto, is_controlled
-from psdist.config.combinations import MODES
 from psdist.config.modes import ModeFrom, schedule_of
 from psdist.config.on_group_death import refuse_with_reforming
 from psdist.config.outer import steps_on_workers
@@ -40,6 +39,7 @@ from psdist.history.hands import HandRecords
 from psdist.history.lengths import LengthRecords
 from psdist.history.writers import history_folder
 from psdist.install.gpu_memory import takes_gpu_memory
+from psdist.mode_names import MODES
 from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import CHECKPOINT
 from psdist.protocol.collected import Brought
@@ -718,7 +718,8 @@ class Job:
                 "job.set_mode: this run's mode is fixed, so that servers and optimizers are judged "
                 "by it alone; start it with --set set_mode=allowed"
             )
-        if mode not in MODES or (mode == "ssp") != (staleness is not None):
+        known = next((each for each in MODES if each == mode), None)
+        if known is None or (known == "ssp") != (staleness is not None):
             raise UsageError(
                 f"job.set_mode({mode!r:.80}, staleness={staleness!r:.80}): sync and async have no "
                 'staleness, ssp needs one: job.set_mode("ssp", staleness=3)'
@@ -729,10 +730,10 @@ class Job:
                 f"{2**31 - 1}"
             )
         self._prepared_between_steps("set_mode")
-        if not self._checkpoints.sets_mode(mode, staleness or 0):
+        if not self._checkpoints.sets_mode(known, staleness or 0):
             return
-        self._collective(SET_MODE, pack_mode(mode, staleness or 0))
-        self._mode = ModeFrom(self.clock, mode, staleness or 0)
+        self._collective(SET_MODE, pack_mode(known, staleness or 0))
+        self._mode = ModeFrom(self.clock, known, staleness or 0)
 
     def barrier(self) -> None:
         """Wait until every worker has called it."""

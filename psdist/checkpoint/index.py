@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
@@ -20,6 +20,7 @@ from psdist.checkpoint import strict
 from psdist.checkpoint.strict import parse_json
 from psdist.controller.kept import Fidelity
 from psdist.errors import CheckpointError, PlacementError
+from psdist.mode_names import Mode
 from psdist.protocol.partition import ITEM_BYTES, Partition, Piece
 from psdist.topology.text.models import (
     CLOSED,
@@ -147,7 +148,7 @@ class Index:
     time: Text
     """In UTC, as 2026-01-31T12:00:00Z."""
     attempt: Count
-    mode: Literal["sync", "ssp", "async"]
+    mode: Mode
     seed: Annotated[Whole, Field(ge=0, lt=2**63)]
     world: Count
     """Ranks."""

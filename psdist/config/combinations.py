@@ -9,12 +9,11 @@ table.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from psdist.config.codec_specs import BURST, ZSTD, CodecSpec, parse_codec, parse_codecs
+from psdist.mode_names import MODES
 
-Mode: TypeAlias = Literal["sync", "ssp", "async"]
-MODES: Final[tuple[Mode, ...]] = ("sync", "ssp", "async")
 EXAMPLES: Final = (
     *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
     *("topk:0.01", "randk:0.01", "lowrank:4", "module:name", "bf16+zstd", "int4+zstd"),

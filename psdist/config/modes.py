@@ -12,8 +12,9 @@ import re
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from psdist.config.codec_specs import parse_codec, parse_codecs
-from psdist.config.combinations import MODES, Codecs, Mode, text_of_both
+from psdist.config.combinations import Codecs, text_of_both
 from psdist.config.outer import has_rounds
+from psdist.mode_names import MODES, Mode
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -35,7 +36,7 @@ class ModeFrom(NamedTuple):
     """From this round on the mode is this one; ``staleness`` is 0 but for ssp."""
 
     round: int
-    mode: str
+    mode: Mode
     staleness: int = 0
 
     def __str__(self) -> str:
@@ -60,7 +61,9 @@ def parse_mode(text: str) -> ModeFrom:
     found = _MODE.fullmatch(text)
     if found is None or int(found[2] or 0) > _COUNT_MAX:
         raise ValueError(f"{text[:80]!r} is no mode")
-    return ModeFrom(0, found[1] or "ssp", int(found[2] or 0))
+    if found[1] is not None:
+        return ModeFrom(0, "sync" if found[1] == "sync" else "async")
+    return ModeFrom(0, "ssp", int(found[2]))
 
 
 def parse_schedule(text: str) -> tuple[Part, ...]:
@@ -114,7 +117,7 @@ def is_changing(config: RunConfig) -> bool:
 
 
 def modes_that_may_come(config: RunConfig) -> tuple[Mode, ...]:
-    """In the order of :data:`psdist.config.combinations.MODES`."""
+    """In the order of :data:`psdist.mode_names.MODES`."""
     if config.set_mode == "allowed":
         return MODES
     if mode_by(config) == "auto":

@@ -6,7 +6,7 @@ Lives here: when to change between sync and bounded staleness (``mode``), which 
 different ones in ``own_window``), and how many local steps groups make (``steps`` by their speed,
 ``loss_steps`` by the loss); in ``kept`` what a checkpoint has of that. Pure: numbers in, decisions
 out. The registrar runs one of them, ``psdist check`` feeds it what was recorded and must get the
-same decisions. It must not import anything of psdist.
+same decisions. It must not import anything of psdist but the modes' names.
 
     control = CodecControl(num_groups=4, names=["none", "fp16", "int8"])
     control.observe(Observation(group=0, first_round=1, own_us=[...], waits_us=[...]))

@@ -42,6 +42,7 @@ from psdist.controller.level_times import LevelTimes, Seen
 from psdist.controller.loss_guard import LossGuard
 from psdist.controller.own_window import OwnWindow
 from psdist.controller.paces import Pace
+from psdist.mode_names import Mode
 
 SLACK: Final = 0.10
 """Of the shortest round: so much longer one may be with a less lossy level,"""
@@ -80,7 +81,7 @@ class CodecControl(Controller):
         *,
         num_groups: int,
         names: Sequence[str],
-        mode: str = "sync",
+        mode: Mode = "sync",
         staleness: int = 0,
         error_budget: float | None = None,
         loss_patience: int | None = None,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from psdist.mode_names import Mode
+
 WINDOW: Final = 20
 """Rounds that a decision looks at, at most, all of them under what rules now."""
 
@@ -16,7 +18,7 @@ _MOST_KEPT: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    mode: str
+    mode: Mode
     staleness: int
     why: str
     level: int = -1

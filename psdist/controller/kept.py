@@ -15,6 +15,7 @@ from functools import reduce
 from typing import Literal
 
 from psdist.controller.rollback import CLOSED, KeptRise, Rise
+from psdist.mode_names import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,7 @@ class KeptMode:
     __pydantic_config__ = CLOSED
     rounds: tuple[int, ...]
     """By set, of those that there were then; in sets that came later from round 0 on."""
-    mode: Literal["sync", "ssp", "async"]
+    mode: Mode
     staleness: int
     """0 but for ssp."""
 
@@ -182,10 +183,9 @@ class KeptModes:
             for each in self.starts
         )
 
-    def then(self, rounds: tuple[int, ...], mode: str, staleness: int) -> KeptModes:
+    def then(self, rounds: tuple[int, ...], mode: Mode, staleness: int) -> KeptModes:
         """With another one that was set behind these."""
-        # Its type is a name of a mode: what was decided or checked says no other.
-        change = KeptMode(rounds=rounds, mode=mode, staleness=staleness)  # type: ignore[arg-type]
+        change = KeptMode(rounds=rounds, mode=mode, staleness=staleness)
         return replace(self, starts=(*self.starts, change))
 
 

@@ -35,6 +35,7 @@ from typing import Final
 
 from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
 from psdist.controller.kept import KeptModes
+from psdist.mode_names import Mode
 
 TO_SSP: Final = 0.15
 """The gain from which on sync gives way,"""
@@ -53,7 +54,7 @@ class ModeControl(Controller):
         self._window = Window(num_groups=num_groups, first=1)
         super().__init__(self._window)
         self._staleness = staleness
-        self.mode = "sync"
+        self.mode: Mode = "sync"
 
     def judge(self) -> Decision | None:
         first = self._window.first

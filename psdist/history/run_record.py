@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from psdist.errors import HistoryError
+from psdist.mode_names import Mode
 
 FORMAT_VERSION = 4
 
@@ -33,7 +34,7 @@ class ModeSince(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     round: _Count
-    mode: Literal["sync", "ssp", "async"]
+    mode: Mode
     staleness: _Count | None = None
     """The bound of ssp; null in other modes."""
 
@@ -73,7 +74,7 @@ class RunRecord(BaseModel):
     format: Literal[4] = 4
     psdist: Annotated[str, Field(max_length=100)]
     """The version that wrote the history."""
-    mode: Literal["sync", "ssp", "async"]
+    mode: Mode
     staleness: _Count | None = None
     """The bound of ssp; null in other modes."""
     mode_by: Literal["run", "schedule", "script", "auto"] = "run"

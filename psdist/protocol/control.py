@@ -20,6 +20,7 @@ from pydantic import ConfigDict, FailFast, ValidationError
 from pydantic.dataclasses import dataclass
 
 from psdist.errors import InvariantError, ProtocolError
+from psdist.mode_names import Mode
 
 CONTROL_LIMIT_BYTES = 64 * 2**20
 NOTE_BYTES = 4096
@@ -724,7 +725,7 @@ class CommitMode(Control):
 
     number: int
     rounds: _Numbers
-    mode: str
+    mode: Mode
     staleness: int
     level: int = -1
 

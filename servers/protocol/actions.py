@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from psdist.errors import PsdistError
+from psdist.mode_names import Mode
 from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import Control, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
@@ -265,7 +266,7 @@ class ModeEvent:
     """For the history: from ``round`` on the mode is another one."""
 
     round: int
-    mode: str
+    mode: Mode
     staleness: int
     number: int = 0
     """See :class:`ChangeMode`."""
@@ -432,7 +433,7 @@ class ChangeMode(NamedTuple):
     of a set which there was not when the run's mode changed."""
 
     round: int
-    mode: str
+    mode: Mode
     staleness: int
     number: int = 0
     """It is the run's so manieth change that the registrar has told of; 0: of a schedule."""

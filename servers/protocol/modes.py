@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from psdist.controller.decisions import Decision
 from psdist.controller.kept import KeptModes
 from psdist.errors import ProtocolError
+from psdist.mode_names import Mode
 from psdist.protocol.control import CommitMode, ModeProposed, ProposeMode
 from psdist.protocol.ids import server_id
 from psdist.servers.protocol.actions import SendControl
@@ -34,7 +35,7 @@ class ModeChanged:
     """The mode is another one, for each set from this round on."""
 
     rounds: tuple[int, ...]
-    mode: str
+    mode: Mode
     staleness: int
     why: str
     level: int = -1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -31,6 +31,7 @@ from psdist.history.rules.resumed import begins_with, goes_on, may_go_on_with_mo
 from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import CodecsSince, RunRecord, cannot
 from psdist.history.summary import Summary
+from psdist.mode_names import Mode
 
 DECISION_LINES = "decisions.jsonl"
 """In the run directory: a line for each report of a group, for each group that has died or joined,
@@ -61,7 +62,7 @@ class Changed(_Line):
     """The mode has changed, for each set from this round on, or (``level``) the codecs have."""
 
     rounds: Annotated[list[_Count], Field(min_length=1)]
-    mode: Literal["sync", "ssp", "async"]
+    mode: Mode
     staleness: _Count
     why: str
     level: Annotated[int, Field(ge=-1, lt=2**31)] = -1

@@ -20,6 +20,7 @@ from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.modes import ModeRules, describe_code
 from psdist.history.rules.resumed import begins_with, may_go_on_with_modes
 from psdist.history.run_record import RunRecord
+from psdist.mode_names import Mode
 
 _Changes = tuple[tuple[int, int], ...]
 """(round, code), in the order of a log."""
@@ -75,8 +76,8 @@ def _due(run: RunRecord, made: History, number: int) -> _Changes:
 
 
 def _then(modes: KeptModes, start: int, code: int) -> KeptModes:
-    mode = {SYNC: "sync", ASYNC: "async"}.get(code, "ssp")
-    return modes.then((start,), mode, max(code, 0))
+    unbounded: dict[int, Mode] = {SYNC: "sync", ASYNC: "async"}
+    return modes.then((start,), unbounded.get(code, "ssp"), max(code, 0))
 
 
 def _before(made: History, number: int) -> Records:

@@ -33,8 +33,7 @@ def begins_with(config: RunConfig) -> KeptModes | None:
     by, (_, mode, staleness) = mode_by(config), first_mode(config)
     if by not in ("script", "auto"):
         return None
-    # The mode is one of the configuration, which has looked at it.
-    start = KeptMode(rounds=(0,), mode=mode, staleness=staleness)  # type: ignore[arg-type]
+    start = KeptMode(rounds=(0,), mode=mode, staleness=staleness)
     return KeptModes(by=by, starts=(start,))
 
 

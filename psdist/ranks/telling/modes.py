@@ -23,6 +23,7 @@ from psdist.config.modes import (
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import KeptModes
 from psdist.history.run_record import ModeSince
+from psdist.mode_names import Mode
 from psdist.servers.protocol.modes import ModeChanged
 
 logger = logging.getLogger("psdist")
@@ -105,9 +106,9 @@ def _in_words(change: ModeChanged) -> str:
     return f"ssp (staleness {change.staleness})" if change.mode == "ssp" else change.mode
 
 
-def _since(start: int, mode: str, staleness: int) -> ModeSince:
+def _since(start: int, mode: Mode, staleness: int) -> ModeSince:
     return ModeSince(
         round=start,
-        mode=mode,  # type: ignore[arg-type] # of the configuration, or of a checked message
+        mode=mode,
         staleness=staleness if mode == "ssp" else None,
     )

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, FailFast, ValidationError
 from pydantic.dataclasses import dataclass
 
 from psdist.errors import ProtocolError
+from psdist.mode_names import Mode
 from psdist.servers.protocol.actions import Contribution
 
 _Numbers: TypeAlias = Annotated[list[int], FailFast()]
@@ -126,7 +127,7 @@ class ModeRecord(Record):
     told of (0: by the run's schedule). What was held back is so no more."""
 
     round: int
-    mode: str
+    mode: Mode
     staleness: int
     number: int
 

@@ -144,7 +144,7 @@ def ladder_of(wire: Wire) -> tuple[LevelCodecs, ...]:
 def since(part: ModeFrom) -> ModeSince:
     """As run.json has it."""
     staleness = part.staleness if part.mode == "ssp" else None
-    return ModeSince(round=part.round, mode=part.mode, staleness=staleness)  # type: ignore[arg-type]
+    return ModeSince(round=part.round, mode=part.mode, staleness=staleness)
 
 
 class SetOfJob:
@@ -287,7 +287,7 @@ class SetOfJob:
         schedule = self.schedule
         record = RunRecord(
             psdist="test",
-            mode=schedule.mode,  # type: ignore[arg-type]
+            mode=schedule.mode,
             staleness=schedule.staleness if schedule.mode == "ssp" else None,
             mode_by=schedule.mode_by,
             auto_staleness=(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from psdist.config.modes import ModeFrom
+from psdist.mode_names import MODES, Mode
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 
@@ -45,7 +46,7 @@ class AnotherSet(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     seed: int
-    mode: str = "sync"
+    mode: Mode = "sync"
     staleness: int = 0
     later: tuple[ModeFrom, ...] = ()
     """Other modes, each from its round on, known to all from the start."""
@@ -176,17 +177,18 @@ class Schedule:
         return "schedule" if self.later else "script" if self.mode_rate else "run"
 
     @property
-    def modes(self) -> tuple[str, ...]:
+    def modes(self) -> tuple[Mode, ...]:
         """All that may come."""
         if self.mode_by in ("script", "auto"):
             return ("sync", "ssp", "async")
         coming = {self.mode, *(each.mode for each in self.later)}
-        return tuple(mode for mode in ("sync", "ssp", "async") if mode in coming)
+        return tuple(mode for mode in MODES if mode in coming)
 
     def another_mode(self, number: int) -> ModeFrom:
         """That to which the ``number``-th change of a run leads."""
         pick = random.Random(f"{self.seed} mode {number}")
-        mode = pick.choice(["sync", "sync", "ssp", "ssp", "async"])
+        modes: list[Mode] = ["sync", "sync", "ssp", "ssp", "async"]
+        mode = pick.choice(modes)
         return ModeFrom(0, mode, pick.randint(0, 3) if mode == "ssp" else 0)
 
     def policy(self) -> Policy:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from contextlib import suppress
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
@@ -157,6 +157,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(get_args(hint)[0]), max_size=5)
     if get_origin(hint) is dict:
         return st.dictionaries(st.text(), PLAIN, max_size=4)
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
     simple: dict[Any, st.SearchStrategy[Any]] = {
         int: INT64,
         str: st.text(),
@@ -205,7 +207,8 @@ def test_a_control_message_with_a_changed_byte_is_refused_or_well_formed(
     except ProtocolError:
         return
     for name, hint in get_type_hints(type(again)).items():
-        assert isinstance(getattr(again, name), get_origin(hint) or hint)
+        value, origin = getattr(again, name), get_origin(hint)
+        assert value in get_args(hint) if origin is Literal else isinstance(value, origin or hint)
 
 
 @given(st.binary(max_size=200))
@@ -236,6 +239,10 @@ def test_no_msgpack_value_is_anything_but_a_control_message_or_a_protocol_error(
         ({"type": "Resume", "seq": True}, "Resume: field seq must be a valid integer$"),
         ({"type": "Absent", "seq": 1, "workers": [1, None]}, r"Absent: field workers\.1 must be a"),
         ({"type": "Metrics", "line": [1]}, "Metrics: field line must be a"),
+        (
+            {"type": "CommitMode", "number": 1, "rounds": [1], "mode": "auto", "staleness": 0},
+            "CommitMode: field mode must be 'sync', 'ssp' or 'async'$",
+        ),
         ({"type": "Stop", "a\nb": 1}, r"Stop: field 'a\\nb' is unknown$"),
         ({"type": "Stop", b"a": 1}, "Stop: a field that has no name$"),
         ({"type": "Stop", "__dataclass_self__": 1}, "Stop: a field that has no name$"),

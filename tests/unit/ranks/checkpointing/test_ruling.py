@@ -9,6 +9,7 @@ import pytest
 from psdist.config.modes import ModeFrom
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Fidelity, KeptMode, KeptModes
+from psdist.mode_names import Mode
 from psdist.ranks.checkpointing.ruling import (
     are_apart_in_sync,
     begins_with,
@@ -18,14 +19,15 @@ from psdist.ranks.checkpointing.ruling import (
 )
 from tests.unit.ranks.checkpointing.test_fidelity import CODECS
 
-SYNC, SSP = ("sync", 0), ("ssp", 3)
+SYNC: tuple[Mode, int] = ("sync", 0)
+SSP: tuple[Mode, int] = ("ssp", 3)
 
 
-def kept(by: Any, *starts: tuple[int, str, int]) -> KeptModes:
+def kept(by: Any, *starts: tuple[int, Mode, int]) -> KeptModes:
     return KeptModes(
         by=by,
         starts=tuple(
-            KeptMode(rounds=(start,), mode=mode, staleness=staleness)  # type: ignore[arg-type]
+            KeptMode(rounds=(start,), mode=mode, staleness=staleness)
             for start, mode, staleness in starts
         ),
     )
