@@ -176,6 +176,7 @@ class Job:
                 group_reforms=context.reforms_groups,
             ),
             waiting=context.waiting(),
+            now_s=context.now_s,
             describe_group=roles.describe_group,
             tracer=context.tracer,
             survives_workers=context.survives_workers,
@@ -225,6 +226,7 @@ class Job:
         self._standing = Standing(
             number,
             context.transport,
+            now_s=context.now_s,
             tells_rounds=is_controlled(context.config) and place == 0,
             tells_errors=is_auto(context.config),
             losses=self._losses if reads and is_auto(context.config) else None,
@@ -268,7 +270,7 @@ class Job:
         self._has_batches = self._config.global_batch is None
         """Whether batches are psdist's, where they must be so large as the settings say."""
         self._has_warned_of_clipping = False
-        self._prepared_s = time.monotonic()
+        self._prepared_s = context.now_s()
         self._checkpoints.begin()
 
     @property
@@ -387,7 +389,7 @@ class Job:
         prepared = self._sets.model_of(model, "prepare")
         self._checkpoints.script.prepared(prepared.for_checkpoints())
         if is_first:
-            self._prepared_s = time.monotonic()
+            self._prepared_s = self._context.now_s()
             self._checkpoints.occasions.begin_at(self.clock)
         self._context.reach("training")
         return model, (served[0] if is_one else served), *shared
@@ -976,7 +978,7 @@ class Job:
             self._end()
             return 0
         self._refuse_untrained("the script has ended")
-        trained_s = time.monotonic() - self._prepared_s
+        trained_s = self._context.now_s() - self._prepared_s
         for trainer in self._sets.trainers:
             trainer.close()
         self._loop.begin_waiting(self.clock)

@@ -16,7 +16,6 @@ Longer than other modules: what is kept and what is given back are read side by 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -106,7 +105,7 @@ class ScriptCheckpoints:
         self.occasions = Occasions(
             every=self._config.checkpoint_every,
             is_leading=judging_mode(self._config) == "sync" or self._worker == 0,
-            now_s=time.monotonic(),
+            now_s=context.now_s(),
         )
         self._signals = ScriptSignals(
             self.occasions.ask,
@@ -323,8 +322,8 @@ class ScriptCheckpoints:
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
         clock = self._clocks[0]
         if self._is_chief:
-            self.occasions.lead(clock=clock, now_s=time.monotonic())
-        reason = self.occasions.reason(clock=clock, now_s=time.monotonic())
+            self.occasions.lead(clock=clock, now_s=self._context.now_s())
+        reason = self.occasions.reason(clock=clock, now_s=self._context.now_s())
         if self._returns.is_due:
             reason = RETURN
         if not reason and not self._loop.core.meetings.is_open:
@@ -334,7 +333,7 @@ class ScriptCheckpoints:
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary
         if found not in (JOIN, RETURN):
-            self.occasions.have_met(clock=clock, now_s=time.monotonic())
+            self.occasions.have_met(clock=clock, now_s=self._context.now_s())
         if found is None:
             self._returns.give_up()
             return

@@ -8,6 +8,7 @@ A worker without a model pushes and pulls after ``loop.take_slice`` with memory 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -39,20 +40,21 @@ def make_loop(
     seat: Seat,
     *,
     waiting: Waiting,
+    now_s: Callable[[], float] = time.monotonic,
     describe_group: Callable[[int], str] = lambda group: f"group {group}",
     tracer: Tracer | None = None,
     survives_workers: bool = False,
     replace: Replace | None = None,
     heard: Sequence[PeerLost | ControlArrived] = (),
 ) -> WorkerLoop:
-    """A worker that can take part in collectives. ``describe_group(group)`` names a group to
-    people; ``tracer``: where its spans go, if they are wanted; ``survives_workers``: as
-    :class:`WorkerCore`; ``heard``, ``replace``: what a substitute was told, and then asked, before
-    there was a loop."""
+    """A worker that can take part in collectives. ``now_s()``: the job's clock, by which it
+    measures; ``describe_group(group)`` names a group to people; ``tracer``: where its spans go, if
+    they are wanted; ``survives_workers``: as :class:`WorkerCore`; ``heard``, ``replace``: what a
+    substitute was told, and then asked, before there was a loop."""
     core = WorkerCore(seat, describe_group=describe_group, survives_workers=survives_workers)
-    loop = WorkerLoop(transport, core, waiting=waiting)
+    loop = WorkerLoop(transport, core, waiting=waiting, now_s=now_s)
     if tracer is not None:
-        loop = TracedLoop(transport, core, waiting=waiting, tracer=tracer)
+        loop = TracedLoop(transport, core, waiting=waiting, now_s=now_s, tracer=tracer)
     for event in heard:
         loop.hear(event)
     if replace is not None:  # it is answered later, by begin_join()

@@ -19,6 +19,7 @@ Longer than other modules: a method for each action, and calls that wait beside 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -181,14 +182,17 @@ class WorkerLoop:
         core: WorkerCore,
         *,
         waiting: Waiting,
+        now_s: Callable[[], float] = time.monotonic,
         sets: list[WorkerLoop] | None = None,
     ) -> None:
-        """``sets``: the loops of the sets before this one."""
+        """``now_s()``: the job's clock; ``sets``: the loops of the sets before this one."""
         self.transport = transport
         self.core = core
         self.sets = [] if sets is None else sets
         """Of all sets of this worker, by index."""
         self.sets.append(self)
+        self.now_s = now_s
+        """By which this worker measures what its iterations take: seconds."""
         self._waiting = waiting
         self._frames: ChunkFrames | None = None
         self._chunks: Sequence[Chunk] = ()
@@ -245,7 +249,9 @@ class WorkerLoop:
     def next_set(self) -> WorkerLoop:
         """The loop of another parameter set of this worker."""
         core = self.core.next_set()
-        return WorkerLoop(self.transport, core, waiting=self._waiting, sets=self.sets)
+        return WorkerLoop(
+            self.transport, core, waiting=self._waiting, now_s=self.now_s, sets=self.sets
+        )
 
     def take_slice(
         self,

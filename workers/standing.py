@@ -1,7 +1,7 @@
 """Reports a worker's progress to the registrar, for the display and for detecting missed
 collective calls.
 
-    standing = Standing(worker, transport)
+    standing = Standing(worker, transport, now_s=now_s)
     standing.on_batch(position)                # of a loader that is so far in its pass
     standing.end_iteration(trainers, 0)        # sends a few times a second
     standing.send(trainers)                    # sends now: before every collective, and at the end
@@ -11,8 +11,7 @@ The registrar judges a missed call by the last that came before it, so that must
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from psdist.protocol.control import LossReported, Progress
 from psdist.protocol.ids import REGISTRAR
@@ -61,18 +60,20 @@ class Standing:
         worker: int,
         transport: Transport,
         *,
+        now_s: Callable[[], float],
         tells_rounds: bool = False,
         tells_errors: bool = False,
         losses: Losses | None = None,
     ) -> None:
-        """``tells_rounds``: whether the registrar wants to know what each round has taken, and
-        ``tells_errors``, what codecs have left out in it; ``losses``: what it is told of those that
-        the script reports."""
+        """``now_s()``: the job's clock; ``tells_rounds``: whether the registrar wants to know what
+        each round has taken, and ``tells_errors``, what codecs have left out in it; ``losses``:
+        what it is told of those that the script reports."""
         self._worker = worker
         self._transport = transport
         self._passes = EqualPasses()
         self._position = Position()
-        self._sent_s = 0.0
+        self._now_s = now_s
+        self._sent_s = float("-inf")
         self._rounds = Rounds() if tells_rounds else None
         self._tells_errors = tells_errors
         self._losses = losses
@@ -97,14 +98,14 @@ class Standing:
         if not set_index:
             self._passes.end_iteration()
             if self._rounds is not None:
-                first, now_s = trainers[0], time.monotonic()
+                first, now_s = trainers[0], self._now_s()
                 self._rounds.end(first.clock, _waited_s(trainers), now_s, first.coding_error)
-        if time.monotonic() - self._sent_s >= _EVERY_S:
+        if self._now_s() - self._sent_s >= _EVERY_S:
             self.send(trainers)
 
     def send(self, trainers: Sequence[Trainer]) -> None:
         """``trainers``: of every set, none before ``job.prepare``."""
-        self._sent_s = time.monotonic()
+        self._sent_s = self._now_s()
         clock = trainers[0].clock if trainers else 0
         if self._losses is not None:
             tell_losses(self._losses, self._worker, clock, self._transport)

@@ -46,7 +46,12 @@ class TracedLoop(WorkerLoop):
     def next_set(self) -> WorkerLoop:
         core = self.core.next_set()
         return TracedLoop(
-            self.transport, core, waiting=self._waiting, sets=self.sets, tracer=self._tracer
+            self.transport,
+            core,
+            waiting=self._waiting,
+            now_s=self.now_s,
+            sets=self.sets,
+            tracer=self._tracer,
         )
 
     def _send_push(self, action: SendPush) -> None:

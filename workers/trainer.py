@@ -21,7 +21,6 @@ is another worker's are the same one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -510,14 +509,14 @@ class Trainer:
 
     def _await_replies(self, call: str) -> Generator[Wait, None, None]:
         """Until the new parameters are in place."""
-        pushed_s = time.monotonic()
+        pushed_s = self._loop.now_s()
         yield self._loop.wait_for_replies()
         joins_at = 0
         if self._may_miss:
             joins_at = yield from self._joining()
         if joins_at:
             yield from self._miss_until(joins_at)
-        self._waited_s += time.monotonic() - pushed_s
+        self._waited_s += self._loop.now_s() - pushed_s
         yield from self._values.take_new(call, self._overlap.move_values)
         self.is_open = False
         self._end_iteration()

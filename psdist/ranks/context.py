@@ -257,6 +257,12 @@ class RankContext:
         return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)
 
     @property
+    def writes_behind(self) -> bool:
+        """Whether a checkpoint's files are written beside what this rank does: not in one process,
+        where what comes next must not depend on how long that takes."""
+        return self.comm is not None
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether this rank's script has others to end, or a job."""
         return self.comm is not None or self.is_in_job

@@ -178,7 +178,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             context.folder,
             number,
             restored=restored.checkpoint if restored is not None else None,
-            is_behind=context.comm is not None,
+            is_behind=context.writes_behind,
             is_keeping=config.checkpoint_memory == "kept",
             is_expecting=config.checkpoint_every is not None and number == server,
         )

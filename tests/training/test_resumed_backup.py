@@ -26,13 +26,6 @@ SETTINGS: dict[str, Any] = {"record": True, "overlap": "off"}
 BACKED: dict[str, Any] = {**SETTINGS, "backup": 1, "backup_every": 20}
 
 
-@pytest.fixture(autouse=True)
-def tells_of_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by the time that has really passed: one message more, and others come in another order,
-    in which they may hold later."""
-    monkeypatch.setattr("psdist.workers.standing._EVERY_S", 0.0)
-
-
 def script_of(*, num_epochs: int = 1, is_asked: bool = True, late: int = len(GROUPS) - 1) -> Script:
     """``ROUNDS`` in all. A signal comes to each worker of the other groups in front of the batch of
     round ``AT``; the group ``late`` asks late for that of ``SLOW_AT``, when they hold, and

@@ -19,7 +19,6 @@ Longer than other modules: what is watched, sent, compared and corrected is one 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -146,7 +145,7 @@ class Overlap:
             self._loop.core.expect_iteration()
         if not self._is_on:
             if self._is_watching and self._first_terms is None:
-                self._first_terms, self._first_s = self._terms(), time.perf_counter()
+                self._first_terms, self._first_s = self._terms(), self._loop.now_s()
             return
         early = self.early
         if piece not in early.pieces:
@@ -498,7 +497,7 @@ class Overlap:
         """What the iteration that ends now says about the next ones."""
         self._num_watched += 1
         first = self._first_terms
-        self.backward_s = time.perf_counter() - self._first_s if first is not None else 0.0
+        self.backward_s = self._loop.now_s() - self._first_s if first is not None else 0.0
         if first is not None and (first.hyper, first.weight) != (now.hyper, now.weight):
             self._reason = "hyperparameters or the batch change between backward and step()"
             return

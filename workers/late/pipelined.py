@@ -13,7 +13,6 @@ read has to be told. A server answers for the iteration that uses the reply, one
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
@@ -89,9 +88,9 @@ class Pipelined:
     def land(self) -> Generator[Wait, None, None]:
         """Until this worker's replies are there. The loop is the script's."""
         if self.is_pending:
-            began_s = time.monotonic()
+            began_s = self._loop.now_s()
             yield self._loop.wait_for_replies()
-            self.waited_s += time.monotonic() - began_s
+            self.waited_s += self._loop.now_s() - began_s
 
     def gather(self) -> Generator[Wait, None, None]:
         """What has landed becomes the parameters. Collective over the group."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final
@@ -143,11 +142,11 @@ class Tail:
         self._raise_problem()
         self._driver.take_over()
         self._loop.begin_waiting(self._clock)
-        began_s = time.monotonic()
+        began_s = self._loop.now_s()
         for chunk in self._chunks_of[piece]:
             if chunk in self._left:
                 self._loop.carry_on(self._loop.wait_for_chunk(chunk))
-        self.waited_s += time.monotonic() - began_s
+        self.waited_s += self._loop.now_s() - began_s
         self._move([chunk for chunk in self._chunks if self._has_landed(chunk)])
         self.resume()
 
@@ -184,9 +183,9 @@ class Tail:
         if self.is_pending:
             self._raise_problem()
             self._loop.begin_waiting(self._clock)
-            began_s = time.monotonic()
+            began_s = self._loop.now_s()
             yield self._loop.wait_for_replies()
-            self.waited_s += time.monotonic() - began_s
+            self.waited_s += self._loop.now_s() - began_s
             self._move([chunk for chunk in self._chunks if chunk in self._left])
 
     def finish_now(self) -> None:

@@ -7,7 +7,8 @@
     part.restored()                       # what it kept, where the job goes on from a checkpoint
 
 What a worker keeps is what ``collect()`` returns: a tree of plain values and tensors
-(psdist.checkpoint.tree). It is copied before the job goes on, and written beside it.
+(psdist.checkpoint.tree). It is copied before the job goes on, and written beside it; in one process
+it is written at once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class WorkerCheckpoints:
         name_of_file = file_name(self._context.me, self._context.joined)
         path = self._context.folder.partial(checkpoint) / name_of_file
         self._writing = Writing(
-            checkpoint, lambda: write_tensors(path, tensors, plain), is_behind=True
+            checkpoint,
+            lambda: write_tensors(path, tensors, plain),
+            is_behind=self._context.writes_behind,
         )
         return checkpoint
 

@@ -117,6 +117,7 @@ class VirtualWorker:
                 job.transport(worker_id(worker)),
                 self.seat,
                 waiting=Waiting(is_spinning=False),
+                now_s=lambda: job.network.now_s,
                 survives_workers=job.max_deaths > 0,
             )
         )

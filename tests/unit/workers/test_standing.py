@@ -24,19 +24,19 @@ class Network:
 def test_a_wait_of_any_set_is_no_time_of_the_worker_s_own() -> None:
     """A GAN's two optimizers: each round of the first waits 2 s, and then 3 s for the second."""
     network: Any = Network()
-    standing = Standing(0, network, tells_rounds=True)
+    now_s = mock.Mock(return_value=0.0)
+    standing = Standing(0, network, now_s=now_s, tells_rounds=True)
     first, second = (
         mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0) for _ in "12"
     )
-    with mock.patch("psdist.workers.standing.time.monotonic", return_value=0.0) as now_s:
-        for clock in range(1, 4):
-            now_s.return_value += 1.0 + 2.0  # computes, waits
-            first.clock, first.waited_s = clock, first.waited_s + 2.0
-            standing.end_iteration([first, second], 0)
-            now_s.return_value += 0.5 + 3.0
-            second.clock, second.waited_s = clock, second.waited_s + 3.0
-            standing.end_iteration([first, second], 1)
-        standing.send([first, second])
+    for clock in range(1, 4):
+        now_s.return_value += 1.0 + 2.0  # computes, waits
+        first.clock, first.waited_s = clock, first.waited_s + 2.0
+        standing.end_iteration([first, second], 0)
+        now_s.return_value += 0.5 + 3.0
+        second.clock, second.waited_s = clock, second.waited_s + 3.0
+        standing.end_iteration([first, second], 1)
+    standing.send([first, second])
     own_us = [each for message in network.sent for each in message.own_us]
     waits_us = [each for message in network.sent for each in message.waits_us]
     assert own_us == [1_500_000] * 2
@@ -47,14 +47,14 @@ def test_a_wait_of_any_set_is_no_time_of_the_worker_s_own() -> None:
 
 def test_what_codecs_have_left_out_is_told_of_each_round_where_that_is_wanted() -> None:
     network: Any = Network()
-    standing = Standing(0, network, tells_rounds=True, tells_errors=True)
+    now_s = mock.Mock(return_value=0.0)
+    standing = Standing(0, network, now_s=now_s, tells_rounds=True, tells_errors=True)
     trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0)
-    with mock.patch("psdist.workers.standing.time.monotonic", return_value=0.0) as now_s:
-        for clock in range(1, 5):
-            now_s.return_value += 0.1
-            trainer.clock, trainer.coding_error = clock, clock / 1000
-            standing.end_iteration([trainer], 0)
-        standing.send([trainer])
+    for clock in range(1, 5):
+        now_s.return_value += 0.1
+        trainer.clock, trainer.coding_error = clock, clock / 1000
+        standing.end_iteration([trainer], 0)
+    standing.send([trainer])
     errors = [each for message in network.sent for each in message.errors_ppm]
     assert errors == [2000, 3000, 4000]  # of rounds 1 to 3; what round 0 has taken nobody knows
 
@@ -65,7 +65,7 @@ def test_only_passes_that_are_as_long_on_all_workers_are_told_as_such(
 ) -> None:
     """Who had more batches than others would be said to have missed a call."""
     network: Any = Network()
-    standing = Standing(0, network)
+    standing = Standing(0, network, now_s=lambda: 0.0)
     trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0)
     position = Position()
     position.start_pass(epoch=0, num_batches=12)
@@ -82,10 +82,22 @@ def test_only_passes_that_are_as_long_on_all_workers_are_told_as_such(
 def test_losses_are_told_before_what_rounds_have_taken() -> None:
     network: Any = Network()
     losses = Losses(skips_nonfinite=False, may_be_negative=True)
-    standing = Standing(3, network, losses=losses)
+    standing = Standing(3, network, now_s=lambda: 0.0, losses=losses)
     losses.add("job.report", 1.0)
     losses.add("job.report", -4.0)
     standing.send([])
     standing.send([])
     assert network.sent[0] == LossReported(worker=3, round=0, count=2, total=-3.0)
     assert [type(each) for each in network.sent[1:]] == [Progress, Progress]
+
+
+def test_progress_is_told_when_an_iteration_has_ended_four_times_a_second_at_most() -> None:
+    network: Any = Network()
+    now_s = mock.Mock(return_value=-7.0)  # whatever the job's clock begins with
+    standing = Standing(0, network, now_s=now_s)
+    trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0)
+    for clock in range(1, 18):
+        trainer.clock = clock
+        standing.end_iteration([trainer], 0)
+        now_s.return_value += 0.0625
+    assert [each.clock for each in network.sent] == [1, 5, 9, 13, 17]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,12 +19,12 @@ from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.protocol.seat import Seat
 
 
-def loop_with(events: deque[Event]) -> WorkerLoop:
+def loop_with(events: deque[Event], **options: Any) -> WorkerLoop:
     transport: Any = SimpleNamespace(
         me=worker_id(0), poll=lambda: events.popleft() if events else None
     )
     seat = Seat(worker=0, group=0, members=(0,), num_servers=1)
-    return make_loop(transport, seat, waiting=Waiting(is_spinning=True))
+    return make_loop(transport, seat, waiting=Waiting(is_spinning=True), **options)
 
 
 def three() -> deque[Event]:
@@ -52,3 +53,11 @@ def test_a_message_about_a_set_that_there_is_not_is_refused_by_name() -> None:
     loop = loop_with(deque([Arrived(server_id(0), header, None)]))
     with pytest.raises(ProtocolError, match="server 0 sent a message about parameter set 1; this"):
         loop.turn()
+
+
+@pytest.mark.parametrize("tracer", [None, Mock()])
+def test_the_loops_of_all_sets_measure_by_the_job_s_clock(tracer: Mock | None) -> None:
+    loop = loop_with(deque(), now_s=lambda: 7.0, tracer=tracer)
+    second = loop.next_set()
+    assert type(second) is type(loop)
+    assert (loop.now_s(), second.now_s(), second.next_set().now_s()) == (7.0, 7.0, 7.0)

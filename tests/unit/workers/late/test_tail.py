@@ -55,6 +55,7 @@ class Played:
             wait_for_chunk=lambda chunk: {chunk},
             wait_for_replies=lambda: {0, 1, 2},
             carry_on=self.carry_on,
+            now_s=lambda: self.now_s,
             core=SimpleNamespace(is_done=lambda chunk: chunk in self.landed),
         )
         self.tail = Tail(
@@ -100,9 +101,8 @@ def read(parameter: Parameter) -> float:
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Any:
+def played() -> Any:
     made = Played()
-    monkeypatch.setattr(module.time, "monotonic", lambda: made.now_s)
     yield made
     made.error = None
     made.tail._problem = None
