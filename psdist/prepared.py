@@ -73,6 +73,7 @@ from psdist.workers.model.optimizer_state import (
 )
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
+from psdist.workers.pushes import DevicePushes
 from psdist.workers.rounds.differences import LocalTrainer, weight_of
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
@@ -262,7 +263,7 @@ class ParameterSets:
         """For a checkpoint: by set, of those whose pushes are coded."""
         found: dict[str, Any] = {}
         for each in self.sets:
-            encoder = each.loop.encoder
+            encoder = each.loop.pushes.encoder
             if encoder is not None:
                 found[str(each.loop.core.set_index)] = encoder.collect()
         return found
@@ -273,7 +274,7 @@ class ParameterSets:
         self._restored_residuals = residuals
 
     def _restore_residuals(self, loop: WorkerLoop) -> None:
-        index, encoder = loop.core.set_index, loop.encoder
+        index, encoder = loop.core.set_index, loop.pushes.encoder
         kept = self._restored_residuals.get(str(index))
         if kept and (encoder is None or not encoder.restore(kept)):
             logger.warning(
@@ -774,7 +775,7 @@ class ParameterSets:
             logger.info(
                 "parameter set %d: pushes are encoded on %s",
                 index,
-                "the device" if loop.encodes_on_device else f"the host: {why}",
+                "the device" if isinstance(loop.pushes, DevicePushes) else f"the host: {why}",
             )
         setup = Setup(
             partition=partition.encode(),

@@ -3,9 +3,10 @@
 ``assembly`` puts a worker together, ``trainer`` is one iteration from gradients to new parameters,
 ``reduction`` the group's part of it, ``early`` (a room) what of it leaves during backward,
 ``late`` (a room) what is left when ``step()`` has returned,
-``values`` are the parameters in memory, ``batches`` what was learnt from, ``loop`` carries actions
-out over the network, ``standing`` reports progress to the registrar, ``metrics`` what the script
-reports. Imported as ``psdist.workers``; never imports psdist.servers.
+``values`` are the parameters in memory, ``batches`` what was learnt from, ``pushes`` what is sent
+of gradients, ``loop`` carries actions out over the network, ``standing`` reports progress to the
+registrar, ``metrics`` what the script reports. Imported as ``psdist.workers``; never imports
+psdist.servers.
 """
 
 if __name__ != "psdist.workers":

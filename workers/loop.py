@@ -10,8 +10,9 @@ uses these), the others wait with back-off, warnings that name who is missing an
 An iteration may also leave chunk by chunk (``begin_iteration``, ``push_chunk``, ``finish_push``),
 and single chunks may be waited for (``wait_for_chunk``).
 
-It owns the frames of this worker's chunks and moves bytes into parameter memory only while a push
-or pull is under way. It decides nothing: that is psdist.workers.protocol.core.
+It owns the frames in which replies about this worker's chunks land (those of its pushes, encoded or
+not, are psdist.workers.pushes's) and moves bytes into parameter memory only while a push or pull is
+under way. It decides nothing: that is psdist.workers.protocol.core.
 
 Longer than other modules: a method for each action, and calls that wait beside those that do not.
 """
@@ -22,13 +23,11 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from psdist.codecs.checks import NO_CHECKS, stamped, verify
 from psdist.codecs.chunks import ChunkCodings
-from psdist.codecs.feedback import PushEncoder, PushTerms
-from psdist.codecs.frames import DecodingFrame, DeviceFrame, EncodingFrame, Held
-from psdist.codecs.on_device import DevicePushEncoder
+from psdist.codecs.frames import DecodingFrame, Held
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
 from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
@@ -47,10 +46,7 @@ from psdist.protocol.events import Arrived, Event, Frame, Offered, PeerLost, Sen
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.held import PART_BYTES
 from psdist.protocol.ids import REGISTRAR, describe_peer
-from psdist.protocol.memory import as_tensor
-from psdist.protocol.optimizers import lr_of_groups
 from psdist.protocol.partition import Chunk, Partition
-from psdist.transfers import Copy, Mark, Transfers
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T
@@ -76,38 +72,13 @@ from psdist.workers.protocol.actions import (
     Warn,
 )
 from psdist.workers.protocol.core import WorkerCore
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from psdist.workers.pushes import ChunkFrames, DeviceGradients, Pushes, pushes_of
 
 logger = logging.getLogger("psdist")
 
 _REST_S = 0.02
 """How long a wait for the group blocks at a time: it returns at once when the group has come, and
 turns of the loop between are for warnings."""
-
-
-class ChunkFrames(Protocol):
-    """Frames over a worker's flat memory on the host, chunk by chunk."""
-
-    def gradient_frame(self, chunk: Chunk) -> Frame:
-        """A new frame, whose payload is what a push of ``chunk`` sends."""
-        ...
-
-    def parameter_frame(self, chunk: Chunk) -> Frame:
-        """A new frame, whose payload is where a reply about ``chunk`` lands."""
-        ...
-
-
-class DeviceGradients(Protocol):
-    """Gradients on a device that encodes them."""
-
-    @property
-    def transfers(self) -> Transfers: ...
-
-    def gradient_part(self, chunk: Chunk) -> Tensor:
-        """Of ``chunk``, where pushes take it."""
-        ...
 
 
 class StateSource(Protocol):
@@ -161,7 +132,6 @@ class _InitialValues:
     chunk: int
 
 
-_MOST_RATES: Final = 64
 _CHECKSUMMED = Flag.CHECKSUMMED
 _AGAIN = Flag.AGAIN
 _DISCARDED: Final = object()
@@ -194,9 +164,10 @@ class WorkerLoop:
         self.now_s = now_s
         """By which this worker measures what its iterations take: seconds."""
         self._waiting = waiting
+        self._pushes: Pushes | None = None
+        """Once there is a slice."""
         self._frames: ChunkFrames | None = None
         self._chunks: Sequence[Chunk] = ()
-        self._gradients: dict[int, Frame] = {}
         self._parameters: dict[int, Frame] = {}
         self._kept: dict[int, bytearray] = {}
         """By chunk, the newest reply, where shards are made anew of these."""
@@ -204,27 +175,19 @@ class WorkerLoop:
         self._copy: Sequence[Frame] = ()
         self._state_source: StateSource | None = None
         self._state_sink: StateSink | None = None
-        self.encoder: PushEncoder | None = None
-        """Of pushes that are not raw."""
-        self._on_device: DeviceGradients | None = None
-        self._has_skip = False
-        self._rates: dict[bytes, list[float]] = {}
-        """Packed hyperparameters -> lr of each optimizer group."""
         self._replies: ChunkCodings | None = None
         self._held: dict[int, Held] = {}
         """By chunk, where replies are relative to the ones before."""
         self._differing: set[int] = set()
         """Chunks of which the server has sent what its reader does not have now."""
-        self.bytes_before_coding = [0, 0]
-        """What all pushes and pulls would be without a codec."""
+        self.reply_bytes_before_coding = 0
+        """What all replies that were decoded would be without a codec."""
         self.on_turn: Callable[[], None] = _nothing
         """Called behind every turn, of the first set's loop: what this worker's group does beside
         its script."""
         self.num_compared_in_vain = 0
         """Replies after which this worker held something else than its server."""
         self._checks = NO_CHECKS
-        self._alters_pushes = False
-        """Whether payloads are encoded, or may carry a checksum."""
         self._is_answered = self._is_idle
         self._execute: dict[type, Callable[[Any], None]] = {
             SendPush: self._send_push,
@@ -266,8 +229,8 @@ class WorkerLoop:
         on_device: DeviceGradients | None = None,
     ) -> None:
         """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
-        not raw on the ``wire`` has frames of its own. ``on_device``: gradients that are encoded
-        where they lie; their pushes are not raw, and none is left for later."""
+        not raw on the ``wire`` has frames of its own. ``on_device``: see
+        :func:`psdist.workers.pushes.pushes_of`."""
         wire = wire.of_set()
         layouts = wire.replies(partition)
         self._replies = ChunkCodings.of(layouts)
@@ -285,42 +248,22 @@ class WorkerLoop:
         self._frames, self._chunks = frames, partition.chunks
         self._checks = wire.checks
         self._is_answered = self._is_whole if wire.is_relative else self._is_idle
-        if (pushes := ChunkCodings.of(wire.pushes(partition))) is not None:
-            options: dict[str, Any] = {
-                "mine": self.core.mine,
-                "seed": wire.seed,
-                "group": self.core.seat.group,
-                "has_feedback": wire.has_feedback,
-            }
-            if on_device is not None:
-                self.encoder = DevicePushEncoder(pushes, copies=on_device.transfers, **options)
-                self._on_device = on_device
-            else:
-                self.encoder = PushEncoder(pushes, skips=wire.skips, **options)
-                self._has_skip = bool(wire.skips)
-        self._alters_pushes = self.encoder is not None or wire.checks != NO_CHECKS
+        self._pushes = pushes_of(self.core, partition, frames, wire=wire, on_device=on_device)
         if wire.is_relative:
             self._held = {index: Held() for index in self.core.mine}
         for index in self.core.mine:
-            self._frame(index, frames)
+            self._receive_into(index, frames.parameter_frame)
 
-    def _frame(self, index: int, frames: ChunkFrames) -> None:
-        """Those of a chunk of the slice."""
-        chunk, on_device = self._chunks[index], self._on_device
-        if on_device is not None and isinstance(self.encoder, DevicePushEncoder):
-            self._gradients[index] = DeviceFrame(
-                self.encoder,
-                chunk,
-                on_device.gradient_part(chunk),
-                on_device.transfers.allocate,
-            )
-        elif self.encoder is not None:
-            self._gradients[index] = EncodingFrame(
-                self.encoder, chunk, frames.gradient_frame(chunk)
-            )
-        else:
-            self._gradients[index] = frames.gradient_frame(chunk)
-        values = frames.parameter_frame(chunk)
+    @property
+    def pushes(self) -> Pushes:
+        """Of the slice that was taken."""
+        assert self._pushes is not None
+        return self._pushes
+
+    def _receive_into(self, index: int, parameter_frame: Callable[[Chunk], Frame]) -> None:
+        """Replies about a chunk of the slice."""
+        chunk = self._chunks[index]
+        values = parameter_frame(chunk)
         self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
 
     def take_over(self, mine: Sequence[int]) -> None:
@@ -328,8 +271,9 @@ class WorkerLoop:
         and replies."""
         assert self._frames is not None
         for index in mine:
-            if index not in self._gradients:
-                self._frame(index, self._frames)
+            if index not in self._parameters:
+                self.pushes.add(index)
+                self._receive_into(index, self._frames.parameter_frame)
         self._do(self.core.take_over_chunks(mine))
 
     def push_for_the_dead(self) -> None:
@@ -358,9 +302,7 @@ class WorkerLoop:
         if not self.core.is_idle:
             raise InvariantError("memory for replies was exchanged while some were awaited")
         for index in self.core.mine:
-            chunk = self._chunks[index]
-            values = parameter_frame(chunk)
-            self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
+            self._receive_into(index, parameter_frame)
 
     # -- one turn ------------------------------------------------------------------------------
 
@@ -426,43 +368,7 @@ class WorkerLoop:
     # -- one method per action -----------------------------------------------------------------
 
     def _send_push(self, action: SendPush) -> None:
-        header = action.header
-        frame = self._gradients[header.chunk]
-        if header.flags & _AGAIN:  # the network may still have the frame that was sent first
-            frame = frame.again() if isinstance(frame, EncodingFrame) else Frame(frame.payload)
-            self._gradients[header.chunk] = frame
-        if self._alters_pushes:
-            header = self._altered(header, frame)
-        header.pack_into(frame.header)
-        self.transport.send(action.peer, frame)
-
-    def _altered(self, header: Header, frame: Frame) -> Header:
-        """``header`` of a push whose payload is encoded now, or is given a checksum."""
-        if isinstance(frame, EncodingFrame) and header.length:
-            self.bytes_before_coding[0] += header.length
-            clock = header.clock
-            terms = self._terms(header, frame.chunk.optimizer_group)
-            is_again = bool(header.flags & _AGAIN)
-            num_bytes = frame.encode(clock=clock, terms=terms, is_again=is_again)
-            self.core.count_coded(num_bytes - header.length)
-            header = header._replace(codec=frame.coding(clock).codec.code, length=num_bytes)
-        if self._checks.carries(header.chunk, header.clock):
-            header = stamped(header, frame.payload)
-        return header
-
-    def _terms(self, header: Header, optimizer_group: int) -> PushTerms:
-        """Under which this push was made."""
-        hyper, absent = self.core.settings_of(header.settings)
-        return PushTerms(self._lr(hyper)[optimizer_group] * header.weight, absent)
-
-    def _lr(self, hyper: bytes) -> list[float]:
-        """Of each optimizer group."""
-        rates = self._rates.get(hyper)
-        if rates is None:
-            if len(self._rates) > _MOST_RATES:  # a schedule that never repeats
-                self._rates.clear()
-            rates = self._rates[hyper] = lr_of_groups(hyper)
-        return rates
+        self.transport.send(action.peer, self.pushes.frame(action.header))
 
     def _send_pull(self, action: SendPull) -> None:
         chunk = action.header.chunk
@@ -537,7 +443,7 @@ class WorkerLoop:
     def _decode_reply(self, action: DecodeReply) -> None:
         frame = self._parameters[action.chunk]
         assert isinstance(frame, DecodingFrame)
-        self.bytes_before_coding[1] += frame.chunk.num_bytes
+        self.reply_bytes_before_coding += frame.chunk.num_bytes
         if not frame.decode(clock=action.clock):
             self.core.drop_versions([action.chunk])
             self._differing.add(action.chunk)
@@ -551,7 +457,7 @@ class WorkerLoop:
     def _decode_copy(self, action: DecodeCopy) -> None:
         frame = self._copy[action.chunk]
         assert isinstance(frame, DecodingFrame)
-        self.bytes_before_coding[1] += frame.chunk.num_bytes
+        self.reply_bytes_before_coding += frame.chunk.num_bytes
         frame.decode(clock=action.clock)
 
     def _discard_reply(self, action: DiscardReply) -> None:
@@ -587,67 +493,6 @@ class WorkerLoop:
         ``empty`` are pushed without bytes."""
         self.begin_iteration(clock=clock, hyper=hyper, absent=absent, weight=weight)
         self.finish_push(empty=empty)
-
-    def left_for_later(
-        self, *, clock: int, hyper: bytes, weight: float, empty: Collection[int]
-    ) -> set[int]:
-        """Of the slice's chunks, without those in ``empty``, the ones whose push is left for later
-        (``skip``): they are to be pushed without bytes. Gradients lie where pushes take them."""
-        if not self._has_skip:
-            return set()
-        assert self.encoder is not None
-        assert self._frames is not None
-        found: set[int] = set()
-        for index in self.core.mine:
-            chunk = self._chunks[index]
-            frames = self._frames.gradient_frame(chunk), self._frames.parameter_frame(chunk)
-            gradient, parameters = (
-                as_tensor(each.payload, chunk.dtype, chunk.length) if each.payload else None
-                for each in frames
-            )
-            if index in empty or gradient is None or parameters is None:
-                continue
-            lr = self._lr(hyper)[chunk.optimizer_group]
-            rate = lr * weight
-            if self.encoder.leaves(index, gradient, parameters, clock=clock, lr=lr, rate=rate):
-                found.add(index)
-                self.bytes_before_coding[0] += chunk.num_bytes
-        return found
-
-    @property
-    def encodes_on_device(self) -> bool:
-        """Whether gradients are encoded where they lie, and no mirror of them is needed."""
-        return self._on_device is not None
-
-    @property
-    def num_bytes_to_host(self) -> int:
-        """Copied from a device that encodes."""
-        encoder = self.encoder
-        return encoder.num_bytes_to_host if isinstance(encoder, DevicePushEncoder) else 0
-
-    def begin_encoding(
-        self,
-        chunk: int,
-        *,
-        clock: int,
-        hyper: bytes,
-        weight: float,
-        absent: Collection[int],
-        after: Iterable[Mark],
-    ) -> Copy:
-        """Encode a push that is to leave under these terms, and copy what is encoded to the host;
-        the chunk's gradient is complete ``after`` these. What was begun before and has not left is
-        of no account. A push whose encoding was not begun, or under other terms, is encoded when it
-        leaves, which waits for the device."""
-        frame = self._gradients[chunk]
-        assert isinstance(frame, DeviceFrame)
-        rate = self._lr(hyper)[frame.chunk.optimizer_group] * weight
-        return frame.begin(clock=clock, terms=PushTerms(rate, absent), after=after)
-
-    def is_finite_on_device(self, chunk: int) -> bool:
-        """Whether the gradient is that :meth:`begin_encoding` has copied, encoded."""
-        assert isinstance(self.encoder, DevicePushEncoder)
-        return self.encoder.is_finite(chunk)
 
     def begin_iteration(
         self, *, clock: int, hyper: bytes, absent: Sequence[int], weight: float

@@ -47,6 +47,7 @@ from psdist.workers.late.pipelined import Pipelined
 from psdist.workers.late.steps import LateSteps
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.pushes import DevicePushes
 from psdist.workers.reduction import Reduced, Reduction
 from psdist.workers.step_table import Row, StepTable, in_group, set_of
 from psdist.workers.values import Values
@@ -83,7 +84,7 @@ class WorkerStatistics:
     """and of all that was to be pushed."""
     pushes_skipped: int = 0
     """Of chunks, that were left for later as a whole."""
-    encodes_on_device: bool = False
+    encodes_there: bool = False
     """Whether gradients are encoded where they lie, which is not on the host."""
     bytes_to_host: int = 0
     """Copied from a device for pushes."""
@@ -578,7 +579,7 @@ class Trainer:
             return
         self._values.look_for_writes()
         self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
-        empty |= self._loop.left_for_later(
+        empty |= self._loop.pushes.left_for_later(
             clock=self.clock, hyper=reduced.hyper, weight=weight, empty=empty
         )
         self._record_push(reduced.weight, weight, empty)
@@ -711,7 +712,7 @@ class Trainer:
     def coding_error(self) -> float:
         """||p - C(p)|| / ||p|| of what this worker has pushed in the iteration before; 0 without
         codecs."""
-        encoder = self._loop.encoder
+        encoder = self._loop.pushes.encoder
         return encoder.errors.of_newest(self.clock - 1) if encoder is not None else 0.0
 
     @property
@@ -729,7 +730,8 @@ class Trainer:
 
     def statistics(self) -> WorkerStatistics:
         counts = self._loop.core.counts()
-        before, encoder = self._loop.bytes_before_coding, self._loop.encoder
+        pushes = self._loop.pushes
+        encoder = pushes.encoder
         errors = encoder.errors if encoder is not None else CodingErrors()
         return WorkerStatistics(
             clock=self.clock,
@@ -741,10 +743,13 @@ class Trainer:
             early_pushes=self._overlap.early.num_pushed,
             overlap_corrections=self._overlap.corrections,
             rounds_missed=self._rounds_missed,
-            bytes_before_coding=(before[0], before[1]),
+            bytes_before_coding=(
+                pushes.bytes_before_coding,
+                self._loop.reply_bytes_before_coding,
+            ),
             coding_missed=tuple(errors.missed),
             coding_wanted=tuple(errors.wanted),
             pushes_skipped=encoder.num_skipped if encoder is not None else 0,
-            encodes_on_device=self._loop.encodes_on_device,
-            bytes_to_host=self._flat.num_bytes_to_host + self._loop.num_bytes_to_host,
+            encodes_there=isinstance(pushes, DevicePushes),
+            bytes_to_host=self._flat.num_bytes_to_host + pushes.num_bytes_to_host,
         )

@@ -92,8 +92,10 @@ def test_every_function_that_a_page_points_to_is_where_it_says(page: str) -> Non
         assert name in defined_names(ROOT / path), f"{page}: no {name} in {path}"
 
 
-def test_the_readme_points_to_the_place_where_a_push_is_applied() -> None:
+def test_the_readme_points_to_the_places_where_a_push_is_made_sent_and_applied() -> None:
     named = set(places_named("README.md"))
+    assert ("workers/pushes.py", "frame") in named
+    assert ("workers/loop.py", "_send_push") in named
     assert ("servers/protocol/chunks/gathering.py", "proceed") in named
     assert ("servers/protocol/chunks/on_arrival.py", "proceed") in named
 

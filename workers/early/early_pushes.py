@@ -26,6 +26,7 @@ from psdist.protocol.partition import Partition
 from psdist.transfers import DONE, Copy, Mark
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.pushes import DevicePushes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +176,9 @@ class EarlyPushes:
         return not self.is_stopped
 
     def _is_finite(self, chunk: int) -> bool:
-        if self._loop.encodes_on_device:
-            return self._loop.is_finite_on_device(chunk)
+        pushes = self._loop.pushes
+        if isinstance(pushes, DevicePushes):
+            return pushes.is_finite(chunk)
         return self._flat.is_finite(self._chunks[chunk])
 
     def _is_on_host(self, number: int, terms: Terms) -> bool:
@@ -189,11 +191,12 @@ class EarlyPushes:
         return copies[number].is_done()
 
     def _begin_to_host(self, chunk: int, terms: Terms, after: Sequence[Mark]) -> Copy:
-        if not self._loop.encodes_on_device:
+        pushes = self._loop.pushes
+        if not isinstance(pushes, DevicePushes):
             return self._flat.begin_to_host(self._chunks[chunk], after=after)
         if self._is_frozen(chunk):
             return DONE
-        return self._loop.begin_encoding(
+        return pushes.begin(
             chunk,
             clock=terms.clock,
             hyper=terms.hyper,

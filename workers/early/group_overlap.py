@@ -50,11 +50,11 @@ class Sums:
             self.by_chunk[index] = as_tensor(allocate(chunk.num_bytes), chunk.dtype, chunk.length)
 
     def gradient_frame(self, chunk: Chunk) -> Frame:
-        """See :class:`psdist.workers.loop.ChunkFrames`."""
+        """See :class:`psdist.workers.pushes.ChunkFrames`."""
         return Frame(as_bytes(self.by_chunk[chunk.index]))
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
-        """See :class:`psdist.workers.loop.ChunkFrames`."""
+        """See :class:`psdist.workers.pushes.ChunkFrames`."""
         return self._flat.parameter_frame(chunk)
 
 

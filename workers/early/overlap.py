@@ -34,6 +34,7 @@ from psdist.workers.model.bits import same_bits
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.gradient_hooks import GradientHooks
 from psdist.workers.model.shadow import Shadow
+from psdist.workers.pushes import DevicePushes
 
 logger = logging.getLogger("psdist")
 
@@ -297,12 +298,13 @@ class Overlap:
         reads. ``terms``: under which it leaves, without ``absent`` pieces."""
         left = self.early.sent
         leaving = [chunk for chunk in chunks if chunk not in empty and chunk not in left]
-        if not self._loop.encodes_on_device:
+        pushes = self._loop.pushes
+        if not isinstance(pushes, DevicePushes):
             self._flat.gradients_to_host(self._partition.chunks[chunk] for chunk in leaving)
             return
         computed = [self._flat.mark()] if leaving else []
         for chunk in leaving:  # each is waited for when it leaves
-            self._loop.begin_encoding(
+            pushes.begin(
                 chunk,
                 clock=terms.clock,
                 hyper=terms.hyper,

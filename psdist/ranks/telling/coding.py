@@ -12,7 +12,6 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 _PARTS = 4
-_SUMS = "pushes_skipped", "encodes_on_device", "bytes_to_host"
 
 
 def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -26,7 +25,9 @@ def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
     return {
         "bytes_pushed_before": sum(pushed for pushed, _ in before),
         "bytes_pulled_before": sum(pulled for _, pulled in before),
-        **{key: sum(each[key] for each in workers.values()) for key in _SUMS},
+        "pushes_skipped": sum(each["pushes_skipped"] for each in workers.values()),
+        "encodes_on_device": sum(each["encodes_there"] for each in workers.values()),
+        "bytes_to_host": sum(each["bytes_to_host"] for each in workers.values()),
         "missed": _quarters(missed),
         "wanted": _quarters(wanted),
         **_errors(_quarters(missed), _quarters(wanted)),
@@ -42,10 +43,11 @@ def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] 
     return {
         **{
             key: sum(each[key] for each in known)
-            for key in ("bytes_pushed_before", "bytes_pulled_before", *_SUMS)
+            for key in ("bytes_pushed_before", "bytes_pulled_before", "pushes_skipped")
         },
         # Workers, of whom each has all of the sets.
         "encodes_on_device": max(each["encodes_on_device"] for each in known),
+        "bytes_to_host": sum(each["bytes_to_host"] for each in known),
         "missed": missed,
         "wanted": wanted,
         **_errors(missed, wanted),

@@ -20,7 +20,7 @@ def worker(
 ) -> Any:
     return {
         "bytes_to_host": copied,
-        "encodes_on_device": on_device,
+        "encodes_there": on_device,
         "bytes_before_coding": before,
         "coding_missed": missed,
         "coding_wanted": wanted,

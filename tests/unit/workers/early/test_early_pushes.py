@@ -53,7 +53,7 @@ class Flat:
 
 
 class Loop:
-    encodes_on_device = False
+    pushes = None
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, bool]] = []
