@@ -33,18 +33,13 @@ from psdist.config.on_group_death import refuse_with_reforming
 from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction
 from psdist.config.substitutes import without_substitutes
-from psdist.controller.steps import Term
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
-from psdist.history.hands import HandRecords
-from psdist.history.lengths import LengthRecords
-from psdist.history.writers import history_folder
 from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.mode_names import MODES
 from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import CHECKPOINT
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import RoundTook
-from psdist.protocol.ids import REGISTRAR, describe_workers, worker_of
+from psdist.protocol.ids import describe_workers, worker_of
 from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
@@ -53,11 +48,11 @@ from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import require_followable
 from psdist.script_passes import ScriptPasses
+from psdist.script_steps import LossSteps, SpeedSteps
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
-from psdist.workers.data.hands import Dealing, Dealt
 from psdist.workers.data.loader import EpochLoader
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
@@ -69,7 +64,7 @@ from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.reforming import Reforming
-from psdist.workers.rounds.lengths import RoundLength, StepsByLoss, StepsBySpeed
+from psdist.workers.rounds.lengths import RoundLength
 from psdist.workers.standing import Standing, tell_losses
 from psdist.workers.traced import TracedChannel, span_of_call
 
@@ -183,21 +178,32 @@ class Job:
             replace=context.replace,
             heard=context.heard,
         )
-        self._by_speed: StepsBySpeed | None = None
-        """Where groups make local steps by their speed, the length of rounds."""
-        self._hands: HandRecords | None = None
-        if context.config.steps_by == "speed":
-            self._begin_by_speed(members)
         self._losses = Losses(
             skips_nonfinite=context.config.on_nonfinite == "skip",
             may_be_negative=context.config.steps_by != "loss" and context.config.rollback is None,
             counts_nonfinite=context.config.rollback is not None,
         )
         """What the script has reported, where something is decided by it."""
-        self._lengths: LengthRecords | None = None
-        length: RoundLength | None = self._by_speed
+        length: RoundLength | None = None
+        self._by_speed: SpeedSteps | None = None
+        if context.config.steps_by == "speed":
+            self._by_speed = SpeedSteps(
+                context,
+                self._loop,
+                worker=self.worker,
+                group=self.group,
+                is_leader=members[0] == self.worker,
+                sets=lambda: self._sets,
+                is_training=self._is_training,
+                require_open=self._require_open,
+            )
+            length = self._by_speed.length
+        self._by_loss: LossSteps | None = None
         if context.config.steps_by == "loss":
-            length = self._steps_by_loss()
+            self._by_loss = LossSteps(
+                context, self._loop, self._losses, worker=self.worker, group=self.group
+            )
+            length = self._by_loss.length
         self._passes: ScriptPasses | None = None
         if context.config.local_steps == "epoch":
             self._passes = ScriptPasses(
@@ -220,7 +226,7 @@ class Job:
             on_trained=self._passes.end if self._passes is not None else lambda *_: None,
             num_epochs=lambda: self._checkpoints.epochs.current,
             global_batch=context.config.global_batch,
-            dealing=self._dealing() if self._by_speed is not None else None,
+            dealing=self._by_speed.dealing if self._by_speed is not None else None,
         )
         reads = reads_losses(context.config)
         self._standing = Standing(
@@ -529,71 +535,6 @@ class Job:
         # What is reported before training goes on where the checkpoint was made is in it already.
         if reads_losses(self._config) and not self._checkpoints.is_resuming:
             self._losses.add(call, loss)
-
-    def _steps_by_loss(self) -> StepsByLoss:
-        context = self._context
-
-        def tell(clock: int) -> None:
-            tell_losses(self._losses, self.worker, clock, context.transport)
-
-        def on_round(clock: int, num_steps: int) -> None:
-            if self._lengths is not None:
-                self._lengths.add(clock, num_steps)
-
-        if context.config.record:
-            folder = history_folder(context.run_directory.path, 0)
-            self._lengths = LengthRecords(folder, self.worker)
-            context.flushes.append(self._lengths.flush)
-        return StepsByLoss(
-            group=self.group, steps_of=self._loop.steps_of, tell=tell, on_round=on_round
-        )
-
-    # -- local steps by speed ------------------------------------------------------------------
-
-    def _begin_by_speed(self, members: Sequence[int]) -> None:
-        context, is_leader = self._context, members[0] == self.worker
-
-        def tell(clock: int, step_us: int) -> None:
-            if is_leader:
-                took = RoundTook(worker=self.worker, round=clock, step_us=step_us)
-                context.transport.send_control(REGISTRAR, took)
-
-        self._by_speed = StepsBySpeed(
-            group=self.group, steps_of=self._loop.steps_of, tell=tell, now_s=context.now_s
-        )
-        if context.config.record:
-            self._hands = HandRecords(history_folder(context.run_directory.path, 0), self.worker)
-            context.flushes.append(self._hands.flush)
-
-    def _dealing(self) -> Dealing:
-        groups = self._context.roles.groups
-        return Dealing(
-            sizes=tuple(map(len, groups)),
-            group=self.group,
-            place=groups[self.group].index(self.worker),
-            steps_of=self._steps_of,
-            on_batch=self._on_dealt,
-        )
-
-    def _steps_of(self, term: Term) -> tuple[int, ...]:
-        self._require_open("loader")
-        self._sets.take_over()
-        self._loop.begin_waiting(self.clock)
-        asking = self._loop.steps_of(term)
-        while True:
-            try:
-                self._loop.carry_on(next(asking))
-            except StopIteration as done:
-                steps: tuple[int, ...] = done.value
-                self._sets.resume()
-                return steps
-
-    def _on_dealt(self, dealt: Dealt | None) -> None:
-        assert self._by_speed is not None
-        if self._is_training():
-            self._by_speed.deal(ends_hand=dealt is not None)
-        if dealt is not None and self._hands is not None:
-            self._hands.add(dealt, round_number=self.clock if self._is_training() else -1)
 
     def _sit_out(self) -> None:
         if self._is_training():
@@ -987,7 +928,7 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
-        for records in (self._hands, self._lengths, self._passes, *self._sets.round_records):
+        for records in (self._by_speed, self._by_loss, self._passes, *self._sets.round_records):
             if records is not None:
                 records.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]

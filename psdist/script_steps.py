@@ -1,0 +1,130 @@
+"""Rounds of as many local steps as the run decides: by the loss that the script reports, or by how
+fast each group is; and what is recorded of both.
+
+    steps = LossSteps(context, loop, losses, worker=0, group=0)            # steps_by = loss
+    steps = SpeedSteps(context, loop, worker=0, group=0, sets=..., ...)     # steps_by = speed
+    steps.length                                   # of rounds
+    steps.dealing                                  # SpeedSteps: how loaders share out their samples
+    steps.close()
+
+With ``local_steps = epoch`` the script's passes decide: psdist.script_passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from psdist.controller.steps import Term
+from psdist.history.hands import HandRecords
+from psdist.history.lengths import LengthRecords
+from psdist.history.writers import history_folder
+from psdist.prepared import ParameterSets
+from psdist.protocol.control import RoundTook
+from psdist.protocol.ids import REGISTRAR
+from psdist.ranks.context import RankContext
+from psdist.workers.data.hands import Dealing, Dealt
+from psdist.workers.loop import WorkerLoop
+from psdist.workers.losses import Losses
+from psdist.workers.rounds.lengths import StepsByLoss, StepsBySpeed
+from psdist.workers.standing import tell_losses
+
+
+class LossSteps:
+    def __init__(
+        self, context: RankContext, loop: WorkerLoop, losses: Losses, *, worker: int, group: int
+    ) -> None:
+        """``losses``: what the script has reported."""
+        self._context = context
+        self._losses = losses
+        self._worker = worker
+        self._lengths: LengthRecords | None = None
+        if context.config.record:
+            self._lengths = LengthRecords(history_folder(context.run_directory.path, 0), worker)
+            context.flushes.append(self._lengths.flush)
+        self.length = StepsByLoss(
+            group=group, steps_of=loop.steps_of, tell=self._tell, on_round=self._end_round
+        )
+
+    def _tell(self, clock: int) -> None:
+        tell_losses(self._losses, self._worker, clock, self._context.transport)
+
+    def _end_round(self, clock: int, num_steps: int) -> None:
+        if self._lengths is not None:
+            self._lengths.add(clock, num_steps)
+
+    def close(self) -> None:
+        if self._lengths is not None:
+            self._lengths.close()
+
+
+class SpeedSteps:
+    def __init__(
+        self,
+        context: RankContext,
+        loop: WorkerLoop,
+        *,
+        worker: int,
+        group: int,
+        is_leader: bool,
+        sets: Callable[[], ParameterSets],
+        is_training: Callable[[], bool],
+        require_open: Callable[[str], None],
+    ) -> None:
+        """``is_leader``: this worker tells of its group's rounds; ``require_open(what)`` raises
+        :class:`UsageError` behind the end of the job."""
+        self._context = context
+        self._loop = loop
+        self._worker = worker
+        self._is_leader = is_leader
+        self._sets = sets
+        self._is_training = is_training
+        self._require_open = require_open
+        self._hands: HandRecords | None = None
+        if context.config.record:
+            self._hands = HandRecords(history_folder(context.run_directory.path, 0), worker)
+            context.flushes.append(self._hands.flush)
+        self.length = StepsBySpeed(
+            group=group, steps_of=loop.steps_of, tell=self._tell, now_s=context.now_s
+        )
+        groups = context.roles.groups
+        self.dealing = Dealing(
+            sizes=tuple(map(len, groups)),
+            group=group,
+            place=groups[group].index(worker),
+            steps_of=self._steps_of,
+            on_batch=self._on_dealt,
+        )
+
+    def _tell(self, clock: int, step_us: int) -> None:
+        if self._is_leader:
+            took = RoundTook(worker=self._worker, round=clock, step_us=step_us)
+            self._context.transport.send_control(REGISTRAR, took)
+
+    def _clock(self) -> int:
+        trainers = self._sets().trainers
+        return trainers[0].clock if trainers else 0
+
+    def _steps_of(self, term: Term) -> tuple[int, ...]:
+        """Local steps of each group in a term, once the registrar has said them."""
+        self._require_open("loader")
+        sets = self._sets()
+        sets.take_over()
+        self._loop.begin_waiting(self._clock())
+        asking = self._loop.steps_of(term)
+        while True:
+            try:
+                self._loop.carry_on(next(asking))
+            except StopIteration as done:
+                steps: tuple[int, ...] = done.value
+                sets.resume()
+                return steps
+
+    def _on_dealt(self, dealt: Dealt | None) -> None:
+        if self._is_training():
+            self.length.deal(ends_hand=dealt is not None)
+        if dealt is not None and self._hands is not None:
+            self._hands.add(dealt, round_number=self._clock() if self._is_training() else -1)
+
+    def close(self) -> None:
+        if self._hands is not None:
+            self._hands.close()
