@@ -233,7 +233,8 @@ class Job:
             number,
             context.transport,
             now_s=context.now_s,
-            tells_rounds=is_controlled(context.config) and place == 0,
+            tells_rounds=is_controlled(context.config),
+            leads=lambda: self._loop.core.seat.is_leader,
             tells_errors=is_auto(context.config),
             losses=self._losses if reads and is_auto(context.config) else None,
         )

@@ -62,12 +62,14 @@ class Standing:
         *,
         now_s: Callable[[], float],
         tells_rounds: bool = False,
+        leads: Callable[[], bool] = lambda: True,
         tells_errors: bool = False,
         losses: Losses | None = None,
     ) -> None:
         """``now_s()``: the job's clock; ``tells_rounds``: whether the registrar wants to know what
-        each round has taken, and ``tells_errors``, what codecs have left out in it; ``losses``:
-        what it is told of those that the script reports."""
+        each round has taken, of a worker that ``leads()`` its group then; ``tells_errors``: and
+        what codecs have left out in it; ``losses``: what it is told of those that the script
+        reports."""
         self._worker = worker
         self._transport = transport
         self._passes = EqualPasses()
@@ -75,6 +77,7 @@ class Standing:
         self._now_s = now_s
         self._sent_s = float("-inf")
         self._rounds = Rounds() if tells_rounds else None
+        self._leads = leads
         self._tells_errors = tells_errors
         self._losses = losses
 
@@ -97,7 +100,7 @@ class Standing:
         """An iteration of this set is finished; the first one's clock is the job's."""
         if not set_index:
             self._passes.end_iteration()
-            if self._rounds is not None:
+            if self._rounds is not None and self._leads():
                 first, now_s = trainers[0], self._now_s()
                 self._rounds.end(first.clock, _waited_s(trainers), now_s, first.coding_error)
         if self._now_s() - self._sent_s >= _EVERY_S:

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
 
 _TRIED: Final = "not tried with it yet"
-_TOLD_BY_ONE: Final = "what a group's rounds take is told by one of its workers, which may die"
 
 OTHERS: Final = (
     Other({"mode": "sync"}, ""),
     Other({"mode": "ssp"}, ""),
     Other({"mode": "async"}, ""),
-    Other({"mode": "auto"}, _TOLD_BY_ONE, "mode = sync, ssp or async"),
-    Other({"staleness_to": 8, "mode": "ssp"}, _TOLD_BY_ONE, "no staleness_to"),
+    Other({"mode": "auto"}, ""),
+    Other({"staleness_to": 8, "mode": "ssp"}, ""),
     Other({"schedule": "0: sync; 100: ssp:2"}, ""),
     Other({"set_mode": "allowed"}, ""),
     Other({"group_tier": "shared_memory"}, ""),

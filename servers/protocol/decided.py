@@ -133,15 +133,27 @@ class Decided:
             self._control.committed(self._decision, round_number)
             self._decision = None
 
-    def lose(self, worker: int) -> list[GroupGone]:
-        """It is declared dead, and its group is out of the job: what that has told is dropped, and
-        it is waited for no more. What was decided stays, and so does what servers are being told:
-        they alone answer that."""
-        if self._control is None:
-            return []
+    def lose(self, worker: int, out: Collection[int]) -> list[GroupGone]:
+        """It is declared dead. Where its group is ``out`` of the job, what that has told is
+        dropped, and it is waited for no more. What was decided stays, and so does what servers are
+        being told: they alone answer that."""
         group = self._group_of[worker]
+        is_out = all(each in out for each, its in self._group_of.items() if its == group)
+        if self._control is None or not is_out:
+            return []
         self._control.lose(group)
         return [GroupGone(group)]
+
+    def go_on(self, members: Sequence[int], first_round: int) -> list[GroupCame]:
+        """A group goes on with these, who know nothing of rounds before this one where another one
+        of them leads it now: what the one before has not told nobody tells."""
+        leader, group = members[0], self._group_of[members[0]]
+        if self._group_led_by.get(leader) == group:
+            return []
+        self._group_led_by = {
+            each: led for each, led in self._group_led_by.items() if led != group
+        } | {leader: group}
+        return self.admit(leader, first_round)
 
     def admit(self, worker: int, first_round: int) -> list[GroupCame]:
         """A substitute joins, whose group makes this round first."""

@@ -325,7 +325,11 @@ class Registrar:
         if isinstance(message, Regroup):
             self._require_worker(peer, message)
             self._returns.on_buried(self._regroups.brought(message))
-            return [*self._regroups.on_told(message)]
+            answers = self._regroups.on_told(message)
+            if not answers:
+                return []
+            members, num_brought = self._regroups.formed(message.worker)
+            return [*answers, *self._decided.go_on(members, num_brought + 1)]
         if isinstance(message, ModeProposed):
             self._require_server(peer, message)
             return self._on_mode_proposed(message)
@@ -911,7 +915,7 @@ class Registrar:
         if not any(isinstance(each, Death) for each in actions):
             return [*actions]
         self._joins.on_died(worker)
-        return [*actions, *self._decided.lose(worker)]
+        return [*actions, *self._decided.lose(worker, self._deaths.out)]
 
     def _ask_substitutes(self) -> list[RegistrarAction]:
         """To take the places of the dead, where all servers know of these and training goes on."""

@@ -10,6 +10,7 @@ goes through :mod:`psdist.controller` again. Pure but for reading the file.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -81,8 +82,8 @@ class Gone(_Line):
 
 
 class Came(_Line):
-    """A substitute's group has joined, and makes this round first; those behind it are looked
-    at."""
+    """A substitute's group has joined, and makes this round first, or another worker leads a group
+    that has lost its first one; rounds behind that one are looked at."""
 
     group: _Count
     first_round: _Count
@@ -128,6 +129,8 @@ class Members(NamedTuple):
     left: frozenset[int] = frozenset()
     joined: Mapping[int, int] = {}
     """Of substitutes: their first round."""
+    num_lost: Mapping[int, int] = {}
+    """Of groups that go on without them: how many of their workers."""
 
     @classmethod
     def of(cls, run: RunRecord, log: ServerLog) -> Members:
@@ -135,7 +138,8 @@ class Members(NamedTuple):
             return frozenset(log.events[log.events["kind"] == kind]["group"].tolist())
 
         dead, left = of_kind(EventKind.DEATH), of_kind(EventKind.LEAVE)
-        return cls(dead, left, joined_at(run, log.events))
+        lost = log.events["group"][log.events["kind"] == EventKind.REFORM]
+        return cls(dead, left, joined_at(run, log.events), Counter(lost.tolist()))
 
 
 def check_decisions(
@@ -180,6 +184,7 @@ class _Checking:
         self._made: list[tuple[int, int]] = []
         self._gone: set[int] = set()
         self._came: dict[int, int] = {}
+        self._led_anew: Counter[int] = Counter()
         self.where = ""
 
     def take(self, line: DecisionLine) -> bool:
@@ -298,6 +303,10 @@ class _Checking:
         self._gone.add(group)
 
     def _admit(self, came: Came) -> None:
+        if came.group in self._control.groups and came.group < self._run.first_substitute:
+            self._control.admit(came.group, came.first_round)
+            self._led_anew[came.group] += 1
+            return
         is_substitute = self._run.first_substitute <= came.group < len(self._run.groups)
         if not is_substitute or came.group in self._came:
             self._refuse(f"group {came.group} has come, which is no substitute, or has come before")
@@ -343,6 +352,12 @@ class _Checking:
                 f"groups {sorted(self._gone)} are gone; by the log of server 0 groups "
                 f"{sorted(members.dead)} have died"
             )
+        for group, times in self._led_anew.items():
+            if times > (lost := members.num_lost.get(group, 0)):
+                self._refuse(
+                    f"group {group} has come {times} times, led by another worker; by the log of "
+                    f"server 0 it has gone on without {lost} of its workers"
+                )
         if self._came != dict(members.joined):
             self._refuse(
                 f"groups {self._came} have come, by their first rounds; by the log of server 0 "

@@ -101,14 +101,28 @@ def test_a_group_goes_on_without_its_dead(
 
 
 @SLOW
-def test_a_group_goes_on_while_the_mode_changes(tmp_path: Path) -> None:
-    schedule = "0: sync; 5: ssp:1; 12: sync"
-    done = run_dying("0 gathering 6, 1 pushing 14", tmp_path, sizes=[3, 1], schedule=schedule)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"schedule": "0: sync; 5: ssp:1; 12: sync"},
+        {"mode": "auto"},
+        {"mode": "ssp", "staleness": 1, "staleness_to": 4},
+    ],
+    ids=str,
+)
+def test_a_group_goes_on_where_the_mode_changes(settings: dict[str, Any], tmp_path: Path) -> None:
+    dies = "0 gathering 6, 1 pushing 10, 4 reducing 12"
+    done = run_dying(dies, tmp_path, sizes=[3, 3], **settings)
     assert done.returncode == 0, done.text
     ended = re.findall(r"^worker (\d+) clock (\d+) has (\w+)$", done.stdout, re.MULTILINE)
-    assert sorted(int(worker) for worker, _, _ in ended) == [2, 3]
-    assert len({(clock, checksum) for _, clock, checksum in ended}) == 1
-    assert [each["round"] for each in summary_of(tmp_path)["modes"]] == [0, 5, 12]
+    assert sorted(int(worker) for worker, _, _ in ended) == [2, 3, 5]
+    assert {clock for _, clock, _ in ended} == {str(ITERATIONS)}
+    if "schedule" in settings:
+        assert [each["round"] for each in summary_of(tmp_path)["modes"]] == [0, 5, 12]
+    else:
+        lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
+        led_anew = [json.loads(line)["came"] for line in lines if "came" in json.loads(line)]
+        assert [each["group"] for each in led_anew] == [0, 0]
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert report.proved, (report.violations, report.notes)
 

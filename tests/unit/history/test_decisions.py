@@ -222,9 +222,21 @@ def test_who_is_in_the_job_is_read_from_a_log() -> None:
     sums = np.zeros(0, CHECKSUM_DTYPE)
     log = ServerLog(server=0, events=events, checksums=sums, is_complete=True)
     assert Members.of(THREE, log) == Members(frozenset({1}), frozenset({0}), {2: 9})
+    events["kind"][3] = EventKind.REFORM
+    assert Members.of(THREE, log) == Members(frozenset({1}), joined={2: 9}, num_lost={0: 1})
 
 
 DIED = Members(dead=frozenset({1}))
+
+
+LOST = Members(num_lost={1: 1})
+
+
+def test_what_a_group_has_told_counts_no_more_when_another_worker_leads_it() -> None:
+    told = (sized(), observed(0), observed(1))
+    assert findings_with(LOST, *told, changed()) == ""
+    assert "calls for no change" in findings_with(LOST, *told[:2], came(1, 0), changed())
+    assert findings_with(LOST, *told[:2], came(1, 0)) == ""
 
 
 def test_of_a_group_that_has_died_nothing_is_waited_for() -> None:
@@ -246,7 +258,13 @@ def test_a_group_that_had_left_may_be_gone() -> None:
         (DIED, (gone(1), observed(1)), "line 2: of no group of this run, or of one that is not"),
         (Members(), (observed(2),), "line 1: of no group of this run, or of one that is not in"),
         (Members(), (gone(2),), "line 1: group 2 is gone, which is not in the run then"),
-        (Members(), (came(1, 3),), "line 1: group 1 has come, which is no substitute"),
+        (
+            Members(),
+            (came(1, 3),),
+            "group 1 has come 1 times, led by another worker; by the log of",
+        ),
+        (LOST, (came(1, 3), came(1, 5)), "server 0 it has gone on without 1 of its workers"),
+        (DIED, (gone(1), came(1, 3)), "line 2: group 1 has come, which is no substitute"),
         (Members(), (came(3, 3),), "line 1: group 3 has come, which is no substitute"),
         (Members(), (came(2, 3), came(2, 3)), "line 2: group 2 has come, which is no substitute"),
         (Members(), (came(2, 3),), "groups {2: 3} have come, by their first rounds; by the log"),

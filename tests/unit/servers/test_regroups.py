@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from psdist.controller.mode import ModeControl
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import (
     Buried,
     Bury,
     Leave,
+    Progress,
     Register,
     Regroup,
     Regrouped,
@@ -34,7 +36,9 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.deaths import Death, Deaths
+from psdist.servers.protocol.decided import Decided
 from psdist.servers.protocol.membership import Membership, Standing
+from psdist.servers.protocol.modes import GroupCame, GroupGone
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.settings import SettingsOfWorkers
@@ -105,6 +109,53 @@ def test_what_no_worker_says_is_refused(message: Regroup, match: str) -> None:
     regroups.on_told(told(2))
     with pytest.raises(ProtocolError, match=match):
         regroups.on_told(message)
+
+
+def test_who_is_left_and_how_far_they_are_is_known_when_all_are_answered() -> None:
+    regroups = Regroups(GROUPS)
+    regroups.on_settled({0})
+    for worker, brought in ((1, [7, 2]), (2, [6])):
+        regroups.on_told(Regroup(worker=worker, num_lost=1, standing=b"", brought=brought))
+    assert regroups.formed(2) == ((1, 2), 7)
+    assert regroups.formed(3) == ((3,), 0)
+
+
+def took(worker: int, first_round: int) -> Progress:
+    return Progress(
+        worker=worker, clock=9, samples=0, first_round=first_round, own_us=[5], waits_us=[3]
+    )
+
+
+def test_another_worker_tells_of_rounds_where_the_one_that_did_has_died() -> None:
+    control = ModeControl(num_groups=2, staleness=2)
+    decided = Decided(num_workers=4, groups=GROUPS, mode="sync", control=control)
+    decided.observe(took(0, 2), may_change=False)
+    assert decided.lose(2, {2}) == []
+    assert decided.go_on((0, 1), 3) == []
+    decided.observe(took(0, 3), may_change=False)
+    assert decided.lose(0, {0, 2}) == []
+    assert decided.go_on((1,), 5) == [GroupCame(0, 5)]
+    decided.observe(took(1, 6), may_change=False)
+    with pytest.raises(ProtocolError, match="told what rounds took, unasked"):
+        decided.observe(took(0, 6), may_change=False)
+    decided.observe(took(3, 6), may_change=False)
+    assert decided.lose(3, {0, 2, 3}) == [GroupGone(1)]
+    assert control.groups == {0}
+
+
+def test_the_registrar_says_who_tells_when_all_are_answered() -> None:
+    control = ModeControl(num_groups=2, staleness=2)
+    registrar = Registrar(
+        num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True, control=control
+    )
+    registrar._is_ready = True
+    registrar.on_lost(worker_id(0), "worker 0")
+    registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
+    assert control.groups == {0, 1}
+    for worker, came in ((1, []), (2, [GroupCame(0, 8)])):
+        message = Regroup(worker=worker, num_lost=1, standing=b"", brought=[7])
+        actions = registrar.handle(worker_id(worker), message)
+        assert [each for each in actions if isinstance(each, GroupCame)] == came
 
 
 def test_what_was_pushed_of_the_dead_is_told_until_all_who_are_left_have_told() -> None:
