@@ -56,6 +56,8 @@ class Decided:
         self._group_of = {
             worker: group for group, workers in enumerate(groups) for worker in workers
         }
+        self._led_anew: set[int] = set()
+        """Groups that another worker leads, which has told nothing yet."""
         self._steps: FixedSteps | None = None
         if steps is not None:
             self._steps = FixedSteps(
@@ -108,7 +110,7 @@ class Decided:
 
     def observe(
         self, message: Progress, *, may_change: bool
-    ) -> tuple[ModeObserved, Decision | None]:
+    ) -> tuple[list[GroupCame | ModeObserved], Decision | None]:
         """What rounds of a group have taken; the second is to be proposed to servers, at once."""
         control, group = self._control, self._group_led_by.get(message.worker)
         own_us, waits_us, errors_ppm = message.own_us, message.waits_us, message.errors_ppm
@@ -120,12 +122,16 @@ class Decided:
         if control is None or group is None or is_damaged:
             _refuse(message.worker, "told what rounds took, unasked or damaged")
         first_round = message.first_round
+        came: list[GroupCame] = []
+        if group in self._led_anew:
+            self._led_anew.remove(group)
+            came = self.admit(message.worker, first_round - 1)
         control.observe(Observation(group, first_round, own_us, waits_us, errors_ppm))
         observed = ModeObserved(group, first_round, own_us, waits_us, may_change, errors_ppm)
         decision = control.judge() if may_change else None
         if decision is not None:
             self._decision = decision
-        return observed, decision
+        return [*came, observed], decision
 
     def committed(self, round_number: int) -> None:
         """What was proposed last rules from this round on; nothing where it was a script's."""
@@ -142,18 +148,17 @@ class Decided:
         if self._control is None or not is_out:
             return []
         self._control.lose(group)
+        self._led_anew.discard(group)
         return [GroupGone(group)]
 
-    def go_on(self, members: Sequence[int], first_round: int) -> list[GroupCame]:
-        """A group goes on with these, who know nothing of rounds before this one where another one
-        of them leads it now: what the one before has not told nobody tells."""
+    def go_on(self, members: Sequence[int]) -> None:
+        """A group goes on with these. Where another one leads it now, nobody tells what the one
+        before has not told: what has been told of the group is dropped when that one begins to."""
         leader, group = members[0], self._group_of[members[0]]
-        if self._group_led_by.get(leader) == group:
-            return []
-        self._group_led_by = {
-            each: led for each, led in self._group_led_by.items() if led != group
-        } | {leader: group}
-        return self.admit(leader, first_round)
+        if self._group_led_by.get(leader) != group:
+            led = {each: its for each, its in self._group_led_by.items() if its != group}
+            self._group_led_by = {**led, leader: group}
+            self._led_anew.add(group)
 
     def admit(self, worker: int, first_round: int) -> list[GroupCame]:
         """A substitute joins, whose group makes this round first."""

@@ -328,8 +328,8 @@ class Registrar:
             answers = self._regroups.on_told(message)
             if not answers:
                 return []
-            members, num_brought = self._regroups.formed(message.worker)
-            return [*answers, *self._decided.go_on(members, num_brought + 1)]
+            self._decided.go_on(self._regroups.members_with(message.worker))
+            return [*answers]
         if isinstance(message, ModeProposed):
             self._require_server(peer, message)
             return self._on_mode_proposed(message)
@@ -515,7 +515,7 @@ class Registrar:
     def _observe(self, message: Progress) -> list[RegistrarAction]:
         """What rounds of a group have taken, where psdist chooses the mode or the codecs."""
         observed, decision = self._decided.observe(message, may_change=self._may_change_mode)
-        return [observed, *(self._modes.propose(decision) if decision is not None else ())]
+        return [*observed, *(self._modes.propose(decision) if decision is not None else ())]
 
     @property
     def good_rounds(self) -> int | None:

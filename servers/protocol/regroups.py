@@ -34,8 +34,6 @@ class Regroups:
         """Those of whom not all who are left have told yet."""
         self._told: dict[int, dict[int, bytes]] = {}
         """By group, what its workers have told behind its last death."""
-        self._num_brought = [0] * len(self._members)
-        """How many iterations of the first set its workers have told of, at most."""
 
     def on_settled(self, dead: Collection[int]) -> None:
         """All servers have taken in that these are dead."""
@@ -70,7 +68,6 @@ class Regroups:
         if worker in told:
             raise ProtocolError(f"the registrar: worker {worker} sent Regroup twice")
         told[worker] = message.standing
-        self._num_brought[group] = max([self._num_brought[group], *message.brought[:1]])
         if len(told) < len(members):
             return []
         del self._told[group]
@@ -78,8 +75,6 @@ class Regroups:
         answer = Regrouped(num_lost=message.num_lost, standings=[told[each] for each in members])
         return [SendControl(worker_id(each), answer) for each in members]
 
-    def formed(self, worker: int) -> tuple[tuple[int, ...], int]:
-        """Of its group, which was answered: who is left, and how many iterations of the first set
-        they had pushed, at most."""
-        group = self._group_of[worker]
-        return self._members[group], self._num_brought[group]
+    def members_with(self, worker: int) -> tuple[int, ...]:
+        """Who is left of its group."""
+        return self._members[self._group_of[worker]]

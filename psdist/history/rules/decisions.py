@@ -82,8 +82,9 @@ class Gone(_Line):
 
 
 class Came(_Line):
-    """A substitute's group has joined, and makes this round first, or another worker leads a group
-    that has lost its first one; rounds behind that one are looked at."""
+    """A substitute's group has joined, and makes this round first; or another worker than before
+    tells of a group, in the line behind this one, from the round behind this one on. What is behind
+    this round is looked at."""
 
     group: _Count
     first_round: _Count
@@ -129,8 +130,8 @@ class Members(NamedTuple):
     left: frozenset[int] = frozenset()
     joined: Mapping[int, int] = {}
     """Of substitutes: their first round."""
-    num_lost: Mapping[int, int] = {}
-    """Of groups that go on without them: how many of their workers."""
+    num_leaders_lost: Mapping[int, int] = {}
+    """Of groups that go on without some of their workers: how often that was the first one left."""
 
     @classmethod
     def of(cls, run: RunRecord, log: ServerLog) -> Members:
@@ -138,8 +139,18 @@ class Members(NamedTuple):
             return frozenset(log.events[log.events["kind"] == kind]["group"].tolist())
 
         dead, left = of_kind(EventKind.DEATH), of_kind(EventKind.LEAVE)
-        lost = log.events["group"][log.events["kind"] == EventKind.REFORM]
-        return cls(dead, left, joined_at(run, log.events), Counter(lost.tolist()))
+        return cls(dead, left, joined_at(run, log.events), _leaders_lost(run, log))
+
+
+def _leaders_lost(run: RunRecord, log: ServerLog) -> Mapping[int, int]:
+    living = [list(workers) for workers in run.groups]
+    lost: Counter[int] = Counter()
+    reforms = log.events[log.events["kind"] == EventKind.REFORM]
+    for group, worker in zip(reforms["group"].tolist(), reforms["weight"].tolist(), strict=True):
+        if group < len(living) and worker in living[group]:
+            lost[group] += worker == living[group][0]
+            living[group].remove(worker)
+    return +lost
 
 
 def check_decisions(
@@ -185,6 +196,8 @@ class _Checking:
         self._gone: set[int] = set()
         self._came: dict[int, int] = {}
         self._led_anew: Counter[int] = Counter()
+        self._begins: Came | None = None
+        """The line before, where it says from which round on another worker tells of a group."""
         self.where = ""
 
     def take(self, line: DecisionLine) -> bool:
@@ -285,6 +298,12 @@ class _Checking:
         self._risen.report(loss, lossiest_since=control.lossiest_since, names=control.names)
 
     def _take_rounds(self, seen: Observed) -> None:
+        begins, self._begins = self._begins, None
+        if begins is not None and (begins.group, begins.first_round + 1) != (
+            seen.group,
+            seen.first_round,
+        ):
+            self._refuse(f"behind a line that group {begins.group} tells of the round behind it")
         is_whole = len(seen.own_us) == len(seen.waits_us)
         if not is_whole or len(seen.errors_ppm) not in (0, len(seen.own_us)):
             self._refuse("not as much of each round")
@@ -306,6 +325,7 @@ class _Checking:
         if came.group in self._control.groups and came.group < self._run.first_substitute:
             self._control.admit(came.group, came.first_round)
             self._led_anew[came.group] += 1
+            self._begins = came
             return
         is_substitute = self._run.first_substitute <= came.group < len(self._run.groups)
         if not is_substitute or came.group in self._came:
@@ -353,10 +373,10 @@ class _Checking:
                 f"{sorted(members.dead)} have died"
             )
         for group, times in self._led_anew.items():
-            if times > (lost := members.num_lost.get(group, 0)):
+            if times > (lost := members.num_leaders_lost.get(group, 0)):
                 self._refuse(
                     f"group {group} has come {times} times, led by another worker; by the log of "
-                    f"server 0 it has gone on without {lost} of its workers"
+                    f"server 0 it has lost the one that led it {lost} times"
                 )
         if self._came != dict(members.joined):
             self._refuse(

@@ -223,20 +223,38 @@ def test_who_is_in_the_job_is_read_from_a_log() -> None:
     log = ServerLog(server=0, events=events, checksums=sums, is_complete=True)
     assert Members.of(THREE, log) == Members(frozenset({1}), frozenset({0}), {2: 9})
     events["kind"][3] = EventKind.REFORM
-    assert Members.of(THREE, log) == Members(frozenset({1}), joined={2: 9}, num_lost={0: 1})
+    assert Members.of(THREE, log) == Members(frozenset({1}), joined={2: 9}, num_leaders_lost={0: 1})
+
+
+def test_who_leads_a_group_is_the_first_of_those_who_are_left() -> None:
+    run = RUN.model_copy(update={"groups": ((0, 1, 2), (3, 4)), "slices": ((0, 0, 0), (0, 0))})
+    events = np.zeros(4, EVENT_DTYPE)
+    events["kind"] = EventKind.REFORM
+    events["group"], events["weight"] = [0, 0, 1, 9], [1, 0, 4, 7]
+    sums = np.zeros(0, CHECKSUM_DTYPE)
+    log = ServerLog(server=0, events=events, checksums=sums, is_complete=True)
+    assert Members.of(run, log).num_leaders_lost == {0: 1}
 
 
 DIED = Members(dead=frozenset({1}))
 
 
-LOST = Members(num_lost={1: 1})
+LOST = Members(num_leaders_lost={1: 1})
 
 
 def test_what_a_group_has_told_counts_no_more_when_another_worker_leads_it() -> None:
     told = (sized(), observed(0), observed(1))
     assert findings_with(LOST, *told, changed()) == ""
-    assert "calls for no change" in findings_with(LOST, *told[:2], came(1, 0), changed())
-    assert findings_with(LOST, *told[:2], came(1, 0)) == ""
+    first = told[2].model_dump(exclude_none=True)
+    first["observed"]["first_round"] += 4
+    later, begins = DecisionLine.model_validate(first), first["observed"]["first_round"] - 1
+    assert findings_with(LOST, *told[:2], came(1, begins), later) == ""
+    assert "calls for no change" in findings_with(
+        LOST, *told[:2], came(1, begins), later, changed()
+    )
+    for wrong in ((came(1, begins), told[2]), (came(1, begins), told[1])):
+        words = "line 4: behind a line that group 1 tells of the round behind it"
+        assert words in findings_with(LOST, *told[:2], *wrong)
 
 
 def test_of_a_group_that_has_died_nothing_is_waited_for() -> None:
@@ -263,7 +281,7 @@ def test_a_group_that_had_left_may_be_gone() -> None:
             (came(1, 3),),
             "group 1 has come 1 times, led by another worker; by the log of",
         ),
-        (LOST, (came(1, 3), came(1, 5)), "server 0 it has gone on without 1 of its workers"),
+        (LOST, (came(1, 3), came(1, 5)), "server 0 it has lost the one that led it 1 times"),
         (DIED, (gone(1), came(1, 3)), "line 2: group 1 has come, which is no substitute"),
         (Members(), (came(3, 3),), "line 1: group 3 has come, which is no substitute"),
         (Members(), (came(2, 3), came(2, 3)), "line 2: group 2 has come, which is no substitute"),

@@ -3,6 +3,7 @@ make of a worker's death where its group goes on."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.deaths import Death, Deaths
 from psdist.servers.protocol.decided import Decided
 from psdist.servers.protocol.membership import Membership, Standing
-from psdist.servers.protocol.modes import GroupCame, GroupGone
+from psdist.servers.protocol.modes import GroupCame, GroupGone, ModeObserved
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.settings import SettingsOfWorkers
@@ -111,15 +112,6 @@ def test_what_no_worker_says_is_refused(message: Regroup, match: str) -> None:
         regroups.on_told(message)
 
 
-def test_who_is_left_and_how_far_they_are_is_known_when_all_are_answered() -> None:
-    regroups = Regroups(GROUPS)
-    regroups.on_settled({0})
-    for worker, brought in ((1, [7, 2]), (2, [6])):
-        regroups.on_told(Regroup(worker=worker, num_lost=1, standing=b"", brought=brought))
-    assert regroups.formed(2) == ((1, 2), 7)
-    assert regroups.formed(3) == ((3,), 0)
-
-
 def took(worker: int, first_round: int) -> Progress:
     return Progress(
         worker=worker, clock=9, samples=0, first_round=first_round, own_us=[5], waits_us=[3]
@@ -131,11 +123,14 @@ def test_another_worker_tells_of_rounds_where_the_one_that_did_has_died() -> Non
     decided = Decided(num_workers=4, groups=GROUPS, mode="sync", control=control)
     decided.observe(took(0, 2), may_change=False)
     assert decided.lose(2, {2}) == []
-    assert decided.go_on((0, 1), 3) == []
-    decided.observe(took(0, 3), may_change=False)
+    decided.go_on((0, 1))
+    (observed,), _ = decided.observe(took(0, 3), may_change=False)
+    assert isinstance(observed, ModeObserved)
     assert decided.lose(0, {0, 2}) == []
-    assert decided.go_on((1,), 5) == [GroupCame(0, 5)]
-    decided.observe(took(1, 6), may_change=False)
+    decided.go_on((1,))
+    (came, _), _ = decided.observe(took(1, 6), may_change=False)
+    assert came == GroupCame(0, 5)
+    assert len(decided.observe(took(1, 7), may_change=False)[0]) == 1
     with pytest.raises(ProtocolError, match="told what rounds took, unasked"):
         decided.observe(took(0, 6), may_change=False)
     decided.observe(took(3, 6), may_change=False)
@@ -152,10 +147,26 @@ def test_the_registrar_says_who_tells_when_all_are_answered() -> None:
     registrar.on_lost(worker_id(0), "worker 0")
     registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
     assert control.groups == {0, 1}
-    for worker, came in ((1, []), (2, [GroupCame(0, 8)])):
-        message = Regroup(worker=worker, num_lost=1, standing=b"", brought=[7])
-        actions = registrar.handle(worker_id(worker), message)
-        assert [each for each in actions if isinstance(each, GroupCame)] == came
+    for worker in (1, 2):
+        registrar.handle(
+            worker_id(worker), Regroup(worker=worker, num_lost=1, standing=b"", brought=[7])
+        )
+    actions = registrar.handle(worker_id(1), took(1, 9))
+    assert [type(each) for each in actions] == [GroupCame, ModeObserved]
+
+
+def test_rounds_are_judged_again_however_many_iterations_were_skipped() -> None:
+    control = ModeControl(num_groups=2, staleness=2)
+    decided = Decided(num_workers=4, groups=GROUPS, mode="sync", control=control)
+    control.go_on(None, 0)
+    decided.go_on((1, 2))
+    decisions = []
+    for round_number in range(20, 20 + 80):
+        for place, worker in enumerate((1, 3)):
+            own_us = [1000, 9000][(round_number + place) % 2]  # each is slow in every other round
+            message = replace(took(worker, round_number), own_us=[own_us])
+            decisions.append(decided.observe(message, may_change=True)[1])
+    assert any(decisions)
 
 
 def test_what_was_pushed_of_the_dead_is_told_until_all_who_are_left_have_told() -> None:
