@@ -140,8 +140,12 @@ class Job:
                 "spares for workers' places were not tried with GPUs yet: hide them "
                 f"(CUDA_VISIBLE_DEVICES=), or {without_substitutes(context.config)}"
             )
-        if not context.all_of_group(device.type == "cuda"):
-            device = torch.device("cpu")  # a group reduces over one back end
+        if not context.all_of_group(device.type == "cuda") and device.type == "cuda":
+            logger.warning(
+                "this worker computes on the CPU, since others of its group have no GPU of their "
+                "own, and a group reduces over one back end"
+            )
+            device = torch.device("cpu")
         self.device = device
         """Where the model of this worker belongs: its own GPU, else the CPU."""
         hosts = _hosts_of_group(context, own_group)

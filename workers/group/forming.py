@@ -66,13 +66,14 @@ class GroupFormer:
         self._server: Any = None
         """The store of the last attempt, where this worker is the first of those who are left. The
         process group that was made in it needs it as long as it lives."""
-        self._forming: _Forming | None = None
+        self._formings: list[_Forming] = []
+        """Those that may not have ended; the last one's channel is wanted."""
 
     def offer(self, place: int) -> list[float]:
         """What the others need of the worker at ``place`` of those who are left; another offer each
         time, and nothing comes of those before. Raises :class:`TransportError`."""
-        if self._forming is not None:
-            self._forming.abandon()
+        for forming in self._formings:
+            forming.abandon()
         self._server = None
         if place:
             return []
@@ -90,10 +91,10 @@ class GroupFormer:
 
     def form(self, members: Sequence[int], place: int, offers: list[list[float]]) -> _Forming:
         """Begin to make this worker's end of the group of ``members``."""
-        before = self._forming
+        earlier = [each for each in self._formings if not each.is_done()]
 
         def run(is_abandoned: Event) -> GroupChannel:
-            if before is not None:
+            for before in earlier:
                 before.wait(_MOST_S)
                 if not before.is_done():
                     raise TransportError(
@@ -104,8 +105,8 @@ class GroupFormer:
             self._meet_and_join(members, place, offers[0], is_abandoned)
             return self._channel
 
-        self._forming = _Forming(run)
-        return self._forming
+        self._formings = [*earlier, _Forming(run)]
+        return self._formings[-1]
 
     def _meet_and_join(
         self, members: Sequence[int], place: int, offer: Sequence[float], is_abandoned: Event

@@ -107,7 +107,7 @@ def start(
     if size == 1:
         return AloneChannel()
     all_connected(_store_of(dist.group.WORLD), index, size)
-    return ProcessGroupChannel.joined(place=index, size=size, device=device)
+    return ProcessGroupChannel(place=index, size=size, device=device)
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,21 @@ _networks: list[Network] = []
 def network() -> Network:
     """Of the group that was made last."""
     return _networks[-1]
+
+
+@contextmanager
+def joining(size: int) -> Iterator[None]:
+    """What torch says of GPUs that cannot be joined as an error that says whose."""
+    try:
+        yield
+    except RuntimeError as error:
+        at, hosts = network().at, network().hosts
+        where = f" on {', '.join(hosts)} over {at.interface} ({at.ip})" if hosts else ""
+        raise TransportError(
+            f"the GPUs of the group's {size} workers{where} could not be joined by NCCL: {error}; "
+            "NCCL_DEBUG=INFO says more, NCCL_SOCKET_IFNAME names the interface that it takes, and "
+            "with group_tier = mpi NCCL is not needed"
+        ) from error
 
 
 @contextmanager
@@ -283,11 +298,11 @@ class ProcessGroupChannel:
         """An end as it is made with these, when the workers can reach each other's GPUs; collective
         over the group. NCCL joins them in the first operation of each kind: whoever begins it waits
         there for all others, who may wait for this worker elsewhere. So one of each is made now.
+        Raises torch's RuntimeError where they cannot be joined.
         """
         made = cls(**of)
         if made.device.type == "cuda":
-            with _lost("joining of the GPUs"):
-                made._operate_once()
+            made._operate_once()
         return made
 
     def _operate_once(self) -> None:
@@ -446,7 +461,11 @@ def begun(operation: Callable[..., dist.Work | None], *of: Any, **options: Any) 
     """What torch has begun. NCCL says already here that a worker is gone; it counts at the end."""
     try:
         work = operation(*of, async_op=True, **options)
-    except RuntimeError as error:
+    except (
+        RuntimeError
+    ) as error:  # of which other errors are kinds: no memory, a script's assertion
+        if not isinstance(error, dist.DistError) and not str(error).startswith("NCCL Error"):
+            raise
         return [_Failed(error)]
     return [] if work is None else [work]
 
@@ -476,7 +495,8 @@ class Works(Generic[T]):
         finish: Callable[[], T],
     ) -> None:
         self._what = what
-        self._works = works
+        failed = [work for work in works if isinstance(work, _Failed)]
+        self._works = failed or works  # nobody waits for the rest then
         self._can_block = not any(tensor.is_cuda for tensor in tensors)
         """NCCL would take a wait's timeout for its own and end the communicator."""
         self._finish = finish

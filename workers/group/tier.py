@@ -91,14 +91,17 @@ def start(
     backend = "gloo" if device.type == "cpu" else "NCCL"
     if tier == "mpi":
         return _over_mpi(mpi, index, device, is_spinning=is_spinning, hosts=hosts)
-    if hosts is None:
-        return _of_one_host(over, tier, device, backend, is_spinning=is_spinning, make=make)
-    num_hosts = len(set(hosts.numbers))
-    logger.info("the group's %d workers on %d hosts are joined by %s", size, num_hosts, backend)
-    inner = process_group.of_host(over, hosts.numbers)
-    if isinstance(inner, ProcessGroupChannel):
-        inner = _of_one_host(inner, tier, device, backend, is_spinning=is_spinning, make=make)
-    return TwoLevelChannel(inner, over, hosts=hosts.numbers)
+    _require_possible(tier, device)
+    with process_group.joining(size):
+        over = ProcessGroupChannel.like(over)
+        if hosts is None:
+            return _of_one_host(over, tier, device, backend, is_spinning=is_spinning, make=make)
+        num_hosts = len(set(hosts.numbers))
+        logger.info("the group's %d workers on %d hosts are joined by %s", size, num_hosts, backend)
+        inner = process_group.of_host(over, hosts.numbers)
+        if isinstance(inner, ProcessGroupChannel):
+            inner = _of_one_host(inner, tier, device, backend, is_spinning=is_spinning, make=make)
+        return TwoLevelChannel(inner, over, hosts=hosts.numbers)
 
 
 def reforming(
@@ -159,6 +162,19 @@ def _over_mpi(
     return TwoLevelChannel(inner, over, hosts=hosts.numbers)
 
 
+def _require_possible(tier: Tier, device: torch.device) -> None:
+    if tier == "nccl" and device.type == "cpu":
+        raise UsageError(
+            "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing; use "
+            "group_tier = auto"
+        )
+    if tier == "shared_memory" and device.type != "cpu":
+        raise UsageError(
+            "group_tier = shared_memory: the model is on a GPU; use group_tier = auto, which takes "
+            "NCCL then"
+        )
+
+
 def _of_one_host(
     over: ProcessGroupChannel,
     tier: Tier,
@@ -171,11 +187,6 @@ def _of_one_host(
     size = over.size
     why_not = f"group_tier = {tier}"
     if tier == "nccl":
-        if device.type == "cpu":
-            raise UsageError(
-                "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing; use "
-                "group_tier = auto"
-            )
         logger.info("the group's %d workers reduce by NCCL, which adds in its own order", size)
         return ReducingChannel.like(over)
     if device.type != "cpu" and tier != "torch":

@@ -7,6 +7,7 @@ shard_device_of(context)          # by the setting server_device
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import torch
 
@@ -15,6 +16,10 @@ from psdist.ranks.context import RankContext
 from psdist.topology.machine.gpus import torch_bus_id
 
 logger = logging.getLogger("psdist")
+
+_FEWER: Final = (
+    "start no more workers on a host than it has GPUs, or hide these (CUDA_VISIBLE_DEVICES=)"
+)
 
 
 def device_of(context: RankContext) -> torch.device:
@@ -33,7 +38,7 @@ def device_of(context: RankContext) -> torch.device:
     if planned and all(planned):
         if len(set(planned)) < len(planned):
             return _the_cpu(
-                f"the plan has {len(here)} workers on {host}, some of which share a GPU"
+                f"the plan has {len(here)} workers on {host}, some of which share a GPU; {_FEWER}"
             )
         bus_id = planned[here.index(context.rank)]
         buses = _buses()
@@ -41,10 +46,14 @@ def device_of(context: RankContext) -> torch.device:
             index = buses.index(bus_id)
         elif set(planned) & set(buses):
             # By order this worker might take another one's.
-            return _the_cpu(f"torch does not see {bus_id}, the one that the plan gives this worker")
+            return _the_cpu(
+                f"torch does not see {bus_id}, the one that the plan gives this worker, but others "
+                "that the plan knows; make the plan with what jobs see, or leave "
+                "CUDA_VISIBLE_DEVICES to it"
+            )
     if index is None:
         if (number := torch.cuda.device_count()) < len(here):
-            return _the_cpu(f"{len(here)} workers are on {host}, and torch sees {number}")
+            return _the_cpu(f"{len(here)} workers are on {host}, and torch sees {number}; {_FEWER}")
         index = here.index(context.rank)
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
@@ -52,11 +61,7 @@ def device_of(context: RankContext) -> torch.device:
 
 
 def _the_cpu(why: str) -> torch.device:
-    logger.warning(
-        "this worker computes on the CPU, though torch sees GPUs: %s; start no more workers on a "
-        "host than it has GPUs, or hide these (CUDA_VISIBLE_DEVICES=)",
-        why,
-    )
+    logger.warning("this worker computes on the CPU, though torch sees GPUs: %s", why)
     return torch.device("cpu")
 
 

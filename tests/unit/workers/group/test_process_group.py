@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from psdist.errors import MemberLostError
+from psdist.errors import MemberLostError, TransportError, UsageError
 from psdist.workers.group import process_group
+from psdist.workers.group import tier as group_tier
+from psdist.workers.group.addresses import At
 from psdist.workers.group.channel import GroupChannel
-from psdist.workers.group.process_group import ProcessGroupChannel
+from psdist.workers.group.process_group import Network, ProcessGroupChannel
 from psdist.workers.group.reductions import ReducingChannel
 from tests.support.process_groups import run_in_group
 
@@ -65,12 +67,53 @@ def test_each_kind_of_operation_is_carried_out_once() -> None:
     assert run_in_group(2, kinds_of_operations) == [(kinds, 2 * kinds)] * 2
 
 
-def test_who_cannot_be_joined_is_lost() -> None:
+def join_or_not(channel: GroupChannel, *, hosts: list[str]) -> str:
+    """What is said where they cannot be."""
+    process_group._networks[:] = [Network(At("eth7", "10.0.0.7"), hosts)]
+    over = ProcessGroupChannel(place=channel.place, size=2, device=torch.device("cuda"))
+    options: dict[str, Any] = {"index": channel.place, "size": 2, "device": over.device}
+    options |= {"timeout_s": 60.0, "broadcast": lambda data: data, "is_spinning": False}
     with (
+        mock.patch.object(process_group, "start", return_value=over),
         mock.patch.object(ProcessGroupChannel, "_operate_once", side_effect=ENDED),
-        pytest.raises(MemberLostError, match=r"the joining of the GPUs .* NCCL Error 6"),
     ):
-        ProcessGroupChannel.joined(place=0, size=2, device=torch.device("cuda"))
+        with pytest.raises(UsageError, match="group_tier = shared_memory: the model is on a GPU"):
+            group_tier.start("shared_memory", **options)
+        with pytest.raises(UsageError, match="group_tier = mpi: this job has no MPI"):
+            group_tier.start("mpi", **options)
+        with pytest.raises(TransportError) as raised:
+            group_tier.start("auto", **options)
+    return str(raised.value)
+
+
+def test_gpus_that_cannot_be_joined_are_an_error_that_says_where() -> None:
+    for said in run_in_group(2, partial(join_or_not, hosts=[])):
+        assert said.startswith("the GPUs of the group's 2 workers could not be joined by NCCL: ")
+        assert "NCCL Error 6" in said
+    for said in run_in_group(2, partial(join_or_not, hosts=["n1", "n2"])):
+        assert "2 workers on n1, n2 over eth7 (10.0.0.7) could not be joined" in said
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("2 GiB"), RuntimeError("an assertion")])
+def test_what_is_no_word_of_a_worker_that_is_gone_stays_what_it_is(error: Exception) -> None:
+    with (
+        mock.patch.object(dist, "broadcast", side_effect=error),
+        pytest.raises(type(error), match=str(error)),
+    ):
+        ProcessGroupChannel(place=0, size=2).broadcast(torch.zeros(4), 0)
+
+
+class NeverDone(dist.Work):
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_nobody_waits_for_the_rest_of_what_could_not_be_begun() -> None:
+    failed = process_group.begun(mock.Mock(side_effect=dist.DistBackendError("a remote error")))
+    works = process_group.Works("sum", [NeverDone(), *failed], [], lambda: None)
+    assert works.is_done()
+    with pytest.raises(MemberLostError, match="a remote error"):
+        works.result()
 
 
 def test_what_cannot_be_begun_fails_when_its_result_is_asked_for() -> None:

@@ -46,7 +46,7 @@ def test_nccl_adds_on_gpus_only_where_it_is_asked_for() -> None:
 )
 def test_what_a_device_cannot_have_is_refused(tier: Tier, device: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        of_one_host(tier, torch.device(device))
+        group_tier._require_possible(tier, torch.device(device))
 
 
 def over_mpi(mpi: GroupMpi | None, device: torch.device) -> GroupChannel:
