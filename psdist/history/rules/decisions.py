@@ -6,6 +6,8 @@ goes through :mod:`psdist.controller` again. Pure but for reading the file.
     lines = read_decision_lines(run_dir)
     check_decisions(run, lines, changes, findings, is_complete=True)
     run = with_decided_codecs(run, lines)        # what other rules hold messages against
+
+Longer than other modules: each kind of line, what it does to a controller, what it may not be.
 """
 
 from __future__ import annotations

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from psdist.servers.protocol.actions import HoldRounds
+from psdist.servers.protocol.modes import GroupCame
 from psdist.servers.protocol.state import ServerCore
 from tests.support.virtual.going_on import schedule_with_larger_groups
 from tests.support.virtual.joining import play_with_joins
+from tests.support.virtual.mode_buddies import Telling
 from tests.support.virtual.mode_deaths import play_with_mode_deaths, schedule_with_mode_deaths
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
 SEEDS = range(30)
-GO_ON = range(12)
+GO_ON = (0, 2, 3, 4, 6, 10, 11, 28, 32, 35)
+TELLS = "another worker tells"
 WITH_JOINS = range(6, 19)
 MANY = range(1000, 1300)
 
@@ -71,12 +76,15 @@ def test_substitutes_that_join_find_the_mode_of_then() -> None:
         assert met[what], met
 
 
-def play_and_prove_groups_that_go_on(seeds: range) -> Counter[str]:
+def play_and_prove_groups_that_go_on(seeds: Iterable[int]) -> Counter[str]:
     """As :func:`play_and_prove`, where groups go on without those of theirs that die."""
     met: Counter[str] = Counter()
     for seed in seeds:
         schedule = schedule_with_larger_groups(seed, schedule_with_mode_deaths(seed))
-        job = play_with_mode_deaths(seed, schedule=schedule, reforms=True)
+        if schedule.mode_by == "auto":
+            longer = tuple(each + 6 for each in schedule.iterations)
+            schedule = replace(schedule, is_auto=True, iterations=longer)
+        job = play_with_mode_deaths(seed, schedule=schedule, reforms=True, make_worker=Telling)
         try:
             prove_survival(job)
         except AssertionError as error:
@@ -84,6 +92,7 @@ def play_and_prove_groups_that_go_on(seeds: range) -> Counter[str]:
         died = set(deaths_of(job))
         goes_on = any(died & set(each) and not died.issuperset(each) for each in job.groups)
         met[f"by {job.schedule.mode_by}"] += bool(len(job.modes) > 1 and goes_on)
+        met[TELLS] += any(isinstance(each, GroupCame) for each in job.reported)
         met["a leader"] += goes_on and any(members[0] in died for members in job.groups)
         met += job.met
     return met
@@ -91,7 +100,7 @@ def play_and_prove_groups_that_go_on(seeds: range) -> Counter[str]:
 
 def test_groups_that_go_on_without_their_dead_keep_every_rounds_rule() -> None:
     met = play_and_prove_groups_that_go_on(GO_ON)
-    for what in ("by schedule", "by script", "a leader", "between the phases"):
+    for what in ("by schedule", "by script", "a leader", "between the phases", TELLS):
         assert met[what], met
 
 

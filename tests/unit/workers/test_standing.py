@@ -45,6 +45,25 @@ def test_a_wait_of_any_set_is_no_time_of_the_worker_s_own() -> None:
     assert [each.errors_ppm for each in network.sent if each.own_us] == [[], []]
 
 
+def test_who_does_not_lead_its_group_tells_of_no_round_and_later_of_those_behind_the_first() -> (
+    None
+):
+    network: Any = Network()
+    now_s, leads = mock.Mock(return_value=0.0), mock.Mock(return_value=False)
+    standing = Standing(1, network, now_s=now_s, tells_rounds=True, leads=leads)
+    trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0)
+    for clock in range(1, 9):
+        now_s.return_value += 0.1
+        trainer.clock = clock
+        standing.end_iteration([trainer], 0)
+        leads.return_value = clock >= 4  # from round 4 on, whose beginning is not its own to tell
+    standing.send([trainer])
+    told = [(each.first_round, each.own_us) for each in network.sent if each.own_us]
+    rounds = [first + at for first, own_us in told for at in range(len(own_us))]
+    assert rounds == [5, 6, 7]
+    assert all(own_us == [100_000] * len(own_us) for _, own_us in told)
+
+
 def test_what_codecs_have_left_out_is_told_of_each_round_where_that_is_wanted() -> None:
     network: Any = Network()
     now_s = mock.Mock(return_value=0.0)
