@@ -75,9 +75,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_turn)
 
 
-def pytest_collection_finish() -> None:
-    """torch and thousands of tests stay until the end: the collector need not look at them."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """torch and thousands of tests stay until the end: the collector need not look at them, least
+    of all while they come."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

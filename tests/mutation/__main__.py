@@ -15,8 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.mutation.scope import HOUSE, Scope
+
+if TYPE_CHECKING:
+    from tests.mutation.mutants import Mutant
 
 LIST = Path(__file__).with_name("equivalent.toml")
 MOST_EQUIVALENT = 0.05
@@ -40,6 +44,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tests", default="", metavar="PATH", help="by tests that begin so only, as tests/unit"
     )
+    parser.add_argument(
+        "--near-first", action="store_true",
+        help="by tests named after the file first, by all only what those miss: for small samples",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="children at once (2)")
     parser.add_argument(
         "--require", type=float, default=95.0, metavar="PERCENT", help="killed at least (95)"
@@ -57,7 +65,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # children end, too
     cache = prepare(scope)
     from tests.mutation import equivalent, libraries, session
-    from tests.mutation.coverage_map import BrokenTests, load
+    from tests.mutation.coverage_map import BrokenTests, load, measured
 
     sources = session.read_sources(scope)
     every = session.all_mutants(scope, sources)
@@ -76,27 +84,39 @@ def main(
 
     began_s = time.monotonic()
     libraries.load()
+
+    def play(mutants: Sequence[Mutant], near: Sequence[str] = ()) -> session.Result:
+        """By these files of tests, or by all."""
+        began_s = time.monotonic()
+        coverage = (
+            measured(scope, near, at_once=asked.jobs)
+            if near
+            else load(scope, cache, at_once=asked.jobs)
+        )
+        print(
+            f"{len(coverage.seconds)} fast tests pass without a fault in {coverage.total_s:.0f} s "
+            f"(with probes); the map took {time.monotonic() - began_s:.0f} s",
+            flush=True,
+        )
+        return session.Session(
+            scope=scope,
+            sources=sources,
+            coverage=coverage,
+            at_once=asked.jobs,
+            listed=listed,
+            only_tests=asked.tests,
+            tell=(lambda _: None) if asked.quiet else (lambda line: print(line, flush=True)),
+        ).play(mutants)
+
     try:
         listed = equivalent.read(list_file, every)
-        coverage = load(scope, cache, at_once=asked.jobs)
+        near = scope.test_files_near({each.path for each in drawn}) if asked.near_first else []
+        result = play(drawn, near)
+        if near and result.survivors:
+            result.take(play(result.survivors))
     except (equivalent.BadList, BrokenTests) as error:
         print(f"tests.mutation: {error}", file=sys.stderr)
         return 2
-    print(
-        f"{len(coverage.seconds)} fast tests pass without a fault in {coverage.total_s:.0f} s "
-        f"(with probes); the map took {time.monotonic() - began_s:.0f} s",
-        flush=True,
-    )
-    began_s = time.monotonic()
-    result = session.Session(
-        scope=scope,
-        sources=sources,
-        coverage=coverage,
-        at_once=asked.jobs,
-        listed=listed,
-        only_tests=asked.tests,
-        tell=(lambda _: None) if asked.quiet else (lambda line: print(line, flush=True)),
-    ).play(drawn)
     for mutant in result.survivors:
         why = "  (no test reaches it)" if mutant in result.unreached else ""
         print(f"\nsurvived: {mutant}{why}\n{mutant.diff(sources[mutant.path])}")

@@ -78,13 +78,18 @@ def load(scope: Scope, cache: Path, *, at_once: int) -> CoverageMap:
     """From the file, or made. Raises :class:`BrokenTests`."""
     file = cache / f"map-{_digest(scope)}.json"
     if not file.exists():
-        body = _measured(scope, at_once)
+        body = _measured(scope, scope.test_files(), at_once)
         for old in cache.glob("map-*"):
             old.unlink()
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(body), encoding="utf-8")
         partial.rename(file)
     return _unpacked(json.loads(file.read_text("utf-8")))
+
+
+def measured(scope: Scope, files: Sequence[str], *, at_once: int) -> CoverageMap:
+    """By these files of tests alone; it is not kept. Raises :class:`BrokenTests`."""
+    return _unpacked(_measured(scope, files, at_once))
 
 
 def _digest(scope: Scope) -> str:
@@ -94,9 +99,9 @@ def _digest(scope: Scope) -> str:
     return digest.hexdigest()[:16]
 
 
-def _measured(scope: Scope, at_once: int) -> dict[str, Any]:
+def _measured(scope: Scope, files: Sequence[str], at_once: int) -> dict[str, Any]:
     # What takes longest first: the last child to end should be a short one.
-    files = sorted(scope.test_files(), key=lambda file: "/unit/" in file)
+    files = sorted(files, key=lambda file: "/unit/" in file)
     shares = [files[at : at + FILES] for at in range(0, len(files), FILES)]
     probes = _Probes.of(scope)
     jobs = (

@@ -6,7 +6,8 @@ something, by name, and texts everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Scope:
     """Files, and folders of files ``test_*.py``."""
     left_out: tuple[str, ...] = ()
     """Of these files."""
+    near: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Subject -> tests that have noticed faults of it that those named after it do not."""
     begin: str = ""
     """How the files begin that are run at all: a smaller map where fewer tests are asked for."""
     options: tuple[str, ...] = ()
@@ -50,6 +53,24 @@ class Scope:
             found |= set(path.rglob("test_*.py")) if path.is_dir() else {path}
         names = sorted(str(path.relative_to(self.root)) for path in found)
         return [name for name in names if name not in self.left_out and name.startswith(self.begin)]
+
+    def test_files_near(self, subjects: Iterable[str]) -> list[str]:
+        """Those that are named after one of these files or known to notice its faults (``near``);
+        where there are none of a file, those that speak of it."""
+        every, near = self.test_files(), set[str]()
+        for subject in subjects:
+            stem = re.escape(Path(subject).stem)
+            named = re.compile(rf"(?:^|_){stem}(?:_|$)")
+            spoken = re.compile(rf"\b{stem}\b")
+            known = {
+                file
+                for file in every
+                if named.search(Path(file).stem) or file in self.near.get(subject, ())
+            }
+            near |= known or {
+                file for file in every if spoken.search((self.root / file).read_text("utf-8"))
+            }
+        return sorted(near)
 
     def source_files(self) -> list[Path]:
         found: set[Path] = set()
@@ -99,6 +120,12 @@ HOUSE = Scope(
         "tests/unit/workers/data/test_loader.py",
         "tests/unit/workers/group/test_channel.py",
     ),
+    near={
+        "psdist/commands/check.py": ("tests/unit/history/test_modes.py",),
+        "psdist/history/rules/checksums.py": ("tests/unit/history/test_check.py",),
+        "servers/protocol/chunks/gathering.py": ("tests/unit/servers/test_state.py",),
+        "servers/protocol/registrar.py": ("tests/unit/servers/test_modes_and_deaths.py",),
+    },
     options=("--schedules=200", "--large-schedules=1"),
     sources=("psdist", "servers", "workers", "topology", "tests", "constraints.txt", "setup.cfg"),
 )

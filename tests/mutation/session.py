@@ -38,6 +38,11 @@ class Result:
     equivalent: list[Mutant] = field(default_factory=list)
     """Listed, hence not played."""
 
+    def take(self, later: Result) -> None:
+        """Of the survivors, played again by more tests."""
+        self.killed |= later.killed
+        self.survivors, self.unreached = later.survivors, later.unreached
+
     @property
     def score(self) -> float:
         """Share killed of those that are not listed as equivalent."""

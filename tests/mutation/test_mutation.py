@@ -20,7 +20,7 @@ from tests.mutation.mutants import Mutant, is_same_program
 from tests.mutation.neighbours import Neighbours
 from tests.mutation.operators import mutants_of
 from tests.mutation.probes import PROBE, Probed
-from tests.mutation.scope import HOUSE
+from tests.mutation.scope import HOUSE, Scope
 
 
 def made(source: str) -> dict[str, list[str]]:
@@ -383,7 +383,7 @@ from tests.mutation.scope import Scope
 
 root = Path(sys.argv[1])
 sys.path.insert(0, str(root))
-scope = Scope(root=root, package="", subjects=("toy.py",), tests=("test_toy.py",),
+scope = Scope(root=root, package="", subjects=("toy.py",), tests=(".",),
               patience_s=0.3, sources=("toy.py", "test_toy.py"))
 sys.exit(main(sys.argv[2:], scope=scope, list_file=root / "equivalent.toml"))
 """
@@ -450,3 +450,40 @@ def test_tests_that_fail_without_a_fault_measure_nothing(toy: Path) -> None:
     status, text = play_toy(toy, "--all")
     assert status == 2
     assert "test_toy.py: fails without any fault" in text
+
+
+def test_what_is_near_is_named_after_the_file_or_else_speaks_of_it(tmp_path: Path) -> None:
+    for name, text in {
+        "test_toy.py": "",
+        "test_toy_twice.py": "",
+        "test_toys.py": "import toy",
+        "test_more.py": "toy.other, others",
+        "test_rest.py": "others",
+    }.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    near = {"a/toy.py": ("test_rest.py",), "rest.py": ("test_more.py",)}
+    scope = Scope(root=tmp_path, package="", subjects=(), tests=(".",), near=near, sources=())
+    named = ["test_toy.py", "test_toy_twice.py"]
+    assert scope.test_files_near(["toy.py"]) == named
+    assert scope.test_files_near(["a/toy.py"]) == ["test_rest.py", *named]
+    assert scope.test_files_near(["rest.py"]) == ["test_more.py", "test_rest.py"]
+    assert scope.test_files_near(["other.py"]) == ["test_more.py"]
+    assert scope.test_files_near(["toy.py", "none.py"]) == named
+
+
+@pytest.mark.slow
+def test_what_near_tests_miss_is_played_by_all(toy: Path) -> None:
+    (toy / "test_more.py").write_text(
+        "from toy import is_noted\n\n\ndef test_more():\n    assert not is_noted(3)\n",
+        encoding="utf-8",
+    )
+    arguments = ("--all", "--line", "14", "--operator", "bound", "--require", "100")
+    status, text = play_toy(toy, *arguments, "--near-first")
+    missed, _, again = text.partition("3 fast tests pass")
+    assert missed.startswith("2 fast tests pass"), text
+    assert "toy.py:14 bound: value > 3: > -> >=\n          SURVIVED" in missed, text
+    assert "toy.py:14 bound: value > 3: > -> >=\n          killed by test_more.py" in again, text
+    assert "survived:" not in again, text
+    assert play_toy(toy, *arguments)[0] == status
+    # What survives all is told, as without.
+    assert "\nsurvived: toy.py:18" in play_toy(toy, "--all", "--line", "18", "--near-first")[1]

@@ -1,4 +1,4 @@
-"""Mistakes of tests/mpi/test_bad_input.py under srun, over four hosts: told once, all hosts end."""
+"""Mistakes of tests/mpi/test_bad_input.py under srun, over three hosts: told once, all end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def srun_script(
 ) -> Completed:
     run_dir = str(cluster.directory("bad") / "run")  # hosts do not share /tmp
     # pmi2 would let the others of a rank that was killed wait; Slurm's PMIx ends the step.
-    words = ["--nodes=4", "--ntasks=4", f"--mpi={plugin}", "--kill-on-bad-exit=1"]
+    words = ["--nodes=3", "--ntasks=3", f"--mpi={plugin}", "--kill-on-bad-exit=1"]
     words += [
         "python",
         "-m",

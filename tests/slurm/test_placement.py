@@ -94,6 +94,9 @@ def test_the_uplinks_carry_what_the_plan_says_within_3_percent(
             )
     plan = plan_of(folder / "45")
     assert plan.placement == placement
+    if placement == "auto":  # a server in each rack
+        serving = {each.host for each in plan.ranks if each.role == "server"}
+        assert len(serving & {"h1", "h2"}) == len(serving & {"h3", "h4"}) == 1
     # Starting up, setting up and stopping are the same in both: the difference is 40 exchanges.
     for link in plan.links:
         predicted = 40 * link.num_bytes * (4 * ELEMENTS) / plan.model_bytes
@@ -105,26 +108,6 @@ def test_the_uplinks_carry_what_the_plan_says_within_3_percent(
     assert summary["predicted_exchange_s"] == pytest.approx(
         plan.cost_s * 4 * ELEMENTS / plan.model_bytes
     )
-
-
-@pytest.mark.slurm
-def test_the_mapper_spreads_servers_over_the_racks_that_slurm_names(
-    slurm_cluster: SlurmCluster,
-) -> None:
-    run_dir = slurm_cluster.directory("auto") / "run"
-    done = on_slurm(slurm_cluster, run_dir, "--servers", "2")
-    assert done.returncode == 0, done.text
-    plan = plan_of(run_dir)
-    assert plan.source == "SLURM_TOPOLOGY_ADDR"
-    serving = {each.host for each in plan.ranks if each.role == "server"}
-    assert len(serving & {"h1", "h2"}) == len(serving & {"h3", "h4"}) == 1
-    ranks = json.loads((run_dir / "ranks.json").read_text())
-    assert [(each["rank"], each["role"], each["host"]) for each in ranks] == [
-        (each.rank, each.role, each.host) for each in plan.ranks
-    ]
-    # Four hosts of one machine: their ranks would share its cores.
-    assert all(each.cpus == () for each in plan.ranks)
-    assert "rack1" in (run_dir / "plan.txt").read_text()
 
 
 @pytest.mark.slurm

@@ -104,15 +104,17 @@ def test_every_job_script_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", JOB_SCRIPTS)
-def test_a_job_script_trains_the_digits_example_as_it_is(
-    slurm_cluster: SlurmCluster, name: str
-) -> None:
+def test_a_job_script_trains_the_digits_example(slurm_cluster: SlurmCluster, name: str) -> None:
+    """One as it is and as a user starts it; the others on two hosts, and for two epochs."""
     run_dir = slurm_cluster.directory(name) / "run"
     env = {"PSDIST_MODE": "ssp", "PSDIST_STALENESS": "2", "PSDIST_RUN_DIR": str(run_dir)}
-    if name == "srun-openmpi.sbatch":
-        env["PYTHONPATH"] = ""  # as a user's: nothing of tests/support/startup
+    is_users = name == "srun-openmpi.sbatch"
+    if is_users:
+        env["PYTHONPATH"] = ""  # nothing of tests/support/startup
     done = slurm_cluster.sbatch(
         REPOSITORY / "slurm" / name,
+        sbatch_args=() if is_users else ("--nodes=2",),
+        script_args=() if is_users else (DIGITS, "--epochs=2"),
         mpi=JOB_SCRIPTS[name],
         env=env,
         timeout_s=400,
@@ -121,7 +123,19 @@ def test_a_job_script_trains_the_digits_example_as_it_is(
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["exit"], summary["mode"], summary["staleness"]) == ("completed", "ssp", 2)
     ranks = json.loads((run_dir / "ranks.json").read_text())
-    assert len({rank["host"] for rank in ranks}) > 1, ranks
+    assert len({rank["host"] for rank in ranks}) == (4 if is_users else 2), ranks
+
+
+@pytest.mark.parametrize("name", JOB_SCRIPTS)
+def test_a_job_script_without_arguments_means_the_digits_example(
+    slurm_cluster: SlurmCluster, name: str
+) -> None:
+    elsewhere = slurm_cluster.directory("elsewhere")
+    done = slurm_cluster.sbatch(
+        REPOSITORY / "slurm" / name, mpi=JOB_SCRIPTS[name], timeout_s=60, cwd=elsewhere
+    )
+    assert done.returncode == 2, done.text
+    assert done.stdout == f"{name}: there is no training script {DIGITS} in {elsewhere}\n"
 
 
 @pytest.mark.parametrize("is_once", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -206,7 +220,7 @@ def test_the_wrong_mpi_option_is_one_line_that_names_the_right_one(
     slurm_cluster: SlurmCluster, tmp_path: Path, mpi: Mpi, wrong: str, right: str
 ) -> None:
     done = slurm_cluster.srun(
-        [f"--mpi={wrong}", "-N", "2", "-n", "4", "psdist", "run", DIGITS],
+        [f"--mpi={wrong}", "-N", "2", "-n", "2", "psdist", "run", DIGITS],
         mpi=mpi,
         env={"PSDIST_RUN_DIR": str(tmp_path / "run")},
         timeout_s=120,

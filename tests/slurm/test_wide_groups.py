@@ -79,7 +79,8 @@ def test_all_links_carry_what_the_plan_says_within_3_percent(
 def test_the_digits_example_trains_in_groups_of_a_rack_and_its_record_is_proved(
     slurm_cluster: SlurmCluster, tiers: tuple[str, ...]
 ) -> None:
-    """Slurm tells the racks; the same parameters by torch's collectives alone on each host."""
+    """Slurm tells the racks, and all are where the plan has them; the same parameters by torch's
+    collectives alone on each host."""
     folder = slurm_cluster.directory("wide-digits")
     saved = []
     for tier in tiers:
@@ -97,6 +98,14 @@ def test_the_digits_example_trains_in_groups_of_a_rack_and_its_record_is_proved(
     ranks = json.loads((folder / "auto" / "ranks.json").read_text())
     hosts = {(each["group"], each["host"]) for each in ranks if each["role"] == "worker"}
     assert hosts == {(0, "h1"), (0, "h2"), (1, "h3"), (1, "h4")}
+    plan = plan_of(folder / "auto")
+    assert plan.source == "SLURM_TOPOLOGY_ADDR"
+    assert [(each["rank"], each["role"], each["host"]) for each in ranks] == [
+        (each.rank, each.role, each.host) for each in plan.ranks
+    ]
+    # Four hosts of one machine: their ranks would share its cores.
+    assert all(each.cpus == () for each in plan.ranks)
+    assert "rack1" in (folder / "auto" / "plan.txt").read_text()
     log = (folder / "auto" / "logs" / "rank-11.log").read_text()
     assert "the group's 4 workers on 2 hosts are joined by gloo" in log
 
