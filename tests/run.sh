@@ -41,6 +41,12 @@ trap 'rm -- "$log"' EXIT
 ) >"$log" 2>&1 &
 checks=$!
 
+# In a fresh clone one process compiles the tests and what they import, beside the checks, so that
+# the four below find it done.
+compgen -G "tests/__pycache__/conftest.*" >/dev/null ||
+    "$venv/bin/python" -m pytest --collect-only --quiet >/dev/null 2>&1 ||
+    true  # the tests will say it
+
 # Four tests at a time: those of MPI and Slurm spend much of their time waiting for a start or an
 # end, so that three keep two cores busy for 70 % of it.
 # A test that pytest-timeout cannot end (it hangs inside C) ends the run, with every stack.

@@ -107,7 +107,7 @@ def test_a_staleness_of_minus_one_is_one_line(ranks: int, mpi: Mpi, tmp_path: Pa
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("ranks", "mpi"),
-    [(1, "openmpi"), pytest.param(2, "openmpi", marks=pytest.mark.slow), (4, "mpich")],
+    [(1, "openmpi"), (2, "mpich"), pytest.param(4, "openmpi", marks=pytest.mark.slow)],
 )
 def test_more_servers_than_ranks_allow_are_one_line_with_the_most_possible(
     ranks: int, mpi: Mpi, tmp_path: Path
@@ -129,7 +129,7 @@ def test_more_servers_than_ranks_allow_are_one_line_with_the_most_possible(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_script_that_does_not_exist_is_one_line_whatever_its_name(
     ranks: int,
 ) -> None:
@@ -148,7 +148,7 @@ def test_a_script_that_does_not_exist_is_one_line_whatever_its_name(
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("ranks", "mpi"),
-    [(1, "openmpi"), (4, "openmpi"), pytest.param(4, "mpich", marks=pytest.mark.slow)],
+    [(1, "openmpi"), (2, "openmpi"), pytest.param(4, "mpich", marks=pytest.mark.slow)],
 )
 def test_all_mistakes_of_a_file_are_told_together_and_once(
     ranks: int, mpi: Mpi, tmp_path: Path
@@ -274,6 +274,7 @@ def test_a_script_that_raises_on_all_ranks_shows_one_traceback(ranks: int, tmp_p
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_script_that_raises_before_init_on_one_rank_ends_the_others(tmp_path: Path) -> None:
     done = run_script(3, "raises_before_init_on_one_worker", run_dir=tmp_path)
     assert done.returncode == 1, done.text
@@ -289,7 +290,7 @@ def test_the_status_of_sys_exit_on_one_rank_is_that_of_the_job(tmp_path: Path) -
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_text_of_sys_exit_is_shown(ranks: int, tmp_path: Path) -> None:
     line = the_line(run_script(ranks, "exits_with_a_text", run_dir=tmp_path), status=1)
     assert line.endswith(f"on {HOST}): the learning rate is missing")
@@ -526,25 +527,21 @@ def test_with_on_nonfinite_skip_the_group_leaves_the_iteration_out_and_goes_on(
 
 
 @pytest.mark.mpi
-def test_a_wait_beyond_its_limit_names_what_was_waited_for(tmp_path: Path) -> None:
-    limits = ("--set", "wait_timeout_s=5", "--set", "warn_s=1000")
+def test_a_long_wait_warns_and_one_beyond_its_limit_names_what_was_waited_for(
+    tmp_path: Path,
+) -> None:
+    limits = ("--set", "wait_timeout_s=5", "--set", "warn_s=1")
     options = ("--group", "rank", *limits)
     done = run_script(3, "one_worker_sleeps", "600", run_dir=tmp_path, options=options)
-    line = the_line(done, status=1)
+    assert done.returncode == 1, done.text
+    *lines, line = said(done)
     assert re.search(
         r"^psdist: worker 0 .*: error at bad_script.py line \d+: waited \d+ s for the replies to "
         r"iteration 1, longer than wait_timeout_s = 5; look in logs/ for a rank that is stuck, or "
         r"raise wait_timeout_s if such waits are normal here$",
         line,
     ), line
-
-
-@pytest.mark.mpi
-def test_a_long_wait_warns_naming_the_group_that_is_waited_for(tmp_path: Path) -> None:
-    options = ("--group", "rank", "--set", "warn_s=1")
-    done = run_script(3, "one_worker_sleeps", "5", run_dir=tmp_path, options=options)
-    assert done.returncode == 0, done.text
-    lines = said(done)
+    assert all("WARNING: " in each for each in lines), done.text
     who = rf"^psdist: WARNING: worker 0 \(rank 1 on {HOST}\): "
     assert any(
         re.search(who + "still waiting for the replies to iteration 1$", line) for line in lines

@@ -84,6 +84,7 @@ def main(
 
     began_s = time.monotonic()
     libraries.load()
+    compile_aside(cache)
 
     def play(mutants: Sequence[Mutant], near: Sequence[str] = ()) -> session.Result:
         """By these files of tests, or by all."""
@@ -138,16 +139,21 @@ def main(
 
 
 def prepare(scope: Scope) -> Path:
-    """The folder for the map and for what Python and hypothesis would write beside the code. To be
-    called before either is asked for anything; one thread in each child is set here, too."""
+    """The folder for the map and for what hypothesis would write beside the code. To be called
+    before it is asked for anything; one thread in each child is set here, too."""
     cache = scope.root / ".mutation"
     cache.mkdir(exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(cache / "hypothesis")
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache / "compiled")
-    sys.dont_write_bytecode = False  # there it is in nobody's way
     os.chdir(scope.root)
     return cache
+
+
+def compile_aside(cache: Path) -> None:
+    """From now on, what Python writes beside the code goes there as well. Behind the libraries:
+    what is compiled of those is in nobody's way, and everybody's."""
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = str(cache / "compiled")
+    sys.dont_write_bytecode = False
 
 
 if __name__ == "__main__":

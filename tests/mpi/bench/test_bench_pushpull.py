@@ -16,9 +16,9 @@ pytestmark = pytest.mark.mpi
 def test_bench_measures_sizes_of_many_and_of_few_chunks_in_turn(mpi: Mpi, tmp_path: Path) -> None:
     file = tmp_path / "pushpull.json"
     done = run_mpi(
-        4,
+        3,
         ("-m", "psdist", "bench", "pushpull", "--sizes", "1MiB,4KiB,256KiB,4KiB",
-         "--repeats", "2", "--servers", "2", "--json", str(file),
+         "--repeats", "2", "--servers", "1", "--json", str(file),
          "--plot", str(tmp_path / "pushpull.svg")),
         timeout_s=120,
         mpi=mpi,
