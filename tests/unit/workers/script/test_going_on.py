@@ -299,7 +299,6 @@ def test_an_evaluation_before_training_is_made_again_in_full_and_in_its_order() 
         assert len(first.looked_at) + len(again) in (3, 4)
 
 
-@pytest.mark.slow
 def test_loader_processes_draw_what_they_would_have_drawn() -> None:
     script = loop(lambda job: job.loader(Augmented(10), num_workers=2), epochs=2)
     whole = play(script)
