@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 from psdist.errors import UsageError
+from tests.support.mpirun import STARTUP
 from tests.support.script_runs import Script, Worker, play, resume
 
 
@@ -299,7 +300,8 @@ def test_an_evaluation_before_training_is_made_again_in_full_and_in_its_order() 
         assert len(first.looked_at) + len(again) in (3, 4)
 
 
-def test_loader_processes_draw_what_they_would_have_drawn() -> None:
+def test_loader_processes_draw_what_they_would_have_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", STARTUP)
     script = loop(lambda job: job.loader(Augmented(10), num_workers=2), epochs=2)
     whole = play(script)
     first = play(script, cut_at=4)
