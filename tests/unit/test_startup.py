@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from tests.support.mpirun import run_program
@@ -30,3 +31,8 @@ def test_what_scripts_import_is_frozen_and_tests_import_dynamo_only_where_it_is_
         "trained [0.0, 0.0] dynamo False",
         "compiled [0.0, 0.0] dynamo True",
     ]
+
+
+def test_the_collector_works_in_tests_and_never_looks_at_what_was_there_before() -> None:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000
