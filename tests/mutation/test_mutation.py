@@ -474,7 +474,8 @@ def test_what_is_near_is_named_after_the_file_or_else_speaks_of_it(tmp_path: Pat
 @pytest.mark.slow
 def test_what_near_tests_miss_is_played_by_all(toy: Path) -> None:
     (toy / "test_more.py").write_text(
-        "from toy import is_noted\n\n\ndef test_more():\n    assert not is_noted(3)\n",
+        "from toy import is_noted\n\n\n"
+        "def test_more():\n    assert is_noted(4) and not is_noted(3)\n",
         encoding="utf-8",
     )
     arguments = ("--all", "--line", "14", "--operator", "bound", "--require", "100")
