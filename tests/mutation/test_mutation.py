@@ -485,6 +485,7 @@ def test_what_near_tests_miss_is_played_by_all(toy: Path) -> None:
     assert "toy.py:14 bound: value > 3: > -> >=\n          SURVIVED" in missed, text
     assert "toy.py:14 bound: value > 3: > -> >=\n          killed by test_more.py" in again, text
     assert "survived:" not in again, text
+    assert "3 killed, 0 survived" in again, text
     assert play_toy(toy, *arguments)[0] == status
     # What survives all is told, as without.
     assert "\nsurvived: toy.py:18" in play_toy(toy, "--all", "--line", "18", "--near-first")[1]
