@@ -33,8 +33,10 @@ from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
+    Absent,
     HeldValues,
     Metrics,
+    Missing,
     Moved,
     Setup,
     StateHeld,
@@ -42,7 +44,7 @@ from psdist.protocol.control import (
     TellHeld,
     Welcome,
 )
-from psdist.protocol.events import Arrived, Event, Frame, Offered, PeerLost, Sent
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.held import PART_BYTES
 from psdist.protocol.ids import REGISTRAR, describe_peer
@@ -140,6 +142,10 @@ _DISCARDED: Final = object()
 
 def _never() -> bool:
     return False
+
+
+def _is_answer(event: Event) -> bool:
+    return isinstance(event, ControlArrived) and isinstance(event.message, Missing | Absent)
 
 
 class WorkerLoop:
@@ -308,19 +314,18 @@ class WorkerLoop:
 
     def turn(self, until: Callable[[], bool] = _never) -> bool:
         """Handle everything that is here, or what comes before ``until()``; False if there was
-        nothing."""
+        nothing, or only who is missing: what this worker asks for while it waits."""
         poll = self.transport.poll
         event = poll()
-        if event is None:
-            self.sets[0].on_turn()
-            return False
+        has_come = False
         while event is not None:
+            has_come = has_come or not _is_answer(event)
             self._take(event)
             if until():
                 break
             event = poll()
         self.sets[0].on_turn()
-        return True
+        return has_come
 
     def hear(self, event: Event) -> None:
         """Handle what came before there was this loop."""

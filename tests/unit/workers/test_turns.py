@@ -9,8 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from psdist.errors import ProtocolError
-from psdist.protocol.events import Arrived, Event, Frame, Sent
+from psdist.errors import ProtocolError, WaitTimeoutError
+from psdist.protocol.control import Missing
+from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Sent
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.transport.waiting import Waiting
@@ -46,6 +47,36 @@ def test_a_wait_is_over_with_the_event_that_ends_it_and_leaves_what_comes_behind
     assert len(events) == 2
     loop.carry_on(Wait(lambda: True, "nothing"))
     assert len(events) == 2
+
+
+def test_who_is_told_again_and_again_who_is_missing_waits_no_longer_for_that() -> None:
+    """As a worker asks whenever it warns, which by the settings is sooner than it gives up."""
+    now_s, events, asked = [0.0], deque[Event](), []
+    answer = Missing(chunk=0, groups=[1], clocks=[4])
+
+    def ask() -> None:
+        asked.append(now_s[0])
+        events.append(ControlArrived(server_id(0), answer))
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    waiting = Waiting(
+        is_spinning=False, warn_s=1.0, timeout_s=30.0, clock=lambda: now_s[0], sleep=sleep
+    )
+    loop = loop_with(events)
+    with pytest.raises(
+        WaitTimeoutError, match=r"waited 30 s for a reply, longer than wait_timeout"
+    ):
+        loop.carry_on(Wait(lambda: False, "a reply", ask), waiting)
+    assert [round(each) for each in asked] == [1, 2, 4, 8, 16]
+    now_s[0], limit_s = 0.0, 45.0
+
+    def ask_and_receive() -> None:
+        events.append(Sent(Frame()))  # something has happened
+
+    wait = Wait(lambda: now_s[0] > limit_s, "a reply", ask_and_receive)
+    loop.carry_on(wait, waiting)
 
 
 def test_a_message_about_a_set_that_there_is_not_is_refused_by_name() -> None:
