@@ -2,9 +2,12 @@
 
 Every server is the buddy of exactly one other, so that copies take equal memory. Where they can,
 the two are in different racks, else on different hosts: what fails together is a host or a rack.
+With more than two servers no two are each other's buddies, where that costs nothing of this: the
+word that a record is held would wait behind the records of the other direction, in the one stream
+between the two (docs/replication.md).
 
     pairs = pair(hosts=["n1", "n1", "n2", "n2"], racks=["", "", "", ""])
-    pairs.buddies                         # (2, 3, 0, 1)
+    pairs.buddies                         # (3, 2, 0, 1)
     pairs.warning                         # "" unless some pair shares a host
 """
 
@@ -49,9 +52,9 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
         other_rack = sum(racks[one] != racks[other] for one, other in pairs)
         return other_host, other_rack, -by
 
-    best = shifted(max(range(1, count), key=apart))
-    by_server = dict(best)
-    sharing = sorted(one for one, other in best if hosts[one] == hosts[other])
+    by_server = dict(shifted(max(range(1, count), key=apart)))
+    _part_those_of_each_other(by_server, hosts=hosts, racks=racks)
+    sharing = sorted(one for one, other in by_server.items() if hosts[one] == hosts[other])
     warning = ""
     if sharing:
         which = "every server" if len(sharing) == count else f"servers {_listed(sharing)}"
@@ -60,6 +63,27 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
             "is lost with both copies; with servers on more hosts they would not"
         )
     return Pairs(buddies=tuple(by_server[each] for each in range(count)), warning=warning)
+
+
+def _part_those_of_each_other(
+    buddies: dict[int, int], *, hosts: Sequence[str], racks: Sequence[str]
+) -> None:
+    """Two that are each other's buddies become parts of a longer ring, by an exchange with a third
+    one, where no pair comes closer by that."""
+
+    def apart(pairs: Mapping[int, int]) -> tuple[int, int]:
+        other_host = sum(hosts[one] != hosts[other] for one, other in pairs.items())
+        return other_host, sum(racks[one] != racks[other] for one, other in pairs.items())
+
+    for one in buddies:
+        if buddies[buddies[one]] != one:
+            continue
+        for third in sorted(buddies.keys() - {one, buddies[one]}):
+            now = {one: buddies[one], third: buddies[third]}
+            exchanged = {one: buddies[third], third: buddies[one]}
+            if apart(exchanged) >= apart(now):
+                buddies.update(exchanged)
+                break
 
 
 def next_keeper(

@@ -3,6 +3,9 @@ buddy takes records, what it knows, and who takes a dead server's place."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
 from psdist.errors import ConfigError, ProtocolError, ServersLostError
@@ -58,6 +61,8 @@ def step(chunk: int, *, groups: list[int], clocks: list[int], hyper: bytes = b"h
         (["a", "a", "b", "b"], [""] * 4),
         (["a", "b", "c", "d"], ["r", "r", "s", "s"]),
         (["a", "b", "a", "b", "c", "c"], [""] * 6),
+        (["a", "b", "c", "d", "e", "f"], ["r", "r", "r", "s", "s", "t"]),
+        (["a", "b", "c"], ["r", "s", "t"]),
     ],
 )
 def test_a_pair_shares_neither_host_nor_rack_where_that_can_be(
@@ -69,6 +74,48 @@ def test_a_pair_shares_neither_host_nor_rack_where_that_can_be(
     if len(set(racks)) > 1:
         assert all(racks[one] != racks[other] for one, other in enumerate(pairs.buddies))
     assert not pairs.warning
+    assert not those_of_each_other(pairs.buddies)
+
+
+def those_of_each_other(buddies: Sequence[int]) -> list[int]:
+    return [one for one, other in enumerate(buddies) if buddies[other] == one]
+
+
+def test_of_more_than_two_no_two_are_each_others_buddies_and_none_comes_closer_by_that() -> None:
+    assert pair(hosts=["a", "b"], racks=["r", "s"]).buddies == (1, 0)
+    # Two servers on either of two hosts: a ring that goes to and fro.
+    assert pair(hosts=["a", "a", "b", "b"], racks=[""] * 4).buddies == (3, 2, 0, 1)
+    for seed in range(300):
+        pick = random.Random(seed)
+        racks_of = {host: pick.choice("rst") for host in "abcdefg"}
+        hosts = [pick.choice("abcdefg") for _ in range(pick.randint(3, 12))]
+        racks = [racks_of[host] for host in hosts]
+        buddies = pair(hosts=hosts, racks=racks).buddies
+        assert sorted(buddies) == [*range(len(hosts))], f"seed {seed}"
+        assert not those_of_each_other(buddies), f"seed {seed}"
+        assert places_apart(buddies, hosts, racks) >= max(
+            places_apart(each, hosts, racks) for each in shifts(hosts, racks)
+        ), f"seed {seed}"
+
+
+def places_apart(
+    buddies: Sequence[int], hosts: Sequence[str], racks: Sequence[str]
+) -> tuple[int, int]:
+    """Pairs on different hosts, and in different racks."""
+    return (
+        sum(hosts[one] != hosts[other] for one, other in enumerate(buddies)),
+        sum(racks[one] != racks[other] for one, other in enumerate(buddies)),
+    )
+
+
+def shifts(hosts: Sequence[str], racks: Sequence[str]) -> list[list[int]]:
+    """All ways to shift the servers in the order of their places."""
+    order = sorted(range(len(hosts)), key=lambda each: (racks[each], hosts[each], each))
+    place = {server: at for at, server in enumerate(order)}
+    return [
+        [order[(place[each] + by) % len(order)] for each in range(len(order))]
+        for by in range(1, len(order))
+    ]
 
 
 def test_a_pair_on_one_host_is_warned_of_and_a_single_server_refused() -> None:
