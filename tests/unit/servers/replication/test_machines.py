@@ -83,9 +83,10 @@ def those_of_each_other(buddies: Sequence[int]) -> list[int]:
 
 def test_of_more_than_two_no_two_are_each_others_buddies_and_none_comes_closer_by_that() -> None:
     assert pair(hosts=["a", "b"], racks=["r", "s"]).buddies == (1, 0)
+    assert pair(hosts=["a", "a"], racks=["", ""]).buddies == (1, 0)
     # Two servers on either of two hosts: a ring that goes to and fro.
     assert pair(hosts=["a", "a", "b", "b"], racks=[""] * 4).buddies == (3, 2, 0, 1)
-    for seed in range(300):
+    for seed in range(200):
         pick = random.Random(seed)
         racks_of = {host: pick.choice("rst") for host in "abcdefg"}
         hosts = [pick.choice("abcdefg") for _ in range(pick.randint(3, 12))]
