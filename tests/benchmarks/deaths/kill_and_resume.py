@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter, sleep
@@ -94,17 +95,19 @@ def kill_once(
         wait_for_checkpoint(process, run_dir)
     waited_s = perf_counter() - begun_s
     after_s = waited_s + pick.random() * max(0.0, most_s - waited_s)
+    killed = "nobody"
     try:
         process.wait(timeout=after_s - waited_s)
     except subprocess.TimeoutExpired:
         ranks = ranks_of(run_dir, process.pid)
         while not ranks and process.poll() is None:
             ranks = ranks_of(run_dir, process.pid)
-        pid, role = pick.choice(ranks)
-        os.kill(pid, signal.SIGKILL)
-        found.killed.append(f"{role} at {after_s:.1f} s")
-    else:
-        found.killed.append("nobody")
+        if ranks:
+            pid, role = pick.choice(ranks)
+            with suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(pid, signal.SIGKILL)
+                killed = f"{role} at {after_s:.1f} s"
+    found.killed.append(killed)
     status, _ = finish(process, found)
     return status == 0
 
