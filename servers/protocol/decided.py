@@ -143,9 +143,10 @@ class Decided:
         """It is declared dead. Where its group is ``out`` of the job, what that has told is
         dropped, and it is waited for no more. What was decided stays, and so does what servers are
         being told: they alone answer that."""
+        if self._control is None:
+            return []
         group = self._group_of[worker]
-        is_out = all(each in out for each, its in self._group_of.items() if its == group)
-        if self._control is None or not is_out:
+        if not all(each in out for each, its in self._group_of.items() if its == group):
             return []
         self._control.lose(group)
         self._led_anew.discard(group)

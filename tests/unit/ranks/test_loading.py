@@ -12,9 +12,11 @@ from psdist.ranks.loading import uncollected
 
 @pytest.fixture(autouse=True)
 def the_collector_as_it_was() -> Iterator[None]:
-    was_enabled = gc.isenabled()
+    was_enabled, num_frozen = gc.isenabled(), gc.get_freeze_count()
     yield
     gc.unfreeze()
+    if num_frozen:
+        gc.freeze()
     (gc.enable if was_enabled else gc.disable)()
 
 
