@@ -48,8 +48,16 @@ def resumed_from(done: Completed) -> int:
     return int(match[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", ["none", "int4/sign", "lowrank:1/sign", "topk:0.1+burst:3/sign"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "none",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("int4/sign", "lowrank:1/sign", "topk:0.1+burst:3/sign")
+        ),
+    ],
+)
 def test_a_script_that_is_killed_and_resumed_sees_and_learns_what_it_would_have(
     tmp_path: Path, codec: str
 ) -> None:
