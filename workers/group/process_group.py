@@ -132,11 +132,13 @@ def network() -> Network:
 
 
 @contextmanager
-def joining(size: int) -> Iterator[None]:
+def joining(size: int, device: torch.device) -> Iterator[None]:
     """What torch says of GPUs that cannot be joined as an error that says whose."""
     try:
         yield
     except RuntimeError as error:
+        if device.type == "cpu":
+            raise
         at, hosts = network().at, network().hosts
         where = f" on {', '.join(hosts)} over {at.interface} ({at.ip})" if hosts else ""
         raise TransportError(
@@ -458,12 +460,11 @@ def _parts(
 
 
 def begun(operation: Callable[..., dist.Work | None], *of: Any, **options: Any) -> list[dist.Work]:
-    """What torch has begun. NCCL says already here that a worker is gone; it counts at the end."""
+    """What torch has begun. NCCL says already here that a worker is gone; it counts at the end. Any
+    other error, such as no memory or an assertion of the script's, is raised."""
     try:
         work = operation(*of, async_op=True, **options)
-    except (
-        RuntimeError
-    ) as error:  # of which other errors are kinds: no memory, a script's assertion
+    except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not str(error).startswith("NCCL Error"):
             raise
         return [_Failed(error)]

@@ -92,7 +92,7 @@ def start(
     if tier == "mpi":
         return _over_mpi(mpi, index, device, is_spinning=is_spinning, hosts=hosts)
     _require_possible(tier, device)
-    with process_group.joining(size):
+    with process_group.joining(size, device):
         over = ProcessGroupChannel.like(over)
         if hosts is None:
             return _of_one_host(over, tier, device, backend, is_spinning=is_spinning, make=make)

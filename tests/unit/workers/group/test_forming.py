@@ -4,6 +4,7 @@ process group, torch's default one, is made anew, and what it is made of."""
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ def reforming(
 
 def exchange(folder: Path, name: str, place: int, size: int, row: list[float]) -> Any:
     """What each of those who are left offers, by place: what the registrar tells them."""
-    (folder / f"{name}-{place}.part").write_text(repr(row))
+    (folder / f"{name}-{place}.part").write_text(json.dumps(row))
     (folder / f"{name}-{place}.part").rename(folder / f"{name}-{place}")
     found = []
     for each in range(size):
@@ -82,7 +83,7 @@ def exchange(folder: Path, name: str, place: int, size: int, row: list[float]) -
         while not path.exists():
             assert time.monotonic() < until_s, f"place {each} offers nothing"
             time.sleep(1e-3)
-        found.append([float(value) for value in eval(path.read_text())])
+        found.append([float(value) for value in json.loads(path.read_text())])
     return found
 
 

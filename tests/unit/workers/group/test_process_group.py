@@ -94,6 +94,14 @@ def test_gpus_that_cannot_be_joined_are_an_error_that_says_where() -> None:
         assert "2 workers on n1, n2 over eth7 (10.0.0.7) could not be joined" in said
 
 
+def test_what_gloo_says_is_not_told_of_gpus() -> None:
+    with (
+        pytest.raises(RuntimeError, match="connectFullMesh failed"),
+        process_group.joining(2, torch.device("cpu")),
+    ):
+        raise RuntimeError("connectFullMesh failed")
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("2 GiB"), RuntimeError("an assertion")])
 def test_what_is_no_word_of_a_worker_that_is_gone_stays_what_it_is(error: Exception) -> None:
     with (
