@@ -34,11 +34,13 @@ find_python() {
     return 1
 }
 
-# make_venv DIR EXTRAS: an environment with psdist (editable) and at least these extras, at the
+# make_venv DIR EXTRAS: an environment with psdist-mpi (editable) and at least these extras, at the
 # versions of constraints.txt. Reused as it is when it was completed from the same files; an
-# interrupted one is completed.
+# interrupted one is completed. A distribution named psdist is uninstalled: it is psdist-mpi under
+# its old name, or another project with the same import name.
 make_venv() {
     local directory=$1 extras=$2 root python made_from stamp had="" extra missing=""
+    local rival="$directory/lib/python*/site-packages/psdist-*.dist-info"
     root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd) || return
     made_from=$(cat -- "$root/setup.cfg" "$root/pyproject.toml" "$root/constraints.txt" |
         cksum) || return
@@ -50,7 +52,8 @@ make_venv() {
         for extra in ${extras//,/ }; do
             [[ ",$had," == *",$extra,"* ]] || missing+=",$extra"
         done
-        [[ -z "$missing" && "$(sed -n 1p "$stamp")" == "$made_from" ]] && return 0
+        [[ -z "$missing" && "$(sed -n 1p "$stamp")" == "$made_from" ]] &&
+            ! compgen -G "$rival" >/dev/null && return 0
         extras=$had$missing
     fi
     if ! "$directory/bin/python" -c 'import pip' 2>/dev/null; then
@@ -58,10 +61,14 @@ make_venv() {
         _say "Making $directory with $python"
         "$python" -m venv --clear "$directory" || return
     fi
-    _say "Installing psdist[$extras] into $directory (the first time this downloads torch)"
+    if compgen -G "$rival" >/dev/null; then
+        "$directory/bin/python" -m pip uninstall --quiet --disable-pip-version-check --yes \
+            psdist || return
+    fi
+    _say "Installing psdist-mpi[$extras] into $directory (the first time this downloads torch)"
     "$directory/bin/python" -m pip install --quiet --disable-pip-version-check \
         --constraint "$root/constraints.txt" "$TORCH_PIN" --editable "$root[$extras]" || {
-        _say "pip could not install psdist into $directory: its message is above." \
+        _say "pip could not install psdist-mpi into $directory: its message is above." \
             "What is there stays; run this again to go on."
         return 1
     }

@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from psdist.errors import LaunchError
+from psdist.install.distributions import rivals
 from psdist.install.launcher import FAMILY_NAMES, SRUN_MPI, detect
 from psdist.install.mpi import (
     INSTALL_MPI,
@@ -92,6 +93,7 @@ def examine(environment: Mapping[str, str]) -> list[Finding]:
     examination = _Examination(launch_environment(environment))
     for question in (
         examination.python,
+        examination.distributions,
         examination.torch,
         examination.cores,
         examination.shared_memory,
@@ -134,6 +136,11 @@ class _Examination:
     def python(self) -> None:
         self.add("python", f"{platform.python_version()} in {sys.prefix}")
         self.add("psdist", f"{VERSION} in {Path(__file__).resolve().parents[1]}")
+
+    def distributions(self) -> None:
+        for rival in rivals(sys.path, package=Path(__file__).absolute().parents[1]):
+            state: State = "error" if rival.is_error else "warning"
+            self.add("distribution", rival.problem, state, rival.remedy)
 
     def torch(self) -> None:
         command = [sys.executable, *python_flags(), "-m", "psdist.install.trials", "torch"]

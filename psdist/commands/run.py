@@ -21,7 +21,8 @@ from psdist.commands.program import Program
 from psdist.commands.world_size import num_ranks_for
 from psdist.config.on_server_death import survives_servers
 from psdist.config.sources import CommandLineValue, Resolved, resolve
-from psdist.errors import ConfigError, LaunchError, UserError
+from psdist.errors import LaunchError, UserError
+from psdist.install.distributions import rivals
 from psdist.install.launcher import Launcher, detect
 from psdist.install.mpi import (
     find_mpirun,
@@ -30,6 +31,7 @@ from psdist.install.mpi import (
     mpirun_command,
     python_flags,
 )
+from psdist.report.facts import PARENT_VARIABLE
 
 # Settings that have an option of their own name; all others are given by --set.
 OPTION_KEYS: Final = (
@@ -148,14 +150,28 @@ def run_arguments(request: RunRequest) -> list[str]:
 def _outcome(request: RunRequest) -> Resolved | UserError:
     """The configuration, or why the program cannot be run."""
     try:
+        _require_own_files()
         resolved = resolve(
             command_line=request.command_line,
             environment=os.environ,
             file=request.config_file,
         )
-    except ConfigError as error:
+    except UserError as error:
         return error
     return request.program.problem() or resolved
+
+
+def _require_own_files() -> None:
+    """Warn, once in a job, of other distributions that provide psdist.
+
+    Raises LaunchError if their files and psdist-mpi's lie in one folder."""
+    is_first = not detect(os.environ).rank and PARENT_VARIABLE not in os.environ
+    for rival in rivals(sys.path, package=Path(__file__).absolute().parents[1]):
+        text = f"{rival.problem}: {rival.remedy}"
+        if rival.is_error:
+            raise LaunchError(text)
+        if is_first:
+            print(f"psdist: warning: {text}", file=sys.stderr)
 
 
 def _has_that_many(launcher: Launcher, num_ranks: int) -> bool:

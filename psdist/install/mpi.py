@@ -35,7 +35,7 @@ PROBE_TIMEOUT_S: Final = 60.0
 VERSION_TIMEOUT_S: Final = 10.0
 # Between asking a program that is too late to end, and ending its whole session.
 _GRACE_S: Final = 3.0
-INSTALL_MPI: Final = "pip install 'psdist[mpi]', or load your site's MPI module"
+INSTALL_MPI: Final = "pip install 'psdist-mpi[mpi]', or load your site's MPI module"
 
 _NOT_THIS_HOST_ALONE: Final = (
     # Batch systems and host files that mpirun follows to other hosts.

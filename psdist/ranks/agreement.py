@@ -65,7 +65,7 @@ def start_mpi() -> MPI.Intracomm:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"MPI cannot be loaded: {error}; install psdist[mpi] or load the site's MPI module"
+            f"MPI cannot be loaded: {error}; install psdist-mpi[mpi] or load the site's MPI module"
         ) from error
     library = MPI.Get_library_version()
     mismatch = explain_mismatch(os.environ, library_version=library)

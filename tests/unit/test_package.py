@@ -124,7 +124,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = python(*words, "--wheel-dir", str(folder), str(sources), path=sources, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = folder.glob("psdist-*.whl")
+    (built,) = folder.glob("psdist_mpi-*.whl")
     return built
 
 

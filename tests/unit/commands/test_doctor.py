@@ -113,10 +113,10 @@ def test_a_machine_on_which_all_fits_has_no_errors(machine: Machine) -> None:
 
 
 def test_without_mpi_the_other_questions_are_still_asked(machine: Machine) -> None:
-    machine.mpi = LaunchError("mpi4py finds no MPI library: pip install 'psdist[mpi]'")
+    machine.mpi = LaunchError("mpi4py finds no MPI library: pip install 'psdist-mpi[mpi]'")
     findings = machine.findings()
     assert findings["MPI"].state == "error"
-    assert findings["MPI"].remedy.endswith("pip install 'psdist[mpi]'")
+    assert findings["MPI"].remedy.endswith("pip install 'psdist-mpi[mpi]'")
     assert findings["torch"].state == "ok"
     assert findings["Slurm"].state == "ok"
     assert "two ranks" not in findings
@@ -304,9 +304,9 @@ def test_the_report_has_every_finding_and_every_remedy(
 def test_text_in_square_brackets_is_shown_as_it_is(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine.mpi = LaunchError("none: pip install 'psdist[mpi]' [/red]")
+    machine.mpi = LaunchError("none: pip install 'psdist-mpi[mpi]' [/red]")
     doctor.main(Console(width=200, color_system=None))
-    assert "pip install 'psdist[mpi]' [/red]" in capsys.readouterr().out
+    assert "pip install 'psdist-mpi[mpi]' [/red]" in capsys.readouterr().out
 
 
 def test_under_mpirun_one_rank_refuses_and_the_others_are_silent(

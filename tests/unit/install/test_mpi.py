@@ -114,7 +114,7 @@ def test_without_a_fitting_mpirun_the_error_names_the_others_and_the_remedy(
     assert str(caught.value) == (
         f"no mpirun of Open MPI v5.0.11, which mpi4py loads, was found in {tmp_path}/empty/bin, "
         f"beside the library, or on PATH ({other} is MPICH 4.0.2): "
-        "pip install 'psdist[mpi]', or load your site's MPI module"
+        "pip install 'psdist-mpi[mpi]', or load your site's MPI module"
     )
 
 
@@ -221,7 +221,7 @@ def test_a_missing_mpi_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> 
         loaded_library(os.environ)
     text = str(caught.value)
     assert text.startswith("mpi4py finds no MPI library (/nonexistent/libmpi.so: ")
-    assert "pip install 'psdist[mpi]', or load your site's MPI module" in text
+    assert "pip install 'psdist-mpi[mpi]', or load your site's MPI module" in text
 
 
 def test_files_beside_a_script_shadow_nothing(
