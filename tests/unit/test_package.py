@@ -1,4 +1,4 @@
-"""The package as users see it: what it exports, what importing it costs, what a wheel contains."""
+"""The package as users see it: what it exports, what importing it costs, what is distributed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -103,24 +104,26 @@ def test_a_linked_package_is_a_link_to_the_folder_beside(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a copy of the sources: a build leaves files beside them."""
-    pytest.importorskip("setuptools", reason="a wheel is built with it, without a network")
-    folder = tmp_path_factory.mktemp("wheel")
-    sources = folder / "sources"
-    for name in ("psdist", *LINKED):
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is tracked: a build leaves files beside the sources."""
+    pytest.importorskip("setuptools", reason="distributions are built with it, without a network")
+    sources = tmp_path_factory.mktemp("distribution") / "sources"
+    for name in ("psdist", *LINKED, "docs", "slurm"):
         shutil.copytree(
             REPOSITORY / name,
             sources / name,
             symlinks=True,
             ignore=shutil.ignore_patterns("__pycache__"),
         )
-    for path in (
-        *REPOSITORY.glob("setup.cfg"),
-        *REPOSITORY.glob("*.toml"),
-        *REPOSITORY.glob("*.md"),
-    ):
-        shutil.copy(path, sources)
+    for path in REPOSITORY.iterdir():
+        if path.is_file():
+            shutil.copy(path, sources)
+    return sources
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path) -> Path:
+    folder = sources.parent
     words = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = python(*words, "--wheel-dir", str(folder), str(sources), path=sources, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -128,14 +131,61 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_a_wheel_contains_every_module_and_linked_ones_as_files(wheel: Path) -> None:
+def test_a_source_distribution_has_the_job_scripts_the_docs_and_the_pinned_versions(
+    sources: Path, wheel: Path
+) -> None:
+    program = (
+        "from setuptools import build_meta\n"
+        "import sys\n"
+        "print(build_meta.build_sdist(sys.argv[1]))"
+    )
+    folder = wheel.parent
+    done = python("-c", program, str(folder), path=sources, cwd=sources)
+    assert done.returncode == 0, done.stdout + done.stderr
+    archive = folder / done.stdout.splitlines()[-1]
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+        files = {member.name.partition("/")[2] for member in opened if member.isfile()}
+    assert archive.name.startswith("psdist_mpi-")
+    wanted = {
+        *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md"),
+        *("SECURITY.md", "constraints.txt", "pyproject.toml", "setup.cfg"),
+        *("slurm/quickstart.sh", "slurm/venv.sh", "slurm/requeue.sbatch"),
+        *("docs/design.md", "docs/convergence-10mbit.svg", "docs/bench/kill-matrix.json"),
+        *("psdist/py.typed", "psdist/servers/protocol/state.py"),
+    }
+    assert wanted <= files
+    assert not {name for name in names if "__pycache__" in name or name.startswith("tests/")}
+
+
+def test_a_wheel_has_the_licence_and_says_so(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {
+            Path(name).name: archive.read(name).decode()
+            for name in archive.namelist()
+            if ".dist-info/" in name
+        }
+    assert texts["LICENSE"] == (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
+    assert texts["NOTICE"] == (REPOSITORY / "NOTICE").read_text(encoding="utf-8")
+    fields = texts["METADATA"].split("\n\n")[0].splitlines()
+    assert "Name: psdist-mpi" in fields
+    assert "License: Apache-2.0" in fields or "License-Expression: Apache-2.0" in fields
+    assert "Author: The psdist authors" in fields
+
+
+def test_the_citation_has_the_version_and_the_licence_of_the_package() -> None:
+    lines = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {psdist.__version__}" in lines
+    assert "license: Apache-2.0" in lines
+
+
+def test_a_wheel_contains_every_module_and_linked_ones_as_files(wheel: Path, sources: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {
             item.filename: archive.read(item)
             for item in archive.infolist()
             if item.filename.endswith(".py")
         }
-    sources = wheel.parent / "sources"
     folders = [sources / "psdist", *(sources / "psdist" / name for name in LINKED)]
     files = {path for folder in folders for path in folder.rglob("*.py")}
     assert packed == {str(path.relative_to(sources)): path.read_bytes() for path in files}

@@ -48,6 +48,40 @@ def test_an_old_python_and_one_without_venv_are_named(tmp_path: Path) -> None:
     assert "seen: python3.12 (without venv) python3 (not 3.11 or newer, or" in done.stderr
 
 
+# Stands for the Python of an environment: pip uninstall removes the folder that pip would remove.
+FAKE_PYTHON = """
+printf '%s\\n' "$*" >>"$LOG"
+case "$*" in *uninstall*) rm -r "$SITE/psdist-"*.dist-info;; esac
+"""
+
+
+@pytest.mark.parametrize("other", ["psdist-0.1.0", "psdist-2.1.4", None])
+def test_an_environment_keeps_no_second_distribution_of_the_package(
+    tmp_path: Path, other: str | None
+) -> None:
+    venv = tmp_path / "venv of mine"
+    site = venv / "lib" / "python3.11" / "site-packages"
+    (site / "psdist_mpi-0.1.0.dist-info").mkdir(parents=True)
+    (venv / "bin").mkdir()
+    program = venv / "bin" / "python"
+    program.write_text(f"#!/bin/sh{FAKE_PYTHON}")
+    program.chmod(0o755)
+    log = tmp_path / "log"
+    env = {"LOG": str(log), "SITE": str(site)}
+    words = ["bash", "-c", f'source {REPOSITORY}/slurm/venv.sh; make_venv "$0" mpi', str(venv)]
+    assert run_program(words, timeout_s=30, env=env).returncode == 0
+    log.unlink()  # the environment is complete now
+
+    if other is not None:
+        (site / f"{other}.dist-info").mkdir()
+    done = run_program(words, timeout_s=30, env=env)
+    assert done.returncode == 0, done.text
+    assert [path.name for path in site.iterdir()] == ["psdist_mpi-0.1.0.dist-info"]
+    asked = [line for line in log.read_text().splitlines() if line.startswith("-m pip")]
+    wanted = [] if other is None else ["uninstall", "install"]
+    assert [line.split()[2] for line in asked] == wanted
+
+
 @pytest.mark.mpi
 def test_the_quickstart_trains_and_proves_its_run_from_any_directory(tmp_path: Path) -> None:
     # An environment that slurm/venv.sh did not make would be made anew, which downloads torch; and
