@@ -69,7 +69,7 @@ def _take_part(context: RankContext, program: Program) -> int:
     if joining.the_job() is None:
         raise UsageError(
             f"the {program} ended without calling psdist.init(); add the four lines that "
-            "the README shows (init, prepare, loader, save)"
+            "the README shows (import, init, prepare, save)"
         )
     return joining.finish()
 

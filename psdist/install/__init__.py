@@ -1,7 +1,7 @@
 """What is installed and what started this process: the MPI library, mpirun, the launcher.
 
 ``mpi`` finds the library and the mpirun that belongs to it, ``launcher`` reads the environment that
-srun or mpirun left, ``distributions`` which installed distribution is psdist, ``kernel`` tells hosts apart, ``trials`` tries things out in processes of their
-own, ``quirks`` holds the remedies for faults of others. Imports errors only; starts MPI only in a
-trial's own process.
+srun or mpirun left, ``distributions`` finds other distributions that provide psdist, ``kernel``
+tells hosts apart, ``trials`` tries things out in processes of their own, ``quirks`` holds the
+remedies for faults of others. Imports errors only; starts MPI only in a trial's own process.
 """

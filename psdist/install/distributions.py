@@ -3,7 +3,7 @@
 Another project on PyPI is called psdist and has the same import name. This one was installed as
 ``psdist``, too, up to version 0.1.0; since then its distribution is ``psdist-mpi``. Reads the
 ``.dist-info`` folders on a path and nothing else: importlib.metadata takes a hundred times as long
-for the same answer, and every rank asks.
+for the same answer, and every rank of a job needs it.
 
     for rival in rivals(sys.path, package=Path(psdist.__path__[0])):
         print(rival.problem, rival.remedy)
@@ -32,8 +32,8 @@ _MAX_BYTES: Final = 16 << 20
 class Rival:
     """A distribution that provides ``psdist`` and is not psdist-mpi.
 
-    ``is_error``: its files and those of psdist-mpi are mixed in one folder, so that nobody can tell
-    what an import loads."""
+    ``is_error``: its files and the files of psdist-mpi are mixed in one folder, and what an import
+    loads depends on the order in which pip installed them."""
 
     problem: str
     remedy: str
@@ -60,14 +60,12 @@ class _Installed:
 def rivals(path: Iterable[str], *, package: Path) -> list[Rival]:
     """Return every other distribution on ``path`` (as sys.path) that provides ``psdist``.
 
-    ``package``: the folder from which the running ``psdist`` was imported.
+    ``package``: the folder of the running ``psdist`` package.
     """
     found = list(_providers(path))
     is_current_installed = any(each.is_current for each in found)
     return [
-        _judge(each, package.parent, is_current_installed)
-        for each in found
-        if not each.is_current
+        _judge(each, package.parent, is_current_installed) for each in found if not each.is_current
     ]
 
 

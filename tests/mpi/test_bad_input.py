@@ -302,7 +302,7 @@ def test_a_script_that_never_calls_init_is_told_what_to_add(ranks: int, tmp_path
     line = the_line(run_script(ranks, "does_not_call_init", run_dir=tmp_path))
     assert line.endswith(
         f"on {HOST}): error: the script {SCRIPT} ended without calling psdist.init(); add the four "
-        "lines that the README shows (init, prepare, loader, save)"
+        "lines that the README shows (import, init, prepare, save)"
     )
 
 

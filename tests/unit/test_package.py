@@ -105,7 +105,7 @@ def test_a_linked_package_is_a_link_to_the_folder_beside(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is tracked: a build leaves files beside the sources."""
+    """A copy of the sources: a build leaves files in their folders."""
     pytest.importorskip("setuptools", reason="distributions are built with it, without a network")
     sources = tmp_path_factory.mktemp("distribution") / "sources"
     for name in ("psdist", *LINKED, "docs", "slurm"):
@@ -135,9 +135,7 @@ def test_a_source_distribution_has_the_job_scripts_the_docs_and_the_pinned_versi
     sources: Path, wheel: Path
 ) -> None:
     program = (
-        "from setuptools import build_meta\n"
-        "import sys\n"
-        "print(build_meta.build_sdist(sys.argv[1]))"
+        "from setuptools import build_meta\nimport sys\nprint(build_meta.build_sdist(sys.argv[1]))"
     )
     folder = wheel.parent
     done = python("-c", program, str(folder), path=sources, cwd=sources)

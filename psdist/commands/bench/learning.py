@@ -64,7 +64,8 @@ def _digits() -> Task:
         from psdist.examples import digits
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"--task digits needs {error.name}: pip install 'psdist-mpi[examples]', or take --task chars"
+            f"--task digits needs {error.name}: pip install 'psdist-mpi[examples]', "
+            "or take --task chars"
         ) from error
     train, test = digits.load_data()
 

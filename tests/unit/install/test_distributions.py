@@ -134,7 +134,7 @@ def test_entries_of_a_path_that_are_no_folders_are_passed_over(tmp_path: Path) -
 
 
 def site_with(tmp_path: Path, name: str, version: str, entry_points: str | None) -> Path:
-    """A site-packages folder with psdist-mpi, from which psdist is imported, and another one."""
+    """A site-packages folder with psdist-mpi and another distribution, to import psdist from."""
     site = tmp_path / "site"
     install(site, "psdist-mpi", "0.1.0", entry_points=OWN_ENTRY_POINTS)
     install(site, name, version, entry_points=entry_points)
