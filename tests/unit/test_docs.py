@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is held against the code: settings, paths, names, commands.
+"""What README.md and docs/ say is held against the code: settings, paths, names, commands, links.
 
 A test that fails here means that a page is not true any more: mend the page.
 """
@@ -21,19 +21,13 @@ from psdist.protocol.control import Control
 from psdist.protocol.header import HEADER_BYTES, Header
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (
-    "README.md",
-    "docs/checkpoints.md",
-    "docs/design.md",
-    "docs/decisions.md",
-    "docs/failures.md",
-    "docs/memory.md",
-    "docs/placement.md",
-    "docs/replication.md",
-    "docs/topology.md",
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/data/*/*.md"))
 )
 PATH = re.compile(r"`((?:psdist|servers|workers|topology|tests|slurm|docs|\.ci)/[\w./-]*)`")
-LINK = re.compile(r"\]\(([^)#:]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def read(page: str) -> str:
@@ -41,7 +35,7 @@ def read(page: str) -> str:
 
 
 def settings_table() -> str:
-    """The README's table, from the settings themselves."""
+    """The table of docs/settings.md, from the settings themselves."""
     rows = ["| setting | default | allowed | |", "|---|---|---|---|"]
     for key in KEYS:
         field = RunConfig.model_fields[key]
@@ -56,9 +50,10 @@ def settings_table() -> str:
     return "\n".join(rows)
 
 
-def test_the_readme_names_every_setting_with_its_default_and_what_is_allowed() -> None:
+def test_a_page_names_every_setting_with_its_default_and_what_is_allowed() -> None:
     wanted = settings_table()
-    assert wanted in read("README.md"), f"README.md wants this table:\n\n{wanted}\n"
+    page = "docs/settings.md"
+    assert wanted in read(page), f"{page} wants this table:\n\n{wanted}\n"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -67,9 +62,62 @@ def test_every_path_that_a_page_names_exists(page: str) -> None:
     named = set(PATH.findall(text))
     missing = [path for path in sorted(named) if not (ROOT / path).exists()]
     assert not missing
-    links = [link for link in LINK.findall(text) if not link.startswith("http")]
-    broken = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page, as GitHub makes them of headings, and those that it sets itself."""
+    found = set(re.findall(r'<a id="([^"]+)"', text))
+    for heading in re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", text), re.MULTILINE):
+        words = re.sub(r"\]\([^)]*\)", "", heading).strip().lower()
+        anchor = name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = 0
+        while anchor in found:
+            number += 1
+            anchor = f"{name}-{number}"
+        found.add(anchor)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: str) -> None:
+    broken = []
+    for link in LINK.findall(CODE_BLOCK.sub("", read(page))):
+        if re.match(r"https?:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if not target.exists() or (
+            anchor and anchor not in anchors(target.read_text(encoding="utf-8"))
+        ):
+            broken.append(link)
     assert not broken
+
+
+def test_the_readme_is_short_and_begins_with_one_sentence_and_a_picture() -> None:
+    text = read("README.md")
+    assert 1000 <= len(text.split()) <= 1250
+    title, sentence, picture = text.split("\n\n")[:3]
+    assert title == "# psdist"
+    assert sentence.count(". ") == 0
+    assert picture.startswith("![")
+
+
+def test_the_readme_shows_a_script_as_a_diff_of_four_new_lines() -> None:
+    (diff,) = re.findall(r"```diff\n(.*?)```", read("README.md"), re.DOTALL)
+    new = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    assert len(new) == 4
+    assert len([line for line in diff.splitlines() if line.startswith("-")]) == 1
+    script = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
+    ast.parse(script)
+
+
+def test_the_readme_shows_the_steps_that_the_test_command_prints() -> None:
+    shown = re.search(r"\$ bash tests/run\.sh\n(.*?)\n\n", read("README.md"), re.DOTALL)
+    assert shown is not None
+    script = read("tests/run.sh")
+    for line in shown.group(1).splitlines():
+        step = line.strip().removeprefix("== ")
+        assert step == "..." or f"check {step}\n" in script or f"== {step}\\n" in script, line
 
 
 def defined_names(path: Path) -> set[str]:
@@ -92,17 +140,18 @@ def test_every_function_that_a_page_points_to_is_where_it_says(page: str) -> Non
         assert name in defined_names(ROOT / path), f"{page}: no {name} in {path}"
 
 
-def test_the_readme_points_to_the_places_where_a_push_is_made_sent_and_applied() -> None:
-    named = set(places_named("README.md"))
+def test_the_tour_points_to_the_places_where_a_push_is_made_sent_and_applied() -> None:
+    named = set(places_named("docs/tour.md"))
     assert ("workers/pushes.py", "frame") in named
     assert ("workers/loop.py", "_send_push") in named
     assert ("servers/protocol/chunks/gathering.py", "proceed") in named
     assert ("servers/protocol/chunks/on_arrival.py", "proceed") in named
 
 
-def test_every_command_and_option_in_the_readme_exists() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/your-script.md"])
+def test_every_command_and_option_in_a_page_exists(page: str) -> None:
     commands = typer.main.get_command(app)
-    text = read("README.md")
+    text = read(page)
     used = set(
         re.findall(r"psdist ((?:run|check|checkpoint|doctor|bench|export)\b(?: pushpull)?)", text)
     )
@@ -116,8 +165,8 @@ def test_every_command_and_option_in_the_readme_exists() -> None:
         assert set(given) <= options, line
 
 
-def test_every_attribute_of_a_job_is_named_in_the_readme() -> None:
-    text = read("README.md")
+def test_every_attribute_of_a_job_is_named_in_the_script_guide() -> None:
+    text = read("docs/your-script.md")
     public = {name for name in vars(Job) if not name.startswith("_")} - {"finish"}
     missing = [name for name in sorted(public) if not re.search(rf"\b{name}\b", text)]
     assert not missing
@@ -167,9 +216,9 @@ def test_the_design_has_the_layers_of_the_import_contract() -> None:
     assert named == wanted  # in the same order, too
 
 
-def test_the_changelog_begins_with_this_version() -> None:
+def test_the_changelog_begins_with_this_version_or_what_follows_it() -> None:
     from psdist import __version__
 
-    newest = re.search(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
-    assert newest is not None
-    assert newest.group(1) == __version__
+    headings = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    assert next(name for name in headings if name != "Unreleased") == __version__
+    assert "Unreleased" not in headings[1:]
