@@ -22,10 +22,10 @@ from typing import Final
 
 NAME: Final = "psdist-mpi"
 OLD_NAME: Final = "psdist"
-_PACKAGE: Final = "psdist"
-_ENTRY_POINT: Final = "psdist.commands.cli:main"
-# Metadata is read up to this size; the RECORD of torch, one of the largest, has 2 MB.
-_MAX_BYTES: Final = 16 << 20
+_PACKAGE: Final = b"psdist"
+_ENTRY_POINT: Final = b"psdist.commands.cli:main"
+# Metadata is read up to this size. The RECORD of torch, one of the largest, has 1.5 MB.
+_MAX_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def _providers(path: Iterable[str]) -> Iterator[_Installed]:
             continue  # a zip file, or a folder that is not there
         for name in names:
             if name.endswith(".dist-info"):
-                info = Path(folder, name)
+                info = f"{folder}/{name}"
                 project, _, version = name.removesuffix(".dist-info").partition("-")
                 project = re.sub(r"[-_.]+", "-", project).lower()
                 if project in (NAME, OLD_NAME) or _provides(info):
@@ -111,32 +111,33 @@ def _providers(path: Iterable[str]) -> Iterator[_Installed]:
                         name=project,
                         version=version,
                         folder=Path(folder),
-                        is_own_code=_ENTRY_POINT in _text(info / "entry_points.txt"),
+                        is_own_code=_ENTRY_POINT in _contents(f"{info}/entry_points.txt"),
                         editable_from=_editable_from(info),
                     )
 
 
-def _provides(info: Path) -> bool:
+def _provides(info: str) -> bool:
     """True if a distribution of another name has files in ``psdist/``."""
-    if top_level := _text(info / "top_level.txt"):
+    if top_level := _contents(f"{info}/top_level.txt"):
         return _PACKAGE in top_level.split()
     # Not every build tool writes top_level.txt.
-    record = _text(info / "RECORD")
-    return record.startswith(f"{_PACKAGE}/") or f"\n{_PACKAGE}/" in record
+    record = _contents(f"{info}/RECORD")
+    return record.startswith(_PACKAGE + b"/") or b"\n" + _PACKAGE + b"/" in record
 
 
-def _editable_from(info: Path) -> str | None:
+def _editable_from(info: str) -> str | None:
     """The folder of an editable installation, None for any other."""
     with suppress(ValueError, AttributeError, TypeError):
-        direct_url = json.loads(_text(info / "direct_url.json"))
+        direct_url = json.loads(_contents(f"{info}/direct_url.json"))
         if direct_url.get("dir_info", {}).get("editable") is True:
             return str(direct_url["url"]).removeprefix("file://")
     return None
 
 
-def _text(path: Path) -> str:
+def _contents(path: str) -> bytes:
+    """Up to ``_MAX_BYTES`` of a file, unbuffered; nothing of one that cannot be read."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with open(path, "rb", buffering=0) as file:
             return file.read(_MAX_BYTES)
     except OSError:
-        return ""
+        return b""

@@ -14,6 +14,7 @@ from rich.console import Console
 from psdist.commands import doctor
 from psdist.commands.doctor import Finding, examine
 from psdist.errors import LaunchError
+from psdist.install.distributions import Rival
 from psdist.install.mpi import MpiLibrary, Mpirun, Output
 from psdist.install.trials import MARK
 from tests.support.mpirun import REQUIRED_BY, run_program, skip_or_fail, why_missing
@@ -110,6 +111,18 @@ def test_a_machine_on_which_all_fits_has_no_errors(machine: Machine) -> None:
     assert findings["srun --mpi="].value == "pmix fits Open MPI v5.0.11"
     assert findings["two ranks"].value == "1 MiB there and back in 1.00 ms"
     assert machine.status() == 0
+
+
+@pytest.mark.parametrize(("is_error", "state"), [(True, "error"), (False, "warning")])
+def test_a_second_distribution_is_named_with_the_line_that_uninstalls_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, is_error: bool, state: str
+) -> None:
+    rival = Rival(problem="psdist 2.1.4", remedy="pip uninstall psdist", is_error=is_error)
+    monkeypatch.setattr(doctor, "rivals", lambda *_, **__: [rival])
+    finding = machine.findings()["distribution"]
+    assert (finding.value, finding.remedy) == ("psdist 2.1.4", "pip uninstall psdist")
+    assert finding.state == state
+    assert machine.status() == int(is_error)
 
 
 def test_without_mpi_the_other_questions_are_still_asked(machine: Machine) -> None:
