@@ -82,16 +82,17 @@ def _judge(other: _Installed, folder: Path, is_current_installed: bool) -> Rival
             is_error=False,
         )
     whose = f"is {NAME} under its old name" if other.is_own_code else "is another project"
-    if is_mixed:
-        return Rival(
-            problem=f"{other} {whose}, and its files overwrite files of {NAME}",
-            remedy=f"{uninstall}, then install {NAME} again",
-            is_error=True,
-        )
+    # Uninstalling the old name takes the command psdist along, which both have.
+    has_shared_files = is_mixed or other.is_own_code
+    effect = (
+        f"its files overwrite files of {NAME}"
+        if is_mixed
+        else "either may be what `import psdist` loads"
+    )
     return Rival(
-        problem=f"{other} {whose}, and either may be what `import psdist` loads",
-        remedy=uninstall,
-        is_error=False,
+        problem=f"{other} {whose}, and {effect}",
+        remedy=f"{uninstall}, then install {NAME} again" if has_shared_files else uninstall,
+        is_error=is_mixed,
     )
 
 

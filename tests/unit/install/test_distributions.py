@@ -92,7 +92,7 @@ def test_an_editable_installation_under_the_old_name_beside_the_new_one_is_a_war
         Rival(
             problem=f"psdist 0.1.0 (editable, {checkout}) is psdist-mpi under its old name, and "
             "either may be what `import psdist` loads",
-            remedy="pip uninstall psdist",
+            remedy="pip uninstall psdist, then install psdist-mpi again",
             is_error=False,
         )
     ]
