@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is held against the code: settings, paths, names, commands, links.
+"""README.md and docs/ are compared with the code: settings, paths, names, commands, links.
 
 A test that fails here means that a page is not true any more: mend the page.
 """

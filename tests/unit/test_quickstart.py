@@ -85,8 +85,8 @@ def test_an_environment_keeps_no_second_distribution_of_the_package(
 
 
 def lines_of_the_readme() -> list[str]:
-    """What README.md shows of the output, as patterns: numbers may differ, and what follows the
-    first number of a line that begins with words."""
+    """Patterns of the output that README.md shows. Numbers may differ; of a line that begins with
+    words, only the part before its first number counts."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     block = text.split("$ bash slurm/quickstart.sh\n")[1].split("\n\n")[0]
     patterns = []
