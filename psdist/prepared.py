@@ -71,6 +71,7 @@ from psdist.workers.model.optimizer_state import (
     all_parts,
     describe_state,
 )
+from psdist.workers.model.renormalised import refuse_renormalised
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.watch import ModelWatch
 from psdist.workers.pushes import DevicePushes
@@ -471,6 +472,7 @@ class ParameterSets:
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_is_trained_twice(descriptions)
+        refuse_renormalised(model, [p for each in descriptions for p in each.parameters])
         described = zip(descriptions, on_servers, strict=True)
         if self._loop.core.welcome is not None:
             return self._join(model, optimizers[0], descriptions[0], overlap=overlap)

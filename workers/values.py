@@ -153,6 +153,7 @@ class Values:
                 break
             except GroupReformedError:  # this worker's slice has become larger
                 yield self._loop.wait_for_replies()
+        self._flat.samples.take()
         self._flat.values_changed()
         self._uses.values_changed()
         self._is_shown = False
@@ -170,6 +171,7 @@ class Values:
             return
         move(chunks)
         self._note(chunks)
+        self._flat.samples.take(chunks)
         self._flat.values_changed(pieces)
 
     def _note(self, chunks: Sequence[int]) -> None:

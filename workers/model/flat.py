@@ -179,8 +179,9 @@ class FlatModel:
             if parameter.data_ptr() != self._addresses[piece]:
                 raise UsageError(
                     f"parameter {self._partition.pieces[piece].name} no longer uses the memory "
-                    "that job.prepare() assigned to it, probably after .to(), .half() or p.data = "
-                    "...; move and convert the model before job.prepare()"
+                    "that job.prepare() assigned to it; in place of `p.data = values` write `with "
+                    "torch.no_grad(): p.copy_(values)`, and move or convert the model (.to(), "
+                    ".half()) before job.prepare()"
                 )
 
     def take_gradient(self, piece: int) -> tuple[int, int] | None:
@@ -367,8 +368,6 @@ class FlatModel:
     def values_changed(self, pieces: Collection[int] | None = None) -> None:
         """Tell autograd, which sees no writes by MPI, of all ``pieces`` or these: a backward pass
         through the old values then raises, as it does after any optimizer's step."""
-        if pieces is None:
-            self.samples.take()
         chosen = range(len(self._parameters)) if pieces is None else pieces
         torch.autograd.graph.increment_version([self._parameters[piece] for piece in chosen])
         for piece in chosen:

@@ -26,6 +26,9 @@ _REMEDY: Final = (
     "load and initialise models before job.prepare, or call job.push() on all workers after it, "
     "which makes the chief's values the servers'"
 )
+_MOST_WRITES: Final = 3
+"""Iterations with a write of which the last one ends the job. The first one is warned of: what is
+written once may be meant for an evaluation."""
 
 
 class ModelWatch:
@@ -53,7 +56,8 @@ class ModelWatch:
         ]
         """What lay where: tables of the modules, their keys and values, and names."""
         self._before_load: list[torch.Tensor] = []
-        self._has_warned = False
+        self._num_writes = 0
+        """Iterations with a write that the servers have not seen."""
         self._parameters = parameters
         hook = _LoadHook(self._keep_values)
         self._handles: list[RemovableHandle] = [
@@ -80,16 +84,26 @@ class ModelWatch:
         before, self._before_load = self._before_load, []
         if written:  # since the last pull, too, which brings the servers' values back
             self._look_for_a_load(before, clock)
-        if is_local or self._has_warned:
-            return
-        written = written or flat.samples.changed()
-        if written:
-            self._has_warned = True
+        if not is_local and (changed := flat.samples.changed(written)):
+            self._report(changed, clock)
+
+    def _report(self, pieces: Sequence[int], clock: int) -> None:
+        """Raises :class:`UsageError` if the script writes again and again."""
+        self._num_writes += 1
+        others = f" (and {len(pieces) - 1} more)" if len(pieces) > 1 else ""
+        told = (
+            f"iteration {clock}: the script has written to parameter {self._names[pieces[0]]}"
+            f"{others} since the servers sent its values"
+        )
+        if self._num_writes == _MOST_WRITES:
+            raise UsageError(
+                f"{told}, as in {_MOST_WRITES - 1} iterations before; the servers do not see such "
+                "writes, and their next values replace them: call job.push() on all workers after "
+                "each write, or express it in the model (torch.nn.utils.parametrize)"
+            )
+        if self._num_writes == 1:
             logger.warning(
-                "the script has written to parameter %s (and %d more) since the servers sent it; "
-                f"they do not see that, and their next values replace it: {_REMEDY}",
-                self._names[written[0]],
-                len(written) - 1,
+                "%s; they do not see that, and their next values replace it: %s", told, _REMEDY
             )
 
     def require_same(self, *, clock: int) -> None:
