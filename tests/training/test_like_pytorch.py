@@ -799,7 +799,7 @@ def test_values_written_after_prepare_are_warned_of_once(tmp_path: Path) -> None
     finally:
         logger.removeHandler(handler)
     (record,) = records
-    assert "parameter 0.weight (and 0 more)" in record.getMessage()
+    assert "has written to parameter 0.weight since" in record.getMessage()
     assert "before job.prepare" in record.getMessage()
 
 

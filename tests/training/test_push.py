@@ -262,32 +262,3 @@ def test_parameters_that_are_not_in_their_memory_any_more_cannot_be_pushed(tmp_p
 
     refused(UsageError, "is not any more what job.prepare.. was given", assigned, tmp_path / "a")
     refused(UsageError, "no longer uses the memory", moved, tmp_path / "m")
-
-
-@pytest.mark.parametrize("settings", [{}, {"overlap": "full"}, {"mode": "ssp", "pipeline": 1}])
-def test_weights_that_are_clipped_past_torch_are_warned_of(
-    settings: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As in the original code of Wasserstein GANs: servers do not see it."""
-
-    def script(clips: bool) -> Script:
-        def train(job: Job, _stage: Stage) -> Result:
-            model, optimizer = job.prepare(*make())
-            for step in range(STEPS):
-                optimizer.zero_grad()
-                model(batch(step, [job.worker])).square().mean().backward()
-                optimizer.step()
-                if clips:
-                    for parameter in model.parameters():
-                        parameter.data.clamp_(-0.01, 0.01)
-            return {}
-
-        return train
-
-    told = "has written to parameter 0.weight (and "
-    for clips in (False, True):
-        groups = APART if "overlap" in settings else TOGETHER
-        case = Case(name="clips", script=script(clips), groups=groups, settings=settings)
-        with caplog.at_level("WARNING", logger="psdist"):
-            run_virtually(case, tmp_path / str(clips))
-        assert (told in caplog.text) == clips

@@ -137,8 +137,7 @@ class ValueSamples:
         """From now on these are compared in every iteration."""
         if self._num_parts > 1 and len(blocks):
             self._has_found = True
-            rows = torch.cat([self._rows[buffer], blocks[:_MOST_FOUND]])
-            self._rows[buffer] = rows.unique()
+            self._rows[buffer] = torch.cat([self._rows[buffer], blocks[:_MOST_FOUND]])
 
     def _now_in_rows(self) -> list[torch.Tensor]:
         return [blocks[rows] for blocks, rows in zip(self._blocks, self._rows, strict=True)]
