@@ -1,5 +1,5 @@
-"""What a script writes to parameters after a step: refused unless it is pushed, and then trained on
-as in one plain process."""
+"""Writes of a script to parameters: refused unless job.push() follows, and then trained on as in one
+plain process."""
 
 from __future__ import annotations
 
@@ -392,7 +392,9 @@ def test_an_embedding_with_max_norm_is_refused(tmp_path: Path) -> None:
         job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
         return {}
 
-    with pytest.raises(ModelError, match=r"0 is a Embedding with max_norm.*0\.weight in forward"):
+    with pytest.raises(
+        ModelError, match=r"module 0 \(Embedding\) has max_norm = 0\.7.*0\.weight in forward"
+    ):
         run(script, tmp_path, APART)
 
 

@@ -2,7 +2,7 @@
 
     refuse_renormalised(module, parameters)
 
-Each worker would renormalise the rows of its own batch, and the servers would see none of it.
+Each worker would renormalise the rows of its own batch, and the servers would not see it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def refuse_renormalised(
             weight = f"{name}.weight" if name else "weight"
             norms = f"{each.norm_type:g}, 0, {each.max_norm:g}"
             raise ModelError(
-                f"{name or 'the model'} is a {type(each).__name__} with max_norm, which writes to "
-                f"{weight} in forward, where the servers do not see it; build it without max_norm "
-                f"and renormalise with `with torch.no_grad(): weight.renorm_({norms})` before "
+                f"module {name or '(the model)'} ({type(each).__name__}) has max_norm = "
+                f"{each.max_norm:g}, which writes to {weight} in forward, where the servers do not "
+                f"see it; build it without max_norm and renormalise with `with torch.no_grad(): weight.renorm_({norms})` before "
                 "job.prepare() and, followed by job.push(), after each optimizer.step()"
             )

@@ -46,7 +46,7 @@ _LEAST_SCALE: Final = 0.05
 class ValueSamples:
     def __init__(self, partition: Partition, flats: Sequence[torch.Tensor]) -> None:
         """``flats``: the flat parameters of each buffer. They are cut into blocks of ``ALIGN``
-        elements, each of which belongs to one piece and to one chunk."""
+        elements. A block belongs to one piece and to one chunk."""
         self._chunks = partition.chunks
         self._pieces = [[piece for piece, _ in each.piece_starts] for each in partition.buffers]
         self._firsts = [
@@ -60,22 +60,21 @@ class ValueSamples:
         self._spans = list(self._spans_of(0))
         """The part that is compared next: blocks by buffer."""
         self._in_spans: list[torch.Tensor] = []
-        """What is to lie there; nothing until new values are in place."""
+        """The values kept of each span; none until new values are in place."""
         # A write that torch has seen is mostly one of a whole piece: the first block shows whether
         # it has restored the values.
         self._rows = [
-            torch.tensor(
-                firsts if self._num_parts > 1 else [], dtype=torch.int64, device=flat.device
-            )
+            torch.tensor(firsts, device=flat.device)
             for firsts, flat in zip(self._firsts, flats, strict=True)
+            if self._num_parts > 1
         ]
-        """By buffer: blocks that are kept in every iteration, whichever part is."""
+        """By buffer: blocks that are kept in every iteration, where a part is not all of them."""
         self._in_rows: list[torch.Tensor] = []
         self._has_found = False
         """Whether blocks with a difference are among them."""
 
     def _spans_of(self, part: int) -> Iterator[tuple[int, slice]]:
-        """One stretch of all buffers, as if they lay one behind the other."""
+        """A stretch of all buffers, counted as one sequence."""
         first = part * self._num_blocks // self._num_parts
         last = (part + 1) * self._num_blocks // self._num_parts
         for buffer, blocks in enumerate(self._blocks):
@@ -90,18 +89,21 @@ class ValueSamples:
             self._in_rows = self._now_in_rows()
         for chunk in (self._chunks[index] for index in chunks or ()):
             start, stop = chunk.start // ALIGN, (chunk.start + chunk.length) // ALIGN
-            blocks, rows = self._blocks[chunk.buffer], self._rows[chunk.buffer]
+            blocks = self._blocks[chunk.buffer]
             for (buffer, span), values in zip(self._spans, self._in_spans, strict=True):
                 first, last = max(span.start, start), min(span.stop, stop)
                 if buffer == chunk.buffer and first < last:
                     values[first - span.start : last - span.start] = blocks[first:last]
-            is_inside = (rows >= start) & (rows < stop)
-            self._in_rows[chunk.buffer][is_inside] = blocks[rows[is_inside]]
+            if self._rows:
+                rows = self._rows[chunk.buffer]
+                is_inside = (rows >= start) & (rows < stop)
+                self._in_rows[chunk.buffer][is_inside] = blocks[rows[is_inside]]
 
     def changed(self, written: Collection[int] = ()) -> list[int]:
-        """Pieces of which an element is another one than :meth:`take` found, ascending. Values that
-        were restored are the same. Nothing until the next :meth:`take`, which keeps another part.
-        ``written``: pieces that torch has seen written."""
+        """Return the pieces with an element that differs from what :meth:`take` kept, ascending.
+
+        Restored values do not differ. Returns no pieces again before the next :meth:`take`, which
+        keeps another part. ``written``: pieces that torch has seen written."""
         found: set[int] = set()
         for buffer, numbers in self._found_in(written):
             found.update(self._piece_of(buffer, number) for number in numbers.tolist())
@@ -135,16 +137,16 @@ class ValueSamples:
 
     def _keep(self, buffer: int, blocks: torch.Tensor) -> None:
         """From now on these are compared in every iteration."""
-        if self._num_parts > 1 and len(blocks):
+        if self._rows and len(blocks):
             self._has_found = True
             self._rows[buffer] = torch.cat([self._rows[buffer], blocks[:_MOST_FOUND]])
 
     def _now_in_rows(self) -> list[torch.Tensor]:
-        return [blocks[rows] for blocks, rows in zip(self._blocks, self._rows, strict=True)]
+        return [blocks[rows] for blocks, rows in zip(self._blocks, self._rows, strict=False)]
 
 
 def _are_same(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> bool:
-    """True if all hold the same bits, of which a device is asked once."""
+    """True if all hold the same bits. Waits for a device once."""
     if before[0].device.type == "cpu":
         return all(map(same_bits, before, now))
     are_other = [
@@ -154,7 +156,7 @@ def _are_same(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> bo
 
 
 def _is_other(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """Of each element: True if it is not the same, nor restored up to rounding."""
+    """By element: True if it is neither the same nor restored up to rounding."""
     is_other = as_bits(before) != as_bits(now)
     if before.element_size() < 4 or not before.numel():
         # A unit of float16 or bfloat16 is up to 0.1 or 0.8 % of a value: what is rounded to that

@@ -99,6 +99,23 @@ def saves_where_nothing_can_be_written() -> None:
     job.save("/proc/model.safetensors")
 
 
+def clips_past_torch() -> None:
+    _, model, _, train = prepared()
+    for _ in range(64):
+        train()
+        model[0].weight.data.clamp_(-0.1, 0.1)
+
+
+def has_an_embedding_with_max_norm() -> None:
+    import torch
+
+    import psdist
+
+    job = psdist.init()
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2, max_norm=1.0))
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def calls_barrier_and_mean() -> None:
     import psdist
 

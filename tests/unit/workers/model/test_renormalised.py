@@ -15,7 +15,7 @@ def test_an_embedding_with_max_norm_is_refused_by_its_name(
 ) -> None:
     model = nn.Sequential(nn.Sequential(kind(10, 4, max_norm=1.5, norm_type=1)), nn.Linear(4, 2))
     told = (
-        rf"0\.0 is a {kind.__name__} with max_norm, .* 0\.0\.weight in forward.* build it without "
+        rf"module 0\.0 \({kind.__name__}\) has max_norm = 1\.5, .* 0\.0\.weight in forward.* without "
         r"max_norm .*weight\.renorm_\(1, 0, 1\.5\).* job\.push\(\), after each optimizer\.step"
     )
     with pytest.raises(ModelError, match=told):
@@ -25,7 +25,7 @@ def test_an_embedding_with_max_norm_is_refused_by_its_name(
 def test_an_embedding_is_refused_whose_weight_is_that_of_another_module() -> None:
     model = nn.ModuleDict({"words": nn.Embedding(10, 4, max_norm=1), "head": nn.Linear(4, 10)})
     model["words"].weight = model["head"].weight
-    with pytest.raises(ModelError, match="words is a Embedding"):
+    with pytest.raises(ModelError, match=r"module words \(Embedding\)"):
         refuse_renormalised(model, list(model["head"].parameters()))
 
 

@@ -85,7 +85,7 @@ def small(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 def refused_after(
     worker: Worker, write: Callable[[], object], land: Callable[[], None] | None = None
 ) -> tuple[str, int]:
-    """What is told, and by how many iterations, of a script that writes in each of them."""
+    """The error of a script that writes in every iteration, and their number until then."""
     land = land or worker.land
     land()
     worker.look()
