@@ -650,8 +650,8 @@ def test_weights_that_are_clipped_past_torch_end_the_job_in_one_error(
 def test_an_embedding_with_max_norm_is_refused_in_one_line(ranks: int, tmp_path: Path) -> None:
     line = the_line(run_script(ranks, "has_an_embedding_with_max_norm", run_dir=tmp_path))
     assert re.search(
-        r"error at bad_script\.py line \d+: module 0 \(Embedding\) has max_norm = 1, .*; build it without "
-        r"max_norm and renormalise with `.*renorm_\(2, 0, 1\)` before job\.prepare\(\) and, "
+        r"error at bad_script\.py line \d+: module 0 \(Embedding\) has max_norm = 1, .*; build it "
+        r"without max_norm and renormalise with `.*renorm_\(2, 0, 1\)` before job\.prepare\(\) and, "
         r"followed by job\.push\(\), after each optimizer\.step\(\)",
         line,
     ), line

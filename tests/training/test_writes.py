@@ -1,5 +1,5 @@
-"""Writes of a script to parameters: refused unless job.push() follows, and then trained on as in one
-plain process."""
+"""Writes of a script to parameters: refused unless job.push() follows, and then trained on as in
+one plain process."""
 
 from __future__ import annotations
 

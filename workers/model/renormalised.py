@@ -29,6 +29,7 @@ def refuse_renormalised(
             raise ModelError(
                 f"module {name or '(the model)'} ({type(each).__name__}) has max_norm = "
                 f"{each.max_norm:g}, which writes to {weight} in forward, where the servers do not "
-                f"see it; build it without max_norm and renormalise with `with torch.no_grad(): weight.renorm_({norms})` before "
-                "job.prepare() and, followed by job.push(), after each optimizer.step()"
+                "see it; build it without max_norm and renormalise with `with torch.no_grad(): "
+                f"weight.renorm_({norms})` before job.prepare() and, followed by job.push(), after "
+                "each optimizer.step()"
             )

@@ -27,8 +27,8 @@ _REMEDY: Final = (
     "which makes the chief's values the servers'"
 )
 _MOST_WRITES: Final = 3
-"""Iterations with a write until the job ends. The first one is a warning: a script may write once for
-an evaluation."""
+"""Iterations with a write until the job ends. The first one is a warning: a script may write once
+for an evaluation."""
 
 
 class ModelWatch:
