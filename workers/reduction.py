@@ -69,35 +69,29 @@ class Reduction:
         """This worker's slice of the gradients becomes the group's weighted mean, clipped where
         that is asked for. ``table``: what all bring."""
         is_finite = all(row.is_finite for row in table)
-        left, is_redone = None, False
+        has_left = False
         if self._overlap is not None:
             self._overlap.watch_group(table)
             if is_finite:
                 yield from self._overlap.catch_up(table)
-                left, is_redone = self._overlap.left, self._overlap.is_redone
-        brought, total = mine.weight, sum(row.weight for row in table)
-        if left is None:
+                has_left = self._overlap.has_left
+        hyper = mine.hyper  # where gradients have left, the group has compared it before
+        if not has_left:
             hyper = yield from self._steps.hyperparameters(table, mine.hyper, clock=clock)
-            weight, group_weight = brought, total
-        else:
-            hyper, weight, group_weight = left.terms.hyper, left.terms.weight, left.group_weight
-            if not is_redone:
-                brought, total = weight, group_weight
+        total = sum(row.weight for row in table)
         is_usable = is_finite and not any(row.is_skipped for row in table)
         reduced = Reduced(
-            weight=weight,
-            group_weight=group_weight if is_usable or left is not None else 0.0,
+            weight=mine.weight,
+            group_weight=total if is_usable else 0.0,
             hyper=hyper,
             absent=frozenset.intersection(*(row.absent for row in table if not row.has_ended)),
             is_skipped=not (is_usable and total),
         )
         max_norm = max_norm_of(table, clock=clock)
         if reduced.is_skipped:
-            if left is not None:
-                self._flat.clear_gradients()  # what has left is made good with nothing
             return reduced
         try:
-            yield from self._average(share=brought / total)
+            yield from self._average(share=mine.weight / total)
         except GroupReformedError:
             # What is nobody's sum yet counts for nothing; what others have pushed counts.
             reduced.is_skipped, reduced.group_weight = True, 0.0

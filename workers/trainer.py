@@ -39,7 +39,7 @@ from psdist.workers.batches import Batches
 from psdist.workers.early.early_pushes import EarlyPushes, Terms
 from psdist.workers.early.group_overlap import GroupOverlap, Sums
 from psdist.workers.early.group_pushes import GroupPushes
-from psdist.workers.early.overlap import Left, Overlap
+from psdist.workers.early.overlap import Overlap
 from psdist.workers.early.progress import Driver
 from psdist.workers.group.buckets import Buckets
 from psdist.workers.group.channel import GroupChannel, Pending
@@ -69,7 +69,6 @@ class WorkerStatistics:
     staleness: dict[int, int]
     early_pushes: int = 0
     """Chunks that left during backward."""
-    overlap_corrections: int = 0
     local_steps: int = 0
     """Of the script's own optimizer, where a round has several."""
     rounds_cut: int = 0
@@ -490,7 +489,9 @@ class Trainer:
     ) -> Generator[Wait, None, None]:
         """Push and bring; the iteration is over, though values may be brought later."""
         if self._in_group is not None:
-            yield from self._in_group.settle_in_group()
+            yield from self._in_group.settle_in_group(
+                absent=reduced.absent, is_skipped=reduced.is_skipped
+            )
         if self._pipelined is not None:
             yield from self._pipelined.before_push()
             self._begin_push(reduced)
@@ -540,9 +541,7 @@ class Trainer:
         self._rounds_missed += 1 + len(skipped)
         if self._history is not None:
             for clock in skipped:
-                self._history.push(
-                    clock, 0.0, 0.0, set(self._mine), len(self._mine), is_corrected=False
-                )
+                self._history.push(clock, 0.0, 0.0, set(self._mine), len(self._mine))
         self._loop.core.miss_until(joins_at)
         self._on_missed(len(skipped))
         self._loop.begin_pull(clock=joins_at, chunks=self._mine, is_fresh=False)
@@ -570,12 +569,12 @@ class Trainer:
         self._overlap.absent = gone
         terms = Terms(clock=self.clock, hyper=reduced.hyper, weight=weight)
         if self._loop.core.is_pushing:
-            empty = self._overlap.settle(empty)
+            empty = self._overlap.settle(empty, absent=gone, is_skipped=reduced.is_skipped)
             # What is left leaves under the terms of what has left.
             terms = self._overlap.early.terms or terms
             self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
-            # One that is skipped weighs nothing, but for what of it has left.
-            self._finish_push(empty, reduced.weight, weight or reduced.weight, gone)
+            self._record_push(reduced.weight, weight, empty)
+            self._loop.finish_push(empty=empty, absent=sorted(gone))
             return
         self._values.look_for_writes()
         self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
@@ -590,34 +589,17 @@ class Trainer:
             weight=weight,
             empty=empty,
         )
-        if not reduced.is_skipped:
-            self._overlap.pushed_whole()
-
-    def _finish_push(
-        self, empty: Collection[int], own: float, weight: float, absent: Collection[int]
-    ) -> None:
-        """The chunks of the iteration that have not left during backward."""
-        self._record_push(own, weight, empty)
-        self._loop.finish_push(empty=empty, absent=sorted(absent))
 
     def _record_push(self, own: float, weight: float, empty: Collection[int]) -> None:
         if self._history is not None:
-            self._history.push(
-                self.clock,
-                own,
-                weight,
-                empty,
-                len(self._mine),
-                is_corrected=self._overlap.is_corrected,
-            )
+            self._history.push(self.clock, own, weight, empty, len(self._mine))
 
     def close(self) -> None:
-        """The script ends: so does an iteration of which chunks have left and that sees no step,
-        which the other groups may wait for."""
+        """The script ends. Raises :class:`UsageError` if gradients have left of an iteration that
+        sees no step: servers may have applied them."""
         self.take_over()
         self.finish_late()
-        meeting = self._overlap.meet_at_end()
-        for wait in self._end_what_left(meeting, self._overlap.finish_open, "finish"):
+        for wait in self._overlap.meet_at_end():
             self._loop.carry_on(wait)
         self._overlap.stop()
         if self._late is not None:
@@ -625,35 +607,13 @@ class Trainer:
 
     def end_dropped(self, call: str) -> None:
         """The script calls ``call``, which others may come to after their step() only: an iteration
-        whose gradients it has dropped ends before, since they may wait for the rest of it."""
+        whose gradients it has dropped has not begun, and nobody waits for it. Raises
+        :class:`UsageError` if some of them have left."""
         self.finish_late()
         if self._in_group is None and self._group.size > 1:
             return
-        meeting = self._overlap.meet_dropped(call)
-        for wait in self._end_what_left(meeting, self._overlap.finish_dropped, call):
+        for wait in self._overlap.meet_dropped(call):
             self._loop.carry_on(wait)
-
-    def _end_what_left(
-        self,
-        meeting: Generator[Wait, None, Left | None],
-        finish: Callable[[], set[int]],
-        call: str,
-    ) -> Iterator[Wait]:
-        """End an iteration of which parts have left, and that sees no step. ``meeting`` says
-        whether there is one; ``finish()`` which of its chunks are empty."""
-        left = yield from meeting
-        if left is None:
-            return
-        self.record_use()
-        empty, terms, weight = finish(), left.terms, left.group_weight
-        if self._loop.core.is_pushing:
-            self._finish_push(empty, terms.weight, weight, ())
-        else:  # what has left was of others' slices
-            self._record_push(terms.weight, weight, empty)
-            self._loop.begin_push(
-                clock=self.clock, hyper=terms.hyper, absent=(), weight=weight, empty=empty
-            )
-        yield from self._await_replies(call)
 
     def pull(self) -> None:
         """The freshest parameters that the mode allows; every worker of the group calls it.
@@ -741,7 +701,6 @@ class Trainer:
             max_staleness_seen=max(self._values.staleness_seen, default=0),
             staleness=dict(sorted(self._values.staleness_seen.items())),
             early_pushes=self._overlap.early.num_pushed,
-            overlap_corrections=self._overlap.corrections,
             rounds_missed=self._rounds_missed,
             bytes_before_coding=(
                 pushes.bytes_before_coding,

@@ -136,6 +136,8 @@ USE_DTYPE = np.dtype(
         "itemsize": 32,
     }
 )
+IS_CORRECTED = False
+"""What every push says now. In psdist 0.1.0 a later push could correct an iteration."""
 PUSH = struct.Struct("<iIddBB6x")
 PUSH_DTYPE = np.dtype(
     {

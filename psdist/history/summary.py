@@ -83,7 +83,7 @@ class SetSummary(_Told):
     recorded: Recorded | None
     per_server: tuple[ServerSummary, ...]
     overlap_corrections: _Count | None = 0
-    """Iterations of which something was sent too soon; 0 where a run does not know of any."""
+    """Iterations that a later push corrected; only psdist 0.1.0 made such corrections."""
     rounds_missed: tuple[_Count, ...] | None = None
     """By group; null where no group may miss any."""
     modes: tuple[ModeTold, ...] = ()
@@ -107,7 +107,7 @@ class Summary(_Told):
     recorded: Recorded | None
     per_server: tuple[ServerSummary, ...]
     overlap_corrections: _Count | None = 0
-    """Iterations of which something was sent too soon; 0 where a run does not know of any."""
+    """Iterations that a later push corrected; only psdist 0.1.0 made such corrections."""
     rounds_missed: tuple[_Count, ...] | None = None
     """By group; null where no group may miss any."""
     local_steps: _Count | None = None

@@ -37,6 +37,7 @@ from psdist.history.recorder import Recorder
 from psdist.history.records import (
     CHECKSUM,
     EVENT,
+    IS_CORRECTED,
     NO_CHUNK,
     OF_MEMBERSHIP,
     PUSH,
@@ -362,35 +363,26 @@ class WorkerHistory:
         weight: float,
         empty: Collection[int],
         num_chunks: int,
-        *,
-        is_corrected: bool = False,
     ) -> None:
         """This worker now pushes its slice of ``iteration``, of ``num_chunks`` chunks.
 
         ``own``: the weight of its own batches, ``weight``: that of its group, which the pushes
-        carry; ``empty``: the chunks of the slice that are pushed without a gradient;
-        ``is_corrected``: some had left before the gradient was what it is now.
+        carry; ``empty``: the chunks of the slice that are pushed without a gradient.
         """
         is_empty = len(empty) == num_chunks
-        self._push(iteration, NO_CHUNK, own, weight, is_empty, is_corrected)
+        self._push(iteration, NO_CHUNK, own, weight, is_empty)
         if not is_empty:
             for chunk in sorted(empty):
                 self._push(iteration, chunk, own, weight, True)
 
     def _push(
-        self,
-        iteration: int,
-        chunk: int,
-        own: float,
-        weight: float,
-        is_empty: bool,
-        is_corrected: bool = False,
+        self, iteration: int, chunk: int, own: float, weight: float, is_empty: bool
     ) -> None:
         pushes = self._pushes
         if pushes.used == pushes.CAPACITY:
             pushes.flush()
         place = pushes.used * PUSH.size
-        PUSH.pack_into(pushes.bytes, place, iteration, chunk, own, weight, is_empty, is_corrected)
+        PUSH.pack_into(pushes.bytes, place, iteration, chunk, own, weight, is_empty, IS_CORRECTED)
         pushes.used += 1
         if monotonic() >= pushes.flush_at_s:
             pushes.flush()

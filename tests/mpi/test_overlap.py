@@ -66,7 +66,6 @@ def overlap_on_ranks(
     assert off["early_pushes"] == 0
     assert auto["early_pushes"] > (WORKERS if group == "rank" else 1) * auto["chunks"]
     assert full["early_pushes"] > 0
-    assert auto["overlap_corrections"] == full["overlap_corrections"] == 0
     late = str(LATE if (group, device) == ("rank", "cpu") else 0)
     assert re.findall(r"late steps: (\w+)", done.stdout) == [late] * WORKERS
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.virtual.early_worker import EarlyWorker, early_schedule
+from psdist.errors import UsageError
+from tests.support.virtual.early_worker import ChangingWorker, EarlyWorker, early_schedule
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import Schedule
@@ -42,8 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("first_seed", range(0, num_schedules // 10, BLOCK))
 
 
-def play(schedule: Schedule) -> VirtualJob:
-    job = VirtualJob(schedule, make_worker=EarlyWorker)
+def play(schedule: Schedule, worker: type[EarlyWorker] = EarlyWorker) -> VirtualJob:
+    job = VirtualJob(schedule, make_worker=worker)
     job.run()
     return job
 
@@ -59,10 +60,29 @@ def test_what_leaves_early_keeps_the_modes_rules_and_every_value(first_seed: int
             raise AssertionError(f"seed {seed}: {schedule}") from error
         for worker in job.workers:
             statistics = worker.trainer.statistics()
-            assert not statistics.overlap_corrections, f"seed {seed}"
             if len(job.groups[worker.group]) > 1:
                 together += statistics.early_pushes
             else:
                 alone += statistics.early_pushes
     assert alone > 10
     assert together > 10
+
+
+def test_a_gradient_that_changes_later_is_pushed_as_it_is_in_step_or_is_an_error(
+    first_seed: int,
+) -> None:
+    num_errors = num_replaced = 0
+    for seed in range(first_seed, first_seed + BLOCK):
+        schedule = early_schedule(seed)
+        try:
+            job = play(schedule, ChangingWorker)
+            prove(job)
+        except UsageError as error:
+            assert "changed after it had been sent during backward; set overlap = off" in str(error)
+            num_errors += 1
+        except Exception as error:  # say which schedule, whatever went wrong
+            raise AssertionError(f"seed {seed}: {schedule}") from error
+        else:
+            num_replaced += sum(worker.num_changed for worker in job.workers)
+    assert num_errors
+    assert num_replaced

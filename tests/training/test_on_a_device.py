@@ -56,7 +56,6 @@ def test_overlap_gives_the_bits_of_the_cpu_whenever_copies_come(
     ours, devices = on_device(training(), tmp_path, seed=seed, rate=rate)
     assert torch.equal(parameters(ours), on_cpu(training(), tmp_path))
     assert 0 < ours.summary["early_pushes"] < MOST  # what is late leaves in step()
-    assert ours.summary["overlap_corrections"] == 0
     assert all(device.num_late for device in devices)
 
 

@@ -58,6 +58,8 @@ class EarlyPushes:
         self.terms: Terms | None = None
         """Of the iteration whose gradients come; None before the first is there."""
         self.sent: dict[int, bool] = {}
+        self.absent: frozenset[int] = frozenset()
+        """Pieces that were said to have no gradient when the first chunk left."""
         self.is_stopped = False
         """Whether what is left waits for ``step()``."""
         self.num_pushed = 0
@@ -211,6 +213,7 @@ class EarlyPushes:
     def _push(self, terms: Terms, chunk: int, absent: frozenset[int]) -> None:
         """``terms``: the group's; ``absent``: pieces of which it has no gradient."""
         if not self.sent:
+            self.absent = absent
             self._look_for_writes()
             self._loop.begin_iteration(
                 clock=terms.clock,

@@ -2,22 +2,23 @@
 
 In ``step()`` a table says how far anybody has come, and all get there. If what has left is right on
 every worker, the rest is reduced and pushed. If it is not, on any of them, the whole gradient is
-reduced once more, as without overlap, and each owner compares what it has pushed with that.
+reduced once more, as without overlap, and each owner compares what it has pushed with that: where
+that is another, all workers of the group raise :class:`UsageError`.
 
     overlap = GroupOverlap("auto", ..., group=group, sums=sums)
     absent, terms = overlap.collect(terms, scale=1.0)
     table = ...                                       # psdist.workers.step_table
     yield from overlap.catch_up(table)
     yield from overlap.reduce(share)                  # of what has not left, or of everything
-    yield from overlap.settle_in_group()
-    empty = overlap.settle(empty)
+    yield from overlap.settle_in_group(absent=..., is_skipped=...)
+    empty = overlap.settle(empty, absent=..., is_skipped=...)
 
 Own chunks are pushed out of ``sums``: the flat gradients stay this worker's alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,10 +29,9 @@ from psdist.protocol.partition import Chunk, Partition, Span
 from psdist.workers.early.early_pushes import Terms
 from psdist.workers.early.group_pace import GroupPace
 from psdist.workers.early.group_pushes import GroupPushes
-from psdist.workers.early.overlap import CHANGED, RETERMED, WATCHED, Left, Overlap
+from psdist.workers.early.overlap import RETERMED, SKIPPED, UNFOLLOWED, WATCHED, Overlap
 from psdist.workers.group.channel import GroupChannel, Slices
 from psdist.workers.loop import Wait
-from psdist.workers.model.bits import same_bits
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.step_table import Row, in_group
 
@@ -78,8 +78,8 @@ class GroupOverlap(Overlap):
         self._slices = slices
         self._sums = sums
         self._all = self._spans_of(range(len(self._partition.chunks)))
-        self.left: Left | None = None
-        """Of this iteration, once all have caught up: whether buckets left before step()."""
+        self.has_left = False
+        """Whether buckets of this iteration left before step(), once all have caught up."""
         self._num_ended = 0
         """Iterations: the same on all workers of the group."""
         self.is_redone = False
@@ -113,19 +113,15 @@ class GroupOverlap(Overlap):
         is_clipped: bool = False,
     ) -> tuple[list[int], Terms]:
         self._look(now, has_scaler=has_scaler, is_clipped=is_clipped)
-        terms, kept = self.early.terms, set[int]()
+        kept: Collection[int] = ()
         self.is_changed = self.is_retermed = False
-        if self.is_half_pushed and terms is not None:
-            self.is_retermed = (terms.hyper, terms.weight) != (now.hyper, now.weight)
+        if self.is_half_pushed:
+            self.is_retermed = self._is_retermed(now)
             is_other = is_skipped or is_clipped or scale != 1.0
             self.is_changed = is_other or not self._is_as_sent()
             if not self.is_changed:
                 kept = self._given_pieces()
-        absent = self._flat.collect_gradients(scale=scale, kept=kept)
-        if is_skipped:
-            self._flat.clear_gradients()
-        brought = {piece for chunk in self._owed for piece in self._changed_pieces(chunk)}
-        return [piece for piece in absent if piece not in brought], now
+        return self._flat.collect_gradients(scale=scale, kept=kept), now
 
     # -- in the group --------------------------------------------------------------------------
 
@@ -141,32 +137,34 @@ class GroupOverlap(Overlap):
             super()._switch_on()
 
     def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, None]:
-        """Everybody has begun what any of ``table`` has. All gradients are collected."""
+        """Everybody has begun what any of ``table`` has. All gradients are collected. Raises
+        :class:`UsageError` where buckets have left under other terms than ``step()`` has, or of a
+        worker that has ended without one."""
         index = self._loop.core.set_index
         yield from self._catch_up(max(row.num_begun_in(index) for row in table), _CALL)
-        if self.left is not None:
-            # Who has ended without a step() has given what does not count.
-            self.is_redone = any(row.is_changed or row.has_ended for row in table)
-            if any(row.is_retermed for row in table):
-                self._correct(f"hyperparameters or the weight of a batch {RETERMED}")
+        if not self.has_left:
+            return
+        if any(row.has_ended for row in table):
+            raise self.sent_too_soon(UNFOLLOWED)
+        if any(row.is_retermed for row in table):
+            raise self.sent_too_soon(RETERMED)
+        self.is_redone = any(row.is_changed for row in table)
 
     def _catch_up(self, most: int, call: str) -> Generator[Wait, None, None]:
-        self.left, self.is_redone = None, False
+        self.has_left = self.is_redone = False
         buckets = self.early.buckets
         if not most:
             return
         if not buckets.num_begun:
             self.early.open(self._terms(), num_buckets=0)
         yield from in_group(buckets.catching_up(most), call)
-        terms = self.early.terms
-        if most > 1 and terms is not None:
-            self.left = Left(terms, buckets.group_weight)
+        self.has_left = most > 1
 
     def reduce(self, share: float) -> Generator[Wait, None, None]:
         """What has not left becomes the group's mean, of this worker's slice. ``share``: this
         worker's part in it."""
         flats = self._flat.gradients
-        if self.left is not None and not self.is_redone:
+        if self.has_left and not self.is_redone:
             begun = set(self.early.buckets.chunks_begun)
             rest = [each for each in range(len(self._partition.chunks)) if each not in begun]
             if rest:
@@ -180,8 +178,6 @@ class GroupOverlap(Overlap):
             flat.mul_(share)
         into = None if self.is_redone else list(self._sums.values())
         yield from in_group(self._group.reduce_scatter(flats, self._all, into), _CALL)
-        for chunk, missing in self._owed.items():
-            self._own_part(chunk).add_(missing)
 
     def _own_part(self, chunk: int) -> torch.Tensor:
         """Where the group's gradient of an own chunk lies."""
@@ -193,61 +189,52 @@ class GroupOverlap(Overlap):
         """The group's gradient, of this worker's chunks."""
         return [self._own_part(chunk) for chunk in self._sums]
 
-    def settle_in_group(self) -> Generator[Wait, None, None]:
-        """Where the gradient was made anew: what was pushed of the other lacks the difference."""
+    def settle_in_group(
+        self, *, absent: Collection[int], is_skipped: bool
+    ) -> Generator[Wait, None, None]:
+        """As :meth:`settle`, together: all workers of the group raise where one of them has pushed
+        what is another now."""
+        if self.has_left and is_skipped:
+            raise self.sent_too_soon(SKIPPED)
         if not self.is_redone:
             return
         self._reason = self._reason or "gradients change between backward and step()"
         changed: set[int] = set()
         for chunk, total in self._sums.items():
             wanted = self._own_part(chunk)
-            if chunk not in self.early.sent:
+            if chunk in self.early.sent:
+                changed.update(self.pieces_unlike(chunk, wanted, total, absent))
+            else:
                 total.copy_(wanted)
-                continue
-            sent = torch.zeros_like(total) if self.early.sent[chunk] else total
-            if not same_bits(wanted, sent):
-                self._owed[chunk] = wanted - sent
-                changed.update(self._changed_pieces(chunk))
         table = yield from in_group(self._group.agree(_CALL, sorted(changed)), _CALL)
         pieces = sorted({int(piece) for row in table for piece in row})
         if pieces:
-            more = f" (and {len(pieces) - 1} more)" if len(pieces) > 1 else ""
-            name = self._partition.pieces[pieces[0]].name
-            self._correct(f"the gradient of {name}{more} {CHANGED}")
-
-    def settle(self, empty: Iterable[int]) -> set[int]:
-        return self._without_gradient(empty)
+            raise self.sent_too_soon(self.describe_changed(pieces))
 
     # -- the end -------------------------------------------------------------------------------
 
-    def meet_at_end(self) -> Generator[Wait, None, Left | None]:
+    def meet_at_end(self) -> Generator[Wait, None, None]:
         table = yield from in_group(self._group.agree("finish", [self.num_begun]), "finish")
         yield from self._catch_up(int(max(begun for (begun,) in table)), "finish")
-        return self.left
+        if self.has_left:
+            raise self.sent_too_soon(UNFOLLOWED)
 
-    def meet_dropped(self, call: str) -> Generator[Wait, None, Left | None]:
+    def meet_dropped(self, call: str) -> Generator[Wait, None, None]:
         if self._num_ended < WATCHED:
-            return None
+            return
         has_kept = self._is_expected and not self.is_dropped
         row = [self.num_begun, float(has_kept), float(self.is_dropped)]
         table = yield from in_group(self._group.agree(call, row), call)
         most, kept, dropped = (int(max(column)) for column in zip(*table, strict=True))
         if kept or not dropped:
-            return None
+            return
         yield from self._catch_up(most, call)
-        if self.left is None:
-            self.early.reset()
-            self.expect_nothing()
-        return self.left
-
-    def finish_dropped(self) -> set[int]:
-        for chunk, is_empty in self.early.sent.items():
-            if not is_empty:
-                self._owed[chunk] = -self._sums[chunk]
-        self._correct("gradients were dropped, of which a part had been sent")
-        return self._without_gradient(self._loop.core.mine)
+        if self.has_left:
+            raise self.sent_too_soon(UNFOLLOWED)
+        self.early.reset()
+        self.expect_nothing()
 
     def end_iteration(self) -> None:
         super().end_iteration()
         self._num_ended += 1
-        self.left, self.is_redone = None, False
+        self.has_left = self.is_redone = False

@@ -1,26 +1,26 @@
-"""Overlap of one parameter set: whether its gradients may leave during backward, and what becomes
-of those that were sent too soon.
+"""Overlap of one parameter set: whether its gradients may leave during backward, and whether what
+has left is what ``step()`` finds.
 
 It watches the first iterations, in which everything leaves in ``step()``. What they show decides:
 where each gradient comes once, and is in ``step()`` what it was when autograd had finished it, it
 switches on. From then on chunks leave early (psdist.workers.early.early_pushes), replies land
-beside the parameters, and every step compares what was sent with what is there. A difference goes
-into the next push, and overlap goes off; ``strict`` raises :class:`UsageError` instead.
+beside the parameters, and every step compares what was sent with what is there. A gradient that
+changes before it has left is sent as it is in ``step()``, and overlap goes off. If it has left, a
+server may have applied it, and no later push makes that good: :class:`UsageError`.
 
     overlap = Overlap("auto", partition=..., flat=..., loop=..., early=..., terms=..., driver=...)
     overlap.compare()                                         # while chunks may still leave
     absent, terms = overlap.collect(terms, scale=1.0)         # the flat gradients are complete
-    empty = overlap.settle(empty)                             # before the rest is pushed
+    empty = overlap.settle(empty, absent=..., is_skipped=...) # before the rest is pushed
     overlap.end_iteration()                                   # the new values are in place
 
-Longer than other modules: what is watched, sent, compared and corrected is one judgement.
+Longer than other modules: what is watched, sent and compared is one judgement.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
@@ -40,17 +40,12 @@ logger = logging.getLogger("psdist")
 
 WATCHED: Final = 3
 """Iterations that must look alike before gradients leave early."""
-RETERMED: Final = "changed after the first gradients had been sent with others"
-CHANGED: Final = "changed after it had been sent; the next push brings the difference"
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Of an iteration of which parts have left before ``step()``."""
-
-    terms: Terms
-    """This worker's."""
-    group_weight: float
+RETERMED: Final = (
+    "hyperparameters or the weight of the batch changed after the first gradients had been sent"
+)
+UNFOLLOWED: Final = "backward was not followed by step(), and a part of its gradients was sent"
+SKIPPED: Final = "a GradScaler left the step out, and a part of its gradients had been sent"
+_REMEDY: Final = 'set overlap = off (job.prepare(..., overlap="off")) to send gradients in step()'
 
 
 class Overlap:
@@ -71,9 +66,6 @@ class Overlap:
         gradients of other groups may leave early, but not of this worker's; ``is_training()``:
         gradients of a model that is evaluated, as for a saliency map, lead to no step as a rule;
         ``before_gradient()`` is called while the flat gradients may still be those of before."""
-        self.corrections = 0
-        """Iterations of which something was sent that step() did not find again."""
-        self._is_strict = setting == "strict"
         self._partition = partition
         self._flat = flat
         self._loop = loop
@@ -107,16 +99,12 @@ class Overlap:
         self.is_changed = False
         """Whether gradients are others than those that have left to the group."""
         self.is_retermed = False
-        """Whether hyperparameters or weight are others than those that the group was told."""
+        """Whether hyperparameters or the batch's weight are others than the group was told."""
         self._shadow: Shadow | None = None
         self._changed: set[int] = set()
-        """Pieces whose gradient has other bits in step() than it had when it came."""
+        """Pieces whose gradient is not in step() what it was when it came, or came again."""
         self._moved: dict[int, int] = {}
         """Chunk -> number of the version that lies in place."""
-        self._owed: dict[int, torch.Tensor] = {}
-        """Chunk -> what the next push must add to what was sent."""
-        self.is_corrected = False
-        """Whether this iteration is counted among the corrections."""
         self._has_hooks = setting != "off"
         if self._has_hooks:
             self._hooks.copies = "all" if self._is_watching else "none"
@@ -131,11 +119,6 @@ class Overlap:
     def num_begun(self) -> int:
         """Operations of the group that were begun during backward."""
         return 0
-
-    @property
-    def has_owed(self) -> bool:
-        """Whether a correction waits for the next push."""
-        return bool(self._owed)
 
     # -- during backward -----------------------------------------------------------------------
 
@@ -175,12 +158,13 @@ class Overlap:
         chunks leave."""
         if self.early.terms is None:
             return
-        hooks = self._hooks
-        self._changed = self._flat.unlike_flat(
-            piece
-            for piece in self.early.pieces
-            if hooks.counts[piece] == 1 and hooks.is_as_noted(piece)
-        )
+        counts, as_noted, others = self._hooks.counts, list[int](), set[int]()
+        for piece in self.early.pieces:
+            if counts[piece] == 1 and self._hooks.is_as_noted(piece):
+                as_noted.append(piece)
+            elif counts[piece]:
+                others.add(piece)
+        self._changed = others | self._flat.unlike_flat(as_noted)
 
     def collect(
         self,
@@ -195,27 +179,25 @@ class Overlap:
         the terms of the push: those of what has left already. The loop is the script's.
 
         ``has_scaler``: a GradScaler takes part, which may have this step left out
-        (``is_skipped``); ``is_clipped``: by job.clip_grad_norm_.
+        (``is_skipped``); ``is_clipped``: by job.clip_grad_norm_. Raises :class:`UsageError` where
+        hyperparameters or the weight of the batch are others than those under which a part has
+        left.
         """
         self._look(now, has_scaler=has_scaler, is_clipped=is_clipped)
-        terms = now
         kept: Collection[int] = ()
         if self.is_half_pushed:
-            assert self.early.terms is not None
-            terms = self.early.terms
-            if (terms.hyper, terms.weight) != (now.hyper, now.weight):
-                what = "hyperparameters" if terms.hyper != now.hyper else "the weight of the batch"
-                self._correct(f"{what} {RETERMED}")
+            if self._is_retermed(now):
+                raise self.sent_too_soon(RETERMED)
             if is_skipped or is_clipped or scale != 1.0 or not self._is_as_sent():
                 self._flat.divert_gradients()
             else:
                 kept = self._given_pieces()
-        absent = self._flat.collect_gradients(scale=scale, kept=kept)
-        if is_skipped and self._flat.is_diverted:
-            self._flat.clear_gradients()
-        elif self._owed:
-            absent = self._add_owed(absent)
-        return absent, terms
+        return self._flat.collect_gradients(scale=scale, kept=kept), now
+
+    def _is_retermed(self, now: Terms) -> bool:
+        """True if hyperparameters or weight are others than at the first gradient."""
+        terms = self.early.terms
+        return terms is not None and (terms.hyper, terms.weight) != (now.hyper, now.weight)
 
     def _look(self, now: Terms, *, has_scaler: bool, is_clipped: bool) -> None:
         """What this step() says about the next iterations."""
@@ -224,6 +206,8 @@ class Overlap:
             self._reason = "a GradScaler decides in step() whether an iteration counts"
         elif is_clipped:
             self._reason = "job.clip_grad_norm_ changes gradients after backward"
+        elif self._changed:
+            self._reason = "gradients change between backward and step()"
         if self._is_watching and not self._reason:
             self._watch(now)
 
@@ -239,52 +223,71 @@ class Overlap:
         return self._flat.non_finite_in(left)
 
     def _is_as_sent(self) -> bool:
-        """Whether nothing speaks against what has left."""
+        """True if nothing speaks against what has left."""
         counts = self._hooks.counts
         for chunk, is_empty in self.early.given.items():
             for piece in self.early.pieces_of[chunk]:
                 gradient = self._flat.parameters[piece].grad
                 if counts[piece] == 0 and gradient is None:
                     continue  # frozen
-                if is_empty or counts[piece] != 1 or piece in self._changed:
-                    return False
-                if not self._hooks.is_as_noted(piece):
+                if is_empty or counts[piece] == 0 or piece in self._changed:
                     return False
         return not self.early.is_stopped
 
-    def _add_owed(self, absent: list[int]) -> list[int]:
-        brought: set[int] = set()
-        for chunk, missing in self._owed.items():
-            self._flat.gradient_part(self._partition.chunks[chunk]).add_(missing)
-            brought.update(self._changed_pieces(chunk))
-        return [piece for piece in absent if piece not in brought]
+    def settle(
+        self, empty: Iterable[int], *, absent: Collection[int], is_skipped: bool
+    ) -> set[int]:
+        """A part has left and stays as it is; the rest becomes what ``step()`` has found. Returns
+        the chunks of the iteration without a gradient: of what has left as they were sent, else
+        ``empty``. ``absent``: pieces without a gradient; ``is_skipped``: the step is left out.
 
-    def settle(self, empty: Iterable[int]) -> set[int]:
-        """What has left cannot be changed any more: what it lacks goes into the next push. The
-        chunks of the iteration that have no gradient: of what has left as they were sent, else
-        ``empty``."""
+        Raises :class:`UsageError` where what has left is not what ``step()`` has found.
+        """
         early = self.early
+        if is_skipped:
+            raise self.sent_too_soon(SKIPPED)
         if self._flat.is_diverted:
-            self._reason = self._reason or "gradients change between backward and step()"
-            self._owed.clear()
-            changed: list[int] = []
             aside = self._flat.rejoin_gradients()
+            changed: list[int] = []
             for index in early.order:
                 chunk = self._partition.chunks[index]
                 wanted = aside[chunk.buffer][chunk.start : chunk.start + chunk.length]
                 part = self._flat.gradient_part(chunk)
                 if index not in early.sent:
                     part.copy_(wanted)
-                    continue
-                sent = torch.zeros_like(wanted) if early.sent[index] else part
-                if not same_bits(wanted, sent):
-                    self._owed[index] = wanted - sent
-                    changed += self._changed_pieces(index)
+                else:
+                    changed += self.pieces_unlike(index, wanted, part, absent)
             if changed:
-                names = [self._partition.pieces[piece].name for piece in dict.fromkeys(changed)]
-                more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-                self._correct(f"the gradient of {names[0]}{more} {CHANGED}")
+                raise self.sent_too_soon(self.describe_changed(changed))
         return self._without_gradient(empty)
+
+    def pieces_unlike(
+        self, chunk: int, wanted: torch.Tensor, sent: torch.Tensor, absent: Collection[int]
+    ) -> list[int]:
+        """Pieces of a chunk that has left whose gradient is another, or there where it was not:
+        a server does not step without one, and does with zeros."""
+        return [
+            segment.piece
+            for segment in self._partition.chunks[chunk].segments
+            if (is_absent := segment.piece in absent) != (segment.piece in self.early.absent)
+            or not (
+                is_absent
+                or same_bits(
+                    wanted[segment.offset :][: segment.length],
+                    sent[segment.offset :][: segment.length],
+                )
+            )
+        ]
+
+    def describe_changed(self, pieces: Iterable[int]) -> str:
+        """What has happened to the gradients of these."""
+        names = [self._partition.pieces[piece].name for piece in dict.fromkeys(pieces)]
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        return f"the gradient of {names[0]}{more} changed after it had been sent during backward"
+
+    def sent_too_soon(self, problem: str) -> UsageError:
+        """The error where servers may have applied what ``step()`` does not find."""
+        return UsageError(f"iteration {self._terms().clock}: {problem}; {_REMEDY}")
 
     def to_host(
         self,
@@ -319,38 +322,12 @@ class Overlap:
         still = {chunk for chunk in empty if chunk not in early.sent}
         return still | {chunk for chunk, is_empty in early.sent.items() if is_empty}
 
-    def _changed_pieces(self, chunk: int) -> list[int]:
-        """Pieces of the chunk in whose part the difference lies."""
-        return [
-            segment.piece
-            for segment in self._partition.chunks[chunk].segments
-            if self._owed[chunk][segment.offset :][: segment.length].count_nonzero()
-        ]
-
-    def _correct(self, problem: str) -> None:
-        """Something was sent that step() did not find again. Raises where that is an error."""
-        clock = self._terms().clock
-        remedy = 'job.prepare(..., overlap="off") sends nothing before step()'
-        if self._is_strict:
-            raise UsageError(f'iteration {clock}: {problem} (overlap = "strict"); {remedy}')
-        self.corrections += not self.is_corrected
-        self.is_corrected = True
-        self._reason = f"iteration {clock} had to be corrected"
-        logger.warning("iteration %d: %s. Overlap goes off; %s", clock, problem, remedy)
-
-    def meet_at_end(self) -> Generator[Wait, None, Left | None]:
-        """The script ends: what of an iteration has left that sees no step()."""
+    def meet_at_end(self) -> Generator[Wait, None, None]:
+        """The script ends. Raises :class:`UsageError` if a part has left of an iteration that sees
+        no ``step()``."""
         yield from ()
-        terms = self.early.terms
-        if not self.is_half_pushed or terms is None:
-            return None
-        return Left(terms, terms.weight)
-
-    def finish_open(self) -> set[int]:
-        """The job ends, and no step() follows the gradients of which a part has left. The chunks of
-        the iteration without a gradient: those that have not left, and those that left so."""
-        self._correct("backward was not followed by step(), and a part of its gradients was sent")
-        return self.settle(self._loop.core.mine)
+        if self.is_half_pushed:
+            raise self.sent_too_soon(UNFOLLOWED)
 
     @property
     def is_dropped(self) -> bool:
@@ -363,22 +340,12 @@ class Overlap:
         self._is_expected = False
         self._loop.core.expect_nothing()
 
-    def meet_dropped(self, call: str) -> Generator[Wait, None, Left | None]:  # noqa: ARG002
-        """The script enters ``call``: what has left of an iteration whose gradients are dropped."""
-        if self.is_dropped and not self.is_half_pushed:
+    def meet_dropped(self, call: str) -> Generator[Wait, None, None]:  # noqa: ARG002
+        """The script enters ``call``, and may have dropped the gradients of an iteration. Raises
+        :class:`UsageError` if a part of them has left."""
+        if self.is_dropped:
+            yield from self.meet_at_end()
             self.expect_nothing()
-        return (yield from self.meet_at_end()) if self.is_dropped else None
-
-    def finish_dropped(self) -> set[int]:
-        """As :meth:`finish_open`, of gradients that are dropped: the next push takes back what has
-        left."""
-        self._flat.divert_gradients()
-        self._flat.clear_gradients()
-        return self.settle(self.early.order)
-
-    def pushed_whole(self) -> None:
-        """Everything has left in step(), with what was owed."""
-        self._owed.clear()
 
     # -- the end of an iteration ---------------------------------------------------------------
 
@@ -419,7 +386,7 @@ class Overlap:
         """The new parameters are in place, and the loop is idle."""
         self.early.reset()
         self._changed.clear()
-        self.is_corrected = self._is_expected = False
+        self._is_expected = False
         self.is_changed = self.is_retermed = False
         self.backward_s = 0.0
         if not self._has_hooks:
@@ -445,13 +412,11 @@ class Overlap:
             self._flat.values_to_host()  # replies without bytes mean what is in place
             self._loop.receive_into(self._flat.parameter_frame)
             self._shadow = None
-        set_index = self._loop.core.set_index
-        reason = f"corrected {self._reason}" if self.corrections else self._reason
         logger.info(
             "parameter set %d: overlap %s: %s",
-            set_index,
+            self._loop.core.set_index,
             "goes off" if was_on else "stays off",
-            reason,
+            self._reason,
         )
 
     def _switch_on(self) -> None:

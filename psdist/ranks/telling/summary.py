@@ -28,7 +28,7 @@ _LARGEST = {"most_slots_used"}
 """Counts of a server that are the largest of its sets, not their sum."""
 _ADDED = (
     *("chunks", "updates_applied", "bytes_pushed", "bytes_pulled"),
-    *("early_pushes", "overlap_corrections", "local_steps", "rounds_cut"),
+    *("early_pushes", "local_steps", "rounds_cut"),
 )
 """What the sets of a run come to together."""
 
@@ -120,7 +120,6 @@ def counts_of_set(told: Told, built: BuiltSet | None, index: int) -> dict[str, A
         "bytes_pushed": _sum(workers, "bytes_pushed") if is_known else None,
         "bytes_pulled": _sum(workers, "bytes_pulled") if is_known else None,
         "early_pushes": _sum(workers, "early_pushes") if is_known else None,
-        "overlap_corrections": _sum(workers, "overlap_corrections") if is_known else None,
         "local_steps": _sum(workers, "local_steps") if is_known else None,
         "rounds_cut": _sum(workers, "rounds_cut") if is_known else None,
         "rounds_missed": _rounds_missed(told, workers, built) if is_known else None,

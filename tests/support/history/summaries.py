@@ -53,7 +53,6 @@ def _of_set(job: SetOfJob) -> dict[str, Any]:
         "bytes_pushed": sum(each.bytes_pushed for each in trained),
         "bytes_pulled": sum(each.bytes_pulled for each in trained),
         "early_pushes": sum(each.early_pushes for each in trained),
-        "overlap_corrections": sum(each.overlap_corrections for each in trained),
         "local_steps": sum(each.local_steps for each in trained),
         "rounds_cut": sum(each.rounds_cut for each in trained),
         "rounds_missed": (

@@ -4,6 +4,7 @@
 
 Hooks are called as autograd would, piece by piece, in an order of the worker's own now and then,
 and time passes between them. Nobody changes a gradient later: every value is what it is without.
+A :class:`ChangingWorker` does so now and then, between backward and ``step()``.
 """
 
 from __future__ import annotations
@@ -91,3 +92,24 @@ class EarlyWorker(VirtualWorker):
                 self.loop.turn()
                 for each in (self.first or self, *(self.first or self).others):
                     each.trainer.push_ready()
+
+
+class ChangingWorker(EarlyWorker):
+    num_changed = 0
+    """Iterations with a gradient that has changed since it came."""
+
+    def backward(self) -> Iterator[float | None]:
+        yield from super().backward()
+        pick = self.pick_single
+        there = [each for each in self.model if each.grad is not None]
+        if not there or pick.random() > 0.1:
+            return
+        self.num_changed += 1
+        for each in pick.sample(there, pick.randint(1, len(there))):
+            assert each.grad is not None
+            if pick.random() < 0.3:
+                each.grad = None
+            else:
+                each.grad.data.mul_(0.5)
+        gradients = [None if each.grad is None else each.grad.numpy().copy() for each in self.model]
+        self.draws[-1] = replace(self.draws[-1], gradients=gradients)

@@ -96,7 +96,6 @@ def test_with_overlap_the_same_bits_whenever_copies_come(rate: float, tmp_path: 
     its = run(training(), tmp_path / "cpu", overlap="off", codec_exact=("vectors",), **options)
     assert torch.equal(parameters(ours), parameters(its))
     assert ours.summary["early_pushes"] == MOST if rate == 1.0 else ours.summary["early_pushes"] > 0
-    assert ours.summary["overlap_corrections"] == 0
     assert rate == 1.0 or all(device.num_late for device in devices)
 
 

@@ -241,13 +241,13 @@ def test_a_push_is_one_record_and_one_more_for_each_chunk_that_alone_was_empty()
     worker = WorkerHistory(None, 0)
     worker.push(0, 0.5, 2.5, (), 3)
     worker.push(1, 0.5, 2.5, {7, 5}, 3)
-    worker.push(2, 0.5, 0.0, {5, 6, 7}, 3, is_corrected=True)
+    worker.push(2, 0.5, 0.0, {5, 6, 7}, 3)
     assert worker.log().pushes.tolist() == [
         (0, NO_CHUNK, 0.5, 2.5, 0, 0),
         (1, NO_CHUNK, 0.5, 2.5, 0, 0),
         (1, 5, 0.5, 2.5, 1, 0),
         (1, 7, 0.5, 2.5, 1, 0),
-        (2, NO_CHUNK, 0.5, 0.0, 1, 1),
+        (2, NO_CHUNK, 0.5, 0.0, 1, 0),
     ]
 
 
