@@ -375,9 +375,7 @@ class WorkerHistory:
             for chunk in sorted(empty):
                 self._push(iteration, chunk, own, weight, True)
 
-    def _push(
-        self, iteration: int, chunk: int, own: float, weight: float, is_empty: bool
-    ) -> None:
+    def _push(self, iteration: int, chunk: int, own: float, weight: float, is_empty: bool) -> None:
         pushes = self._pushes
         if pushes.used == pushes.CAPACITY:
             pushes.flush()

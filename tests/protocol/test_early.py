@@ -14,6 +14,7 @@ from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import Schedule
 
 BLOCK = 10
+SENT = "changed after it had been sent during backward; set overlap = off"
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("first_seed", range(0, num_schedules // 10, BLOCK))
 
 
-def play(schedule: Schedule, worker: type[EarlyWorker] = EarlyWorker) -> VirtualJob:
-    job = VirtualJob(schedule, make_worker=worker)
+def play(schedule: Schedule) -> VirtualJob:
+    job = VirtualJob(schedule, make_worker=EarlyWorker)
     job.run()
     return job
 
@@ -71,18 +72,20 @@ def test_what_leaves_early_keeps_the_modes_rules_and_every_value(first_seed: int
 def test_a_gradient_that_changes_later_is_pushed_as_it_is_in_step_or_is_an_error(
     first_seed: int,
 ) -> None:
+    """Whatever the timing, a run that ends well has the values of a run without overlap."""
     num_errors = num_replaced = 0
     for seed in range(first_seed, first_seed + BLOCK):
         schedule = early_schedule(seed)
+        job = VirtualJob(schedule, make_worker=ChangingWorker)
         try:
-            job = play(schedule, ChangingWorker)
+            job.run()
             prove(job)
         except UsageError as error:
-            assert "changed after it had been sent during backward; set overlap = off" in str(error)
+            if SENT not in str(error):
+                raise
             num_errors += 1
         except Exception as error:  # say which schedule, whatever went wrong
             raise AssertionError(f"seed {seed}: {schedule}") from error
-        else:
-            num_replaced += sum(worker.num_changed for worker in job.workers)
+        num_replaced += sum(worker.num_replaced for worker in job.workers)
     assert num_errors
     assert num_replaced

@@ -95,21 +95,28 @@ class EarlyWorker(VirtualWorker):
 
 
 class ChangingWorker(EarlyWorker):
-    num_changed = 0
-    """Iterations with a gradient that has changed since it came."""
+    """Changes gradients after backward; what it drew is what they are then."""
+
+    num_replaced = 0
+    """Changes of which nothing had left, in iterations of which something had."""
+    is_changed = False
 
     def backward(self) -> Iterator[float | None]:
         yield from super().backward()
-        pick = self.pick_single
+        self.is_changed = False
         there = [each for each in self.model if each.grad is not None]
-        if not there or pick.random() > 0.1:
+        if not there or self.pick_single.random() > 0.2:
             return
-        self.num_changed += 1
-        for each in pick.sample(there, pick.randint(1, len(there))):
+        self.is_changed = self.trainer.is_half_pushed
+        each = self.pick_single.choice(there)
+        if self.pick_single.random() < 0.3:
+            each.grad = None
+        else:
             assert each.grad is not None
-            if pick.random() < 0.3:
-                each.grad = None
-            else:
-                each.grad.data.mul_(0.5)
+            each.grad.data.mul_(0.5)
         gradients = [None if each.grad is None else each.grad.numpy().copy() for each in self.model]
         self.draws[-1] = replace(self.draws[-1], gradients=gradients)
+
+    def iterate(self) -> Iterator[float | None]:
+        yield from super().iterate()
+        self.num_replaced += self.is_changed

@@ -1,4 +1,4 @@
-"""Gradients that leave during backward: the same bits, and what changed later is made good."""
+"""Gradients that leave during backward: the same bits, and what changed later is an error."""
 
 from __future__ import annotations
 
@@ -493,13 +493,12 @@ class Linear(nn.Module):
         return torch.cat([layer(x) for layer in self.layers], dim=1)
 
 
-def linear(between: Meddle, *, is_strict: bool = False) -> Script:
+def linear(between: Meddle) -> Script:
     def script(job: Job, stage: Stage) -> Result:
         torch.manual_seed(1)
         model: nn.Module = Linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        overlap: Any = "strict" if is_strict else None
-        model, optimizer = job.prepare(model, optimizer, overlap=overlap)
+        model, optimizer = job.prepare(model, optimizer)
         for step, (x, _) in enumerate(
             PROBLEM.batches(size=BATCH, count=STEPS, part=job.worker, num_parts=job.num_workers)
         ):
@@ -516,30 +515,13 @@ def linear(between: Meddle, *, is_strict: bool = False) -> Script:
     return script
 
 
-@pytest.mark.parametrize("name", [name for name in LATE if name != "learning rate"])
-def test_a_gradient_that_changes_after_it_was_sent_is_made_good_by_the_next_push(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    script = linear(late(LATE[name]))
-    # As plain SGD steps: what is lacking in one step comes with the next.
-    auto = run(script, tmp_path / "auto")
-    off = run(script, tmp_path / "off", overlap="off")
-    assert auto.summary["overlap_corrections"] == auto.checked().num_corrections == 3
-    chunks = auto.summary["chunks"]
-    assert auto.summary["early_pushes"] == 3 * chunks * (6 + 1 - WATCHED)  # then it is off
-    assert relative_distance(parameters(auto), parameters(off)) < 1e-6
-    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    said = [each for each in said if "Overlap goes off" in each]
-    assert len(said) == 3
-    assert all("iteration 6: the gradient of layers." in each for each in said)
+SENT = r"iteration 6: .* had been sent.*; set overlap = off \(job\.prepare"
 
 
-def without_a_gradient_afterwards(turn: Turn) -> None:
-    if turn.step == 6:
-        accumulate(turn)
-    elif turn.step == 7:
-        for parameter in list(turn.model.parameters())[:2]:
-            parameter.grad = None
+@pytest.mark.parametrize("name", list(LATE))
+def test_what_changes_after_it_was_sent_is_an_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=SENT):
+        run(training(between=late(LATE[name])), tmp_path, record=False)
 
 
 def frozen_until_its_chunk_has_left(turn: Turn) -> None:
@@ -548,38 +530,14 @@ def frozen_until_its_chunk_has_left(turn: Turn) -> None:
             parameter.requires_grad_(False)
         elif turn.step == 6:
             assert parameter.grad is None
-            parameter.requires_grad_(True).grad = torch.full_like(parameter, 0.5)
+            parameter.requires_grad_(True).grad = torch.zeros_like(parameter)
 
 
-@pytest.mark.parametrize(
-    "between", [without_a_gradient_afterwards, frozen_until_its_chunk_has_left]
-)
-def test_what_a_chunk_lacks_comes_though_it_had_no_bytes_or_its_next_has_no_gradient(
-    between: Meddle, tmp_path: Path
-) -> None:
-    auto = run(linear(between), tmp_path / "auto")
-    off = run(linear(between), tmp_path / "off", overlap="off")
-    assert auto.summary["overlap_corrections"] == 3
-    assert relative_distance(parameters(auto), parameters(off)) < 1e-6
-
-
-@pytest.mark.parametrize("name", list(LATE))
-def test_strict_says_what_changed_after_it_was_sent(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"iteration 6: .* changed after .*overlap = .strict"):
-        run(training(between=late(LATE[name]), overlap="strict"), tmp_path, record=False)
-
-
-def test_hyperparameters_that_change_after_backward_count_from_the_next_iteration(
+def test_a_gradient_after_its_chunk_has_left_without_one_is_an_error_though_it_is_zero(
     tmp_path: Path,
 ) -> None:
-    def later(turn: Turn) -> None:
-        if turn.step == 7:
-            lower_the_rate(turn)
-
-    auto = run(training(between=late(lower_the_rate)), tmp_path / "auto")
-    off = run(training(before=later), tmp_path / "off", overlap="off")
-    assert auto.summary["overlap_corrections"] == 3
-    assert torch.equal(parameters(auto), parameters(off))
+    with pytest.raises(UsageError, match=SENT):
+        run(linear(frozen_until_its_chunk_has_left), tmp_path, record=False)
 
 
 @pytest.mark.parametrize("index", range(6))
@@ -592,20 +550,21 @@ def test_a_single_write_behind_torchs_back_is_found_wherever_it_is(
             assert gradient is not None
             gradient.data[-1:].zero_()
 
-    outcome = run(training(between=clamp_one), tmp_path)
-    assert outcome.summary["overlap_corrections"] == 3
-    assert outcome.results[0]["clock"] == STEPS
+    name = list(PROBLEM.model().state_dict())[index]
+    with pytest.raises(
+        UsageError, match=f"iteration 6: the gradient of inner.{name} changed after"
+    ):
+        run(training(between=clamp_one), tmp_path, record=False)
 
 
-def test_a_backward_that_no_step_follows_is_made_good(tmp_path: Path) -> None:
+def test_a_backward_that_no_step_follows_is_an_error(tmp_path: Path) -> None:
     def probe(turn: Turn) -> None:
         if turn.step == 6:
             (2 * turn.loss()).backward()  # type: ignore[no-untyped-call]
             turn.optimizer.zero_grad()
 
-    outcome = run(training(before=probe), tmp_path)
-    assert outcome.summary["overlap_corrections"] == 3
-    assert outcome.results[0]["clock"] == STEPS
+    with pytest.raises(UsageError, match=SENT):
+        run(training(before=probe), tmp_path, record=False)
 
 
 class Reused(nn.Module):
@@ -627,10 +586,10 @@ class Reused(nn.Module):
 
 @pytest.mark.parametrize("is_long", [True, False])
 @pytest.mark.parametrize("call", ["mean", "save"])
-def test_gradients_that_one_worker_drops_hold_up_nobody_in_a_collective(
+def test_gradients_that_one_worker_drops_hold_up_nobody_in_a_collective_or_are_an_error(
     call: str, is_long: bool, tmp_path: Path
 ) -> None:
-    """Whether some have left (``is_long``) or none."""
+    """They hold up nobody where none have left (not ``is_long``)."""
 
     def script(job: Job, _stage: Stage) -> Result:
         torch.manual_seed(3)
@@ -652,10 +611,13 @@ def test_gradients_that_one_worker_drops_hold_up_nobody_in_a_collective(
                 job.save(str(tmp_path / "model.safetensors"))
         return {"parameters": flat(model), "clock": job.clock}
 
+    if is_long:
+        with pytest.raises(UsageError, match=r"iteration 6: backward was not followed by step\(\)"):
+            run(script, tmp_path / "run", record=False)
+        return
     outcome = run(script, tmp_path / "run")
-    assert outcome.summary["overlap_corrections"] == is_long
-    assert outcome.summary["clocks"] == [STEPS, STEPS - (not is_long), STEPS]
-    assert bool(outcome.summary["early_pushes"]) == is_long
+    assert outcome.summary["clocks"] == [STEPS, STEPS - 1, STEPS]
+    assert outcome.summary["early_pushes"] == 0
 
 
 def test_a_gradient_that_comes_twice_before_it_may_leave_is_sent_whole_in_step(
@@ -681,15 +643,15 @@ def test_a_gradient_that_comes_twice_before_it_may_leave_is_sent_whole_in_step(
     both(script, tmp_path)
 
 
-def test_a_batch_that_is_used_after_backward_weighs_from_the_next_iteration_on(
+def test_a_batch_that_is_used_after_gradients_have_left_is_an_error(
     tmp_path: Path,
 ) -> None:
     def use_another(turn: Turn) -> None:
         turn.job._sets.trainers[0].on_batch(2, 8.0)
         turn.loss()
 
-    with pytest.raises(UsageError, match=r"iteration 6: the weight of the batch changed"):
-        run(training(between=late(use_another), overlap="strict"), tmp_path, record=False)
+    with pytest.raises(UsageError, match=r"iteration 6: .* the weight of the batch changed"):
+        run(training(between=late(use_another)), tmp_path, record=False)
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -723,22 +685,8 @@ def test_an_evaluation_between_backward_and_step_is_found(tmp_path: Path) -> Non
         turn.loss().backward()  # type: ignore[no-untyped-call]
         turn.model.train()
 
-    outcome = run(training(between=late(attack)), tmp_path)
-    assert outcome.summary["overlap_corrections"] == 3
-
-
-@pytest.mark.parametrize("mode", ["sync", "ssp"])
-@pytest.mark.parametrize("who", [{0, 1, 2}, {1}])
-def test_an_iteration_that_is_open_when_the_script_ends_is_finished(
-    who: set[int], mode: str, tmp_path: Path
-) -> None:
-    def once_more(turn: Turn) -> None:
-        if turn.job.worker in who:
-            turn.loss().backward()  # type: ignore[no-untyped-call]
-
-    outcome = run(training(after=once_more), tmp_path, mode=mode)
-    assert outcome.summary["overlap_corrections"] == len(who)
-    assert outcome.summary["clocks"] == [STEPS + (worker in who) for worker in range(3)]
+    with pytest.raises(UsageError, match=SENT):
+        run(training(between=late(attack)), tmp_path, record=False)
 
 
 def test_a_gradient_that_is_not_finite_stays_and_step_says_so(tmp_path: Path) -> None:
@@ -866,11 +814,9 @@ def test_a_gan_gives_the_same_bits_and_its_generator_leaves_early(tmp_path: Path
     assert judges["early_pushes"] == 0
 
 
-def test_a_gan_whose_generator_comes_late_is_made_good(tmp_path: Path) -> None:
-    outcome = run(gan(every=5), tmp_path)
-    makes, judges = outcome.summary["sets"]
-    assert (makes["overlap_corrections"], judges["overlap_corrections"]) == (0, 3)
-    parameters(outcome)
+def test_a_gan_whose_generator_comes_late_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"iteration 5: .* had been sent.*; set overlap = off"):
+        run(gan(every=5), tmp_path, record=False)
 
 
 # -- broken on purpose -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from psdist.errors import HyperparameterError, NonFiniteGradientError, UsageError
+from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.job import Job
 from tests.support.programs.training.cases import Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance
@@ -29,7 +29,6 @@ from tests.training.overlap.test_overlap import (
     both,
     clip_to_much,
     late,
-    lower_the_rate,
     parameters,
     run,
     training,
@@ -181,14 +180,12 @@ class Wide(nn.Module):
         return total
 
 
-def linear(
-    between: Meddle = lambda _: None, after: Meddle = lambda _: None, overlap: Any = None
-) -> Script:
+def linear(between: Meddle = lambda _: None, after: Meddle = lambda _: None) -> Script:
     def script(job: Job, stage: Stage) -> Result:
         torch.manual_seed(1)
         model: nn.Module = Wide(lambda: stage.sleep(1e-3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        model, optimizer = job.prepare(model, optimizer, overlap=overlap)
+        model, optimizer = job.prepare(model, optimizer)
         turn = None
         batches = PROBLEM.batches(size=BATCH, count=STEPS, part=job.worker, num_parts=4)
         for step, (x, _) in enumerate(batches):
@@ -209,65 +206,35 @@ def linear(
     return script
 
 
+SENT = r"iteration 6: .* had been sent.*; set overlap = off \(job\.prepare"
+
+
 @pytest.mark.parametrize("who", [(0, 1, 2, 3), (1,)], ids=["all", "one"])
-@pytest.mark.parametrize("name", [name for name in LATE if name != "learning rate"])
-def test_a_gradient_that_changes_after_it_was_sent_is_made_good_by_the_next_push(
-    name: str, who: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("name", list(LATE))
+def test_what_changes_after_it_was_sent_is_an_error(
+    name: str, who: tuple[int, ...], tmp_path: Path
 ) -> None:
     if name == "clipped in the job" and len(who) == 1:
         return  # an error with overlap or without: all clip, or none
     script = linear(late(only(LATE[name], *who)))
-    auto = run(script, tmp_path / "auto", groups=TOGETHER)
-    off = run(script, tmp_path / "off", overlap="off", groups=TOGETHER)
-    # All workers of a group, whoever of it has changed a gradient.
-    wanted = 4 if 3 in who else 3
-    assert auto.summary["overlap_corrections"] == auto.checked().num_corrections == wanted
-    assert relative_distance(parameters(auto), parameters(off)) < 1e-6
-    said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    said = [each for each in said if "Overlap goes off" in each]
-    assert len(said) == wanted
-    assert all("iteration 6: the gradient of layers." in each for each in said)
-
-
-@pytest.mark.parametrize("name", list(LATE))
-def test_strict_says_what_changed_after_it_was_sent(name: str, tmp_path: Path) -> None:
-    script = linear(late(LATE[name]), overlap="strict")
-    with pytest.raises(UsageError, match=r"iteration 6: .* changed after .*overlap = .strict"):
+    with pytest.raises(UsageError, match=SENT):
         run(script, tmp_path, record=False, groups=GROUPS[4])
 
 
-def test_hyperparameters_that_change_after_backward_count_from_the_next_iteration(
-    tmp_path: Path,
-) -> None:
-    def later(turn: Turn) -> None:
-        if turn.step == 7:
-            lower_the_rate(turn)
-
-    script = training(layers=deep, between=late(lower_the_rate))
-    auto = run(script, tmp_path / "auto", groups=TOGETHER)
-    off = run(training(layers=deep, before=later), tmp_path / "off", overlap="off", groups=TOGETHER)
-    assert auto.summary["overlap_corrections"] == 4
-    assert torch.equal(parameters(auto), parameters(off))
-
-
-def test_hyperparameters_of_one_worker_that_change_after_backward_are_told(tmp_path: Path) -> None:
-    script = training(layers=deep, between=late(only(lower_the_rate, 1)))
-    with pytest.raises(HyperparameterError, match=r"iteration 7: workers 0 and 1 of one group"):
-        run(script, tmp_path, groups=TOGETHER, record=False)
-
-
 @pytest.mark.parametrize("who", [(0, 1, 2, 3), (0, 1, 2), (1,)], ids=["all", "group", "one"])
-def test_an_iteration_that_is_open_when_the_script_ends_is_finished(
+def test_an_iteration_that_is_open_when_the_script_ends_is_an_error_if_gradients_have_left(
     who: tuple[int, ...], tmp_path: Path
 ) -> None:
     def once_more(turn: Turn) -> None:
         turn.loss().backward()  # type: ignore[no-untyped-call]
 
-    outcome = run(linear(after=only(once_more, *who)), tmp_path, groups=TOGETHER)
-    # Of one worker alone nothing leaves: the others have not come.
-    clocks = [STEPS + (len(who) > 1), STEPS + (3 in who)]
-    assert outcome.summary["clocks"] == clocks
-    assert outcome.summary["overlap_corrections"] == (len(who) if len(who) > 1 else 0)
+    script = linear(after=only(once_more, *who))
+    if len(who) == 1:  # of one worker alone nothing leaves: the others have not come
+        outcome = run(script, tmp_path, groups=TOGETHER)
+        assert outcome.summary["clocks"] == [STEPS, STEPS]
+        return
+    with pytest.raises(UsageError, match=rf"iteration {STEPS}: backward was not followed by step"):
+        run(script, tmp_path, record=False, groups=TOGETHER)
 
 
 # -- errors, ends and calls in the middle ----------------------------------------------------------
@@ -315,7 +282,7 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_group_which_can_go_on(
 
 @pytest.mark.parametrize("pause_s", [1e-3, 0.0], ids=["left", "opened"])
 @pytest.mark.parametrize("call", ["mean", "save"])
-def test_gradients_that_a_group_drops_hold_up_nobody_in_a_collective(
+def test_gradients_that_a_group_drops_hold_up_nobody_in_a_collective_or_are_an_error(
     call: str, pause_s: float, tmp_path: Path
 ) -> None:
     """Whether some have left, or the group has only said that they would."""
@@ -340,14 +307,13 @@ def test_gradients_that_a_group_drops_hold_up_nobody_in_a_collective(
                 job.save(str(tmp_path / "model.safetensors"))
         return {"parameters": flat(model), "clock": job.clock}
 
+    if pause_s:
+        with pytest.raises(UsageError, match=r"iteration 6: backward was not followed by step\(\)"):
+            run(script, tmp_path / "run", record=False, groups=GROUPS[2])
+        return
     outcome = run(script, tmp_path / "run", groups=GROUPS[2])
-    has_left = pause_s > 0
-    assert outcome.summary["overlap_corrections"] == 2 * has_left
-    assert outcome.summary["clocks"] == [STEPS - (not has_left), STEPS]
-    assert bool(outcome.summary["early_pushes"]) == has_left
-    if has_left:  # as a step without a gradient
-        off = run(script, tmp_path / "off", overlap="off", groups=GROUPS[2])
-        assert relative_distance(parameters(outcome), parameters(off)) < 1e-6
+    assert outcome.summary["clocks"] == [STEPS - 1, STEPS]
+    assert outcome.summary["early_pushes"] == 0
 
 
 class Stream(IterableDataset[Tensor]):
@@ -384,15 +350,15 @@ def test_a_worker_whose_data_has_ended_takes_part_in_what_others_have_opened(
                     loss.backward(inputs=list(some.parameters()))
         return {"parameters": flat(model), "clock": job.clock}
 
+    if is_open:
+        with pytest.raises(UsageError, match=r"iteration 9: backward was not followed by step\(\)"):
+            run(script, tmp_path / "auto", record=False, groups=GROUPS[4])
+        return
     auto = run(script, tmp_path / "auto", groups=GROUPS[4])
     off = run(script, tmp_path / "off", overlap="off", groups=GROUPS[4])
     assert auto.summary["clocks"] == off.summary["clocks"] == [20]
     assert auto.summary["early_pushes"] > 0
-    assert auto.summary["overlap_corrections"] == 4 * is_open
-    if is_open:
-        assert relative_distance(parameters(auto), parameters(off)) < 1e-6
-    else:
-        assert torch.equal(parameters(auto), parameters(off))
+    assert torch.equal(parameters(auto), parameters(off))
 
 
 def test_means_and_barriers_go_on_between_backward_and_step(tmp_path: Path) -> None:
