@@ -137,7 +137,7 @@ USE_DTYPE = np.dtype(
     }
 )
 IS_CORRECTED = False
-"""What every push says now. In psdist 0.1.0 a later push could correct an iteration."""
+"""Every push says so. In psdist 0.1.0 a later push could correct an iteration."""
 PUSH = struct.Struct("<iIddBB6x")
 PUSH_DTYPE = np.dtype(
     {

@@ -507,6 +507,34 @@ def test_a_gradient_with_nan_is_refused_and_leaves_the_servers_untouched(
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("group", ["rank", "node"])
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (
+            "drops_a_gradient_that_has_left",
+            "the gradient of 1.weight changed after it had been sent during backward",
+        ),
+        pytest.param(
+            "makes_a_backward_pass_more_than_steps",
+            "backward was not followed by step(), and a part of its gradients was sent",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_gradients_that_have_left_and_are_no_more_what_they_were_are_one_line(
+    mistake: str, words: str, group: str, tmp_path: Path
+) -> None:
+    done = run_script(3, mistake, run_dir=tmp_path, options=("--group", group))
+    line = the_line(done)
+    assert line.startswith("psdist: worker "), done.text
+    assert line.endswith(
+        f'iteration 10: {words}; set overlap = off (job.prepare(..., overlap="off")) to send '
+        "gradients in step()"
+    ), done.text
+
+
+@pytest.mark.mpi
 def test_with_on_nonfinite_skip_the_group_leaves_the_iteration_out_and_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -72,7 +72,7 @@ def test_what_leaves_early_keeps_the_modes_rules_and_every_value(first_seed: int
 def test_a_gradient_that_changes_later_is_pushed_as_it_is_in_step_or_is_an_error(
     first_seed: int,
 ) -> None:
-    """Whatever the timing, a run that ends well has the values of a run without overlap."""
+    """A run that ends well has the values of a run without overlap, with any timing."""
     num_errors = num_replaced = 0
     for seed in range(first_seed, first_seed + BLOCK):
         schedule = early_schedule(seed)

@@ -99,7 +99,7 @@ class Overlap:
         self.is_changed = False
         """Whether gradients are others than those that have left to the group."""
         self.is_retermed = False
-        """Whether hyperparameters or the batch's weight are others than the group was told."""
+        """Whether hyperparameters or weight are others than those that the group has."""
         self._shadow: Shadow | None = None
         self._changed: set[int] = set()
         """Pieces whose gradient is not in step() what it was when it came, or came again."""
@@ -280,7 +280,7 @@ class Overlap:
         ]
 
     def describe_changed(self, pieces: Iterable[int]) -> str:
-        """What has happened to the gradients of these."""
+        """The words of an error about the gradients of these."""
         names = [self._partition.pieces[piece].name for piece in dict.fromkeys(pieces)]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         return f"the gradient of {names[0]}{more} changed after it had been sent during backward"

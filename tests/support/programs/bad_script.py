@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 LONG_S = 600.0
@@ -114,6 +114,34 @@ def has_an_embedding_with_max_norm() -> None:
     job = psdist.init()
     model = torch.nn.Sequential(torch.nn.Embedding(4, 2, max_norm=1.0))
     job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def drops_a_gradient_that_has_left() -> None:
+    """From iteration 10 on, when gradients have left during backward for a while."""
+    for model, optimizer in _trained_with_overlap():
+        model[1].weight.grad = None
+        optimizer.step()
+
+
+def makes_a_backward_pass_more_than_steps() -> None:
+    next(_trained_with_overlap())
+
+
+def _trained_with_overlap() -> Iterator[tuple[Any, Any]]:
+    """After the eleventh backward pass, when its gradients have left."""
+    import torch
+
+    job, model, optimizer, _ = prepared(torch.optim.AdamW)
+    for step in range(11):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).square().mean().backward()
+        time.sleep(0.02)  # long enough for a group to hide its buckets behind
+        if step < 10:
+            optimizer.step()
+    while not job._sets.trainers[0].is_half_pushed:
+        time.sleep(0.02)
+    time.sleep(0.2)  # a sum of the group is pushed after that
+    yield model, optimizer
 
 
 def calls_barrier_and_mean() -> None:

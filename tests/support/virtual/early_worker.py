@@ -98,7 +98,7 @@ class ChangingWorker(EarlyWorker):
     """Changes gradients after backward; what it drew is what they are then."""
 
     num_replaced = 0
-    """Changes of which nothing had left, in iterations of which something had."""
+    """Changes that were no error, in iterations that had begun to leave."""
     is_changed = False
 
     def backward(self) -> Iterator[float | None]:

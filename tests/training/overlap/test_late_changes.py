@@ -28,7 +28,7 @@ Change = Callable[["Model", torch.optim.Optimizer], None]
 
 
 class Model(nn.Module):
-    """Of eight layers, each of several chunks; one of them may be left out. In float64: AdamW
+    """Eight layers, each of several chunks; one of them may be left out. In float64: AdamW
     divides small gradients by their size, and so amplifies what rounding makes of sums."""
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ def test_a_gradient_that_changes_before_it_has_left_is_sent_as_it_is_in_step(
     size: int, tmp_path: Path
 ) -> None:
     def leave_out(model: Model) -> None:
-        """Its gradient does not come, and holds back what is behind it in backward."""
+        """Its gradient does not come, and holds back all that come later in backward."""
         model.left_out = 4
 
     def scale_the_first(model: Model, _: Any) -> None:

@@ -589,7 +589,7 @@ class Reused(nn.Module):
 def test_gradients_that_one_worker_drops_hold_up_nobody_in_a_collective_or_are_an_error(
     call: str, is_long: bool, tmp_path: Path
 ) -> None:
-    """They hold up nobody where none have left (not ``is_long``)."""
+    """An error if some have left (``is_long``)."""
 
     def script(job: Job, _stage: Stage) -> Result:
         torch.manual_seed(3)
