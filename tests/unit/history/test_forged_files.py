@@ -128,3 +128,14 @@ def test_forged_files_are_refused(
     captured = capsys.readouterr()
     assert captured.err.count("\n") == (status == UNREADABLE)
     assert ("VIOLATED" in captured.out) == (status == VIOLATED)
+
+
+def test_corrections_that_psdist_0_1_0_recorded_are_read_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ToyRun(seed=1, path_dir=tmp_path / "history").run()
+    write("worker-2.pushes", RECORD + 25, b"\x01")(tmp_path / "history")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "overlap_corrections": 1}))
+    assert main(tmp_path) == 0
+    assert "1 iterations were corrected" in capsys.readouterr().out
