@@ -607,7 +607,7 @@ class Trainer:
 
     def end_dropped(self, call: str) -> None:
         """The script calls ``call``, which others may come to after their step() only: an iteration
-        whose gradients it has dropped has not begun, and nobody waits for it. Raises
+        whose gradients it has dropped has not begun, and no worker waits for it. Raises
         :class:`UsageError` if some of them have left."""
         self.finish_late()
         if self._in_group is None and self._group.size > 1:

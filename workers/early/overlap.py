@@ -4,7 +4,7 @@ has left is what ``step()`` finds.
 It watches the first iterations, in which everything leaves in ``step()``. What they show decides:
 where each gradient comes once, and is in ``step()`` what it was when autograd had finished it, it
 switches on. From then on chunks leave early (psdist.workers.early.early_pushes), replies land
-beside the parameters, and every step compares what was sent with what is there. A gradient that
+in memory aside, and every step compares what was sent with what is there. A gradient that
 changes before it has left is sent as it is in ``step()``, and overlap goes off. If it has left, a
 server may have applied it, and no later push makes that good: :class:`UsageError`.
 
