@@ -20,11 +20,13 @@ class OnArrival(Updates):
         return ADDS  # its slot is free again at once
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
-        applied = self._apply(chunk, push) if not chunk.waiting else None
+        have_waited = bool(chunk.waiting)
+        applied = None if have_waited else self._apply(chunk, push)
         if applied is None:
             chunk.add_push(push)
             chunk.waiting.append(push.group)
-            applied = self.proceed(chunk)
+            # Its header may have proved that a reply has arrived, which frees a buffer.
+            applied = self.proceed(chunk) if have_waited else []
         # The group's next push may have been held behind this one.
         return applied + self.pool.reconsider(chunk.index, push.group)
 

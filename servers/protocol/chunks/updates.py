@@ -14,7 +14,6 @@ brings one of these calls ``proceed``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from psdist.errors import InvariantError
@@ -85,24 +84,33 @@ class Updates(ABC):
         """Groups count from now on that have made so many iterations, one number of each."""
 
     def _apply_waiting(self, chunk: ChunkState) -> list[Action]:
-        """A step of each push that has arrived and may be one by itself (ssp, async)."""
+        """Step each push that has arrived and may be a step by itself (ssp, async), in the order
+        of arrival."""
         actions: list[Action] = []
-        waiting, chunk.waiting = chunk.waiting, deque()
-        for group in waiting:
-            applied = self._apply(chunk, chunk.pushes[group][0])
+        waiting = chunk.waiting
+        while waiting:
+            applied = self._apply(chunk, chunk.pushes[waiting[0]][0])
             if applied is None:
-                chunk.waiting.append(group)
-            else:
-                chunk.take_push(group)
-                actions += applied
+                break
+            chunk.take_push(waiting.popleft())
+            actions += applied
+        # The first push found no free buffer, so no later gradient finds one. A push without a
+        # gradient needs no buffer and is applied as it arrives: only the newest can be one. After a
+        # gradient of its own group it keeps its place.
+        if waiting and (newest := chunk.pushes[waiting[-1]][0]).slot is None:
+            actions += self._apply_empty(chunk, newest)
+            chunk.take_push(waiting.pop())
         return actions
+
+    def _apply_empty(self, chunk: ChunkState, push: Push) -> list[Action]:
+        """Count an update that brought no gradient, and send the replies that it allows."""
+        empty = EmptyStep(chunk.index, (contribution_of(push),))
+        return [empty, *self._replies.advance(chunk, (push,))]
 
     def _apply(self, chunk: ChunkState, push: Push) -> list[Action] | None:
         """A step, and the replies that it allows; None while no buffer is free for it."""
-        contribution = contribution_of(push)
         if push.slot is None:
-            empty = EmptyStep(chunk.index, (contribution,))
-            return [empty, *self._replies.advance(chunk, (push,))]
+            return self._apply_empty(chunk, push)
         target = chunk.target_buffer()
         if target is None:
             return None
@@ -119,7 +127,7 @@ class Updates(ABC):
             absent=absent,
             source=chunk.current,
             target=target,
-            contributions=(contribution,),
+            contributions=(contribution_of(push),),
             peer=push.peer,
         )
         self._begin_step(step, chunk)

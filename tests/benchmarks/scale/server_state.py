@@ -1,10 +1,13 @@
 """What a message costs in the server's state machine, for 2 to 256 groups.
 
     python -m tests.benchmarks.scale.server_state
+    python -m tests.benchmarks.scale.server_state --late      # replies stay open, 1,024 groups too
 
 Time: medians over rounds of one push per group and chunk. Instructions: Python bytecodes
 executed inside psdist, counted by the interpreter's own tracing, hence the same in every run.
 Both are to be flat in the number of groups: that is what the clocks kept by counts are for.
+``--late``: the replies about a chunk are sent after all groups have pushed it. Until then updates
+wait for a parameter buffer, each in a receive slot of its own (async).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections import deque
 from types import FrameType
 from typing import Any
 
@@ -28,9 +32,11 @@ from psdist.servers.protocol.state import ServerCore
 NUM_CHUNKS = 8
 GROUPS = (2, 8, 32, 64, 256)
 ROUNDS = 12
+LATE_GROUPS = (2, 32, 256, 1024)
+LATE_ROUNDS = 3
 
 
-def make_server(mode: str, num_groups: int, num_chunks: int) -> ServerCore:
+def make_server(mode: str, num_groups: int, num_chunks: int, *, slots: int = 8) -> ServerCore:
     """A server that holds the chunks; no group has registered."""
     core = ServerCore(
         server=0,
@@ -46,11 +52,10 @@ def make_server(mode: str, num_groups: int, num_chunks: int) -> ServerCore:
         smallest=sizes,
         largest=sizes,
     )
-    slots = [Frame(None, capacity=4) for _ in range(8)]
     core.handle(
         Built(
             range(num_chunks),
-            slots,
+            [Frame(None, capacity=4) for _ in range(slots)],
             initials=rule,
             pushes=rule,
             num_pieces=1,
@@ -60,8 +65,8 @@ def make_server(mode: str, num_groups: int, num_chunks: int) -> ServerCore:
     return core
 
 
-def make_core(mode: str, num_groups: int) -> ServerCore:
-    core = make_server(mode, num_groups, NUM_CHUNKS)
+def make_core(mode: str, num_groups: int, *, slots: int = 8) -> ServerCore:
+    core = make_server(mode, num_groups, NUM_CHUNKS, slots=slots)
     hyper = pack_hyperparameters([{"lr": 0.1}])
     for group in range(num_groups):
         peer = worker_id(group)
@@ -70,10 +75,12 @@ def make_core(mode: str, num_groups: int) -> ServerCore:
     return core
 
 
-def one_round(core: ServerCore, num_groups: int, clock: int) -> int:
-    """Every group pushes every chunk once; returns the number of messages handled."""
+def one_round(core: ServerCore, num_groups: int, clock: int, *, is_late: bool = False) -> int:
+    """Every group pushes every chunk once; returns the number of messages handled. ``is_late``: the
+    replies are sent after the last push of the chunk."""
     messages = 0
     pending: list[Any] = []
+    late: deque[ReplySent] = deque()
     for chunk in range(NUM_CHUNKS):
         for group in range(num_groups):
             peer = worker_id(group)
@@ -83,23 +90,27 @@ def one_round(core: ServerCore, num_groups: int, clock: int) -> int:
                 dtype=Dtype.FLOAT32,
             )  # fmt: skip
             pending.append(Offered(peer, Kind.PUSH, chunk, 4, header, clock=clock))
-            while pending:
+            while pending or (late and group == num_groups - 1):
+                if not pending:
+                    pending.append(late.popleft())
                 messages += isinstance(pending[0], Offered)
                 for action in core.handle(pending.pop(0)):
                     if isinstance(action, Accept):
                         ticket = action.ticket
                         pending.append(Arrived(ticket.sender, ticket, action.slot))
                     elif isinstance(action, Reply):
-                        pending.append(ReplySent(action.token))
+                        (late if is_late else pending).append(ReplySent(action.token))
     return messages
 
 
-def time_per_message_us(mode: str, num_groups: int) -> float:
-    core = make_core(mode, num_groups)
+def time_per_message_us(
+    mode: str, num_groups: int, *, rounds: int = ROUNDS, slots: int = 8, is_late: bool = False
+) -> float:
+    core = make_core(mode, num_groups, slots=slots)
     times = []
-    for clock in range(ROUNDS):
+    for clock in range(rounds):
         before_s = time.perf_counter()
-        messages = one_round(core, num_groups, clock)
+        messages = one_round(core, num_groups, clock, is_late=is_late)
         times.append((time.perf_counter() - before_s) / messages)
     return statistics.median(times) * 1e6
 
@@ -129,6 +140,14 @@ def bytecodes_per_message(mode: str, num_groups: int) -> float:
 
 
 def main() -> None:
+    if "--late" in sys.argv[1:]:
+        print(f"{'groups':>6}  {'async, replies late: us/message':>31}")
+        for num_groups in LATE_GROUPS:
+            micros = time_per_message_us(
+                "async", num_groups, rounds=LATE_ROUNDS, slots=2 * num_groups, is_late=True
+            )
+            print(f"{num_groups:>6}  {micros:>31.1f}")
+        return
     print(f"{'groups':>6}  {'mode':<5}  {'us/message':>10}  {'bytecodes/message':>17}")
     for mode in ("sync", "ssp"):
         for num_groups in GROUPS:

@@ -17,13 +17,15 @@ from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
     Accept,
     Built,
+    EmptyStep,
     Fail,
     Fold,
     MembershipEvent,
     ReplySent,
     StartSum,
+    Step,
 )
-from psdist.servers.protocol.chunks.chunk_state import PendingReply
+from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER
 from psdist.servers.protocol.state import ServerCore
@@ -213,6 +215,64 @@ def test_steps_that_had_to_wait_for_a_buffer_are_made_in_the_order_of_their_push
     assert [(each.contributions[0].group, each.source, each.target) for each in steps] == [
         *((2, 1, 1), (1, 1, 1)),
     ]
+
+
+def without_a_free_buffer(mode: str) -> tuple[ServerCore, ReplySent]:
+    """Replies read both parameter buffers; the event frees one of them."""
+    core = loaded(mode, groups=8)
+    (reply,) = send(core, Kind.PULL, 6, pull_number=1, flags=Flag.FRESH)
+    send(core, Kind.PUSH, 0, clock=0)
+    send(core, Kind.PULL, 7, pull_number=1, flags=Flag.FRESH)
+    return core, ReplySent(reply.token)
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The chunk of each attempt to find a free buffer."""
+    found: list[int] = []
+    honest = ChunkState.target_buffer
+
+    def counted(chunk: ChunkState) -> int | None:
+        found.append(chunk.index)
+        return honest(chunk)
+
+    monkeypatch.setattr(ChunkState, "target_buffer", counted)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["ssp", "async"])
+def test_one_push_is_tried_while_no_buffer_is_free_however_many_wait(
+    mode: str, tries: list[int]
+) -> None:
+    core, freed = without_a_free_buffer(mode)
+    for group in (4, 2, 5, 3):
+        tries.clear()
+        assert send(core, Kind.PUSH, group, clock=0) == []
+        assert len(tries) == 1
+    tries.clear()
+    stepped = [each.contributions[0].group for each in core.handle(freed) if type(each) is Step]
+    # In ssp their replies are parked. In async the reply to group 4 reads the buffer again.
+    assert stepped == {"ssp": [4, 2, 5, 3], "async": [4]}[mode]
+    assert len(tries) == {"ssp": 4, "async": 2}[mode]
+    core.check_invariants()
+
+
+def test_an_update_without_a_gradient_overtakes_gradients_of_other_groups_that_wait() -> None:
+    core, freed = without_a_free_buffer("async")
+    for group in (2, 1):
+        assert send(core, Kind.PUSH, group, clock=0) == []
+    empty = Header(kind=Kind.PUSH, sender=worker_id(3), group=3, chunk=0, settings=1, weight=1.0)
+    step, reply = core.handle(Arrived(worker_id(3), empty, None))
+    assert isinstance(step, EmptyStep)
+    assert (step.contributions[0].group, reply.clock) == (3, 0)
+    core.check_invariants()
+    # After a gradient of its own group it waits for that gradient.
+    empty = empty._replace(sender=worker_id(2), group=2, clock=1)
+    assert core.handle(Arrived(worker_id(2), empty, None)) == []
+    core.check_invariants()
+    steps = [each for each in core.handle(freed) if isinstance(each, Step | EmptyStep)]
+    assert [each.contributions[0][:2] for each in steps] == [(2, 0), (2, 1)]
+    core.check_invariants()
 
 
 def test_a_sum_is_in_a_slot_as_much_as_what_waits_for_its_turn() -> None:
