@@ -49,7 +49,7 @@ from psdist.servers.shard.optimizer_classes import (
     construct,
     find_class,
     format_hyperparameters,
-    unhooked_step,
+    torch_step,
 )
 from psdist.servers.shard.optimizer_state import begin, describe, is_begun
 
@@ -131,7 +131,7 @@ class ChunkOptimizer:
         self._optimizer = construct(
             optimizer_class, [part.parameter for part in self._parts], hyper, is_fused=is_fused
         )
-        self._torch_step = unhooked_step(optimizer_class)
+        self._torch_step = torch_step(optimizer_class)
         self._group = self._optimizer.param_groups[0]
         if "lr" not in self._group:
             raise OptimizerRefusedError(

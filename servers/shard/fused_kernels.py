@@ -21,7 +21,7 @@ from torch import Tensor
 
 from psdist.errors import OptimizerRefusedError
 from psdist.protocol.optimizers import LOCAL_KEYS
-from psdist.servers.shard.optimizer_classes import construct, is_torch
+from psdist.servers.shard.optimizer_classes import construct, is_torch, make, torch_step
 
 _Tensors: TypeAlias = list[Tensor]
 _States: TypeAlias = list[dict[str, Any]]
@@ -43,7 +43,7 @@ def can_fuse(name: str, dtype: torch.dtype, device: str) -> bool:
     parameter = torch.zeros(8, dtype=dtype, device=device)
     parameter.grad = torch.zeros_like(parameter)
     try:
-        optimizer_class([parameter], fused=True).step()
+        torch_step(optimizer_class)(make(optimizer_class, [parameter], fused=True))
     except (RuntimeError, NotImplementedError):
         return False
     return True
@@ -155,12 +155,13 @@ def _reproduces_torch(name: str, group: Group, dtype: torch.dtype, device: str) 
     try:
         mine = construct(optimizer_class, [ours], hyper, is_fused=True)
         reference = construct(optimizer_class, [theirs], hyper, is_fused=True)
+        step = torch_step(optimizer_class)
         for number in range(4):
             grad = (start * (number + 0.7)).cos()
             ours.grad, theirs.grad = grad.clone(), grad.clone()
-            reference.step()
+            step(reference)
             if number == 0:
-                mine.step()
+                step(mine)
             else:
                 _KERNELS[name]([ours], [ours.grad], [mine.state[ours]], group, group["lr"])
         pairs = [(ours, theirs)] + [

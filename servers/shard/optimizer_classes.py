@@ -7,6 +7,12 @@ allowed is psdist.protocol.optimizers' decision.
 
     adam = find_class("torch.optim.Adam")                # or OptimizerRefusedError
     optimizer = construct(adam, [tensor], {"lr": 0.1}, is_fused=True)
+    torch_step(adam)(optimizer)
+
+**Without torch._dynamo.** torch exempts its optimizers from compilation, and imports torch._dynamo
+for that: in the first constructor and in the first ``step``. The import takes 2 s of a core and
+about 75 MiB. A server compiles nothing, so both are called here without their wrappers. A torch
+whose wrappers are not recognised imports torch._dynamo, and all else is the same.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -71,7 +78,7 @@ def construct(
         arguments |= {"foreach": False} if "foreach" in accepts else {}
         arguments |= {"fused": is_fused} if "fused" in accepts else {}
     try:
-        return optimizer_class(list(parameters), **arguments)
+        return make(optimizer_class, parameters, **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
         raise OptimizerRefusedError(
             f"{name} refuses {format_hyperparameters(hyper)}: {error}"
@@ -87,10 +94,44 @@ def format_hyperparameters(hyper: Mapping[str, HyperValue]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in hyper.items()) or "its defaults"
 
 
-def unhooked_step(optimizer_class: OptimizerClass) -> Callable[[torch.optim.Optimizer], Any]:
-    """``step`` without the profiler's and hooks' wrapper that torch puts around it: 16 to 25 us
-    less, and a server has neither. Where torch stops marking it, the wrapped one serves."""
+def make(
+    optimizer_class: OptimizerClass, parameters: Sequence[Tensor], **arguments: Any
+) -> torch.optim.Optimizer:
+    """Return an optimizer with these arguments. Raises what torch raises."""
+    add = optimizer_class.add_param_group
+    if not (
+        is_torch(canonical_name(optimizer_class)) and _is_made_by(add, "torch._compile", "inner")
+    ):
+        return optimizer_class(list(parameters), **arguments)
+    optimizer = optimizer_class.__new__(optimizer_class)
+    # torch's constructor calls the method through the instance, which has its own for this call.
+    its_own = vars(optimizer)
+    its_own["add_param_group"] = MethodType(_bare(add), optimizer)
+    optimizer_class.__init__(optimizer, list(parameters), **arguments)
+    del its_own["add_param_group"]
+    return optimizer
+
+
+def torch_step(optimizer_class: OptimizerClass) -> Callable[[torch.optim.Optimizer], Any]:
+    """Return ``step`` without torch's wrappers: of hooks and the profiler, which take 16 to 25 us,
+    and of torch.optim, which turns gradients off. A wrapper that is not recognised stays."""
     step: Callable[[torch.optim.Optimizer], Any] = optimizer_class.step
     if getattr(step, "hooked", False):
-        step = getattr(step, "__wrapped__", step)
+        step = _bare(step)
+    if is_torch(canonical_name(optimizer_class)) and _is_made_by(
+        step, "torch.optim.optimizer", "_use_grad"
+    ):
+        return torch.no_grad()(_bare(step))
     return step
+
+
+def _is_made_by(wrapper: Any, module: str, name: str) -> bool:
+    """True if the function is a wrapper that ``module`` defines by this name."""
+    code, its_globals = getattr(wrapper, "__code__", None), getattr(wrapper, "__globals__", {})
+    is_it = getattr(code, "co_name", "") == name and its_globals.get("__name__") == module
+    return is_it and hasattr(wrapper, "__wrapped__")
+
+
+def _bare(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(wrapper, "__wrapped__", wrapper)
+    return function
