@@ -260,15 +260,19 @@ def trace_command(
     step: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Which iteration; else a middling one.")
     ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+    ] = None,
 ) -> Action:
-    """Put the spans of a run together: a file for Perfetto, and what was hidden.
+    """Put the spans of a run together: a file for Perfetto, and where the time went.
 
-    Writes RUN_DIR/trace.json, which ui.perfetto.dev opens, and prints for each worker its median
-    step: seconds of computation and of communication, and how much of that was hidden.
+    Writes RUN_DIR/trace.json, which ui.perfetto.dev opens, and prints for each worker its mean
+    step: milliseconds in passes, the script, psdist, the network, at servers, and waiting for
+    other workers; how much communication was hidden; and the group that was waited for most.
     """
     from psdist.commands.trace import main as show_trace
 
-    return lambda: show_trace(run_dir, svg=svg, step=step)
+    return lambda: show_trace(run_dir, svg=svg, step=step, json_path=json_path)
 
 
 _MACHINE_HELP = "lstopo's XML of the nodes; HOSTS=FILE for some. Else this machine."

@@ -1,41 +1,63 @@
 """``psdist trace RUN_DIR``: the spans of a run as Perfetto's file, in figures, and as a picture.
 
-    main(run_dir, svg=Path("step.svg"), step=12)
+    main(run_dir, svg=Path("step.svg"), step=12, json_path=Path("trace-report.json"))
 
 Needs neither MPI nor torch: the files may have come from elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from psdist.errors import TraceError
+from psdist.tracing.covered import Times
 from psdist.tracing.files import Trace, read_traces
 from psdist.tracing.perfetto import write_events
 from psdist.tracing.picture import middling_step, picture
-from psdist.tracing.shares import Steps, steps_of
+from psdist.tracing.shares import Steps, steps_of_all
 
 WATCHED: Final = 4
 """So many iterations are left out where there are more: ``overlap = auto`` watches them."""
 
 
-def main(run_dir: Path, *, svg: Path | None = None, step: int | None = None) -> int:
+COLUMNS: Final = {
+    "step": "step",
+    "forward, backward": "passes",
+    "data, script": "script",
+    "psdist": "psdist",
+    "network": "network",
+    "servers": "servers",
+    "waits for others": "waits",
+}
+"""Of the table, each with its name in the report: ``step`` is the sum of the others."""
+
+
+def main(
+    run_dir: Path,
+    *,
+    svg: Path | None = None,
+    step: int | None = None,
+    json_path: Path | None = None,
+) -> int:
     """Write RUN_DIR/trace.json and print what it comes to; 0, or 2 with the reason in a line."""
     notes: list[str] = []
     try:
         traces = read_traces(run_dir, notes)
         num_events = write_events(traces, run_dir / "trace.json")
-        steps = {each.about.index: settled(each) for each in traces if each.about.is_worker}
+        steps = {worker: settled(each) for worker, each in steps_of_all(traces).items()}
         if svg is not None:
             number = middling_step(traces, from_clock=WATCHED) if step is None else step
             _write(svg, picture(traces, number))
+        if json_path is not None:
+            _write(json_path, json.dumps(report(traces, steps, notes), indent=1) + "\n")
     except TraceError as error:
         print(f"psdist trace: {error}", file=sys.stderr)
         return error.exit_status
@@ -45,6 +67,7 @@ def main(run_dir: Path, *, svg: Path | None = None, step: int | None = None) -> 
     if any(map(len, steps.values())):
         Console(width=None if sys.stdout.isatty() else 110).print(table(steps))
         print(hidden_line(steps))
+        print(waits_line(steps))
     else:
         print("no worker has made two steps: there is nothing to compare")
     print(f"{num_events:,} events in {run_dir / 'trace.json'}: open it in https://ui.perfetto.dev")
@@ -53,9 +76,8 @@ def main(run_dir: Path, *, svg: Path | None = None, step: int | None = None) -> 
     return 0
 
 
-def settled(trace: Trace) -> Steps:
+def settled(steps: Steps) -> Steps:
     """The steps of a worker, without those in which overlap still watches."""
-    steps = steps_of(trace)
     later = steps.from_clock(WATCHED)
     return later if len(later) else steps
 
@@ -71,31 +93,81 @@ def clocks_line(traces: Sequence[Trace]) -> str:
     )
 
 
-def table(steps: dict[int, Steps]) -> Table:
-    made = Table(title="the median step of each worker")
-    for name in ("worker", "steps", "seconds", "computation", "communication", "of it hidden"):
-        made.add_column(name, justify="right", no_wrap=True)
+def table(steps: Mapping[int, Steps]) -> Table:
+    """Return the mean step of each worker, in milliseconds."""
+    made = Table(title="the mean step of each worker, in ms")
+    for name in ("worker", "steps", *COLUMNS, "hidden"):
+        made.add_column(name, justify="right")
     for worker, each in sorted(steps.items()):
         if len(each):
-            made.add_row(
-                str(worker),
-                str(len(each)),
-                *(
-                    f"{float(np.median(column)) / 1e9:.4f}"
-                    for column in (each.ends - each.begins, each.computation, each.communication)
-                ),
-                _percent(each.hidden_share),
-            )
+            parts = [f"{_of(each, name).mean() / 1e6:.2f}" for name in COLUMNS.values()]
+            made.add_row(str(worker), str(len(each)), *parts, _percent(each.hidden_share))
     return made
 
 
-def hidden_line(steps: dict[int, Steps]) -> str:
+def hidden_line(steps: Mapping[int, Steps]) -> str:
     """The figure for the whole run."""
     total = sum(int(each.communication.sum()) for each in steps.values())
     hidden = sum(int(each.hidden.sum()) for each in steps.values())
     if not total:
         return "nothing was communicated"
     return f"hidden behind computation: {_percent(hidden / total)} of all communication"
+
+
+def waits_line(steps: Mapping[int, Steps]) -> str:
+    """The group for which the workers waited most."""
+    by_group = waited_for(steps)
+    if not by_group:
+        return "no worker waited for another one"
+    total = sum(float(each.waits.sum()) for each in steps.values()) / 1e9
+    of_all = sum(float((each.ends - each.begins).sum()) for each in steps.values()) / 1e9
+    group, seconds = max(by_group.items(), key=lambda item: item[1])
+    return (
+        f"waits for others: {_percent(total / of_all)} of the workers' time; most for group "
+        f"{group}: {_percent(seconds / total)} of that"
+    )
+
+
+def waited_for(steps: Mapping[int, Steps]) -> dict[int, float]:
+    """Group -> seconds that workers waited for it, of all workers together."""
+    found: dict[int, float] = {}
+    for each in steps.values():
+        for group, times in each.waits_for.items():
+            found[group] = found.get(group, 0.0) + float(times.sum()) / 1e9
+    return {group: seconds for group, seconds in sorted(found.items()) if seconds}
+
+
+def report(
+    traces: Sequence[Trace], steps: Mapping[int, Steps], notes: Sequence[str]
+) -> dict[str, Any]:
+    """Return what ``--json`` writes. Units are in the names; null where there is no figure."""
+    names = [*COLUMNS.values(), "communication", "hidden"]
+    return {
+        "notes": list(notes),
+        "clock_bound_us": max(each.bound_ns for each in traces) / 1e3,
+        "workers": [
+            {
+                "worker": worker,
+                "steps": len(each),
+                "mean": {f"{name}_s": _of(each, name).mean() / 1e9 for name in names},
+                "median": {f"{name}_s": float(np.median(_of(each, name))) / 1e9 for name in names},
+                "hidden_share": None if np.isnan(each.hidden_share) else each.hidden_share,
+            }
+            for worker, each in sorted(steps.items())
+            if len(each)
+        ],
+        "waited_for": [
+            {"group": group, "waits_s": seconds} for group, seconds in waited_for(steps).items()
+        ],
+    }
+
+
+def _of(steps: Steps, name: str) -> Times:
+    """Nanoseconds by step."""
+    if name == "step":
+        return steps.ends - steps.begins
+    times: Times = getattr(steps, name)
+    return times
 
 
 def _percent(share: float) -> str:

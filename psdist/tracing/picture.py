@@ -18,7 +18,7 @@ import numpy as np
 from psdist.errors import TraceError
 from psdist.topology.draw.svg_canvas import INK, MUTED, Canvas, text_width
 from psdist.tracing.files import Spans, Trace
-from psdist.tracing.shares import steps_of
+from psdist.tracing.shares import windows_of
 from psdist.tracing.spans import NONE, WAITS, Lane, Span, name_of
 
 FORWARD, BACKWARD = "#a9d0ee", "#5b9bd0"
@@ -74,11 +74,12 @@ class Window:
 def middling_step(traces: Sequence[Trace], *, from_clock: int) -> int:
     """The iteration of the first worker whose step took the middle time of all from there on."""
     for trace in traces:
-        if trace.about.is_worker and len(steps := steps_of(trace)):
-            later = steps.from_clock(from_clock)
-            steps = later if len(later) else steps
-            order = np.argsort(steps.ends - steps.begins, kind="stable")
-            return int(steps.clocks[order[len(order) // 2]])
+        clocks, begins, ends = windows_of(trace)
+        if trace.about.is_worker and len(clocks):
+            later = clocks >= from_clock
+            kept = later if later.any() else np.ones(len(clocks), bool)
+            order = np.argsort((ends - begins)[kept], kind="stable")
+            return int(clocks[kept][order[len(order) // 2]])
     raise TraceError("no worker has made two steps: there is none to draw")
 
 
@@ -87,11 +88,10 @@ def window_of(traces: Sequence[Trace], step: int) -> Window:
     begins, ends, last = [], [], NONE
     for trace in traces:
         if trace.about.is_worker:
-            steps = steps_of(trace)
-            is_it = steps.clocks == step
-            begins += steps.begins[is_it].tolist()
-            ends += steps.ends[is_it].tolist()
-            last = max(last, int(steps.clocks.max(initial=NONE)))
+            clocks, began, ended = windows_of(trace)
+            begins += began[clocks == step].tolist()
+            ends += ended[clocks == step].tolist()
+            last = max(last, int(clocks.max(initial=NONE)))
     if not begins:
         raise TraceError(
             f"--step {step}: no worker has made it; there are the iterations 1 to {last}"
@@ -195,6 +195,8 @@ def _chunk(
     here = at_servers.get((*which, trace.about.index), begin)
     group = NONE if trace.about.group is None else trace.about.group
     done = at_servers.get((*which, NONE, NONE), at_servers.get((*which, NONE, group), here))
+    # It may have waited for other groups after its step.
+    done = at_servers.get((*which, trace.about.index, NONE), done)
     here = min(max(here, begin), end)
     done = min(max(done, here), end)
     title = f"{name_of(span['kind'])} of chunk {which[1]}, iteration {which[2]}"
@@ -206,12 +208,16 @@ def _chunk(
 
 def _arrivals(traces: Sequence[Trace]) -> dict[tuple[int, ...], int]:
     """When a worker's push was at its server: (set, chunk, clock, worker); when the step was made
-    that applied it: (set, chunk, clock, NONE, group)."""
+    that applied it: (set, chunk, clock, NONE, group); when the reply left: (set, chunk, clock,
+    worker, NONE)."""
     found: dict[tuple[int, ...], int] = {}
     for trace in traces:
-        for span in trace.of(Span.RECEIVE, Span.APPLY):
+        for span in trace.of(Span.RECEIVE, Span.APPLY, Span.REPLY):
             which = (int(span["set_index"]), int(span["chunk"]), int(span["clock"]))
             other = int(span["other"])
+            if span["kind"] == Span.REPLY:
+                found[*which, other, NONE] = int(span["begin_ns"])
+                continue
             is_apply = span["kind"] == Span.APPLY
             key = (*which, NONE, other) if is_apply else (*which, other)
             found[key] = int(span["end_ns"])

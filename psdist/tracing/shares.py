@@ -1,84 +1,63 @@
-"""What of a worker's communication was hidden behind computation, step by step.
+"""Where the time of a worker's steps went, and how much of its communication was hidden.
 
 A step is what lies between the ends of two calls of ``optimizer.step()`` (of the first parameter
-set). *Communication* is the time in which a chunk was on its way: from its push, or from asking for
-it, until the reply had landed, or in the reduction or the gathering of the group. *Computation* is
-the time in which the script was not inside psdist: neither in ``step()`` nor in a wait nor in a
-collective. Communication is *hidden* while the script computes.
+set). Each moment of it has one cause, the first that fits:
 
-    steps = steps_of(trace)                    # Steps: seconds of each, numpy arrays
+    outside of psdist   passes      in a forward or backward pass
+                        script      all else: data loading, the loss, the optimizer's schedule ...
+    inside of psdist    network     a chunk or an operation of the group was moving
+                        waits       none moved, and one waited for another worker (``exchange``)
+                        servers     neither, and a server had a chunk
+                        psdist      none of these
+
+The script is inside of psdist in ``step()``, in a wait, in a collective and in ``job.save`` and the
+like. *Communication* is the time of network and servers, whatever the script did meanwhile. It is
+*hidden* while the script is outside of psdist. Waiting for others is no communication.
+
+    steps = steps_of_all(traces)[0]            # of worker 0: nanoseconds, numpy arrays
     steps.hidden_share                         # of all communication of these steps
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from psdist.tracing.files import Spans, Trace
+from psdist.tracing.covered import Covered, Times
+from psdist.tracing.exchange import Ways, exchanges
+from psdist.tracing.files import Trace
 from psdist.tracing.spans import WAITS, Lane, Span
 
-COMMUNICATION: Final = (Span.PUSH, Span.PULL, Span.REDUCE, Span.GATHER)
+PASSES: Final = (Span.FORWARD, Span.EVALUATION, Span.BACKWARD)
 STALLED: Final = (
     *(Span.STEP, Span.COLLECTIVE, Span.SAVE, Span.SET_VALUES, Span.PULL_ALL),
     *(Span.OPTIMIZER_STATE, *WAITS),
 )
 
-Times = npt.NDArray[np.int64]
-
-
-class Covered:
-    """The union of intervals, and how much of it lies before a time."""
-
-    def __init__(self, begins: Times, ends: Times) -> None:
-        order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order].astype(np.int64), ends[order].astype(np.int64)
-        reached = np.maximum.accumulate(ends) if len(ends) else ends
-        is_first = np.ones(len(begins), bool)
-        is_first[1:] = begins[1:] > reached[:-1]
-        is_last = np.ones(len(begins), bool)
-        is_last[:-1] = is_first[1:]
-        self.begins, self.ends = begins[is_first], reached[is_last]
-        lengths = self.ends - self.begins
-        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-
-    @classmethod
-    def of(cls, spans: Spans) -> Covered:
-        return cls(spans["begin_ns"], spans["end_ns"])
-
-    def with_all(self, other: Covered) -> Covered:
-        return Covered(
-            np.concatenate([self.begins, other.begins]), np.concatenate([self.ends, other.ends])
-        )
-
-    def until(self, times: Times) -> Times:
-        """Nanoseconds of it before each of ``times``."""
-        index = np.searchsorted(self.begins, times, side="right")
-        inside = np.zeros(len(times), np.int64)
-        has_one = index > 0
-        last = index[has_one] - 1
-        inside[has_one] = np.minimum(times[has_one], self.ends[last]) - self.ends[last]
-        return self._before[index] + inside
-
-    def within(self, begins: Times, ends: Times) -> Times:
-        """Nanoseconds of it in each of these windows."""
-        return self.until(ends) - self.until(begins)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Of one worker, by step, in nanoseconds."""
+    """Of one worker, by step, in nanoseconds. The parts of a step add up to ``ends - begins``:
+    passes, script, psdist, network, servers and waits."""
 
     clocks: Times
     """Iterations, as the first set counts them."""
     begins: Times
     ends: Times
-    computation: Times
+    passes: Times
+    script: Times
+    psdist: Times
+    network: Times
+    servers: Times
+    waits: Times
+    """For others, while the script was inside of psdist."""
     communication: Times
     hidden: Times
+    waits_for: Mapping[int, Times]
+    """Group -> the part of ``waits`` in which something waited for it. Parts may overlap."""
 
     @property
     def hidden_share(self) -> float:
@@ -89,28 +68,71 @@ class Steps:
     def from_clock(self, clock: int) -> Steps:
         """Without the iterations before ``clock``."""
         keep = self.clocks >= clock
-        return Steps(**{name: values[keep] for name, values in vars(self).items()})
+        cut: dict[str, Any] = {
+            each.name: getattr(self, each.name)[keep]
+            for each in fields(self)
+            if each.name != "waits_for"
+        }
+        waits_for = {group: times[keep] for group, times in self.waits_for.items()}
+        return Steps(**cut, waits_for=waits_for)
 
     def __len__(self) -> int:
         return len(self.clocks)
 
 
-def steps_of(trace: Trace) -> Steps:
-    """All steps of this worker but the first, whose begin is not known."""
+def steps_of_all(traces: Sequence[Trace]) -> dict[int, Steps]:
+    """By worker: all steps but the first, whose begin is not known."""
+    ways = exchanges(traces)
+    return {
+        each.about.index: _steps(each, ways[each.about.index])
+        for each in traces
+        if each.about.is_worker
+    }
+
+
+def windows_of(trace: Trace) -> tuple[Times, Times, Times]:
+    """Iterations, begins and ends of the steps of this worker, without the first."""
     stepped = trace.of(Span.STEP)
     stepped = stepped[stepped["set_index"] == 0]
     stepped = stepped[np.argsort(stepped["end_ns"], kind="stable")]
-    begins, ends = stepped["end_ns"][:-1].astype(np.int64), stepped["end_ns"][1:].astype(np.int64)
+    ends = stepped["end_ns"].astype(np.int64)
+    return stepped["clock"][1:].astype(np.int64), ends[:-1], ends[1:]
+
+
+def _steps(trace: Trace, ways: Ways) -> Steps:
+    clocks, begins, ends = windows_of(trace)
     stalls = trace.of(*STALLED)
     stalled = Covered.of(stalls[stalls["lane"] == Lane.SCRIPT])
-    moving = Covered.of(trace.of(*COMMUNICATION))
-    in_stalls, in_moves = stalled.within(begins, ends), moving.within(begins, ends)
-    in_any = stalled.with_all(moving).within(begins, ends)
+    moving = ways.moving
+    active = moving.with_all(*ways.waiting.values())
+    any_of_it = active.with_all(ways.at_servers)
+
+    def length(covered: Covered) -> Times:
+        return covered.within(begins, ends)
+
+    def inside(covered: Covered) -> Times:
+        """The part of it in which the script was inside of psdist."""
+        return length(covered) + length(stalled) - length(covered.with_all(stalled))
+
+    outside = ends - begins - length(stalled)
+    passes = length(stalled.with_all(Covered.of(trace.of(*PASSES)))) - length(stalled)
+    network, with_waits, with_servers = map(inside, (moving, active, any_of_it))
+    servers = with_servers - with_waits
+    communication = length(moving) + length(any_of_it) - length(active)
     return Steps(
-        clocks=stepped["clock"][1:].astype(np.int64),
+        clocks=clocks,
         begins=begins,
         ends=ends,
-        computation=ends - begins - in_stalls,
-        communication=in_moves,
-        hidden=in_any - in_stalls,
+        passes=passes,
+        script=outside - passes,
+        psdist=length(stalled) - with_servers,
+        network=network,
+        servers=servers,
+        waits=with_waits - network,
+        communication=communication,
+        hidden=communication - network - servers,
+        waits_for={
+            group: inside(moving.with_all(waiting)) - network
+            for group, waiting in ways.waiting.items()
+        },
     )

@@ -9,7 +9,7 @@ import pytest
 
 from psdist.commands.trace import main
 from psdist.tracing.files import read_traces
-from psdist.tracing.shares import steps_of
+from psdist.tracing.shares import steps_of_all
 from psdist.tracing.spans import Lane, Span
 from tests.support.mpirun import REPOSITORY, run_mpi
 
@@ -51,7 +51,7 @@ def test_every_rank_writes_its_spans_and_they_open_as_one_file(
         assert set(steps["set_index"].tolist()) == {0, 1, 2}
         # Each pass lies before its step: nothing is stamped with another iteration.
         assert len(trace.of(Span.BACKWARD)) == len(steps)
-        assert steps_of(trace).communication.sum() > 0
+        assert steps_of_all(traces)[trace.about.index].communication.sum() > 0
     pushed = sorted(
         (each["set_index"], each["chunk"], each["clock"])
         for trace in workers

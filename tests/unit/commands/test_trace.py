@@ -30,6 +30,68 @@ def a_run(folder: Path, *, num_steps: int, is_over: bool = True) -> None:
     other.close(end=END if is_over else None)
 
 
+def a_run_with_a_straggler(folder: Path, *, num_steps: int) -> None:
+    """Iterations of 20 ms. Both workers load data until 2 and compute until 6, worker 1 sleeps
+    until 14, and both push then. The server steps at once, and answers worker 0 at 17."""
+    fast, slow = (Tracer(folder, about(rank, num_ranks=3, start=START)) for rank in (0, 1))
+    at_server = Tracer(folder, server(2, num_ranks=3, start=START))
+    for clock in range(num_steps):
+        at = 20 * clock * MS
+        chunk = {"clock": clock, "chunk": 0, "lane": Lane.SERVER}
+        for worker, (tracer, pushed) in enumerate(((fast, 6), (slow, 14))):
+            tracer.add(Span.FORWARD, at + 2 * MS, at + 4 * MS, clock=clock)
+            tracer.add(Span.BACKWARD, at + 4 * MS, at + 6 * MS, clock=clock)
+            tracer.add(Span.PUSH, at + pushed * MS, at + 19 * MS, clock=clock, chunk=0, num_bytes=4)
+            tracer.add(Span.STEP, at + pushed * MS, at + 20 * MS, clock=clock)
+            here = at + (pushed + 1) * MS
+            at_server.add(Span.RECEIVE, here - MS // 2, here, other=worker, **chunk)
+            at_server.add(Span.APPLY, here, here + MS, other=worker, **chunk)
+            at_server.add(Span.REPLY, at + 17 * MS, at + 18 * MS, other=worker, **chunk)
+    for tracer in (fast, slow, at_server):
+        tracer.close(end=END)
+
+
+def rows(told: str) -> list[str]:
+    """The cells of the table, row after row."""
+    found = [line for line in told.splitlines() if line.startswith("│")]
+    return [cell.strip() for line in found for cell in line.strip("│").split("│")]
+
+
+def test_waiting_for_a_straggler_is_no_communication_and_the_straggler_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run_with_a_straggler(tmp_path, num_steps=8)
+    assert main(tmp_path, json_path=tmp_path / "report.json") == 0
+    told = capsys.readouterr().out
+    assert rows(told) == [
+        *("0", "4", "20.00", "4.00", "2.00", "1.00", "3.00", "3.00", "7.00", "0.0 %"),
+        *("1", "4", "20.00", "4.00", "10.00", "1.00", "3.00", "2.00", "0.00", "0.0 %"),
+    ]
+    assert (
+        "waits for others: 17.5 % of the workers' time; most for group 1: 100.0 % of that\n" in told
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    parts = {
+        "step_s": 0.02, "passes_s": 0.004, "script_s": 0.002, "psdist_s": 0.001,
+        "network_s": 0.003, "servers_s": 0.003, "waits_s": 0.007,
+        "communication_s": 0.006, "hidden_s": 0.0,
+    }  # fmt: skip
+    fast, slow = report.pop("workers")
+    assert fast == {
+        "worker": 0,
+        "steps": 4,
+        "mean": pytest.approx(parts),
+        "median": pytest.approx(parts),
+        "hidden_share": 0.0,
+    }
+    assert (slow["worker"], slow["mean"]["waits_s"]) == (1, 0.0)
+    assert report == {
+        "notes": [],
+        "clock_bound_us": 6.0,
+        "waited_for": [{"group": 1, "waits_s": pytest.approx(0.028)}],
+    }
+
+
 def test_it_says_for_each_worker_how_much_of_its_communication_was_hidden(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,11 +99,11 @@ def test_it_says_for_each_worker_how_much_of_its_communication_was_hidden(
     assert main(tmp_path) == 0
     told = capsys.readouterr().out
     assert "2 ranks on 1 host; clocks are those of rank 0, give or take 6 us\n" in told
-    (row,) = [line for line in told.splitlines() if "0.0100" in line]
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        *("0", "4", "0.0100", "0.0060", "0.0060", "50.0 %"),
+    assert rows(told) == [
+        *("0", "4", "10.00", "6.00", "0.00", "1.00", "3.00", "0.00", "0.00", "50.0 %"),
     ]
     assert "hidden behind computation: 50.0 % of all communication\n" in told
+    assert "no worker waited for another one\n" in told
     num_events = len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"])
     assert f"{num_events} events in {tmp_path / 'trace.json'}" in told
 
@@ -78,6 +140,14 @@ def test_a_step_that_is_not_there_is_refused_in_one_line(
     a_run(tmp_path, num_steps=8)
     assert main(tmp_path, svg=tmp_path / "step.svg", step=step) == 2
     assert capsys.readouterr().err == f"psdist trace: {words}\n"
+
+
+def test_a_report_that_cannot_be_written_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(tmp_path, num_steps=8)
+    assert main(tmp_path, json_path=tmp_path / "no" / "report.json") == 2
+    assert "cannot write" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_written_is_an_error(

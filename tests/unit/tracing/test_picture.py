@@ -71,6 +71,19 @@ def test_a_chunk_has_a_line_to_its_server_there_and_back() -> None:
     assert found[title + drawing.PULL][:2] == (60, 80)
 
 
+def test_a_reply_that_is_parked_behind_its_step_is_drawn_as_at_the_server() -> None:
+    traces = a_run()
+    at_server = [
+        span(Span.RECEIVE, 122, 130, clock=1, chunk=3, other=0),
+        span(Span.APPLY, 130, 140, clock=1, chunk=3, other=1),
+        span(Span.REPLY, 175, 179, clock=1, chunk=3, other=0),
+    ]
+    found = bars(picture([made(server(0, host="n2"), at_server), *traces[1:]], 1))
+    title = "push of chunk 3, iteration 1@"
+    assert found[title + drawing.HELD][:2] == (30, 75)
+    assert found[title + drawing.PULL][:2] == (75, 80)
+
+
 def test_a_server_has_what_it_computes_and_what_it_receives() -> None:
     found = bars(picture(a_run(), 1))
     assert found[f"apply, chunk 3: 10.00 ms@{drawing.APPLY}"][:2] == (50, 60)
