@@ -37,7 +37,7 @@ COLUMNS: Final = {
     "servers": "servers",
     "waits for others": "waits",
 }
-"""Of the table, each with its name in the report: ``step`` is the sum of the others."""
+"""Columns of the table, and their names in the report: ``step`` is the sum of the others."""
 
 
 def main(

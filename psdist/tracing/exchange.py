@@ -1,4 +1,4 @@
-"""What each worker's chunks and its group's operations were doing, from the spans of all ranks.
+"""Activity of each worker's chunks and of its group's operations, from the spans of all ranks.
 
     ways = exchanges(traces)[0]                 # of worker 0
     ways.moving, ways.at_servers                # times: Covered
@@ -48,12 +48,12 @@ _LAST: Final = 2**31
 
 @dataclass(frozen=True)
 class Ways:
-    """Of one worker."""
+    """The activity of one worker."""
 
     moving: Covered
     """Times in which a chunk or an operation of the group was under way in the network."""
     at_servers: Covered
-    """Times in which a server had a chunk and could have gone on with it."""
+    """Times in which a server had a chunk; waits for others may lie in them."""
     waiting: dict[int, Covered]
     """Group -> times in which a chunk, an operation or a collective waited for it."""
 
@@ -75,7 +75,7 @@ class _Arrival(NamedTuple):
 
 
 def exchanges(traces: Sequence[Trace]) -> dict[int, Ways]:
-    """By worker. A push of which the spans of its server are missing counts as moving."""
+    """Return what each worker's chunks did. A push counts as moving if its server has no spans."""
     workers = [trace for trace in traces if trace.about.is_worker]
     parts = {trace.about.index: _Parts() for trace in workers}
     at_servers = _AtServers(traces)
@@ -117,7 +117,7 @@ def _rows(spans: Spans) -> Iterable[_Row]:
 
 
 class _AtServers:
-    """What servers did with each chunk, by update."""
+    """The work of servers on each chunk, by update."""
 
     def __init__(self, traces: Sequence[Trace]) -> None:
         self._group_of = {each.about.index: _group(each) for each in traces if each.about.is_worker}

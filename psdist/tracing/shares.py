@@ -40,8 +40,8 @@ STALLED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Of one worker, by step, in nanoseconds. The parts of a step add up to ``ends - begins``:
-    passes, script, psdist, network, servers and waits."""
+    """The steps of one worker, in nanoseconds. Six parts add up to ``ends - begins``: passes,
+    script, psdist, network, servers and waits."""
 
     clocks: Times
     """Iterations, as the first set counts them."""
@@ -53,7 +53,7 @@ class Steps:
     network: Times
     servers: Times
     waits: Times
-    """For others, while the script was inside of psdist."""
+    """Waits for others while the script was inside of psdist."""
     communication: Times
     hidden: Times
     waits_for: Mapping[int, Times]
@@ -61,12 +61,12 @@ class Steps:
 
     @property
     def hidden_share(self) -> float:
-        """Of the communication of all of them; NaN where there was none."""
+        """The hidden share of the communication of all steps; NaN without communication."""
         total = int(self.communication.sum())
         return int(self.hidden.sum()) / total if total else float("nan")
 
     def from_clock(self, clock: int) -> Steps:
-        """Without the iterations before ``clock``."""
+        """Return the steps from iteration ``clock`` on."""
         keep = self.clocks >= clock
         cut: dict[str, Any] = {
             each.name: getattr(self, each.name)[keep]
@@ -81,7 +81,7 @@ class Steps:
 
 
 def steps_of_all(traces: Sequence[Trace]) -> dict[int, Steps]:
-    """By worker: all steps but the first, whose begin is not known."""
+    """Return all steps of each worker except the first one, whose begin is not known."""
     ways = exchanges(traces)
     return {
         each.about.index: _steps(each, ways[each.about.index])
@@ -91,7 +91,7 @@ def steps_of_all(traces: Sequence[Trace]) -> dict[int, Steps]:
 
 
 def windows_of(trace: Trace) -> tuple[Times, Times, Times]:
-    """Iterations, begins and ends of the steps of this worker, without the first."""
+    """Return iterations, begins and ends of this worker's steps, without the first one."""
     stepped = trace.of(Span.STEP)
     stepped = stepped[stepped["set_index"] == 0]
     stepped = stepped[np.argsort(stepped["end_ns"], kind="stable")]

@@ -39,6 +39,7 @@ def test_every_rank_writes_its_spans_and_they_open_as_one_file(
     for trace in traces:
         assert trace.is_drift_known
         assert 0 <= trace.bound_ns < 10**9
+    all_steps = steps_of_all(traces)
     for trace in workers:
         kinds = {Span(kind) for kind in trace.spans["kind"]}
         assert kinds >= {
@@ -51,7 +52,19 @@ def test_every_rank_writes_its_spans_and_they_open_as_one_file(
         assert set(steps["set_index"].tolist()) == {0, 1, 2}
         # Each pass lies before its step: nothing is stamped with another iteration.
         assert len(trace.of(Span.BACKWARD)) == len(steps)
-        assert steps_of_all(traces)[trace.about.index].communication.sum() > 0
+        times = all_steps[trace.about.index]
+        assert times.communication.sum() > 0
+        parts = (
+            times.passes,
+            times.script,
+            times.psdist,
+            times.network,
+            times.servers,
+            times.waits,
+        )
+        assert (sum(parts) == times.ends - times.begins).all()
+        assert all((part >= 0).all() for part in parts)
+        assert set(times.waits_for) == {0}  # of a single group one waits only for its members
     pushed = sorted(
         (each["set_index"], each["chunk"], each["clock"])
         for trace in workers

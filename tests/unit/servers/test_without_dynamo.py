@@ -90,7 +90,7 @@ def test_a_torch_with_other_wrappers_imports_dynamo_and_steps_as_ever() -> None:
 
 
 def printed(rest: str) -> list[str]:
-    """What the program prints, started as a user starts it: nothing of tests/support/startup."""
+    """Return the program's lines. It starts as a user starts it, without tests/support/startup."""
     done = run_program(
         [sys.executable, "-c", PROGRAM + rest], timeout_s=120, env={"PYTHONPATH": ""}
     )

@@ -1,4 +1,4 @@
-"""What a worker waited for: made traces whose answer is known, in milliseconds."""
+"""Waits of workers: made traces whose answer is known, in milliseconds."""
 
 from __future__ import annotations
 
