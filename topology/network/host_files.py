@@ -5,7 +5,8 @@
 
 | | |
 |---|---|
-| Open MPI, Kubernetes' MPI operator | ``n1 slots=8`` |
+| Open MPI, Kubernetes' MPI operator | ``n1 slots=8``, ``me@n1 cpu = 8`` |
+| Open MPI's rankfile | ``rank 0=n1 slot=0`` |
 | MPICH, Intel MPI, the operator for them | ``n1:8`` |
 | PBS and Torque ($PBS_NODEFILE), Slurm's hostfile | ``n1``, once for each slot |
 | Flux: R (``flux job info ID R``, ``flux R encode``) | JSON with R_lite and nodelist |
@@ -13,6 +14,7 @@
 
 Told apart by content. A host that is named again gets more slots; its first place counts. A slot is
 a rank that the launcher would start there. Flux has cores and no slots: the number is 0 there.
+Lines for Open MPI are read as the parser of its mpirun 5 reads them (PRRTE's hostfile_lex.l).
 """
 
 from __future__ import annotations
@@ -42,14 +44,25 @@ MAX_BYTES: Final = 8 << 20
 MAX_SLOTS: Final = 65_536
 """Of a host."""
 
-_COUNTED: Final = re.compile(rf"({HOST_NAME.pattern})(?::([0-9]{{1,9}}))?")
-_KEY: Final = re.compile(r"([A-Za-z_-]{1,32})=(\S{1,200})")
-_SLOTS_KEY: Final = "slots"
-# What says nothing of where ranks go: a bound for oversubscription, logins, interfaces, bindings.
-_OTHER_KEYS: Final = (
-    *("max_slots", "max-slots", "slots_max", "user", "username", "port"),
-    *("binding", "ifname"),
+_COUNTED: Final = re.compile(
+    rf"(?P<user>[A-Za-z0-9_][A-Za-z0-9._-]{{0,63}}@)?(?P<host>{HOST_NAME.pattern})"
+    r"(?::(?P<slots>[0-9]{1,9}))?"
 )
+_KEY: Final = re.compile(r"([A-Za-z_-]{1,32})=(\S{1,200})")
+_RANK: Final = re.compile(rf"rank\s+[0-9]{{1,9}}=(?P<entry>\S+)(?:\s+slots?=\S+)?")
+_COMMENT: Final = re.compile(r"(?:#|//)[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_IPV6: Final = re.compile(r"(?:[^@]*@)?[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}")
+_SLOTS_KEYS: Final = ("slots", "cpu", "count")
+# Open MPI takes the maximum for the number where that is missing.
+_MAX_KEYS: Final = tuple(
+    form.format(key, dash)
+    for key in _SLOTS_KEYS
+    for dash in "_-"
+    for form in ("max{1}{0}", "{0}{1}max")
+)
+_LOGIN_KEYS: Final = ("user", "username", "user-name", "user_name", "port")
+# What says nothing of where ranks go.
+_OTHER_KEYS: Final = ("binding", "ifname")
 _COUNT: Final = re.compile(r"[0-9]{1,9}")
 _TABLE: Final = re.compile(r"\s*STATE\s.*\bNODELIST\s*")
 _IDS: Final = re.compile(r"[0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*")
@@ -87,13 +100,21 @@ def parse(data: bytes, *, where: str) -> HostFile:
 
 
 def begins_one(line: str) -> bool:
-    """Whether a text that begins so may be a list of hosts."""
-    words = line.split()
+    """True if a text whose first line is ``line`` may be a list of hosts."""
+    words = _words(line)
     if line.lstrip().startswith("{") or _TABLE.fullmatch(line):
         return True
     return bool(
         words and _COUNTED.fullmatch(words[0]) and all(_KEY.fullmatch(word) for word in words[1:])
     )
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a line; ``key = value`` is one word."""
+    line = "=".join(part.strip() for part in line.split("="))
+    if match := _RANK.fullmatch(line):
+        return [match["entry"]]
+    return line.split()
 
 
 def _significant(text: str) -> Iterator[tuple[int, str]]:
@@ -104,10 +125,14 @@ def _significant(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _lines(text: str, where: str) -> HostFile:
+    # As many line ends as before: messages name lines by their numbers.
+    text = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     slots: dict[str, int] = {}
+    has_logins = False
     for number, line in _significant(text):
         place = f"{where}:{number}"
-        host, count = _entry(line, place)
+        host, count, has_login = _entry(line, place)
+        has_logins |= has_login
         if host not in slots and len(slots) >= MAX_NODES:
             raise too_many(place, MAX_NODES, "hosts")
         slots[host] = slots.get(host, 0) + count
@@ -116,36 +141,54 @@ def _lines(text: str, where: str) -> HostFile:
                 f"{place}: {host} has {slots[host]:,} slots: give it 1 to {MAX_SLOTS:,}, or leave "
                 "it out"
             )
-    return HostFile(names=tuple(slots), slots=slots, source=where)
+    if not slots:
+        raise PlacementError(f"{where}: nothing in it but comments: give the right file")
+    notes: tuple[str, ...] = ()
+    if has_logins:
+        notes = (
+            f"{where}: user names and ports are not kept in the files of --emit: put them into "
+            "~/.ssh/config",
+        )
+    return HostFile(names=tuple(slots), slots=slots, source=where, notes=notes)
 
 
-def _entry(line: str, place: str) -> tuple[str, int]:
-    """(host, slots) of a line."""
-    first, *words = line.split()
+def _entry(line: str, place: str) -> tuple[str, int, bool]:
+    """(host, slots, whether a login is given) of a line."""
+    first, *words = _words(line)
     match = _COUNTED.fullmatch(first)
+    if match is None and _IPV6.fullmatch(first):
+        raise PlacementError(
+            f"{place}: {shown(first)} is an IPv6 address: write the name of the host, or its IPv4 "
+            "address"
+        )
     if match is None:
         raise PlacementError(
             f"{place}: {shown(first)} is not a host: expected lines like 'n1 slots=8', 'n1:8' or "
             "'n1'"
         )
-    count = match[2]
+    host, count, most = match["host"], match["slots"], None
+    has_login = match["user"] is not None
     for word in words:
         pair = _KEY.fullmatch(word)
         key = "" if pair is None else pair[1].lower()
-        if pair is None or key not in (_SLOTS_KEY, *_OTHER_KEYS):
+        if pair is None or key not in (*_SLOTS_KEYS, *_MAX_KEYS, *_LOGIN_KEYS, *_OTHER_KEYS):
             raise PlacementError(
                 f"{place}: {shown(word)} is not known here: expected slots=N after the host"
             )
-        if key != _SLOTS_KEY:
+        has_login |= key in _LOGIN_KEYS
+        if key not in (*_SLOTS_KEYS, *_MAX_KEYS):
             continue
-        if count is not None:
-            raise PlacementError(f"{place}: {match[1]} has two numbers of slots: leave one")
         if not _COUNT.fullmatch(pair[2]):
             raise PlacementError(
-                f"{place}: slots={shown(pair[2])} is not a whole number: write slots=8"
+                f"{place}: {key}={shown(pair[2])} is not a whole number: write {key}=8"
             )
+        if key in _MAX_KEYS:
+            most = pair[2]
+            continue
+        if count is not None:
+            raise PlacementError(f"{place}: {host} has two numbers of slots: leave one")
         count = pair[2]
-    return match[1], int(count or 1)
+    return host, int(count or most or 1), has_login
 
 
 # --- Flux

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from psdist.errors import PlacementError
 from psdist.topology.network import host_files
 from psdist.topology.network.host_files import MAX_SLOTS, HostFile, begins_one, parse, read
 from psdist.topology.text.hostlist import compress
+from tests.support.mpirun import environment_prefix, require, run_program
 
 # As `flux resource list` of flux-core 0.4x and 0.7x prints it.
 FLUX_TABLE = """\
@@ -55,7 +58,7 @@ def resources(ranks: list[str], nodelist: list[str], **more: Any) -> str:
         ("n1:2 binding=user:0,1 ifname=ib0\n", {"n1": 2}),
         ("n1\nn1\nn2\nn1\n", {"n1": 3, "n2": 1}),
         ("n1\nn2 Slots=3\nn3:2\n", {"n1": 1, "n2": 3, "n3": 2}),
-        ("\ufeff\n\n  n1\t slots=2 \r\nn2 user=me\r\n", {"n1": 2, "n2": 1}),
+        ("\ufeff\n\n  n1\t slots=2 \r\nn2 binding=rr\r\n", {"n1": 2, "n2": 1}),
         ("10.0.0.1 slots=2\n", {"10.0.0.1": 2}),
         (f"n1 slots={MAX_SLOTS}\n", {"n1": MAX_SLOTS}),
     ],
@@ -92,7 +95,15 @@ def test_a_table_of_flux_leaves_out_what_is_down_and_sorts_as_people_count() -> 
         ("n1\nn 2\n", "hosts:2: '2' is not known here: expected slots=N after the host"),
         ("n1\n-n2\n", "hosts:2: '-n2' is not a host"),
         ("n1;rm\n", "hosts:1: 'n1;rm' is not a host: expected lines like 'n1 slots=8'"),
-        ("me@n1\n", "hosts:1: 'me@n1' is not a host"),
+        ("a@me@n1\n", "hosts:1: 'a@me@n1' is not a host"),
+        ("me@\n", "hosts:1: 'me@' is not a host"),
+        ("n1 cpu=2 slots=2\n", "hosts:1: n1 has two numbers of slots"),
+        ("n1 max_slots=x\n", "hosts:1: max_slots='x' is not a whole number: write max_slots=8"),
+        ("me@2001:db8::1\n", "hosts:1: 'me@2001:db8::1' is an IPv6 address: write the name of"),
+        ("fe80::1:2 slots=2\n", "hosts:1: 'fe80::1:2' is an IPv6 address"),
+        ("+n0\n", "hosts:1: '+n0' is not a host"),
+        ("/* n1\n\n*/ n2 x\n", "hosts:3: 'x' is not known here"),
+        ("/* n1\n", "hosts: nothing in it but comments"),
         ("n[1-2]\n", "hosts:1: 'n[1-2]' is not a host"),
         ("n1:\n", "hosts:1: 'n1:' is not a host"),
         ("n1 slots=\n", "hosts:1: 'slots=' is not known here"),
@@ -192,6 +203,9 @@ def test_what_may_begin_a_host_file_is_told_from_other_text() -> None:
         "{",
         ' {"version": 1',
         "STATE NNODES NODELIST",
+        "n1 slots = 2",
+        "me@n1 cpu =2",
+        "rank 0=n1 slot=0",
     ):
         assert begins_one(line), line
     for line in ("", "n1 and n2", "SwitchName", "n[1-2]", "STATE NODES", "- n1", "n1 slots=2 x"):
@@ -200,6 +214,61 @@ def test_what_may_begin_a_host_file_is_told_from_other_text() -> None:
 
 def test_slots_may_come_behind_other_options() -> None:
     assert given_text("n1 user=me slots=3 port=22\n").slots == {"n1": 3}
+
+
+@pytest.mark.parametrize("line", ["me@n1", "n1 username=me", "n1 user_name = me", "n1 port=22"])
+def test_logins_are_read_and_a_note_says_where_they_belong(line: str) -> None:
+    found = given_text(f"{line}\nn2\n")
+    assert found.slots == {"n1": 1, "n2": 1}
+    assert found.notes == (
+        "hosts: user names and ports are not kept in the files of --emit: put them into "
+        "~/.ssh/config",
+    )
+
+
+# Hosts that mpirun gives slots: where a line has none, it counts the cores of this machine.
+LINES_OF_OPEN_MPI = """\
+n1 slots = 4
+n2 cpu=2
+me@n3 slots=2
+n4\tslots\t=\t4
+n5 count =3
+n6 cpu = 2 max_cpu=3
+n7 max-slots=4
+n8 count-max = 3
+n9 username=me slots=2
+n10 user-name = me port=22 slots=2
+n11 slots=2 // how many
+n12 slots=2# as many
+/* n13 slots=1
+n14 slots=1 */
+n15 slots=2 /* the last */
+me@10.0.0.1 slots=2
+5 slots=2
+// rank by rank
+n16
+n16
+# and as in a rankfile
+rank 0=n17 slot=0:1
+rank 1=me@n17 slot=0:2
+n18 slots=5 username="me"
+"""
+_ALLOCATED = re.compile(r"^ +(\S+): slots=(\d+) ", re.MULTILINE)
+
+
+@pytest.mark.mpi
+def test_lines_for_open_mpi_give_the_slots_that_its_mpirun_gives(tmp_path: Path) -> None:
+    require("openmpi")
+    path = tmp_path / "hostfile"
+    path.write_text(LINES_OF_OPEN_MPI)
+    argv = [str(environment_prefix("openmpi") / "bin" / "mpirun"), "-n", "1"]
+    argv += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    argv += ["--hostfile", str(path), "--display", "allocation"]
+    argv += ["--runtime-options", "donotlaunch", "hostname"]
+    done = run_program(argv, timeout_s=60)
+    assert done.returncode == 0, done.text
+    assert read(path).slots == {host: int(slots) for host, slots in _ALLOCATED.findall(done.text)}
+    assert "n13" not in read(path).names
 
 
 def test_more_hosts_than_any_cluster_has_are_refused_at_the_first_of_them(
