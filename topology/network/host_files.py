@@ -49,7 +49,7 @@ _COUNTED: Final = re.compile(
     r"(?::(?P<slots>[0-9]{1,9}))?"
 )
 _KEY: Final = re.compile(r"([A-Za-z_-]{1,32})=(\S{1,200})")
-_RANK: Final = re.compile(rf"rank\s+[0-9]{{1,9}}=(?P<entry>\S+)(?:\s+slots?=\S+)?")
+_RANK: Final = re.compile(r"rank\s+[0-9]{1,9}=(?P<entry>\S+)(?:\s+slots?=\S+)?")
 _COMMENT: Final = re.compile(r"(?:#|//)[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _IPV6: Final = re.compile(r"(?:[^@]*@)?[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}")
 _SLOTS_KEYS: Final = ("slots", "cpu", "count")

@@ -36,9 +36,6 @@ MAX_BYTES = 24 << 20
 
 _NAMED_AT_MOST = 5
 _SLURM = re.compile(r"\s*(?:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=", re.IGNORECASE)
-_INFINIBAND = re.compile(
-    r'(?:vendid|devid|sysimgguid|switchguid|caguid)=|(?:Switch|Ca|Rt)\s+\d+\s+"'
-)
 _TOML = re.compile(r"\s*\[\[|\s*\[?\s*[A-Za-z_\"'-][\w\"'.-]*\s*[=\]]")
 _YAML = re.compile(r"---|%YAML|\s*-(?:\s|$)|\s*[A-Za-z_]\w*:(?:\s|$)|\s*\[\s*\{")
 
@@ -78,7 +75,7 @@ def parse_tree(
             )
         if _SLURM.match(line):
             return slurm.parse_topology_conf(text, where=where)
-        if _INFINIBAND.match(line):
+        if infiniband.begins_one(line):
             return infiniband.parse_ibnetdiscover(text, where=where, hosts=hosts)
         if _TOML.match(line):
             return rack_table.parse(text, where=where)

@@ -483,6 +483,148 @@ def test_a_links_speed_is_width_times_the_data_rate_of_a_lane(rate: str, gbit_pe
     assert node.bytes_per_s * 8 / 1e9 == pytest.approx(gbit_per_s, abs=1e-3)
 
 
+# As the program and its libraries print them on standard error; with -s on their way.
+MESSAGES = """\
+ibwarn: [4150] mad_rpc: _do_madrpc failed; dport (DR path slid 0; dlid 0; 0,1,5)
+src/query_smp.c:227; umad (DR path slid 0; dlid 0; 0,1,5 Attr 0x11:0) bad status 110
+-W- Topology file is not specified.
+DR path slid 65535; dlid 65535; 0,1 -> new remote ca {0002c90300a1} portnum 1 lid 3-3"n1 mlx5_0"
+"""
+
+
+@pytest.mark.parametrize("where", ["first", "in between"])
+def test_messages_among_the_lines_of_ibnetdiscover_are_passed_over(where: str) -> None:
+    text = two_rails()
+    lines = text.splitlines(keepends=True)
+    mixed = MESSAGES + text if where == "first" else "".join(each + MESSAGES for each in lines)
+    found = parse_tree(mixed.encode(), where="fabric")
+    assert found == parse_tree(text.encode(), where="fabric")
+
+
+def test_a_listing_that_failed_is_told_in_the_words_of_ibnetdiscover() -> None:
+    text = (
+        "ibwarn: [9] mad_rpc_open_port: client_register for mgmt 1 failed\n"
+        "src/ibnetdisc.c:1183; can't open MAD port ((null):0)\n"
+        "/usr/sbin/ibnetdiscover: iberror: failed: discover failed\n"
+    )
+    assert complaint(text) == (
+        "racks: 'ibwarn: [9] mad_rpc_open_port: client_register f'...: ibnetdiscover has listed "
+        "nothing: mend what it complains of (run it as root, on a host with an active InfiniBand "
+        "port)"
+    )
+
+
+def in_a_chassis(text: str, *, spine: str) -> str:
+    """As with -g: ``spine`` and one leaf in a chassis, first by their parts and then by kind."""
+    head, *blocks = re.split(r"\n(?=\nvendid|\ncaguid)", text)
+    inside = [each for each in blocks if f"MF0;{spine}:" in each.partition("port 0")[0]]
+    leaf, *outside = [each for each in blocks if each not in inside]
+    inside = [each.replace("[7]", "[7][ext 3]").replace("\n[1]\t", "\n[1][ext 2]\t")
+              for each in inside]  # fmt: skip
+    parts = [head, "", "Chassis 1 (guid 0x2c90300)", "Hostname: n1", "", "# Spine Nodes"]
+    parts += [*inside, "", "# Line Nodes", leaf, "", "# Chassis Switches", *inside, leaf]
+    parts += ["", "# Chassis CAs", "", "Non-Chassis Nodes", *outside]
+    return "\n".join(parts)
+
+
+def test_a_listing_with_headings_is_the_same_tree_and_counts_no_cable_twice() -> None:
+    text = two_rails()
+    grouped = in_a_chassis(text, spine="spine1")
+    assert grouped.count('MF0;spine1:MQM9701/U1" enhanced') == 2
+    tree = parse_tree(grouped.encode(), where="fabric")
+    plain = parse_tree(text.encode(), where="fabric")
+    assert set(tree.switches) == set(plain.switches)
+    assert set(tree.nodes) == set(plain.nodes)
+    without_comments = "\n".join(each for each in grouped.splitlines() if each[:1] != "#")
+    assert parse_tree(without_comments.encode(), where="fabric") == tree
+
+
+def test_a_switch_that_is_there_twice_without_headings_is_refused() -> None:
+    assert "is there twice: give one listing" in complaint(two_rails() * 2)
+
+
+BACK_TO_BACK = """\
+#
+# Initiated from node 0002c903000000a0 port 0002c903000000a1
+
+vendid=0x2c9
+devid=0x1003
+caguid=0x2c903000000a0
+Ca\t2 "H-0002c903000000a0"\t\t# "n1 mlx5_0"
+[1](2c903000000a1) \t"H-0002c903000000b0"[1] (2c903000000b1) \t\t# lid 1 lmc 0 "n2 mlx5_0" lid 2 4xEDR
+[2](2c903000000a2) \t"H-0002c903000000b0"[2] (2c903000000b2) \t\t# lid 3 lmc 0 "n2 mlx5_0" lid 4 4xEDR
+
+vendid=0x2c9
+caguid=0x2c903000000b0
+Ca\t2 "H-0002c903000000b0"\t\t# "n2 mlx5_0"
+[1](2c903000000b1) \t"H-0002c903000000a0"[1] (2c903000000a1) \t\t# lid 2 lmc 0 "n1 mlx5_0" lid 1 4xEDR
+[2](2c903000000b2) \t"H-0002c903000000a0"[2] (2c903000000a2) \t\t# lid 4 lmc 0 "n1 mlx5_0" lid 3 4xEDR
+"""  # noqa: E501 - as it is printed
+
+
+def test_two_hosts_without_a_switch_are_one_rack_with_the_speed_of_their_cables() -> None:
+    tree = parse_tree(BACK_TO_BACK.encode(), where="fabric")
+    assert [(each.name, each.bytes_per_s) for each in tree.nodes] == [("n1", 25e9), ("n2", 25e9)]
+    assert tree.nodes[0].port_guids == (0x2C903000000A1, 0x2C903000000A2)
+    assert len(tree.switches) == 1
+    assert tree.is_exact
+    assert tree.notes == ()
+    cluster = build_cluster(["n2", "n1"], MACHINE, tree=tree)
+    assert [each.bytes_per_s for each in cluster.nodes] == [25e9, 25e9]
+
+
+def test_hosts_in_a_ring_of_cables_are_one_rack_with_a_note() -> None:
+    text = "\n".join(
+        f'Ca\t2 "H-{host:016x}"\t\t# "n{host} mlx5_0"\n'
+        f'[1]({host + 16:x}) \t"H-{host % 3 + 1:016x}"[2] (1) \t\t# lid 1 lmc 0 "x y0" lid 2 4xHDR'
+        for host in (1, 2, 3)
+    )
+    tree = parse_tree(text.encode(), where="fabric")
+    assert [each.name for each in tree.nodes] == ["n1", "n2", "n3"]
+    assert not tree.is_exact
+    assert tree.notes == (
+        "fabric: 3 hosts are joined without a switch; one rack of them all is an approximation",
+    )
+
+
+def test_cards_that_are_joined_without_a_switch_must_name_their_hosts() -> None:
+    nameless = re.sub(r'"n\d mlx5_0"', '"MT4119 ConnectX5   Mellanox Technologies"', BACK_TO_BACK)
+    assert "none of the 4 cards in it names its host" in complaint(nameless)
+    assert "no cards that are joined without one" in complaint(
+        'vendid=0x2c9\nCa\t1 "H-1"\t\t# "n1 mlx5_0"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('Ca\t : 0x0002c903000000a0 ports 2 devid 0x1003 vendid 0x2c9 "n1 mlx5_0"',
+         "a list of nodes (ibnetdiscover -l, -H, -S or -R)"),
+        ('Switch\t : 0x0002c903000000a0 ports 36 devid 0xc738 vendid 0x2c9 "leaf"',
+         "a list of nodes (ibnetdiscover -l, -H, -S or -R)"),
+        ("SW     2  1 0x0002c903000000a0 4x FDR - CA     1  1 0x0002c903000000a1 ( 'a' - 'n1 h' )",
+         "a report of ports (ibnetdiscover -p)"),
+        ("< vendid=0x2c9", "differences between two fabrics (ibnetdiscover --diff)"),
+        ("CA: n1 mlx5_0:", "the output of iblinkinfo"),
+        ("Switch: 0x0002c903000000a0 leaf:", "the output of iblinkinfo"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("before", ["", "ibwarn: [1] x\n"])
+def test_other_output_about_a_fabric_is_told_by_its_name(line: str, said: str, before: str) -> None:
+    number = 1 + before.count("\n")
+    assert complaint(before + line + "\n") == (
+        f"racks:{number}: this is {said}, which has no tree: give what ibnetdiscover prints "
+        "without options"
+    )
+
+
+def test_the_speed_of_a_link_is_read_before_what_full_information_adds() -> None:
+    plain = listing({"leaf": [("n1 mlx5_0", 1, "4xNDR")]}, [])
+    full = listing({"leaf": [("n1 mlx5_0", 1, "4xNDR s=4 w=2 v=4 e=8")]}, [])
+    parse = infiniband.parse_ibnetdiscover
+    assert parse(full, where="fabric") == parse(plain, where="fabric")
+
+
 def test_a_fabric_without_host_names_says_what_is_missing() -> None:
     text = listing({"leaf": [("MT4129 ConnectX7   Mellanox Technologies", 1, "4xNDR")]}, [])
     assert "none of the 1 cards in it names its host" in complaint(text)
