@@ -21,6 +21,7 @@ from typing import Annotated, Final, Literal, NoReturn, cast
 import typer
 
 from psdist.commands.cli_bench import Action, bench_app
+from psdist.commands.standard_output import flush, told
 from psdist.errors import PsdistError, UsageError
 from psdist.install.launcher import detect
 
@@ -47,11 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         result = app(args=words, prog_name="psdist", standalone_mode=False)
         # --help and --version have done their work, and the result is their exit status.
         status = result() if callable(result) else int(result or 0)
+        flush()
     except _WrongUsage as error:
         status = _refuse(error)
     except PsdistError as error:
         print(f"psdist: error: {error}", file=sys.stderr)
         status = error.exit_status
+    except OSError as error:
+        if (failed := told(error)) is None:
+            raise
+        status = failed
     sys.exit(status)
 
 

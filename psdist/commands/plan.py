@@ -23,6 +23,7 @@ from typing import Literal, TypeVar, get_args
 
 from psdist import sizes
 from psdist.commands.given_hosts import beyond_slots, given_hosts
+from psdist.commands.standard_output import discard
 from psdist.config.settings import (
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
@@ -412,14 +413,8 @@ def _show(text: str) -> None:
         text = text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
     try:
         print(text, end="", flush=True)
-    except OSError as error:
-        # What is still buffered would fail again at the end of the process.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            raise PlacementError(
-                f"standard output: cannot be written ({error.strerror}): free some space, or send "
-                "it elsewhere"
-            ) from None
+    except BrokenPipeError:
+        discard()
 
 
 def _write(path: Path, text: str) -> None:

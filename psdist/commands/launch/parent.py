@@ -41,7 +41,7 @@ from psdist.commands.launch.screen import Screen
 from psdist.commands.launch.signals import ENDINGS, Signals
 from psdist.commands.launch.verdict import judge
 from psdist.commands.launch.view import View
-from psdist.errors import ProtocolError
+from psdist.errors import LaunchError, ProtocolError
 from psdist.install.quirks.session import own_session
 from psdist.report.facts import (
     EndNow,
@@ -125,6 +125,8 @@ class Parent:
         self._vanished: list[Rank] = []
         self._over_s: float | None = None
         """Since when the job has failed and no rank of this host is left."""
+        self._lost_output: dict[int, str] = {}
+        """By stream of ours: why it cannot be written any more."""
         self._num_vanished_first = 0
         """Those that had vanished when the first failure was told: they are what it came of."""
 
@@ -185,7 +187,18 @@ class Parent:
         self._take_steps(self._ending.on_time(now_s=now_s))
         self._end_hanging_launcher(now_s)
         self._screen.flush()
+        self._look_for_lost_output()
         self._display.tick(now_s)
+
+    def _look_for_lost_output(self) -> None:
+        for stream, name in ((1, "output"), (2, "error")):
+            failure = self._screen.failure(stream)
+            if failure is not None and stream not in self._lost_output:
+                self._lost_output[stream] = failure
+                self._screen.say(
+                    f"psdist: error: standard {name}: cannot be written ({failure}): the job goes "
+                    "on without it and ends with a failure; free some space, or send it elsewhere"
+                )
 
     def _end_hanging_launcher(self, now_s: float) -> None:
         """An mpirun that does not reach a host any more waits for its word, after an abort, too."""
@@ -393,7 +406,9 @@ class Parent:
         if verdict.line is not None:
             self._screen.say(verdict.line)
         self._flush_patiently()
-        return verdict.status
+        self._look_for_lost_output()
+        self._flush_patiently()
+        return verdict.status or (LaunchError.exit_status if self._lost_output else 0)
 
     def _flush_patiently(self) -> None:
         """All of it, however slow the reader, unless we are told to end."""

@@ -10,8 +10,10 @@ into each other, unless one of them waits in the middle of a line, as a prompt d
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import stat
 from typing import Final, Protocol
 
 READ_BYTES: Final = 65536
@@ -73,6 +75,8 @@ class Outlet:
         self.descriptor = descriptor
         self._waiting = bytearray()
         self._is_broken = False
+        self.failure: str | None = None
+        """Why nothing more can be written; None while that works, and where the reader has left."""
 
     @property
     def is_waiting(self) -> bool:
@@ -99,10 +103,17 @@ class Outlet:
                 count = os.write(self.descriptor, self._waiting[:_WRITE_BYTES])
             except BlockingIOError:
                 break
-            except OSError:  # the reader has gone, or the terminal: as with mpirun, ranks go on
+            except OSError as error:  # ranks go on, as with mpirun
                 self._is_broken = True
+                if not self._has_lost_reader(error):
+                    self.failure = error.strerror
                 self._waiting.clear()
                 break
             written += self._waiting[:count]
             del self._waiting[:count]
         return bytes(written)
+
+    def _has_lost_reader(self, error: OSError) -> bool:
+        """True if a pipe has no reader any more, or a terminal has gone."""
+        is_device = stat.S_ISCHR(os.fstat(self.descriptor).st_mode)
+        return error.errno == errno.EPIPE or (error.errno == errno.EIO and is_device)

@@ -45,6 +45,10 @@ class Screen:
     def is_full(self, stream: int) -> bool:
         return self._outlets[stream].is_full
 
+    def failure(self, stream: int) -> str | None:
+        """Why nothing more can be written to this stream; None where it can, or nobody reads."""
+        return self._outlets[stream].failure
+
     def put(self, stream: int, data: bytes) -> None:
         """Bytes for standard output (1) or error (2)."""
         if not data:

@@ -9,7 +9,6 @@ are not of one cluster.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Final, get_args
@@ -17,6 +16,7 @@ from typing import Final, get_args
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands.standard_output import discard
 from psdist.errors import PlacementError
 from psdist.topology.network import catalogue
 from psdist.topology.network.catalogue import Network
@@ -159,11 +159,11 @@ def _write(path: Path, text: str) -> None:
             print(text, end="", flush=True)
         else:
             path.write_text(text, encoding="utf-8")
+    except BrokenPipeError:
+        discard()
     except OSError as error:
-        if str(path) == "-":  # what is still buffered would fail again at the end of the process
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):
-                return
+        if str(path) == "-":
+            raise
         raise PlacementError(
             f"{path}: cannot be written ({error.strerror}): name another with --json"
         ) from None

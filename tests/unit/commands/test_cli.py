@@ -136,6 +136,51 @@ def test_a_run_is_configured_without_torch_or_mpi(tmp_path: Path) -> None:
     assert done.stderr.startswith("psdist: error: mode = x (command line): must be ")
 
 
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["plan", "--help"], ["doctor"]])
+@pytest.mark.parametrize("has_buffer", [True, False])
+def test_a_full_disk_behind_standard_output_is_one_line_and_a_failure(
+    words: list[str], has_buffer: bool
+) -> None:
+    code = "from psdist.commands import cli, doctor; doctor.main = lambda: print('well') or 0; "
+    python = [sys.executable, *([] if has_buffer else ["-u"]), "-c", f"{code} cli.main()", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            python, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env={name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"},
+        )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == (
+        "psdist: error: standard output: cannot be written (No space left on device): free some "
+        "space, or send it elsewhere\n"
+    )
+
+
+def test_a_reader_that_has_left_ends_a_command_without_a_word() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "psdist", "--version"]
+    try:
+        done = subprocess.run(
+            words, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_file_that_fails_keeps_its_traceback() -> None:
+    code = (
+        "from psdist.commands import cli, doctor\n"
+        "doctor.main = lambda: open('/dev/full', 'wb', buffering=0).write(b'x')\n"
+        "cli.main(['doctor'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("OSError: [Errno 28] No space left on device")
+
+
 def test_python_m_psdist_is_psdist() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "psdist", "--version"], capture_output=True, text=True, timeout=60

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -31,12 +33,17 @@ with make_parent(num_ranks=2, script="train.py", progress="off") as parent:
 """
 
 
-def start(launcher: str) -> subprocess.Popen[bytes]:
+def start(
+    launcher: str,
+    *,
+    stdout: int | IO[str] = subprocess.PIPE,
+    stderr: int | IO[str] = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", PARENT, launcher],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
         cwd=REPOSITORY,
         preexec_fn=heed_signals,
     )
@@ -89,6 +96,30 @@ def test_where_nobody_reads_any_more_the_job_goes_on() -> None:
     assert process.wait(TIMEOUT_S) == 0
     assert process.stderr is not None
     process.stderr.close()
+
+
+@pytest.mark.parametrize(("stream", "name"), [("stdout", "output"), ("stderr", "error")])
+@pytest.mark.parametrize("launcher_status", [0, 7])
+def test_a_job_whose_output_finds_no_space_goes_on_and_fails(
+    stream: str, name: str, launcher_status: int, tmp_path: Path
+) -> None:
+    launcher = (
+        "import pathlib, sys\n"
+        f"for n in range(2000): print('x' * 1000, file=sys.{stream}, flush=True)\n"
+        f"pathlib.Path({str(tmp_path / 'end')!r}).touch()\n"
+        f"sys.exit({launcher_status})"
+    )
+    with open("/dev/full", "w") as full:
+        process = start(launcher, **{stream: full})
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == (launcher_status or 2)
+    assert (tmp_path / "end").exists()
+    if stream == "stdout":
+        told = [line for line in error.decode().splitlines() if "standard output" in line]
+        assert told == [
+            "psdist: error: standard output: cannot be written (No space left on device): the job "
+            "goes on without it and ends with a failure; free some space, or send it elsewhere"
+        ]
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
