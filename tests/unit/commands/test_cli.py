@@ -158,7 +158,8 @@ def test_a_full_disk_behind_standard_output_is_one_line_and_a_failure(
 def test_a_reader_that_has_left_ends_a_command_without_a_word() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    words = [sys.executable, "-m", "psdist", "--version"]
+    code = "from psdist.commands import cli, doctor; doctor.main = lambda: print('well') or 0; "
+    words = [sys.executable, "-c", f"{code} cli.main(['doctor'])"]
     try:
         done = subprocess.run(
             words, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False

@@ -98,10 +98,10 @@ def test_where_nobody_reads_any_more_the_job_goes_on() -> None:
     process.stderr.close()
 
 
-@pytest.mark.parametrize(("stream", "name"), [("stdout", "output"), ("stderr", "error")])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("launcher_status", [0, 7])
 def test_a_job_whose_output_finds_no_space_goes_on_and_fails(
-    stream: str, name: str, launcher_status: int, tmp_path: Path
+    stream: str, launcher_status: int, tmp_path: Path
 ) -> None:
     launcher = (
         "import pathlib, sys\n"
