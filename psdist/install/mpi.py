@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from psdist.errors import LaunchError
 from psdist.install.launcher import FAMILY_NAMES, Family, family_of, library_name
+from psdist.install.quirks.home import own_home
 from psdist.install.trials import MARK
 
 PROBE_TIMEOUT_S: Final = 60.0
@@ -226,7 +227,8 @@ def find_mpirun(library: MpiLibrary, environment: Mapping[str, str]) -> Mpirun:
                 continue
             if mpirun.belongs_to(library):
                 return mpirun
-            others.append(f"{path} is {mpirun.name}")
+            says = f"is {mpirun.name}" if mpirun.version else "does not say its version"
+            others.append(f"{path} {says}")
     found = f" ({'; '.join(others)})" if others else ""
     raise LaunchError(
         f"no mpirun of {library.name}, which mpi4py loads, was found in {sys.prefix}/bin, beside "
@@ -262,13 +264,15 @@ def mpirun_command(
 def launch_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a new mpirun: without what an outer launcher said about this process.
 
-    Left in, PMI and PMIx variables of an interactive Slurm step would reach the new ranks.
+    Left in, PMI and PMIx variables of an interactive Slurm step would reach the new ranks. It has a
+    home directory, without which mpirun does not start.
     """
-    return {
+    kept = {
         name: value
         for name, value in environment.items()
         if not name.startswith(("PMI_", "PMIX_")) or name.startswith("PMIX_MCA_")
     }
+    return kept | own_home(environment)
 
 
 def python_flags() -> list[str]:

@@ -32,6 +32,7 @@ from psdist.install.launcher import (
     slurm_switches,
     survives_deaths,
 )
+from psdist.install.quirks.home import own_home
 from psdist.install.quirks.pmi import readable_lines
 from psdist.install.quirks.pmix import wait_for_all_ranks
 from psdist.protocol.roles import Place
@@ -74,6 +75,7 @@ def start_mpi() -> MPI.Intracomm:
     if not MPI.Is_initialized():
         is_by_srun = detect(os.environ).name == "slurm"
         speaks_pmi1 = is_by_srun and family_of(library) == "mpich"
+        os.environ.update(own_home(os.environ))
         with readable_lines(os.environ) if speaks_pmi1 else nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()

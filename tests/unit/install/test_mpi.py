@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -109,11 +111,13 @@ def test_without_a_fitting_mpirun_the_error_names_the_others_and_the_remedy(
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "empty"))
     other = fake_mpirun(tmp_path / "a", "mpich")
     program(tmp_path / "broken", "mpirun", "").write_bytes(b"\x7fELF, but not really")
+    mute = program(tmp_path / "mute", "mpirun", "echo 'Failed initializing Open MPI'; exit 1")
     with pytest.raises(LaunchError) as caught:
-        find_mpirun(OPEN_MPI, {"PATH": f"{tmp_path}/broken:{tmp_path}/a"})
+        find_mpirun(OPEN_MPI, {"PATH": f"{tmp_path}/broken:{tmp_path}/a:{tmp_path}/mute"})
     assert str(caught.value) == (
         f"no mpirun of Open MPI v5.0.11, which mpi4py loads, was found in {tmp_path}/empty/bin, "
-        f"beside the library, or on PATH ({other} is MPICH 4.0.2): "
+        f"beside the library, or on PATH ({other} is MPICH 4.0.2; {mute} does not say its "
+        "version): "
         "pip install 'psdist-mpi[mpi]', or load your site's MPI module"
     )
 
@@ -169,7 +173,20 @@ def test_in_an_allocation_of_several_hosts_open_mpi_chooses_its_own_transport() 
 
 def test_a_new_mpirun_does_not_inherit_what_an_outer_launcher_said() -> None:
     environment = {"PMI_RANK": "0", "PMIX_RANK": "0", "PMIX_MCA_gds": "hash", "PATH": "/bin"}
-    assert launch_environment(environment) == {"PMIX_MCA_gds": "hash", "PATH": "/bin"}
+    kept = {"PMIX_MCA_gds": "hash", "PATH": "/bin", "HOME": "/home/me"}
+    assert launch_environment(environment | {"HOME": "/home/me"}) == kept
+
+
+def test_a_new_mpirun_has_a_home_whatever_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_user = pwd.getpwuid(os.getuid()).pw_dir
+    assert launch_environment({"PATH": "/bin"}) == {"PATH": "/bin", "HOME": of_user}
+    assert launch_environment({"HOME": ""}) == {"HOME": ""}
+
+    def has_no_entry(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", has_no_entry)
+    assert launch_environment({}) == {"HOME": "/"}
 
 
 def test_there_is_a_core_to_run_on() -> None:
