@@ -11,8 +11,8 @@ inside MPI_Init.
 ``session``: Open MPI's mpirun does not start where one that was killed had the same pid. Can be
 deleted when it does, in all Open MPI that is supported.
 
-``home``: Open MPI's programs end where the environment has no HOME. Can be deleted when they start, in
-all Open MPI that is supported.
+``home``: Open MPI's programs end where the environment has no HOME. Can be deleted when they
+start, in all Open MPI that is supported.
 
 Each module says with which versions the fault was seen and how to find out whether it is gone, and
 does nothing where its launcher has not started the process. Imports nothing of psdist.
