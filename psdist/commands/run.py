@@ -25,6 +25,7 @@ from psdist.errors import LaunchError, UserError
 from psdist.install.distributions import rivals
 from psdist.install.launcher import Launcher, detect
 from psdist.install.mpi import (
+    check_room,
     find_mpirun,
     launch_environment,
     loaded_library,
@@ -123,6 +124,7 @@ def start_mpirun(
         mpirun = find_mpirun(loaded_library(environment), environment)
         survives_deaths |= max_deaths > 0
         command = mpirun_command(mpirun, num_ranks, environment, survives_deaths=survives_deaths)
+        check_room(mpirun, command, num_ranks, environment)
         command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]
         # Asked by SIGTERM, Open MPI's mpirun ends its ranks, those that are stopped among them,
         # and clears up. MPICH's would wait for stopped ones; killed, its helpers end them.

@@ -2,6 +2,7 @@
 
 ``mpi`` finds the library and the mpirun that belongs to it, ``launcher`` reads the environment that
 srun or mpirun left, ``distributions`` finds other distributions that provide psdist, ``kernel``
-tells hosts apart, ``trials`` tries things out in processes of their own, ``quirks`` holds the
-remedies for faults of others. Imports errors only; starts MPI only in a trial's own process.
+tells hosts apart, ``trials`` runs trials in processes of their own, ``room`` checks what this host
+must have left for MPI, ``quirks`` holds the remedies for faults of others. Imports errors only;
+starts MPI only in a trial's own process.
 """

@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from typing import Any, Final
 from psdist.errors import LaunchError
 from psdist.install.launcher import FAMILY_NAMES, Family, family_of, library_name
 from psdist.install.quirks.home import own_home
+from psdist.install.room import check_file_limit, check_shared_memory, session_bytes
 from psdist.install.trials import MARK
 
 PROBE_TIMEOUT_S: Final = 60.0
@@ -145,8 +145,9 @@ def output_of(
 
     Raises OSError if it cannot be started.
     """
-    # A file, not a pipe: a grandchild that outlives the program would hold a pipe open.
-    with tempfile.TemporaryFile() as sink:
+    # A file, not a pipe: a grandchild that outlives the program would hold a pipe open. In memory:
+    # it is needed to find out that no folder for such files has room.
+    with open(os.memfd_create("psdist"), "w+b") as sink:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -259,6 +260,19 @@ def mpirun_command(
             )
         command += ["--with-ft", "ulfm"]
     return [*command, *_flags(mpirun, num_ranks, environment)]
+
+
+def check_room(
+    mpirun: Mpirun, command: Sequence[str], num_ranks: int, environment: Mapping[str, str]
+) -> None:
+    """Raise LaunchError if this host has no room for what ``command`` will start here."""
+    if mpirun.family != "openmpi":
+        return
+    check_file_limit(session_bytes(num_ranks), what="mpirun")
+    of_ranks = dict(environment)
+    if "btl" in command:
+        of_ranks["OMPI_MCA_btl"] = command[command.index("btl") + 1]
+    check_shared_memory(of_ranks)
 
 
 def launch_environment(environment: Mapping[str, str]) -> dict[str, str]:

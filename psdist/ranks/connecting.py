@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgpack
 
@@ -29,6 +29,7 @@ from psdist.config.sources import Resolved, describe_defaults
 from psdist.controller.kept import Fidelity
 from psdist.errors import ConfigError, LaunchError, UserError
 from psdist.install.launcher import detect, survives_deaths
+from psdist.install.room import check_shared_memory
 from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import (
@@ -63,6 +64,9 @@ logger = logging.getLogger("psdist")
 
 _ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one process\n"
 
+_SPEAKS_FIRST_S: Final = 2.0
+"""For rank 0 to speak, and for the launcher to end the others."""
+
 _current: RankContext | None = None
 
 
@@ -90,11 +94,16 @@ def connect(
         # A launcher's pipe would make it a block buffer, which the end of a failing job discards.
         sys.stdout.reconfigure(line_buffering=True)
     try:
+        check_shared_memory(os.environ)
+    except LaunchError as error:
+        if launcher.rank not in (0, None):
+            time.sleep(_SPEAKS_FIRST_S)  # one speaks for all, if they have found the same
+        _refuse(error)
+    try:
         comm = start_mpi()
     except LaunchError as error:  # no MPI, so no agreeing: the launcher's rank 0 speaks for all
         if launcher.rank in (0, None):
-            print(f"psdist: error: {error}", file=sys.stderr, flush=True)
-            wait_until_read()
+            _refuse(error)
         raise AgreedExit(error.exit_status) from None
     try:
         if comm.Get_size() == 1:  # mpirun -n 1 is no launcher
@@ -113,6 +122,12 @@ def connect(
             parent.failed(status)
         end_all(comm, heading, text, status)
     return _current
+
+
+def _refuse(error: LaunchError) -> NoReturn:
+    print(f"psdist: error: {error}", file=sys.stderr, flush=True)
+    wait_until_read()
+    raise AgreedExit(error.exit_status) from None
 
 
 def _connect(

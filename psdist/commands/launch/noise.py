@@ -208,14 +208,15 @@ class LauncherNoise:
         return self._release()
 
     def _release(self) -> bytes:
-        rest = self._rest if self._rest != b"\0" else b""  # Open MPI's last byte after an abort
+        rest = self._rest if self._rest.strip(b"\0") else b""
         shown = b"".join((*self._held, rest))
         self._held, self._rest, self._deadline_s = [], b"", None
         return shown
 
     def _take(self, line: bytes) -> bytes:
-        if self._is_after_block:
-            line = line.removeprefix(b"\0")
+        text = line.lstrip(b"\0")
+        if self._is_after_block or text[:1] in (b"-", b"["):
+            line = text  # with a null byte Open MPI ends its blocks
         self._is_after_block = False
         if not self._held and line[:1] not in _FIRST_BYTES:
             return line

@@ -43,6 +43,7 @@ from psdist.commands.launch.verdict import judge
 from psdist.commands.launch.view import View
 from psdist.errors import LaunchError, ProtocolError
 from psdist.install.quirks.session import own_session
+from psdist.install.room import session_bytes
 from psdist.report.facts import (
     EndNow,
     Fact,
@@ -147,7 +148,10 @@ class Parent:
         """
         line = shlex.join(command)
         self._screen.say(f"{_DIM}{line}{_PLAIN}" if self._screen.is_live else line)
-        with Ranks() as self._ranks, Signals() as self._signals:
+        with (
+            Ranks(num_bytes=session_bytes(self._num_ranks)) as self._ranks,
+            Signals() as self._signals,
+        ):
             self._selector.register(self._signals.descriptor, selectors.EVENT_READ, _nothing)
             self._selector.register(self._ranks.listener, selectors.EVENT_READ, self._accept)
             session = own_session(self._ranks.folder, environment)

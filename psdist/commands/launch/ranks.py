@@ -25,6 +25,7 @@ from typing import Final
 from psdist.commands.launch.process import RankProcess
 from psdist.errors import LaunchError
 from psdist.install.kernel import boot_id
+from psdist.install.room import has_room, no_room
 from psdist.report.facts import (
     KERNEL_VARIABLE,
     PACKET_BYTES,
@@ -134,8 +135,10 @@ class Rank:
 class Ranks:
     """All ranks of this host. A context manager: at its end the lines and the folder are gone."""
 
-    def __init__(self) -> None:
-        self.folder = _private_folder()
+    def __init__(self, *, num_bytes: int = 0) -> None:
+        """``num_bytes``: of what others will write into the folder. Raises LaunchError where no
+        folder has room for it."""
+        self.folder = _private_folder(num_bytes)
         """The job's own on this host, and nobody else's to read."""
         self._path = self.folder / "parent"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -185,9 +188,15 @@ class Ranks:
             rank.close()
 
 
-def _private_folder() -> Path:
+def _private_folder(num_bytes: int) -> Path:
+    places = [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
+    with suppress(FileNotFoundError):  # each that it knows is full
+        places.insert(1, Path(tempfile.gettempdir()))
+    roomy = [place for place in places if has_room(place, num_bytes)]
+    if not roomy:
+        raise no_room(places, num_bytes)
     reason = "its path is too long"
-    for parent in (tempfile.gettempdir(), "/tmp"):
+    for parent in roomy:
         try:
             folder = Path(tempfile.mkdtemp(prefix="psdist-", dir=parent))
         except OSError as error:
@@ -197,6 +206,6 @@ def _private_folder() -> Path:
             return folder
         folder.rmdir()
     raise LaunchError(
-        f"no folder for the job's socket can be made in {tempfile.gettempdir()} or /tmp: {reason}; "
+        f"no folder for the job's socket can be made in {places[0]} or /tmp: {reason}; "
         "set TMPDIR to one with a short path"
     )

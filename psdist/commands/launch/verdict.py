@@ -10,13 +10,21 @@ signals by which they end the others, so what ranks have told counts before what
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from psdist.commands.launch.noise import Death
 
 _SIGNAL_STATUS = 128
 _OUT_OF_MEMORY = "out of memory? (dmesg would say so)"
+_NO_SPACE = (
+    "no space left in /dev/shm or TMPDIR? (df; docker run --shm-size=1g gives a container more)"
+)
+_HINTS: Mapping[int, str] = {
+    signal.SIGKILL: _OUT_OF_MEMORY,
+    signal.SIGBUS: _NO_SPACE,
+    signal.SIGXFSZ: "a file has come to the limit of files? (ulimit -f)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +77,16 @@ def judge(
         who = vanished[0] if vanished else f"the process {death.pid} on {death.host}"
         if death.rank is not None and not vanished:
             who = f"rank {death.rank} on {death.host}"
-        hint = f"; {_OUT_OF_MEMORY}" if death.signal == signal.SIGKILL else ""
         return Verdict(
             _SIGNAL_STATUS + death.signal,
-            f"psdist: error: {who} was ended by signal {_signal(death.signal)}{hint}",
+            f"psdist: error: {who} was ended by signal {_signal(death.signal)}"
+            f"{_hint(death.signal)}",
         )
     if returncode < 0:
         return Verdict(
             _SIGNAL_STATUS - returncode,
             f"psdist: error: mpirun was ended by signal {_signal(-returncode)}; its ranks on this "
-            "host have been ended",
+            f"host have been ended{'' if returncode == -signal.SIGKILL else _hint(-returncode)}",
         )
     if vanished:
         return _unexplained(vanished[0], returncode, returncode)
@@ -97,6 +105,10 @@ def _unexplained(who: str, status: int, returncode: int) -> Verdict:
         f"psdist: error: {who} ended before the job was complete and said nothing (mpirun's status "
         f"is {returncode}): did it call os._exit?",
     )
+
+
+def _hint(number: int) -> str:
+    return f"; {_HINTS[number]}" if number in _HINTS else ""
 
 
 def _signal(number: int) -> str:
