@@ -8,6 +8,7 @@ Owns its fields and what makes them contradict each other. Never judges what the
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from psdist.mode_names import Mode
 FORMAT_VERSION = 4
 
 _LIMIT_BYTES = 64 * 2**20
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _CodecText = Annotated[str, Field(max_length=200)]
@@ -322,4 +324,5 @@ def read_run(path: Path) -> RunRecord:
 
 
 def cannot(verb: str, path: Path | None, error: OSError) -> HistoryError:
-    return HistoryError(f"cannot {verb} {path}: {error.strerror or error}")
+    remedy = "; free some space, or leave record out" if error.errno in _NO_SPACE else ""
+    return HistoryError(f"cannot {verb} {path}: {error.strerror or error}{remedy}")

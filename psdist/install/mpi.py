@@ -29,7 +29,14 @@ from typing import Any, Final
 from psdist.errors import LaunchError
 from psdist.install.launcher import FAMILY_NAMES, Family, family_of, library_name
 from psdist.install.quirks.home import own_home
-from psdist.install.room import check_file_limit, check_shared_memory, session_bytes
+from psdist.install.quirks.session import chosen_session
+from psdist.install.room import (
+    check_file_limit,
+    check_shared_memory,
+    has_room,
+    no_room,
+    session_bytes,
+)
 from psdist.install.trials import MARK
 
 PROBE_TIMEOUT_S: Final = 60.0
@@ -268,7 +275,11 @@ def check_room(
     """Raise LaunchError if this host has no room for what ``command`` will start here."""
     if mpirun.family != "openmpi":
         return
-    check_file_limit(session_bytes(num_ranks), what="mpirun")
+    num_bytes = session_bytes(num_ranks)
+    check_file_limit(num_bytes, what="mpirun")
+    chosen = chosen_session(environment)
+    if chosen is not None and not has_room(chosen[1], num_bytes):
+        raise no_room([chosen[1]], num_bytes, variable=chosen[0])
     of_ranks = dict(environment)
     if "btl" in command:
         of_ranks["OMPI_MCA_btl"] = command[command.index("btl") + 1]

@@ -43,8 +43,9 @@ def has_room(folder: Path, num_bytes: int) -> bool:
     return free is None or free >= num_bytes
 
 
-def no_room(folders: Sequence[Path], num_bytes: int) -> LaunchError:
-    """Return the error of a job whose files fit into none of these folders."""
+def no_room(folders: Sequence[Path], num_bytes: int, *, variable: str = "TMPDIR") -> LaunchError:
+    """Return the error of a job whose files fit into none of these folders, which the environment
+    variable ``variable`` names."""
     found = ", ".join(
         f"{folder} has {in_words(free)}"
         for folder in dict.fromkeys(folders)
@@ -52,7 +53,7 @@ def no_room(folders: Sequence[Path], num_bytes: int) -> LaunchError:
     )
     return LaunchError(
         f"no space for the files of mpirun, {in_words(num_bytes)}: {found} free; free some, or set "
-        "TMPDIR to a folder with more"
+        f"{variable} to a folder with more"
     )
 
 

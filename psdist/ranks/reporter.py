@@ -49,7 +49,12 @@ from psdist.ranks.failure import is_interruption, is_requeue, requeue
 from psdist.ranks.telling.copies import CopyReports
 from psdist.ranks.telling.deaths import DeathReports, told_holder
 from psdist.ranks.telling.decisions import Decided, DecisionReports
-from psdist.ranks.telling.lines import different_clocks_line, empty_servers_line, report_lines
+from psdist.ranks.telling.lines import (
+    different_clocks_line,
+    empty_servers_line,
+    lost_metrics,
+    report_lines,
+)
 from psdist.ranks.telling.standing import Standing
 from psdist.ranks.telling.status import OpenCall, StatusWriter
 from psdist.ranks.telling.steps import StepReports
@@ -414,7 +419,7 @@ class Reporter:
             self._display.close()
             self._look_for_empty_servers()
             summary = self._summary("completed")
-            self._context.run_directory.write_json("summary.json", summary)
+            self._write_summary(summary)
             self._tell_status(outcome="completed")
             self._context.run_directory.close()
             for each in summary["sets"]:
@@ -423,6 +428,9 @@ class Reporter:
             run_dir = str(self._context.run_directory.path)
             words = "; ".join(filter(None, (self._decisions.words, self._steps.words)))
             lines = report_lines(summary, words, run_dir)
+            if lost := self._context.run_directory.num_lost:
+                why = self._context.run_directory.why_lost
+                lines.append(f"  lost           {lost_metrics(lost, why)}")
             if self._context.tracer is not None:
                 lines.append(f"  trace          psdist trace {run_dir}")
             for line in lines:
@@ -472,8 +480,15 @@ class Reporter:
             outcome = "interrupted"
         elif is_requeue(text, status):
             outcome = "requeue"
-        self._context.run_directory.write_json("summary.json", self._summary(outcome))
+        self._write_summary(self._summary(outcome))
         self._tell_status(outcome=outcome)
+
+    def _write_summary(self, summary: dict[str, Any]) -> None:
+        """A disk that is full now has let the job train and save: it ends as it would have."""
+        try:
+            self._context.run_directory.write_json("summary.json", summary)
+        except OSError as error:
+            logger.warning("summary.json was not written: %s", error.strerror or error)
 
     def on_idle(self) -> None:
         if not self._is_active:
@@ -578,6 +593,7 @@ class Reporter:
             "rollbacks": self._rollbacks(),
             "checkpoints": self._files.num_complete,
             "checkpoints_failed": self._files.num_failed,
+            "metrics_lost": context.run_directory.num_lost,
             "deaths": self._deaths.told(),
             "joined": self._deaths.told_of_joined(),
             "alone": self._copies.told(),

@@ -8,26 +8,28 @@ Only the logger "psdist" is set up, and only by :func:`start_logs`; nothing happ
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
+
+from psdist.whole_writes import append_whole
 
 
 def start_logs(run_dir: Path, *, rank: int, who: str) -> None:
     logger = logging.getLogger("psdist")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    folder = run_dir / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    to_file = logging.FileHandler(folder / f"rank-{rank}.log", encoding="utf-8")
-    to_file.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname)s {_escaped(who)}: %(message)s")
-    )
-    logger.addHandler(to_file)
     to_people = logging.StreamHandler()
     to_people.setLevel(logging.WARNING)
     to_people.setFormatter(
         logging.Formatter(f"psdist: %(levelname)s: {_escaped(who)}: %(message)s")
     )
     logger.addHandler(to_people)
+    to_file = _LogFile(run_dir / "logs" / f"rank-{rank}.log")
+    to_file.setFormatter(
+        logging.Formatter(f"%(asctime)s %(levelname)s {_escaped(who)}: %(message)s")
+    )
+    logger.addHandler(to_file)
 
 
 def stop_logs() -> None:
@@ -35,6 +37,49 @@ def stop_logs() -> None:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
+
+
+class _LogFile(logging.Handler):
+    """A file of log lines. Where one cannot be written, people are told once, and the job goes on:
+    Python's own handler would show a traceback for each line."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file: FileIO | None = None
+        self._is_told = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - by close()
+        except OSError as error:
+            self._tell(error)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._file is None:
+            return
+        try:
+            text = f"{self.format(record)}\n"
+            append_whole(self._file, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            self._tell(error)
+        except Exception:  # a message that does not fit its arguments, as in Python's own
+            self.handleError(record)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+        super().close()
+
+    def _tell(self, error: OSError) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logging.getLogger("psdist").warning(
+                "the log %s cannot be written: %s; the job goes on, and lines of it are lost",
+                self._path,
+                error.strerror or error,
+            )
 
 
 def _escaped(text: str) -> str:

@@ -3,6 +3,7 @@
     run = RunDirectory.create(Path("runs/a"))
     run.write_json("ranks.json", [...])
     run.append_metrics({"epoch": 1, "loss": 0.5})
+    run.num_lost, run.why_lost                # lines for which there was no space
 
 The contract of names is in docs/design.md; what the files say is decided elsewhere.
 """
@@ -10,20 +11,30 @@ The contract of names is in docs/design.md; what the files say is decided elsewh
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from psdist.errors import ConfigError
+from psdist.errors import ConfigError, HistoryError
 from psdist.protocol.registrar_line import num_done
+from psdist.whole_writes import append_whole
+
+logger = logging.getLogger("psdist")
 
 
 class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._open: dict[str, TextIO] = {}
+        self.num_lost = 0
+        """Lines of metrics.jsonl that could not be written."""
+        self.why_lost = ""
+        """Why the first of them could not."""
+        self._open: dict[str, FileIO] = {}
         """Files that lines are appended to, by name."""
 
     @classmethod
@@ -42,22 +53,48 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         partial = self.path / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, self.path / name)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, self.path / name)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()  # a full disk needs its room
+            raise
 
     def write_json(self, name: str, value: Any) -> None:
         self.write_text(name, json.dumps(value, indent=1) + "\n")
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """One line of metrics.jsonl, in the file when this returns."""
-        self.append("metrics.jsonl", line)
+        """Write one line of metrics.jsonl. Where that fails, log the first time and count the line:
+        training does not end for want of it."""
+        try:
+            self._append("metrics.jsonl", line)
+        except OSError as error:
+            if not self.num_lost:
+                self.why_lost = error.strerror or str(error)
+                logger.warning(
+                    "a line of %s was not written: %s; training goes on, and lines are lost until "
+                    "there is space",
+                    self.path / "metrics.jsonl",
+                    self.why_lost,
+                )
+            self.num_lost += 1
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """One line of a file of lines, in the file when this returns."""
+        """Write one line of a file of lines that belongs to the history. Raises HistoryError where
+        that fails: psdist check would miss it."""
+        try:
+            self._append(name, line)
+        except OSError as error:
+            raise HistoryError(
+                f"cannot write {self.path / name}: {error.strerror or error}; free some space, or "
+                "leave record out"
+            ) from error
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
         if name not in self._open:
-            self._open[name] = (self.path / name).open("a", encoding="utf-8")
-        self._open[name].write(json.dumps(line) + "\n")
-        self._open[name].flush()
+            self._open[name] = open(self.path / name, "ab", buffering=0)  # noqa: SIM115 - by close()
+        append_whole(self._open[name], f"{json.dumps(line)}\n".encode())
 
     def missing(self, name: str, lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Of ``lines``, which another rank was to append and may not have, in order, those that are

@@ -27,7 +27,7 @@ from psdist.errors import TraceError
 from psdist.tracing.clocks import Offset
 from psdist.tracing.files import MAX_SPANS, About, packed_header, path_of
 from psdist.tracing.spans import NONE, RECORD, Lane, Span
-from psdist.whole_writes import write_whole
+from psdist.whole_writes import append_whole, write_whole
 
 logger = logging.getLogger("psdist")
 
@@ -55,9 +55,9 @@ class Tracer:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # "x": nobody writes over the spans of another run.
             self._file: Any = open(self._path, "xb", buffering=0)  # noqa: SIM115 - by close()
+            write_whole(self._file, packed_header(about))
         except OSError as error:
             raise TraceError(f"cannot write {self._path}: {error.strerror}") from error
-        self._write(packed_header(about))
 
     # -- the hot path --------------------------------------------------------------------------
 
@@ -174,8 +174,12 @@ class Tracer:
             with suppress(IndexError):
                 while True:
                     parts.append(self._packed.popleft())
-            self._write(b"".join(parts))
-            self._num_written += len(parts)
+            try:
+                append_whole(self._file, b"".join(parts))
+            except OSError as error:
+                self._give_up(error)
+            else:
+                self._num_written += len(parts)
 
     def abandon(self) -> None:
         """The run fails: what is under way is written as it is, without an end."""
@@ -194,16 +198,25 @@ class Tracer:
                 return
             known = {"start": start or self._about.start, "end": end}
             counts = {"num_spans": self._num_written, "num_dropped": self._num_dropped}
-            self._file.seek(0)
-            self._write(packed_header(self._about.model_copy(update={**known, **counts})))
+            try:
+                self._file.seek(0)
+                write_whole(
+                    self._file, packed_header(self._about.model_copy(update={**known, **counts}))
+                )
+            except OSError as error:
+                self._give_up(error)
+                return
             self._file.close()
             self._file = None
 
-    def _write(self, data: bytes) -> None:
-        try:
-            write_whole(self._file, data)
-        except OSError as error:
-            file, self._file = self._file, None
-            with suppress(OSError):
-                file.close()
-            raise TraceError(f"cannot write {self._path}: {error.strerror}") from error
+    def _give_up(self, error: OSError) -> None:
+        """The file stays as it is, without an end: psdist trace says so."""
+        file, self._file = self._file, None
+        with suppress(OSError):
+            file.close()
+        self._num_left, self._num_dropped = 0, 1
+        logger.warning(
+            "trace: %s cannot be written: %s; the job goes on, and later spans are lost",
+            self._path,
+            error.strerror,
+        )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from io import FileIO
+from pathlib import Path
+
 import pytest
 
-from psdist.whole_writes import write_whole
+from psdist.whole_writes import append_whole, write_whole
 
 
 class Sparing:
@@ -36,3 +39,26 @@ def test_a_disk_that_fills_up_meanwhile_is_told() -> None:
     with pytest.raises(OSError, match="no space left"):
         write_whole(file, bytes(50))
     assert len(file.taken) == 6
+
+
+class SmallDisk(FileIO):
+    """A file on a disk with room for ``room`` bytes."""
+
+    room = 10
+
+    def write(self, data: bytes | memoryview, /) -> int:  # type: ignore[override]
+        left = self.room - self.tell()
+        if left <= 0:
+            raise OSError("no space left")
+        return super().write(bytes(data)[:left])
+
+
+def test_what_does_not_fit_as_a_whole_leaves_no_part_and_what_fits_later_follows(
+    tmp_path: Path,
+) -> None:
+    with SmallDisk(tmp_path / "lines", "ab") as file:
+        append_whole(file, b"one\n")
+        with pytest.raises(OSError, match="no space left"):
+            append_whole(file, b"too long\n")
+        append_whole(file, b"two\n")
+    assert (tmp_path / "lines").read_bytes() == b"one\ntwo\n"

@@ -24,6 +24,12 @@ _ALL_HOSTS = "PRTE_MCA_prte_tmpdir_base"
 def own_session(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """What to add to mpirun's environment: nothing where the user has chosen a folder. MPICH's
     mpirun has no such files and takes no notice."""
-    if _VARIABLE in environment or _ALL_HOSTS in environment:
-        return {}
-    return {_VARIABLE: str(folder)}
+    return {} if chosen_session(environment) else {_VARIABLE: str(folder)}
+
+
+def chosen_session(environment: Mapping[str, str]) -> tuple[str, Path] | None:
+    """Return the variable by which the user has chosen a folder for mpirun's files, and it."""
+    for name in (_VARIABLE, _ALL_HOSTS):
+        if name in environment:
+            return name, Path(environment[name])
+    return None

@@ -75,6 +75,11 @@ def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
     ]
 
 
+def lost_metrics(number: int, why: str) -> str:
+    """Return how many lines of metrics.jsonl were not written, and why the first was not."""
+    return f"{_count(number, 'line')} of metrics.jsonl: {why}"
+
+
 def _clocks(clocks: Sequence[int]) -> str:
     return ", ".join(str(clock) for clock in clocks[:16]) + " ..." * (len(clocks) > 16)
 

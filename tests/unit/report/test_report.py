@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from psdist.errors import ConfigError
+from psdist.errors import ConfigError, HistoryError
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.run_directory import RunDirectory
 
@@ -64,6 +66,33 @@ def test_after_the_end_nothing_is_written_and_the_file_is_closed(
     assert len((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == 1
 
 
+def test_a_log_that_finds_no_space_is_told_once_and_nothing_else_is_lost(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    path = tmp_path / "logs" / "rank-0.log"
+    path.symlink_to("/dev/full")
+    start_logs(tmp_path, rank=0, who="server 0")
+    for number in range(3):
+        logger.info("line %d", number)
+    logger.warning("chunk %d waits", 7)
+    stop_logs()
+    assert capsys.readouterr().err.splitlines() == [
+        f"psdist: WARNING: server 0: the log {path} cannot be written: No space left on device; "
+        "the job goes on, and lines of it are lost",
+        "psdist: WARNING: server 0: chunk 7 waits",
+    ]
+
+
+def test_a_folder_of_logs_that_cannot_be_made_is_a_warning(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").write_text("")
+    start_logs(tmp_path, rank=0, who="server 0")
+    logger.info("here")
+    assert "rank-0.log cannot be written: " in capsys.readouterr().err
+
+
 # -- the run directory -------------------------------------------------------------------------
 
 
@@ -108,3 +137,48 @@ def test_metrics_are_in_the_file_line_by_line(tmp_path: Path) -> None:
         assert len(lines) == epoch + 1
     run.close()
     run.close()
+
+
+@pytest.mark.usefixtures("logger")
+def test_metrics_that_find_no_space_are_counted_and_warned_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start_logs(tmp_path, rank=0, who="server 0")
+    run = RunDirectory.create(tmp_path)
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    for epoch in range(3):
+        run.append_metrics({"epoch": epoch})
+    run.close()
+    assert (run.num_lost, run.why_lost) == (3, "No space left on device")
+    assert capsys.readouterr().err == (
+        f"psdist: WARNING: server 0: a line of {tmp_path}/metrics.jsonl was not written: No space "
+        "left on device; training goes on, and lines are lost until there is space\n"
+    )
+
+
+def test_lines_that_belong_to_the_history_are_not_lost_in_silence(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path)
+    (tmp_path / "decisions.jsonl").symlink_to("/dev/full")
+    with pytest.raises(HistoryError) as caught:
+        run.append("decisions.jsonl", {"round": 3})
+    run.close()
+    assert str(caught.value) == (
+        f"cannot write {tmp_path}/decisions.jsonl: No space left on device; free some space, or "
+        "leave record out"
+    )
+
+
+def test_a_file_that_finds_no_space_leaves_nothing_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(tmp_path)
+    run.write_json("summary.json", {"exit": "failed"})
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run.write_json("summary.json", {"exit": "completed"})
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"exit": "failed"}

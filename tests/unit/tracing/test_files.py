@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import struct
 from pathlib import Path
 
@@ -152,6 +153,34 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(TraceError, match="File exists"):
         write(tmp_path)
+
+
+def test_spans_that_find_no_space_are_a_warning_and_those_before_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer = Tracer(tmp_path, about(0, num_ranks=1))
+    tracer.add(Span.STEP, 10, 30, clock=4)
+    tracer.flush()
+    tracer.add(Span.STEP, 30, 50, clock=5)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = path_of(tmp_path, 0)
+    with caplog.at_level("WARNING", logger="psdist"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+        try:
+            tracer.flush()
+            tracer.add(Span.STEP, 50, 70, clock=6)
+            tracer.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"trace: {path} cannot be written: File too large; the job goes on, and later spans are "
+        "lost"
+    ]
+    (trace,), notes = read(tmp_path)
+    assert trace.spans["clock"].tolist() == [4]
+    assert not trace.is_closed
+    assert len(notes) == 1
+    assert notes[0].endswith("did not end in order: its spans are those until then")
 
 
 def with_header(data: bytes, **changed: object) -> bytes:
