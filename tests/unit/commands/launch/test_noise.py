@@ -184,6 +184,10 @@ def test_the_null_byte_after_a_block_goes_with_it() -> None:
     assert filtered(ABORTED + "\0" + UNREACHABLE) == ""
     assert filtered(ABORTED + "\0text\n") == "text\n"
     assert filtered("a\0b\n\0c\n") == "a\0b\n\0c\n"
+    # Advice that stays ends so, too.
+    advice = "-" * 74 + "\nThere are not enough slots.\n" + "-" * 74 + "\n"
+    assert filtered(advice + "\0" + advice) == advice * 2
+    assert filtered(advice + "\0[n1:9] *** An error\n\0\0") == advice + "[n1:9] *** An error\n"
 
 
 def test_deaths_are_noted_with_what_the_launcher_knows() -> None:

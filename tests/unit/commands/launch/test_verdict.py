@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from psdist.commands.launch.noise import Death
@@ -70,6 +72,26 @@ def test_a_rank_that_a_signal_has_ended_is_named_with_the_signal() -> None:
         137,
         "psdist: error: the process 123 on n1 was ended by signal 9 (SIGKILL); out of memory? "
         "(dmesg would say so)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGBUS, "7 (SIGBUS); no space left in /dev/shm or TMPDIR? (df; docker run "
+                        "--shm-size=1g gives a container more)"),
+        (signal.SIGXFSZ, "25 (SIGXFSZ); a file has come to the limit of files? (ulimit -f)"),
+    ],
+)  # fmt: skip
+def test_a_signal_for_want_of_space_names_where_to_look(number: int, told: str) -> None:
+    death = Death(signal=number, pid=123, host="n1", rank=2)
+    assert verdict(128 + number, deaths=[death]) == Verdict(
+        128 + number, f"psdist: error: rank 2 on n1 was ended by signal {told}"
+    )
+    words, _, hint = told.partition(";")
+    assert verdict(-number).line == (
+        f"psdist: error: mpirun was ended by signal {words}; its ranks on this host have been "
+        f"ended;{hint}"
     )
 
 
