@@ -23,7 +23,7 @@ def write_whole(file: _Raw, data: bytes | memoryview) -> None:
 
 
 def append_whole(file: FileIO, data: bytes) -> None:
-    """Write ``data`` at the end of ``file``. Raises :class:`OSError`; nothing of it is there then,
+    """Write ``data`` at the end of ``file``. Raises :class:`OSError`; then the file is as before,
     and later data may follow."""
     before = file.tell()
     try:

@@ -1,4 +1,4 @@
-"""What a command does when standard output takes no more: a full disk, or a reader that has left.
+"""The end of a command whose standard output takes no more: a full disk, or a reader that has left.
 
 try:
     status = command()
@@ -32,7 +32,7 @@ def told(error: OSError) -> int | None:
     if sys.stdout is None or sys.stdout.closed:
         return None
     try:
-        # What is buffered fails again. Without a buffer a line end does: nothing else asks a disk.
+        # Buffered text fails again. Without a buffer only another write shows whether it is the disk.
         print(flush=True)
     except BrokenPipeError:
         discard()

@@ -1,4 +1,4 @@
-"""What Open MPI needs of this host before it starts: room in two folders, and files large enough.
+"""Checks before Open MPI starts: room in two folders of this host, and files large enough.
 
     folder = folder_with_room([Path("/scratch"), Path("/tmp")], session_bytes(num_ranks=4))
     check_shared_memory(os.environ | {"OMPI_MCA_btl": "self,sm"})
@@ -38,7 +38,7 @@ def session_bytes(num_ranks: int) -> int:
 
 
 def has_room(folder: Path, num_bytes: int) -> bool:
-    """True if so many bytes can be written there, or if nobody can say."""
+    """True if so many bytes can be written there, or if the system does not tell."""
     free = _free_bytes(folder)
     return free is None or free >= num_bytes
 

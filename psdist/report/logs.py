@@ -40,8 +40,8 @@ def stop_logs() -> None:
 
 
 class _LogFile(logging.Handler):
-    """A file of log lines. Where one cannot be written, people are told once, and the job goes on:
-    Python's own handler would show a traceback for each line."""
+    """A file of log lines. The first line that cannot be written is a warning, and the job
+    continues: Python's own handler would show a traceback for each line."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class _LogFile(logging.Handler):
         if not self._is_told:
             self._is_told = True
             logging.getLogger("psdist").warning(
-                "the log %s cannot be written: %s; the job goes on, and lines of it are lost",
+                "the log %s cannot be written: %s; the job continues, and lines of it are lost",
                 self._path,
                 error.strerror or error,
             )

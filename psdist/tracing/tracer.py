@@ -216,7 +216,7 @@ class Tracer:
             file.close()
         self._num_left, self._num_dropped = 0, 1
         logger.warning(
-            "trace: %s cannot be written: %s; the job goes on, and later spans are lost",
+            "trace: %s cannot be written: %s; the job continues, and later spans are lost",
             self._path,
             error.strerror,
         )

@@ -163,8 +163,8 @@ def test_a_disk_that_is_full_for_metrics_and_logs_lets_the_job_train(tmp_path: P
     assert "trained" in done.stdout
     warned = [line for line in said(done) if "WARNING" in line]
     assert len(warned) == 2, done.text
-    assert "rank-0.log cannot be written: No space left on device; the job goes on" in warned[0]
-    assert "metrics.jsonl was not written: No space left on device; training goes on" in warned[1]
+    assert "rank-0.log cannot be written: No space left on device; the job continues" in warned[0]
+    assert "metrics.jsonl was not written: No space left on device; training continues" in warned[1]
     assert "  lost           3 lines of metrics.jsonl: No space left on device" in done.stdout
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["exit"], summary["metrics_lost"]) == ("completed", 3)

@@ -61,7 +61,7 @@ _MAX_KEYS: Final = tuple(
     for form in ("max{1}{0}", "{0}{1}max")
 )
 _LOGIN_KEYS: Final = ("user", "username", "user-name", "user_name", "port")
-# What says nothing of where ranks go.
+# Options that say nothing about places.
 _OTHER_KEYS: Final = ("binding", "ifname")
 _COUNT: Final = re.compile(r"[0-9]{1,9}")
 _TABLE: Final = re.compile(r"\s*STATE\s.*\bNODELIST\s*")

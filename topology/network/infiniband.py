@@ -57,7 +57,7 @@ _ATTRIBUTE = re.compile(r"[a-z]+=|#")
 _MESSAGE = re.compile(
     r"ib(?:warn|debug|panic|error): |\S{0,200}: iberror: |\S{1,200}\.c:\d+; |DR path |-[IWE]- "
 )
-"""What ibnetdiscover and its libraries print on standard error, and with -s on their way."""
+"""Lines of ibnetdiscover and its libraries on standard error, and of -s on standard output."""
 _HEADING = re.compile(r"Chassis \d+(?: \(guid 0x[0-9a-fA-F]+\))?$|Non-Chassis Nodes|Hostname: ")
 """Of -g. It lists a switch of a chassis twice: as a spine or line node, and as a switch."""
 _LIST = re.compile(r"(?:Switch|Ca|Router)\s+: 0x[0-9a-fA-F]+ ports ")
@@ -183,7 +183,7 @@ def _without_switches(fabric: Fabric, where: str) -> Tree:
 
 
 def _read(text: str, where: str, hosts: Mapping[int, str]) -> tuple[Fabric, Fabric]:
-    """Return the fabric of switches, and beside it the cards that are joined to other cards."""
+    """Return the fabric of switches, and the cards that are joined to other cards."""
     fabric, direct = Fabric(), Fabric()
     block = ""  # GUID of the switch whose ports follow; "" in other blocks
     card = ""  # description of the card whose ports follow

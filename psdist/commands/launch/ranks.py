@@ -190,7 +190,7 @@ class Ranks:
 
 def _private_folder(num_bytes: int) -> Path:
     places = [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
-    with suppress(FileNotFoundError):  # each that it knows is full
+    with suppress(FileNotFoundError):  # all of them are full
         places.insert(1, Path(tempfile.gettempdir()))
     roomy = [place for place in places if has_room(place, num_bytes)]
     if not roomy:

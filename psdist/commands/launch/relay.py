@@ -103,7 +103,7 @@ class Outlet:
                 count = os.write(self.descriptor, self._waiting[:_WRITE_BYTES])
             except BlockingIOError:
                 break
-            except OSError as error:  # ranks go on, as with mpirun
+            except OSError as error:  # ranks continue, as with mpirun
                 self._is_broken = True
                 if not self._has_lost_reader(error):
                     self.failure = error.strerror

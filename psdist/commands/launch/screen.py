@@ -46,7 +46,7 @@ class Screen:
         return self._outlets[stream].is_full
 
     def failure(self, stream: int) -> str | None:
-        """Why nothing more can be written to this stream; None where it can, or nobody reads."""
+        """Return why this stream takes no more; None if it does, or if its reader has left."""
         return self._outlets[stream].failure
 
     def put(self, stream: int, data: bytes) -> None:

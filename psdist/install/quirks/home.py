@@ -19,8 +19,8 @@ from collections.abc import Mapping
 
 
 def own_home(environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add to an environment without HOME: the home directory of this user, or ``/`` for a
-    user of whom the system has no entry, as in containers."""
+    """Return the addition to an environment without HOME: the home directory of this user. In
+    containers the system may have no entry of the user; then it is ``/``."""
     if "HOME" in environment:
         return {}
     try:

@@ -79,7 +79,7 @@ def test_a_log_that_finds_no_space_is_told_once_and_nothing_else_is_lost(
     stop_logs()
     assert capsys.readouterr().err.splitlines() == [
         f"psdist: WARNING: server 0: the log {path} cannot be written: No space left on device; "
-        "the job goes on, and lines of it are lost",
+        "the job continues, and lines of it are lost",
         "psdist: WARNING: server 0: chunk 7 waits",
     ]
 
@@ -152,7 +152,7 @@ def test_metrics_that_find_no_space_are_counted_and_warned_of_once(
     assert (run.num_lost, run.why_lost) == (3, "No space left on device")
     assert capsys.readouterr().err == (
         f"psdist: WARNING: server 0: a line of {tmp_path}/metrics.jsonl was not written: No space "
-        "left on device; training goes on, and lines are lost until there is space\n"
+        "left on device; training continues, and lines are lost until there is space\n"
     )
 
 

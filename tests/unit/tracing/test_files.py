@@ -173,7 +173,7 @@ def test_spans_that_find_no_space_are_a_warning_and_those_before_stay(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [record.getMessage() for record in caplog.records] == [
-        f"trace: {path} cannot be written: File too large; the job goes on, and later spans are "
+        f"trace: {path} cannot be written: File too large; the job continues, and later spans are "
         "lost"
     ]
     (trace,), notes = read(tmp_path)

@@ -118,7 +118,7 @@ def test_a_job_whose_output_finds_no_space_goes_on_and_fails(
         told = [line for line in error.decode().splitlines() if "standard output" in line]
         assert told == [
             "psdist: error: standard output: cannot be written (No space left on device): the job "
-            "goes on without it and ends with a failure; free some space, or send it elsewhere"
+            "continues without it and ends with a failure; free some space, or send it elsewhere"
         ]
 
 
