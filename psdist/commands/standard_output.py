@@ -32,7 +32,7 @@ def told(error: OSError) -> int | None:
     if sys.stdout is None or sys.stdout.closed:
         return None
     try:
-        # Buffered text fails again. Without a buffer only another write shows whether it is the disk.
+        # Buffered text fails again; without a buffer only another write tells.
         print(flush=True)
     except BrokenPipeError:
         discard()

@@ -73,8 +73,8 @@ class RunDirectory:
             if not self.num_lost:
                 self.why_lost = error.strerror or str(error)
                 logger.warning(
-                    "a line of %s was not written: %s; training continues, and lines are lost until "
-                    "there is space",
+                    "a line of %s was not written: %s; training continues, and lines are lost "
+                    "until there is space",
                     self.path / "metrics.jsonl",
                     self.why_lost,
                 )

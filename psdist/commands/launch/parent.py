@@ -201,7 +201,8 @@ class Parent:
                 self._lost_output[stream] = failure
                 self._screen.say(
                     f"psdist: error: standard {name}: cannot be written ({failure}): the job "
-                    "continues without it and ends with a failure; free some space, or send it elsewhere"
+                    "continues without it and ends with a failure; free some space, or send it "
+                    "elsewhere"
                 )
 
     def _end_hanging_launcher(self, now_s: float) -> None:
