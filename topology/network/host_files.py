@@ -52,17 +52,19 @@ _KEY: Final = re.compile(r"([A-Za-z_-]{1,32})=(\S{1,200})")
 _RANK: Final = re.compile(r"rank\s+[0-9]{1,9}=(?P<entry>\S+)(?:\s+slots?=\S+)?")
 _COMMENT: Final = re.compile(r"(?:#|//)[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _IPV6: Final = re.compile(r"(?:[^@]*@)?[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}")
-_SLOTS_KEYS: Final = ("slots", "cpu", "count")
+_SLOTS_KEYS: Final = frozenset(("slots", "cpu", "count"))
 # Open MPI takes the maximum for the number where that is missing.
-_MAX_KEYS: Final = tuple(
+_MAX_KEYS: Final = frozenset(
     form.format(key, dash)
     for key in _SLOTS_KEYS
     for dash in "_-"
     for form in ("max{1}{0}", "{0}{1}max")
 )
-_LOGIN_KEYS: Final = ("user", "username", "user-name", "user_name", "port")
+_LOGIN_KEYS: Final = frozenset(("user", "username", "user-name", "user_name", "port"))
 # Options that say nothing about places.
-_OTHER_KEYS: Final = ("binding", "ifname")
+_OTHER_KEYS: Final = frozenset(("binding", "ifname"))
+_NUMBERS: Final = _SLOTS_KEYS | _MAX_KEYS
+_KEYS: Final = _NUMBERS | _LOGIN_KEYS | _OTHER_KEYS
 _COUNT: Final = re.compile(r"[0-9]{1,9}")
 _TABLE: Final = re.compile(r"\s*STATE\s.*\bNODELIST\s*")
 _IDS: Final = re.compile(r"[0-9]{1,9}(?:-[0-9]{1,9})?(?:,[0-9]{1,9}(?:-[0-9]{1,9})?)*")
@@ -171,12 +173,12 @@ def _entry(line: str, place: str) -> tuple[str, int, bool]:
     for word in words:
         pair = _KEY.fullmatch(word)
         key = "" if pair is None else pair[1].lower()
-        if pair is None or key not in (*_SLOTS_KEYS, *_MAX_KEYS, *_LOGIN_KEYS, *_OTHER_KEYS):
+        if pair is None or key not in _KEYS:
             raise PlacementError(
                 f"{place}: {shown(word)} is not known here: expected slots=N after the host"
             )
         has_login |= key in _LOGIN_KEYS
-        if key not in (*_SLOTS_KEYS, *_MAX_KEYS):
+        if key not in _NUMBERS:
             continue
         if not _COUNT.fullmatch(pair[2]):
             raise PlacementError(
