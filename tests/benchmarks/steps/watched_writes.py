@@ -1,4 +1,4 @@
-"""What a step costs more since a part of the parameters is compared in each (docs/performance.md).
+"""The cost of comparing a part of the parameters in each step (docs/performance.md).
 
     python -m tests.benchmarks.steps.watched_writes                 # in one process, CPU time
     python -m tests.benchmarks.steps.watched_writes --over mpi --sizes-kib 4096,65536
@@ -47,7 +47,7 @@ def measure(over: str, num_bytes: int) -> None:
     clock = time.perf_counter if over == "mpi" else time.process_time
     inside = [0.0]
     step_of = {"take": 0, "changed": -1}
-    """What is kept in one step is compared in the next one."""
+    """Values kept in one step are compared in the next one."""
 
     def in_turns(name: str) -> Callable[..., Any]:
         call = getattr(ValueSamples, name)
