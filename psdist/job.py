@@ -51,6 +51,7 @@ from psdist.script_passes import ScriptPasses
 from psdist.script_steps import LossSteps, SpeedSteps
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
+from psdist.worker_variables import restore_variables
 from psdist.workers import metrics
 from psdist.workers.assembly import make_loop
 from psdist.workers.data.loader import EpochLoader
@@ -61,6 +62,8 @@ from psdist.workers.group import tier as group_tier
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.losses import Losses
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
+from psdist.workers.model.refusals import optimizers_of, refuse_untrainable
+from psdist.workers.model.replaced_step import refuse_replaced_step
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.reforming import Reforming
@@ -369,9 +372,11 @@ class Job:
         gradients may leave during backward (and with "full" replies come during forward).
 
         Raises :class:`ModelError` where workers' models or optimizers differ, two optimizers hold
-        a parameter or servers cannot hold the model, :class:`OptimizerRefusedError` for an
-        optimizer that servers refuse, or whose state cannot be cut by element (Adafactor's),
-        :class:`UsageError` for what cannot be shared out or clipped.
+        a parameter, a trained parameter shares memory with another tensor or servers cannot hold
+        the model; :class:`OptimizerRefusedError` for an optimizer that servers refuse, whose
+        ``step`` was replaced, or whose state cannot be cut by element (Adafactor's);
+        :class:`UsageError` for a model that is wrapped (DistributedDataParallel, fully_shard) and
+        for what cannot be shared out or clipped.
         """
         self._require_open("prepare")
         self._require_between_steps("prepare")
@@ -380,13 +385,15 @@ class Job:
                 f"job.prepare was called after {describe_workers(dead)} had died; it needs every "
                 "worker: prepare all models before training, or restart the job"
             )
+        optimizers = optimizers_of(model, optimizer)
+        refuse_untrainable(model)
+        if not steps_on_workers(self._config):
+            for each in optimizers:
+                refuse_replaced_step(each)
         self._context.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
         max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
         is_one = isinstance(optimizer, torch.optim.Optimizer)
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-        if not optimizers:
-            raise UsageError("job.prepare was given an empty list of optimizers")
         if self._context.roles.num_substitutes:
             require_followable(self._config, len(self._sets.sets) + len(optimizers), max_norm)
         if self._context.is_substitute and not self._checkpoints.join():
@@ -959,4 +966,5 @@ class Job:
         self._checkpoints.end()
         self._sets.end()
         group_tier.stop(self._group)
+        restore_variables()
         self._context.end_job()

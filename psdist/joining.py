@@ -20,6 +20,7 @@ from psdist.ranks.failure import fail_with
 from psdist.ranks.lobby import join_job, leave
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import serve_beside
+from psdist.worker_variables import set_variables
 
 _job: Job | None = None
 _is_plain = False
@@ -45,6 +46,7 @@ def init(
     file by PSDIST_CONFIG). What is passed here counts where neither command line nor environment
     nor file say otherwise; every worker must pass the same. No other settings are taken (``others``
     is there to say so). Called again it returns the same Job, after :meth:`Job.close` another one.
+    Until then RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are as under torchrun, of workers.
 
     Raises :class:`ConfigError` for a value that is not allowed or settings that do not go together,
     :class:`UsageError` for a setting
@@ -87,6 +89,14 @@ def init(
             if _is_plain:
                 tell_errors()
         _settings = settings
+        set_variables(
+            {
+                "RANK": _job.rank,
+                "WORLD_SIZE": _job.world_size,
+                "LOCAL_RANK": _job.local_rank,
+                "LOCAL_WORLD_SIZE": context.roles.num_workers_beside(context.rank),
+            }
+        )
     else:
         _require_same(settings)
     return _job

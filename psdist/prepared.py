@@ -71,8 +71,10 @@ from psdist.workers.model.optimizer_state import (
     all_parts,
     describe_state,
 )
+from psdist.workers.model.refusals import WrapperCheck, entered
 from psdist.workers.model.renormalised import refuse_renormalised
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
+from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
 from psdist.workers.pushes import DevicePushes
 from psdist.workers.rounds.differences import LocalTrainer, weight_of
@@ -249,6 +251,7 @@ class ParameterSets:
         self._held = [0] * context.roles.num_servers
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
+        self._ties = Ties()
         self.round_records: list[LengthRecords] = []
         """What is recorded of rounds by set, to be closed with the histories."""
         self._restored_residuals: Mapping[str, Any] = {}
@@ -473,6 +476,12 @@ class ParameterSets:
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_is_trained_twice(descriptions)
         refuse_renormalised(model, [p for each in descriptions for p in each.parameters])
+        moving = self._ties.require_none(
+            model,
+            [each for one in descriptions for each in one.trained],
+            earlier=[each.module for each in self.models],
+            held=self._trained_ids(),
+        )
         described = zip(descriptions, on_servers, strict=True)
         if self._loop.core.welcome is not None:
             return self._join(model, optimizers[0], descriptions[0], overlap=overlap)
@@ -505,6 +514,7 @@ class ParameterSets:
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
         states = self._states_of_chief(descriptions, on_servers)
+        self._ties.leave(moving)
         made = zip(descriptions, optimizers, on_servers, states, strict=True)
         added = [self._add(model, *each, max_norm=max_norm, overlap=overlap) for each in made]
         self._copy_untrained(descriptions[0])
@@ -546,6 +556,9 @@ class ParameterSets:
                 end = EndHook(each.trainer.finish_reads)
                 handle = model.register_forward_hook(end, always_call=True)
                 self._at_end.append(handle.remove)
+        for module in entered(model):
+            handle = module.register_forward_pre_hook(WrapperCheck(type(module)))
+            self._at_end.append(handle.remove)
         if self._passes is not None and all(each.module is not model for each in self.models):
             self._at_end += [handle.remove for handle in self._passes.attach(model)]
         if not self._steps_here:
@@ -568,7 +581,9 @@ class ParameterSets:
             if has_mirrors and self._progress is not None:
                 self._progress.open()  # hooks of a GPU's gradients run in another thread
 
-        return use
+        # torch.compile would recompile the model for each value of the clock.
+        uncompiled: Callable[[int], None] = torch.compiler.disable(use)  # type: ignore[no-untyped-call] # torch's
+        return uncompiled
 
     def bring(self, prepared: PreparedModel) -> None:
         """What the servers hold of the model now, and what they do not hold from the chief; all
@@ -920,4 +935,6 @@ class ParameterSets:
             self._context.broadcast_among_workers(
                 as_bytes(host.view(-1)), dead=self._loop.core.dead
             )
-            tensor.copy_(host)
+            # An expanded buffer repeats elements; torch writes only where it does not.
+            distinct = tuple(slice(None if step else 1) for step in tensor.stride())
+            tensor[distinct].copy_(host[distinct])

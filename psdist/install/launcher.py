@@ -177,6 +177,19 @@ def explain_singleton(
     return f"{started}: {library} needs srun --mpi={expected}{now}"
 
 
+def explain_torchrun(environment: Mapping[str, str]) -> str | None:
+    """Why a process that no MPI launcher started is one of several by RANK and WORLD_SIZE, which
+    torchrun sets; None where it is alone."""
+    size = _number(environment, "WORLD_SIZE")
+    if "RANK" not in environment or size is None or size <= 1:
+        return None
+    return (
+        f"WORLD_SIZE = {size} and RANK are set, as by torchrun, and no MPI launcher has started "
+        "this process: each of them would train a model of its own; start the script with psdist "
+        "run -n N, mpirun or srun, or unset WORLD_SIZE to train in one process"
+    )
+
+
 def _other_mpirun(launcher: Launcher, library: str) -> str:
     starter = FAMILY_NAMES[_FAMILY_OF_LAUNCHER.get(launcher.name, "unknown")]
     return (

@@ -139,6 +139,11 @@ class Roles:
         host = self.places[self.worker_ranks[worker]].host
         return sum(self.places[rank].host == host for rank in self.worker_ranks[:worker])
 
+    def num_workers_beside(self, rank: int) -> int:
+        """The number of workers on the host of ``rank``, itself included if it is a worker."""
+        host = self.places[rank].host
+        return sum(self.places[each].host == host for each in self.worker_ranks)
+
     def hosts_of_group(self, group: int) -> tuple[str, ...]:
         """The host of each of its workers."""
         return tuple(self.places[self.worker_ranks[each]].host for each in self.groups[group])

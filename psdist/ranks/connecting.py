@@ -28,7 +28,7 @@ from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved, describe_defaults
 from psdist.controller.kept import Fidelity
 from psdist.errors import ConfigError, LaunchError, UserError
-from psdist.install.launcher import detect, survives_deaths
+from psdist.install.launcher import detect, explain_torchrun, survives_deaths
 from psdist.install.room import check_shared_memory
 from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_of
 from psdist.protocol.roles import Place, Roles
@@ -87,6 +87,8 @@ def connect(
     started_s = time.monotonic()
     launcher = detect(os.environ)
     if not launcher.is_present:
+        if why := explain_torchrun(os.environ):
+            outcome = LaunchError(why)
         _current = _connect_alone(outcome, num_workers, started_s)
         return _current
     nic = choose_card(outcome, launcher)

@@ -38,6 +38,7 @@ from psdist.errors import (
     PsdistError,
     TransportError,
 )
+from psdist.ranks.process_group_errors import explain_process_group
 
 logger = logging.getLogger("psdist")
 
@@ -156,6 +157,8 @@ def _may_be_a_consequence(error: BaseException) -> TypeGuard[Exception]:
 
 def format_error(error: BaseException) -> tuple[str, int]:
     """What to say about ``error``, and the exit status of the job."""
+    if (mistake := explain_process_group(error)) is not None:
+        error = mistake.with_traceback(error.__traceback__)
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):
             return f"exited with status {int(error.code)}", (error.code & 0xFF) or 1

@@ -483,6 +483,59 @@ def test_a_barrier_on_one_worker_and_a_mean_on_another_are_both_named(tmp_path: 
     ), line
 
 
+# -- torch.distributed -------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_a_model_wrapped_over_a_group_of_two_ends_the_job_in_one_line(tmp_path: Path) -> None:
+    options = ("--group", "node")
+    line = the_line(run_script(3, "wraps_the_model", run_dir=tmp_path, options=options))
+    assert re.search(
+        r"error at bad_script.py line \d+: the prepared model is called by "
+        r"DistributedDataParallel, which exchanges gradients or parameters itself; psdist does "
+        r"that: remove the line that wraps the model, and call the model that job.prepare "
+        r"returned$",
+        line,
+    ), line
+
+
+@pytest.mark.mpi
+def test_a_script_that_creates_the_group_again_is_told_to_leave_that_out(tmp_path: Path) -> None:
+    line = the_line(run_script(3, "creates_the_group_after_init", run_dir=tmp_path))
+    assert line.endswith(
+        "dist.init_process_group() was called by the script: psdist.init() has already created the "
+        "group; remove this call"
+    )
+
+
+@pytest.mark.mpi
+def test_workers_alone_have_the_variables_of_torchrun_while_the_job_goes_on(
+    tmp_path: Path,
+) -> None:
+    """A value that the user has set comes back at the end, and a warning names it."""
+    done = run_script(
+        3, "shows_its_place", run_dir=tmp_path, env={"WORLD_SIZE": "3", "MASTER_PORT": "1"}
+    )
+    assert done.returncode == 0, done.text
+    for worker in (0, 1):
+        place = f"worker {worker}: {worker} 2 {worker} 2 - 1 then - 3 - - - 1"
+        assert place in done.stdout.splitlines(), done.text
+    warned = [line for line in said(done) if "environment variables replaced" in line]
+    assert warned, done.text
+    assert all(line.endswith("workers only: WORLD_SIZE=3 by 2") for line in warned), done.text
+
+
+def test_a_script_that_torchrun_starts_is_told_how_to_start_it(tmp_path: Path) -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2"}
+    done = run_script(1, "shows_its_place", run_dir=tmp_path / "run", env=env)
+    assert the_line(done) == (
+        "psdist: error: WORLD_SIZE = 2 and RANK are set, as by torchrun, and no MPI launcher has "
+        "started this process: each of them would train a model of its own; start the script with "
+        "psdist run -n N, mpirun or srun, or unset WORLD_SIZE to train in one process"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 # -- gradients ---------------------------------------------------------------------------------
 
 
@@ -613,6 +666,19 @@ TOLD = {
     "foreign parameters": "the optimizer holds 2 parameters that are not in the model passed to "
     "prepare; pass one module that contains them all",
     "nothing to train": "the model has no parameters to train",
+    "list": "job.prepare(model, optimizer): the model is a list, not a module; pass "
+    "nn.ModuleList([a, b]), and one optimizer of the parameters of both",
+    "swapped": "job.prepare(model, optimizer): the model is a SGD, not a module; pass the model "
+    "first and the optimizer second",
+    "lazy": "module 0 is a LazyLinear, which has no parameters yet; run one batch through the "
+    "model before prepare()",
+    "meta": "parameter weight is on the device meta, without values; call "
+    "model.to_empty(device=job.device), initialise the model, and make the optimizer after that",
+    "normalised": "module 1 is a SyncBatchNorm, which would share statistics within a group of "
+    "workers only; use ",
+    "tied": "parameter emb.weight and parameter out.weight share memory, which training on servers "
+    "would separate; make them one object before the optimizer: out.weight = emb.weight",
+    "step": "this SGD object has a step() of the script's own, which would never be called: ",
     "prepare twice": "parameter weight is in two prepared optimizers; servers train it by one: "
     "give each parameter to one optimizer, and prepare that once",
     "few samples": "the dataset has 1 samples and the job 2 workers: each needs at least one; "

@@ -28,7 +28,7 @@ from typing import Any, Final, Generic, Self
 import torch
 import torch.distributed as dist
 
-from psdist.errors import InvariantError, MemberLostError, TransportError
+from psdist.errors import InvariantError, MemberLostError, TransportError, UsageError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Span
 from psdist.workers.group.addresses import REMEDY, At
@@ -93,7 +93,13 @@ def start(
     to all of the group. A group on one host (without ``hosts``) talks over loopback, another one
     over an interface that all its hosts reach (:mod:`psdist.workers.group.addresses`).
     ``reforms``: the group goes on without those of it that die, so NCCL is not to end the process.
+    Raises :class:`UsageError` where the script has made a default process group.
     """
+    if dist.is_initialized():
+        raise UsageError(
+            "dist.init_process_group() was called before psdist.init(), which creates the group; "
+            "remove this call"
+        )
     if reforms and device.type == "cuda":
         _ours.setdefault(_NCCL_HANDLING, os.environ.get(_NCCL_HANDLING))
         os.environ[_NCCL_HANDLING] = _NCCL_REPORTS_NOTHING

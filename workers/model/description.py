@@ -91,6 +91,12 @@ class ModelDescription:
             optimizer=canonical_name(type(optimizer)),
         )
 
+    @property
+    def trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """The parameters of the pieces with their names."""
+        names = [piece.name for piece in self.pieces]
+        return list(zip(names, self.parameters, strict=True))
+
     def lines(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """A line for everything on which all workers must agree."""
         found = [f"optimizer {self.optimizer}"]

@@ -48,9 +48,11 @@ class GradientHooks:
 
     def attach(self) -> None:
         """To the parameters that want gradients."""
+        # A backward pass in a compiled function would have these hooks compiled.
+        note = torch.compiler.disable(self._note)  # type: ignore[no-untyped-call] # torch's
         for piece, parameter in enumerate(self._flat.parameters):
             if piece not in self._handles and parameter.requires_grad:
-                hook = partial(self._note, piece)
+                hook = partial(note, piece)
                 handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call] # torch's
                     hook
                 )

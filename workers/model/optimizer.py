@@ -51,14 +51,20 @@ class ServedOptimizer(torch.optim.Optimizer):
         self.pending = PendingGradients(parameters)
         """What the next ``step()`` has to use already."""
         self._is_ready = True
+        # The compiler would trace psdist's own code, and recompile it in each iteration.
+        self._step_uncompiled = torch.compiler.disable(self._iterate)  # type: ignore[no-untyped-call] # torch's
         # On the object, not its class: a copy of the original is the script's own affair.
         original.step = MethodType(_refuse_step, original)  # type: ignore[method-assign]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One iteration: push the gradients, return with new parameters in place.
 
-        ``closure``, if given, is called once with gradients enabled; its value is returned.
+        ``closure``, if given, is called once with gradients enabled; its value is returned. A
+        function compiled by torch.compile calls it between two graphs.
         """
+        return self._step_uncompiled(closure)
+
+    def _iterate(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -73,6 +79,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         # A scheduler made on the original looks there for evidence that a step came before it.
         self._original._opt_called = True  # type: ignore[attr-defined] # schedulers add it
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the original's, which may be the script's own: both have the same parameters."""
+        self._original.zero_grad(set_to_none)
 
     def end(self) -> None:
         """The job is closed: from now on ``step()`` is an error."""
@@ -129,6 +139,12 @@ def _refuse_step(_original: torch.optim.Optimizer, *_arguments: Any, **_options:
         "this optimizer was passed to job.prepare, and its own step() would train this worker "
         f"alone; keep what job.prepare returns ({_LINE}) and call step() of that optimizer"
     )
+
+
+def is_refusal(step: object) -> bool:
+    """True for the step() that an optimizer has after job.prepare. It may be prepared again in the
+    next job."""
+    return getattr(step, "__func__", None) is _refuse_step
 
 
 def _refuse_step_after_end(*_arguments: Any) -> NoReturn:

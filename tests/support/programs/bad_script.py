@@ -318,6 +318,16 @@ def makes_one_mistake_after_another() -> None:
         lambda: prepare(torch.nn.Linear(4, 2).requires_grad_(False)),
     )
 
+    mistake("list", lambda: job.prepare([linear], sgd(linear)))
+    mistake("swapped", lambda: job.prepare(sgd(linear), linear))
+    mistake("lazy", lambda: prepare(lazy_model(), lambda _model: sgd(linear)))
+    mistake("meta", lambda: prepare(model_on_meta()))
+    mistake("normalised", lambda: prepare(model_with_sync_batch_norm()))
+    mistake("tied", lambda: prepare(model_tied_by_memory()))
+    stepped = sgd(linear)
+    stepped.step = stepped.zero_grad  # type: ignore[method-assign,assignment]
+    mistake("step", lambda: job.prepare(linear, stepped))
+
     torch.manual_seed(job.worker)
     model, optimizer = prepare(torch.nn.Linear(4, 2))  # values may differ: the chief's are used
     torch.manual_seed(0)
@@ -334,6 +344,170 @@ def makes_one_mistake_after_another() -> None:
 
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
+
+
+def prepares(make: Callable[[], Any]) -> Callable[[], None]:
+    """A script that prepares this model with SGD."""
+
+    def run() -> None:
+        import torch
+
+        import psdist
+
+        job = psdist.init()
+        model = make()
+        job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    return run
+
+
+def lazy_model() -> Any:
+    import warnings
+
+    import torch
+
+    warnings.simplefilter("ignore")
+    return torch.nn.Sequential(torch.nn.LazyLinear(2))
+
+
+def model_on_meta() -> Any:
+    import torch
+
+    return torch.nn.Linear(4, 2, device="meta")
+
+
+def model_with_sync_batch_norm() -> Any:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def model_of_dtensors() -> Any:
+    import torch
+    import torch._dynamo.eval_frame  # tests/support/startup: not in the middle of the next import
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_module
+
+    return distribute_module(torch.nn.Linear(4, 2), init_device_mesh("cpu", (1,)))
+
+
+def model_tied_by_memory() -> Any:
+    import torch
+
+    model = torch.nn.ModuleDict({"emb": torch.nn.Embedding(6, 4), "out": torch.nn.Linear(4, 6)})
+    model["out"].weight.data = model["emb"].weight.data
+    return model
+
+
+prepares_a_lazy_model = prepares(lazy_model)
+prepares_a_model_on_meta = prepares(model_on_meta)
+prepares_a_model_with_sync_batch_norm = prepares(model_with_sync_batch_norm)
+prepares_a_model_of_dtensors = prepares(model_of_dtensors)
+prepares_a_model_tied_by_memory = prepares(model_tied_by_memory)
+
+
+def prepares_a_list_of_models() -> None:
+    import torch
+
+    import psdist
+
+    job = psdist.init()
+    models: Any = [torch.nn.Linear(4, 2), torch.nn.Linear(2, 2)]
+    parameters = [each for model in models for each in model.parameters()]
+    job.prepare(models, torch.optim.SGD(parameters, lr=0.1))
+
+
+def prepares_an_optimizer_with_another_step() -> None:
+    from types import MethodType
+
+    import torch
+
+    import psdist
+
+    job = psdist.init()
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step = MethodType(lambda _self, _closure=None: None, optimizer)  # type: ignore[method-assign]
+    job.prepare(model, optimizer)
+
+
+def creates_the_group_after_init() -> None:
+    import torch.distributed as dist
+
+    import psdist
+
+    psdist.init()
+    dist.init_process_group("gloo")
+
+
+def creates_the_group_before_init_by_variables() -> None:
+    import torch.distributed as dist
+
+    import psdist
+
+    dist.init_process_group("gloo")
+    psdist.init()
+
+
+def creates_the_group_before_init() -> None:
+    import torch.distributed as dist
+
+    import psdist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined] # not in __all__
+    psdist.init()
+
+
+def uses_the_group_before_init() -> None:
+    import torch.distributed as dist
+
+    import psdist
+
+    rank = dist.get_rank(dist.group.WORLD)
+    dist.barrier()
+    print(rank)
+    psdist.init()
+
+
+def destroys_the_group() -> None:
+    import torch.distributed as dist
+
+    job, _, _, train = prepared()
+    train()
+    dist.destroy_process_group()
+    dist.barrier()
+    job.close()
+
+
+def ends_with_destroying_the_group() -> None:
+    import torch.distributed as dist
+
+    _, _, _, train = prepared()
+    train()
+    dist.destroy_process_group()
+
+
+def wraps_the_model() -> None:
+    import torch
+
+    _, model, optimizer, _ = prepared()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer.zero_grad()
+    wrapped(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+
+
+def shows_its_place() -> None:
+    """Print the variables that torchrun sets, during a job and after it."""
+    import psdist
+
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    job = psdist.init()
+    during = [os.environ.get(name, "-") for name in names]
+    job.close()
+    after = [os.environ.get(name, "-") for name in names]
+    print(f"worker {job.worker}:", *during, "then", *after, flush=True)
 
 
 def prepared(optimizer_class: Any = None) -> tuple[Any, Any, Any, Callable[..., None]]:

@@ -1,0 +1,180 @@
+"""Refusals of models that job.prepare cannot train, before anything is moved.
+
+    optimizers = optimizers_of(model, optimizer)         # what prepare was given, as a list
+    refuse_untrainable(model)
+    model.register_forward_pre_hook(WrapperCheck(type(model)))   # wrapped later, by DDP for example
+
+Each error names the module, the parameter or the line of the script, and what to write instead.
+These functions read the model and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from psdist.errors import ModelError, UsageError
+
+_WRAPPERS: Final = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "DataParallel": "DataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+    "FSDPModule": "fully_shard",
+    "DDP": "replicate",
+    "ReplicateModule": "replicate",
+}
+"""Classes of torch whose modules exchange gradients or parameters themselves, and the call in the
+script that makes such a module."""
+_PLAIN: Final = "job.prepare(model, optimizer)"
+
+
+def optimizers_of(model: object, optimizer: object) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that job.prepare was given with ``model``; one or a sequence of them.
+
+    Raises :class:`UsageError` unless these are a module and optimizers.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{_PLAIN}: the model is {_told(model)}, not a module; {_remedy(model)}")
+    given = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    found = [each for each in given if isinstance(each, torch.optim.Optimizer)]
+    if wrong := [each for each in given if not isinstance(each, torch.optim.Optimizer)]:
+        raise UsageError(
+            f"{_PLAIN}: the optimizer is {_told(wrong[0])}, not an optimizer of torch; pass the "
+            "torch.optim.Optimizer itself, or a list of several"
+        )
+    if not found:
+        raise UsageError("job.prepare was given an empty list of optimizers")
+    return found
+
+
+def _told(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"a {type(value).__name__}"
+
+
+def _remedy(model: object) -> str:
+    if isinstance(model, torch.optim.Optimizer):
+        return "pass the model first and the optimizer second"
+    if isinstance(model, Mapping):
+        return "pass nn.ModuleDict({...}) of its modules, and an optimizer of all their parameters"
+    if isinstance(model, list | tuple):
+        return "pass nn.ModuleList([a, b]), and one optimizer of the parameters of both"
+    return "pass the torch.nn.Module itself"
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def refuse_untrainable(model: nn.Module) -> None:
+    """Raise :class:`ModelError` for a model that servers cannot train, :class:`UsageError` for one
+    that is wrapped."""
+    for path, module in model.named_modules():
+        name = f"module {path}" if path else "the model"
+        if wrapper := wrapper_of(type(module)):
+            raise _wrapped(f"{name} is wrapped in {wrapper}")
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ModelError(
+                f"{name} is a SyncBatchNorm, which would share statistics within a group of "
+                "workers only; use nn.BatchNorm1d, 2d or 3d, which normalises each worker's batch, "
+                "or nn.GroupNorm, which does not depend on the batch"
+            )
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(map(is_lazy, own)):
+            raise ModelError(
+                f"{name} is a {type(module).__name__}, which has no parameters yet; run one batch "
+                "through the model before prepare()"
+            )
+    for name, tensor in _registered(model):
+        if why := _why_not(tensor):
+            raise ModelError(f"{name} {why}")
+
+
+def _registered(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in model.named_parameters():
+        yield f"parameter {name}", parameter
+    for name, buffer in model.named_buffers():
+        yield f"buffer {name}", buffer
+
+
+def _why_not(tensor: torch.Tensor) -> str:
+    """Return why a tensor cannot lie in plain memory, with the remedy; "" if it can."""
+    kind = type(tensor)
+    if is_traceable_wrapper_subclass(tensor) or _is_of(kind, ("torch.distributed.",)):
+        return (
+            f"is a {kind.__name__}; servers hold plain tensors: leave out the call that makes it "
+            "one (distribute_module, parallelize_module, fully_shard, quantize_ ...)"
+        )
+    if tensor.is_nested or tensor.layout != torch.strided:
+        layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        return (
+            f"has the layout {layout}; servers hold dense tensors: call to_dense() on it, or keep "
+            "a constant as a plain attribute of its module"
+        )
+    if tensor.is_meta:
+        return (
+            "is on the device meta, without values; call model.to_empty(device=job.device), "
+            "initialise the model, and make the optimizer after that"
+        )
+    if tensor.is_inference():
+        return (
+            "was made under torch.inference_mode(), where nothing can be trained; build the model "
+            "outside of it"
+        )
+    return ""
+
+
+def _wrapped(what: str) -> UsageError:
+    return UsageError(
+        f"{what}, which exchanges gradients or parameters itself; psdist does that: remove the "
+        "line that wraps the model, and call the model that job.prepare returned"
+    )
+
+
+def wrapper_of(kind: type) -> str:
+    """Return the call that has wrapped a module of this class, such as fully_shard; "" for none."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("torch.") and base.__name__ in _WRAPPERS:
+            return _WRAPPERS[base.__name__]
+    return ""
+
+
+def _is_of(kind: type, prefixes: tuple[str, ...]) -> bool:
+    return any(base.__module__.startswith(prefixes) for base in kind.__mro__)
+
+
+class WrapperCheck:
+    """A forward pre-hook of a prepared model: it raises :class:`UsageError` if the model has been
+    wrapped since. In a copied or pickled model, which is not prepared, it checks nothing."""
+
+    def __init__(self, prepared: type[nn.Module] | None = None) -> None:
+        """``prepared``: the model's class at job.prepare."""
+        self._prepared = prepared
+
+    def __call__(self, module: nn.Module, _arguments: object) -> None:
+        if self._prepared is None:
+            return
+        if DistributedDataParallel._active_ddp_module is not None:
+            raise _wrapped("the prepared model is called by DistributedDataParallel")
+        if "_is_replica" in vars(module):
+            raise _wrapped("the prepared model is called by DataParallel")
+        # fully_shard and replicate change the class of the module.
+        if type(module) is not self._prepared and (wrapper := wrapper_of(type(module))):
+            raise _wrapped(f"the prepared model has been wrapped in {wrapper}")
+
+    def __reduce__(self) -> tuple[type[WrapperCheck], tuple[()]]:
+        return WrapperCheck, ()
+
+
+def entered(model: nn.Module) -> list[nn.Module]:
+    """The modules that a script calls: ``model``, or the members of a container, such as
+    nn.ModuleList, that has no forward()."""
+    if getattr(model.forward, "__func__", None) is not nn.Module.forward:
+        return [model]
+    return [each for child in model.children() for each in entered(child)]
