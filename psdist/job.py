@@ -61,6 +61,7 @@ from psdist.workers.data.samplers import WorkerSampler
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.losses import Losses
+from psdist.workers.model.forward_hooks import storages_in
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.refusals import optimizers_of, refuse_untrainable
 from psdist.workers.model.replaced_step import refuse_replaced_step
@@ -519,12 +520,13 @@ class Job:
         self._require_open("sampler")
         return self._loaders.sampler(dataset, shuffle=shuffle, drop_last=drop_last, epoch=epoch)
 
-    def _on_batch(self, position: Position, num_samples: int, nominal: float) -> None:
+    def _on_batch(self, position: Position, num_samples: int, nominal: float, batch: Any) -> None:
         # Batches of a validation loop are no part of an iteration.
         if self._is_training():
             self._has_batches = True
+            storages = storages_in(batch)
             for trainer in self._sets.trainers:
-                trainer.on_batch(num_samples, nominal)
+                trainer.on_batch(num_samples, nominal, source=position, storages=storages)
             position.use_batch()
             self._standing.on_batch(position, is_of_equal_passes=self._by_speed is None)
 

@@ -53,17 +53,17 @@ from psdist.ranks.failure import printable
 from psdist.ranks.wire import credits_of, wire_of
 from psdist.tracing.spans import Span
 from psdist.workers.assembly import make_trainer
+from psdist.workers.batches import Batches, Storage
 from psdist.workers.early.overlap_limits import why_never, why_not_here
 from psdist.workers.early.progress import BackgroundProgress, PollingProgress, Progress
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
-    EndHook,
     ModelDescription,
-    UseHook,
     agree_on_model,
     packed_hyperparameters,
 )
+from psdist.workers.model.forward_hooks import EndHook, OutputHook, UseHook
 from psdist.workers.model.optimizer import ServedOptimizer
 from psdist.workers.model.optimizer_state import (
     OwnState,
@@ -189,6 +189,15 @@ class PreparedModel:
         collective."""
         for each in self.sets:
             each.trainer.set_values()
+
+
+def _watch_backward(batches: Batches, nodes: Sequence[torch.autograd.graph.Node] | None) -> None:
+    """A forward pass has ended; backward begins with one of ``nodes``, if they are known."""
+    if nodes is None:
+        batches.drop()
+    elif nodes and (confirm := batches.await_backward()) is not None:
+        for node in nodes:
+            node.register_prehook(confirm)
 
 
 def _cut_of(partition: Partition, description: ModelDescription) -> list[Any]:
@@ -549,9 +558,12 @@ class ParameterSets:
     ) -> list[ServedOptimizer]:
         """These sets are ready: the model's passes are followed from now on."""
         for each in added:
-            hook = UseHook(self._use_of(each.trainer))
-            handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+            use = UseHook(self._use_of(each.trainer))
+            handle = model.register_forward_pre_hook(use, with_kwargs=True)
             self._at_end += [handle.remove, each.optimizer.end]
+            output = OutputHook(partial(_watch_backward, each.trainer.batches))
+            handle = model.register_forward_hook(output, always_call=True)
+            self._at_end.append(handle.remove)
             if overlap == "full":
                 end = EndHook(each.trainer.finish_reads)
                 handle = model.register_forward_hook(end, always_call=True)
@@ -571,13 +583,13 @@ class ParameterSets:
             self.models.append(PreparedModel(module=model, sets=added))
         return [each.optimizer for each in added]
 
-    def _use_of(self, trainer: Trainer) -> Callable[[int], None]:
+    def _use_of(self, trainer: Trainer) -> Callable[[int, Sequence[Storage]], None]:
         """What is to be done before a forward pass with gradients."""
         has_mirrors = trainer.flat.transfers.has_mirrors
 
-        def use(num_samples: int) -> None:
+        def use(num_samples: int, storages: Sequence[Storage]) -> None:
             self._on_use()
-            trainer.record_use(num_samples)
+            trainer.record_use(num_samples, storages)
             if has_mirrors and self._progress is not None:
                 self._progress.open()  # hooks of a GPU's gradients run in another thread
 

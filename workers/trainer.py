@@ -21,7 +21,7 @@ is another worker's are the same one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Final, Literal
@@ -35,7 +35,7 @@ from psdist.protocol.heirs import slices_of_the_living
 from psdist.protocol.ids import describe_workers
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import SendOrder
-from psdist.workers.batches import Batches
+from psdist.workers.batches import Batches, Storage
 from psdist.workers.early.early_pushes import EarlyPushes, Terms
 from psdist.workers.early.group_overlap import GroupOverlap, Sums
 from psdist.workers.early.group_pushes import GroupPushes
@@ -158,7 +158,7 @@ class Trainer:
         self._first_slices = dict(zip(loop.core.seat.members, slices, strict=True))
         """By worker of the group, before any has died."""
         self._mine: Sequence[int] = slices[group.place]
-        self._batches = Batches()
+        self.batches = Batches()
         self._reduced: Reduced | None = None
         self._waited_s = 0.0
         self._values = Values(partition, owners, flat, loop, group, history, slices=slices)
@@ -246,16 +246,26 @@ class Trainer:
 
     # -- the iteration -------------------------------------------------------------------------
 
-    def on_batch(self, num_samples: int, nominal: float) -> None:
-        """The loader hands out a batch: a short one weighs less. It counts once a forward pass
-        with gradients (or the step) follows; the batches of an evaluation do not."""
-        self._batches.hand_out(num_samples, nominal)
+    def on_batch(
+        self,
+        num_samples: int,
+        nominal: float,
+        *,
+        source: Hashable = None,
+        storages: Iterable[Storage] = (),
+    ) -> None:
+        """A loader (``source``) hands out a batch, whose tensors have these storages. It weighs in
+        the iteration that a forward pass over it, with its backward, belongs to."""
+        self.batches.hand_out(num_samples, nominal, source=source, storages=storages)
 
-    def record_use(self, num_samples: int = 0) -> None:
-        """A forward pass uses the parameters that are in memory now. It counts when the iteration
-        ends in a step; passes over the same parameters are one use. ``num_samples``: of the pass,
-        which count (but do not weigh) where the script has batches of its own."""
-        self._batches.use(num_samples)
+    def record_use(self, num_samples: int = 0, storages: Iterable[Storage] = ()) -> None:
+        """A forward pass, whose inputs have these storages, uses the parameters that are in memory
+        now; passes over the same parameters are one use. ``num_samples``: of the pass, which count
+        (but do not weigh) where the script has batches of its own."""
+        self.batches.use(num_samples, storages)
+        self._use_values()
+
+    def _use_values(self) -> None:
         if self._late is not None and self._late.is_pending:
             self._late.use(self.clock)
         else:
@@ -263,7 +273,7 @@ class Trainer:
 
     def _terms(self) -> Terms:
         """Under which this worker would push now."""
-        return Terms(clock=self.clock, hyper=self._hyperparameters(), weight=self._batches.weight)
+        return Terms(clock=self.clock, hyper=self._hyperparameters(), weight=self.batches.weight)
 
     def push_ready(self) -> bool:
         """Push the chunks whose gradients are complete, if there are any; called by whoever drives
@@ -432,7 +442,7 @@ class Trainer:
             self.is_open = False
             return  # the others say so, and nothing is pushed
         reduced.hyper = reduced.hyper or self._hyperparameters()  # the others may have died
-        self.record_use()
+        self._use_values()
         yield from self._exchange(reduced)
 
     def _reduce(
@@ -446,7 +456,7 @@ class Trainer:
         """``clip_to``: the script clips; whether an overflow is skipped its scaler says later."""
         may_be_skipped = clip_to is not None
         self._look_for_changes(self._flat, self.clock)
-        self._batches.use_unseen()
+        self.batches.end_forwards()
         self._values.record_use(self.clock)
         absent, terms = self._overlap.collect(
             self._terms(),
@@ -548,7 +558,7 @@ class Trainer:
         yield self._loop.wait_for_replies()
 
     def _end_iteration(self) -> None:
-        self._batches.end_iteration()
+        self.batches.end_iteration()
         self._end_clock()
 
     def _end_clock(self) -> None:
@@ -661,7 +671,7 @@ class Trainer:
     @property
     def num_samples(self) -> int:
         """Samples in this worker's finished iterations."""
-        return self._batches.samples
+        return self.batches.samples
 
     @property
     def late_steps(self) -> int:

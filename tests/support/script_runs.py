@@ -53,7 +53,7 @@ class Worker:
             seed=3,
             worker=self.worker,
             num_workers=self.num_workers,
-            on_batch=lambda _position, _samples, _nominal: None,
+            on_batch=lambda *_: None,
             on_end=lambda: None,
             collective=_alone,
             is_training=torch.is_grad_enabled,

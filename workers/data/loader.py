@@ -8,7 +8,7 @@ samples are whose is the plan's (``sharding``), a sampler's that all workers dra
     loader = shard_loader(
         dataset, batch_size=64, shuffle=True, drop_last=False, shard=True,
         epoch=lambda: epochs.start_pass(dataset), seed=0, worker=1, num_workers=4,
-        on_batch=lambda num_samples, batch_size: None, loader_options={"num_workers": 2},
+        on_batch=lambda num_samples, batch_size, batch: None, loader_options={"num_workers": 2},
     )
     for x, y in loader: ...     # again: the next epoch, in another order
 
@@ -94,9 +94,9 @@ class Unwatched:
 Deal = Callable[..., HandBatches]
 """Of (dataset, batch_size=, drop_last=, shuffle=, seed=, worker=)."""
 
-OnBatch = Callable[[int, float], None]
-"""Called with (samples of this worker in the batch, samples of a full one) before the batch is
-handed out."""
+OnBatch = Callable[[int, float, Any], None]
+"""Called with (samples of this worker in the batch, samples of a full one, the batch) before the
+batch is handed out."""
 
 NextCuts = Callable[[], Sequence[Cut]]
 """Where the pass that comes next is cut already."""
@@ -405,7 +405,7 @@ class EpochLoader:
                 if found is None:
                     break
                 (num_samples, nominal), batch = found
-                self._on_batch(num_samples, nominal)
+                self._on_batch(num_samples, nominal, batch)
                 self._watch.hand_out(a_pass)
                 yield batch
             if self._on_end is not None:

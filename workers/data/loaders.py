@@ -38,7 +38,7 @@ class Loaders:
         seed: int,
         worker: int,
         num_workers: int,
-        on_batch: Callable[[Position, int, float], None],
+        on_batch: Callable[[Position, int, float, Any], None],
         on_end: Callable[[], None],
         collective: Callable[[str, bytes], Brought],
         is_training: Callable[[], bool] = lambda: True,
@@ -49,9 +49,9 @@ class Loaders:
         global_batch: int | None = None,
         dealing: Dealing | None = None,
     ) -> None:
-        """``on_batch(position, samples, samples of a full batch)``: before a batch is handed out by
-        a loader that shares samples out; ``on_end()``: after the last batch of a pass in which
-        other workers may have more; ``collective(name, payload)``: what all workers bring;
+        """``on_batch(position, samples, samples of a full batch, batch)``: before a batch is handed
+        out by a loader that shares samples out; ``on_end()``: after the last batch of a pass in
+        which other workers may have more; ``collective(name, payload)``: what all workers bring;
         ``is_training()``: whether a batch that is handed out now is one to train with;
         ``on_boundary(pass)``: the script is done with the iteration that it was in, and asks for
         the next batch of this pass, or (None) begins one; ``on_end_of_pass(pass)``: as that, and
@@ -323,5 +323,5 @@ class Loaders:
         return a_pass.is_shared and a_pass.begun_at != self._num_steps
 
 
-def _ignore_batch(_num_samples: int, _nominal: float) -> None:
+def _ignore_batch(_num_samples: int, _nominal: float, _batch: Any) -> None:
     """Of a loader that gives every worker all samples."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,51 +153,6 @@ class ModelDescription:
             index = index_of.get(id(value))
             names[name] = value.detach() if index is None else index
         return names
-
-
-class UseHook:
-    """A forward pre-hook (with keywords) that tells of every use of the parameters with gradients
-    in mind, and how many samples it seems to be of: the first dimension of the first tensor.
-
-    Copying or pickling the model copies its hooks: the copy's tells nobody (a bound method of the
-    job would take the whole job with it).
-    """
-
-    def __init__(self, on_use: Callable[[int], None] | None = None) -> None:
-        self._on_use = on_use
-
-    def __call__(self, _module: torch.nn.Module, arguments: Any, keywords: Any) -> None:
-        if self._on_use is not None and torch.is_grad_enabled():
-            tensors = _tensors([arguments, keywords])
-            self._on_use(next((len(each) for each in tensors if each.dim()), 0))
-
-    def __reduce__(self) -> tuple[type[UseHook], tuple[()]]:
-        return UseHook, ()
-
-
-class EndHook:
-    """A forward hook that tells when the model has read its parameters. A copied or pickled model's
-    tells nobody."""
-
-    def __init__(self, on_end: Callable[[], None] | None = None) -> None:
-        self._on_end = on_end
-
-    def __call__(self, *_arguments: Any) -> None:
-        if self._on_end is not None and not torch.compiler.is_compiling():
-            self._on_end()
-
-    def __reduce__(self) -> tuple[type[EndHook], tuple[()]]:
-        return EndHook, ()
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        yield from _tensors(list(tree.values()))
-    elif isinstance(tree, list | tuple):
-        for each in tree:
-            yield from _tensors(each)
 
 
 def packed_hyperparameters(optimizer: torch.optim.Optimizer) -> bytes:

@@ -17,12 +17,13 @@ lie beside what is being pushed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 from psdist.errors import NonFiniteGradientError, UsageError
+from psdist.workers.batches import Storage
 from psdist.workers.loop import Wait
 from psdist.workers.reduction import Reduced
 from psdist.workers.rounds.lengths import RoundLength
@@ -61,8 +62,15 @@ class RoundTrainer(Trainer):
         self._ready: Reduced | None = None
         """Of gradients that job.clip_grad_norm_ has reduced already."""
 
-    def on_batch(self, num_samples: int, nominal: float) -> None:
-        super().on_batch(num_samples, nominal)
+    def on_batch(
+        self,
+        num_samples: int,
+        nominal: float,
+        *,
+        source: Hashable = None,
+        storages: Iterable[Storage] = (),
+    ) -> None:
+        super().on_batch(num_samples, nominal, source=source, storages=storages)
         self._rounds.length.use_batch()
 
     # -- what a round is made of -----------------------------------------------------------------
@@ -126,13 +134,13 @@ class RoundTrainer(Trainer):
         self._rounds.length.require_batches()
         self._look_for_changes(self._flat, self.clock)
         self._before_step()
-        self._batches.use_unseen()
+        self.batches.end_forwards()
         self._values.record_use(self.clock)
         max_norm = self._rounds.max_norm if clip_to is None else clip_to
         absent = self._flat.collect_gradients(scale=gradient_scale)
         non_finite = [] if is_skipped else self._flat.non_finite()
         mine = Row(
-            weight=self._batches.weight,
+            weight=self.batches.weight,
             set_index=self._loop.core.set_index,
             hyper=self._rounds.hyperparameters(),
             is_skipped=is_skipped or (may_be_skipped and bool(non_finite)),
@@ -177,7 +185,7 @@ class RoundTrainer(Trainer):
         if not is_skipped:
             self._take(reduced)
             self._touched.update(set(range(len(self._partition.pieces))) - reduced.absent)
-        self._batches.end_iteration()
+        self.batches.end_iteration()
         self._in_round += 1
         self._num_steps += 1
         self._rounds.on_step()
@@ -212,7 +220,7 @@ class RoundTrainer(Trainer):
         reduced = yield from self._reduce_in_group(table, mine, gives_back=True)
         if self._on_nonfinite == "error" and not all(row.is_finite for row in table):
             return  # the others say so
-        self.record_use()
+        self._use_values()
         yield from self._end_step(reduced, is_skipped=reduced.is_skipped)
 
     # -- the end of a round --------------------------------------------------------------------

@@ -643,12 +643,12 @@ def test_a_gradient_that_comes_twice_before_it_may_leave_is_sent_whole_in_step(
     both(script, tmp_path)
 
 
-def test_a_batch_that_is_used_after_gradients_have_left_is_an_error(
+def test_a_batch_whose_backward_comes_after_gradients_have_left_is_an_error(
     tmp_path: Path,
 ) -> None:
     def use_another(turn: Turn) -> None:
         turn.job._sets.trainers[0].on_batch(2, 8.0)
-        turn.loss()
+        torch.autograd.grad(turn.loss(), list(turn.model.parameters()))
 
     with pytest.raises(UsageError, match=r"iteration 6: .* the weight of the batch changed"):
         run(training(between=late(use_another)), tmp_path, record=False)

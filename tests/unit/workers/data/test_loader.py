@@ -275,7 +275,7 @@ def make_loader(dataset: Any, **changes: Any) -> EpochLoader:
         "seed": 5,
         "worker": 0,
         "num_workers": 1,
-        "on_batch": lambda _num_samples, _batch_size: None,
+        "on_batch": lambda *_: None,
     }
     return shard_loader(dataset, **(arguments | changes))
 
@@ -297,7 +297,11 @@ def test_the_workers_batches_joined_are_the_batches_of_one_process() -> None:
 def test_a_loader_deals_a_global_batch_in_place_of_its_batch_size() -> None:
     told: list[tuple[int, float]] = []
     loader = make_loader(
-        rows(30), worker=2, num_workers=4, global_batch=10, on_batch=lambda *each: told.append(each)
+        rows(30),
+        worker=2,
+        num_workers=4,
+        global_batch=10,
+        on_batch=lambda *each: told.append(each[:2]),
     )
     assert [len(x) for x, _ in loader] == [2, 2, 2]  # 2, 3, 2 and 3 of 10
     assert told == [(2, 2.5)] * 3
@@ -333,7 +337,7 @@ def test_on_batch_is_called_just_before_each_batch_with_its_size_and_the_nominal
         rows(2 * 12 + 2),
         worker=2,
         num_workers=3,
-        on_batch=lambda num_samples, batch_size: seen.append((num_samples, batch_size)),
+        on_batch=lambda num_samples, batch_size, _batch: seen.append((num_samples, batch_size)),
     )
     for x, _ in loader:
         seen.append(len(x))
@@ -478,7 +482,7 @@ def test_an_iterable_dataset_that_splits_itself_is_passed_on_with_its_sizes() ->
         Stream(),
         shard=False,
         shuffle=False,
-        on_batch=lambda num_samples, batch_size: sizes.append((num_samples, batch_size)),
+        on_batch=lambda num_samples, batch_size, _batch: sizes.append((num_samples, batch_size)),
     )
     assert [x.tolist() for x in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert sizes == [(4, 4), (4, 4), (2, 4)]

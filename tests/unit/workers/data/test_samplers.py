@@ -48,7 +48,7 @@ class Worker:
             global_batch=global_batch,
         )
 
-    def _on_batch(self, _position: Position, num_samples: int, nominal: float) -> None:
+    def _on_batch(self, _position: Position, num_samples: int, nominal: float, _batch: Any) -> None:
         self.sizes.append((num_samples, nominal))
 
     def _collective(self, name: str, payload: bytes) -> Brought:
