@@ -233,6 +233,7 @@ class Job:
             on_end_of_pass=lambda a_pass: self._checkpoints.on_end_of_pass(a_pass),
             on_trained=self._passes.end if self._passes is not None else lambda *_: None,
             num_epochs=lambda: self._checkpoints.epochs.current,
+            epoch_now=lambda: self._checkpoints.epochs.within,
             global_batch=context.config.global_batch,
             dealing=self._by_speed.dealing if self._by_speed is not None else None,
         )

@@ -59,6 +59,7 @@ class Worker:
             is_training=torch.is_grad_enabled,
             on_boundary=self._on_boundary,
             num_epochs=lambda: self.epoch_loops.current,
+            epoch_now=lambda: self.epoch_loops.within,
             global_batch=self.global_batch,
         )
         self.epoch_loops = Epochs(

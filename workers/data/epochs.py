@@ -60,6 +60,12 @@ class Epochs:
         loop = self._loops[-1] if self._loops else None
         return loop.num_epochs if loop is not None and not loop.is_over else None
 
+    @property
+    def within(self) -> tuple[int, int] | None:
+        """Which loop of the script and which of its epochs the script is in; None outside."""
+        loop = self._loops[-1] if self._loops else None
+        return (self.num_loops - 1, loop.epoch) if loop is not None and loop.is_begun else None
+
     def loop(self, num_epochs: int) -> Iterator[int]:
         if type(num_epochs) is not int or num_epochs < 0:
             raise UsageError(f"job.epochs: a whole number >= 0, got {num_epochs!r}")

@@ -297,10 +297,11 @@ class HandBatches:
         order = epoch_order(
             num_samples=len(self._dataset),
             shuffle=self._shuffle,
-            seed=self._seed,
+            seed=self._pass.seed_of(self._seed),
             epoch=self._pass.epoch,
         )
-        keys, at = (self._seed, self._pass.epoch, self._worker), self._at
+        keys = self._pass.seed_of(self._seed), self._pass.epoch, self._worker
+        at = self._at
         return (
             SeededIndices(map(int, order[part.start : part.stop]), (*keys, part.start))
             for _, hand in self._hands(at, at.hand, at.start, self._known, is_handing_out=False)

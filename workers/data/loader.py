@@ -257,10 +257,10 @@ class PlannedBatches:
         order = epoch_order(
             num_samples=len(self._dataset),
             shuffle=self._shuffle,
-            seed=self._seed,
+            seed=a_pass.seed_of(self._seed),
             epoch=a_pass.epoch,
         )
-        keys = (self._seed, a_pass.epoch, self._worker)
+        keys = (a_pass.seed_of(self._seed), a_pass.epoch, self._worker)
         return (
             SeededIndices(map(int, _samples(order, part)), (*keys, int(part[0])))
             for _, part in self._parts(self._layout, a_pass)
@@ -317,7 +317,7 @@ class EpochLoader:
         batch_size: int | None,
         next_pass: Callable[[], Pass | int],
         generator: torch.Generator,
-        generator_seed: Callable[[int], int],
+        generator_seed: Callable[[Pass], int],
         on_batch: OnBatch,
         on_end: Callable[[], None] | None = None,
         watch: Watch | None = None,
@@ -357,7 +357,7 @@ class EpochLoader:
             raise UsageError(f"epoch must be a whole number >= 0, got {epoch!r}")
         if a_pass.is_over:
             return iter(())
-        self._generator.manual_seed(self._generator_seed(epoch))
+        self._generator.manual_seed(self._generator_seed(a_pass))
         if self._batches is None:
             counted = iter(self._loader)
             sized = (((size, self.batch_size or 1), batch) for size, batch in counted)
@@ -567,7 +567,9 @@ def make_loader(
         batch_size=batch_size,
         next_pass=next_pass,
         generator=generator,
-        generator_seed=lambda epoch: int(random_of(seed, epoch, worker).integers(2**62)),
+        generator_seed=lambda a_pass: int(
+            random_of(a_pass.seed_of(seed), a_pass.epoch, worker).integers(2**62)
+        ),
         on_batch=on_batch,
         on_end=on_end if is_uneven else None,
         watch=watch,

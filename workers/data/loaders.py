@@ -46,6 +46,7 @@ class Loaders:
         on_end_of_pass: Callable[[Pass], None] = lambda _pass: None,
         on_trained: Callable[[bool, int], None] = lambda _is_whole, _num_steps: None,
         num_epochs: Callable[[], int | None] = lambda: None,
+        epoch_now: Callable[[], tuple[int, int] | None] = lambda: None,
         global_batch: int | None = None,
         dealing: Dealing | None = None,
     ) -> None:
@@ -59,7 +60,8 @@ class Loaders:
         ``on_trained(is_whole, iterations)``: a shared pass is over in which iterations were made,
         by that many in all, to its last batch or because the script has left it, of which is heard
         when it asks for a batch of another one;
-        ``num_epochs()``: of job.epochs; ``global_batch``: samples of a batch of all workers
+        ``num_epochs()``: of job.epochs; ``epoch_now()``: the loop over job.epochs and its epoch
+        that the script is in, None outside; ``global_batch``: samples of a batch of all workers
         together, in place of batch sizes; ``dealing``: where groups get as many batches as they
         make local steps."""
         self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
@@ -75,6 +77,7 @@ class Loaders:
         self._num_left: int | None = None
         """Of these, as many as were made when the script left a pass that had trained."""
         self._num_epochs = num_epochs
+        self._epoch_now = epoch_now
         self._global_batch = global_batch
         self._dealing = dealing
         self._num_dealt = 0
@@ -235,7 +238,9 @@ class Loaders:
             dataset,
             shuffle=shuffle,
             drop_last=drop_last,
-            epoch=lambda: self.seen.count_pass(dataset, epoch=epoch),
+            order=lambda: self.seen.count_pass(
+                dataset, epoch=epoch, is_training=self._is_training(), within=self._epoch_now()
+            ),
             **self._share,
         )
 
@@ -253,7 +258,13 @@ class Loaders:
         def start_pass() -> Pass:
             if self._is_training() and not self.seen.has_epochs and self.seen.is_between:
                 self._on_boundary(None)
-            found = self.seen.start(dataset, is_shared=shard, epoch=epoch)
+            found = self.seen.start(
+                dataset,
+                is_shared=shard,
+                epoch=epoch,
+                is_training=self._is_training(),
+                within=self._epoch_now(),
+            )
             found.begun_at = self._num_steps
             if not position.epochs:
                 position.epochs = self._num_epochs() or 0

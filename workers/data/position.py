@@ -9,6 +9,7 @@ position.epoch, position.batch       # 1, 1
 from __future__ import annotations
 
 from collections.abc import Sized
+from typing import cast
 
 
 class Position:
@@ -38,9 +39,9 @@ class Position:
         self.batch += 1
 
 
-def length_of(loader: Sized) -> int:
-    """Batches of a pass; 0 for a dataset that does not know its length."""
+def length_of(loader: object) -> int:
+    """Batches of a pass, or samples of a dataset; 0 where it does not know its length."""
     try:
-        return len(loader)
+        return len(cast(Sized, loader))
     except TypeError:
         return 0

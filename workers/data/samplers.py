@@ -39,6 +39,7 @@ from psdist.workers.data.loader import (
     make_loader,
     shard_loader,
 )
+from psdist.workers.data.orders import Order
 from psdist.workers.data.seeded import SeededIndices
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
@@ -206,7 +207,8 @@ class DealtBatches:
 
     def start_pass(self, a_pass: Pass) -> None:
         start, epoch = a_pass.start, a_pass.epoch
-        drawn = _draw(self._sampler, seed=self._seed, epoch=epoch)
+        seed = a_pass.seed_of(self._seed)
+        drawn = _draw(self._sampler, seed=seed, epoch=epoch)
         self._compare(hashlib.sha256(repr(drawn).encode()).digest())
         self._num_drawn = len(drawn)
         if not start % (self._global_batch or 1):
@@ -224,7 +226,7 @@ class DealtBatches:
             if not start:
                 raise
             parts = []  # the rest of a pass that other workers have begun
-        keys = (self._seed, epoch, self._worker)
+        keys = (seed, epoch, self._worker)
         self._parts = [
             (SeededIndices(part, (*keys, start + number)), nominal)
             for number, (part, nominal) in enumerate(parts)
@@ -327,7 +329,7 @@ class WorkerSampler(Sampler[int]):
         *,
         shuffle: bool,
         drop_last: bool,
-        epoch: Callable[[], int],
+        order: Callable[[], Order],
         seed: int,
         worker: int,
         num_workers: int,
@@ -335,7 +337,7 @@ class WorkerSampler(Sampler[int]):
         self._dataset = dataset
         self._shuffle = shuffle
         self._drop_last = drop_last
-        self._epoch = epoch
+        self._order = order
         self._seed = seed
         self._worker = worker
         self._num_workers = num_workers
@@ -346,9 +348,12 @@ class WorkerSampler(Sampler[int]):
             )
 
     def __iter__(self) -> Iterator[int]:
-        num_samples = len(self._dataset)
+        num_samples, begun = len(self._dataset), self._order()
         order = epoch_order(
-            num_samples=num_samples, shuffle=self._shuffle, seed=self._seed, epoch=self._epoch()
+            num_samples=num_samples,
+            shuffle=self._shuffle,
+            seed=begun.seed_of(self._seed),
+            epoch=begun.epoch,
         )
         at = range(self._worker, len(self) * self._num_workers, self._num_workers)
         return (int(order[place % num_samples]) for place in at)

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import UsageError
+from psdist.workers.data.orders import Kind, Order, PassOrders
+from psdist.workers.data.position import length_of
 from psdist.workers.data.returned import Cut, Spans
 from psdist.workers.data.sharding import EpochCounter
 
@@ -60,7 +62,13 @@ class Pass:
     """Which of the script's datasets, in the order in which it has given them to psdist."""
     is_shared: bool = True
     epoch: int
-    """Of which the order of samples follows."""
+    salt: tuple[int, ...] = ()
+    """From both follows the order of samples (:class:`psdist.workers.data.orders.Order`)."""
+    kind: int = Kind.TRAINING
+    is_outside: bool = True
+    """True if the script had no loop over job.epochs."""
+    length: int | None = None
+    """Samples of the dataset; None where nobody knows."""
     start: int = 0
     """Of the order of samples, what workers of another layout had seen before."""
     left: Spans | None = None
@@ -99,6 +107,10 @@ class Pass:
     rest: Callable[[], Spans | None] = _nothing
     """What they have not seen, where that is not what lies behind ``consumed``."""
 
+    def seed_of(self, seed: int) -> int:
+        """The seed of this pass in a run with ``seed``."""
+        return Order(self.epoch, self.salt).seed_of(seed)
+
 
 Key = tuple[int, bool]
 
@@ -122,6 +134,7 @@ class SeenPasses:
         self.num_dealt = Counter[int]()
         """Passes that were dealt by hands, by loader."""
         self._counter = EpochCounter()
+        self._orders = PassOrders()
         self._passes: list[Pass] = []
         """Since the epoch began."""
         self._mark: Counter[Key] = Counter()
@@ -139,24 +152,73 @@ class SeenPasses:
         """The script has made a loader of this dataset."""
         self._counter.register(dataset, shard=is_shared)
 
-    def count_pass(self, dataset: object, *, epoch: int | None) -> int:
-        """A pass of which nothing is known but that it begins; returns its epoch."""
-        return self._counter.start_pass(dataset, epoch=epoch)
+    def count_pass(
+        self,
+        dataset: object,
+        *,
+        epoch: int | None,
+        is_training: bool,
+        within: tuple[int, int] | None = None,
+    ) -> Order:
+        """A pass of ``job.sampler``, of which nothing is known but that it begins."""
+        kind = Kind.SAMPLER_TRAINING if is_training else Kind.SAMPLER_EVALUATION
+        return self._order(dataset, kind, epoch=epoch, within=within)
 
-    def start(self, dataset: object, *, is_shared: bool, epoch: int | None = None) -> Pass:
-        """A pass begins; ``epoch`` as the script has it, None for the number of earlier ones.
+    def _order(
+        self, dataset: object, kind: Kind, *, epoch: int | None, within: tuple[int, int] | None
+    ) -> Order:
+        is_shared = kind not in (Kind.WHOLE_TRAINING, Kind.WHOLE_EVALUATION)
+        number = self._counter.start_pass(
+            dataset,
+            shard=is_shared,
+            first=self._orders.first_unused[kind] if within is None else 0,
+        )
+        if within is None:
+            order = self._orders.next_outside(kind, number=number)
+        else:
+            order = self._orders.next_in_epoch(kind, loop=within[0], epoch=within[1])
+        return order if epoch is None else Order(epoch)
+
+    def start(
+        self,
+        dataset: object,
+        *,
+        is_shared: bool,
+        epoch: int | None = None,
+        is_training: bool = True,
+        within: tuple[int, int] | None = None,
+    ) -> Pass:
+        """A pass begins; ``epoch`` as the script has it, None: as no other pass; ``within``: the
+        loop and the epoch of job.epochs that the script is in.
 
         Raises :class:`UsageError` where that is not the one that the checkpoint was in, and where
         passes are dealt by hands, inside of another one over the same dataset.
         """
-        number = self._counter.start_pass(dataset, shard=is_shared, epoch=epoch)
+        kind = Kind.of(is_shared=is_shared, is_training=is_training)
+        self._counter.register(dataset, shard=is_shared)
         key = (self._counter.index_of(dataset, shard=is_shared), is_shared)
+        length = length_of(dataset) or None
+        found = self._recorded(key, epoch, kind=kind if within is not None else None, length=length)
+        if found is None:
+            order = self._order(dataset, kind, epoch=epoch, within=within)
+        else:
+            number = self._counter.start_pass(dataset, shard=is_shared)
+            if within is None:
+                self._orders.next_outside(kind, number=number)
         if self._is_dealing and is_shared and self._is_under_way(key):
             raise nested_pass()
-        found = self._recorded(key, epoch)
         is_inside = any(each.steps and not each.is_over for each in self._passes)
         is_new = found is None
-        found = found or Pass(dataset=key[0], is_shared=is_shared, epoch=number)
+        if found is None:
+            found = Pass(
+                dataset=key[0],
+                is_shared=is_shared,
+                epoch=order.epoch,
+                salt=order.salt,
+                kind=kind,
+                is_outside=within is None,
+                length=length,
+            )
         if is_shared:
             found.number = self._counter.number_of(dataset)
             found.ordinal = self._counter.begun[found.number] - 1
@@ -176,9 +238,16 @@ class SeenPasses:
             for each in self._passes
         )
 
-    def _recorded(self, key: Key, epoch: int | None) -> Pass | None:
+    def _recorded(
+        self, key: Key, epoch: int | None, *, kind: Kind | None, length: int | None
+    ) -> Pass | None:
+        """``kind``: within job.epochs, whose passes come again in the same order, also where they
+        are over new datasets; None: the same dataset's."""
         for place, each in enumerate(self._replay):
-            if (each.dataset, each.is_shared) == key:
+            is_it = (each.dataset, each.is_shared) == key
+            if kind is not None and not each.is_outside:
+                is_it = (each.kind, each.length) == (kind, length)
+            if is_it:
                 del self._replay[place]
                 if epoch is not None and each.epoch != epoch:
                     raise UsageError(
@@ -222,6 +291,7 @@ class SeenPasses:
         """The script's next epoch begins: what was seen before is no news. ``is_resumed``: it is
         the one in which the checkpoint was made."""
         self.has_epochs = True
+        self._orders.start_epoch(is_resumed=is_resumed)
         if is_resumed:
             return
         self._mark = self._counter.counts()
@@ -270,6 +340,7 @@ class SeenPasses:
         dealt = {"dealt": [*map(list, sorted(self.num_dealt.items()))]} if self.num_dealt else {}
         return {
             **dealt,
+            "orders": self._orders.collect(is_between=at is None),
             "counts": [[*key, count] for key, count in sorted(counts.items())],
             "passes": [] if at is None else [_told(each, each is at) for each in self._passes],
         }
@@ -280,10 +351,13 @@ class SeenPasses:
         counts = {(index, is_shared): count for index, is_shared, count in tree["counts"]}
         self._mark = Counter(counts)
         self._counter.restore(counts)
+        self._orders.restore(tree.get("orders", {}))
         self.num_dealt.update(dict(tree.get("dealt", [])))
         found, lost = [], []
         for told in tree["passes"]:
-            each = Pass(is_resumed=True, left=told.get("left"), **{key: told[key] for key in _KEPT})
+            kept = {key: told[key] for key in _KEPT if key in told}  # older checkpoints have fewer
+            kept["salt"] = tuple(kept.get("salt", ()))
+            each = Pass(is_resumed=True, left=told.get("left"), **kept)
             dealing = told.get("dealing")
             is_dealt = dealing is not None and self._is_dealing
             is_anew = is_moved or dealing is not None or (self._is_dealing and each.is_shared)
@@ -310,11 +384,15 @@ class SeenPasses:
         return lost
 
 
-_KEPT = ("dataset", "is_shared", "epoch", "start", "seen", "steps", "is_over", "is_resume_point")
+_KEPT = (
+    *("dataset", "is_shared", "epoch", "salt", "kind", "is_outside", "length"),
+    *("start", "seen", "steps", "is_over", "is_resume_point"),
+)
 
 
 def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
     plain = {key: getattr(a_pass, key) for key in _KEPT}
+    plain["salt"], plain["kind"] = list(a_pass.salt), int(a_pass.kind)
     rest, dealing = a_pass.rest(), a_pass.dealing
     if dealing is not None:
         plain["dealing"] = [dealing.loader, dealing.number, dealing.hand]

@@ -160,7 +160,7 @@ def random_of(seed: int, epoch: int, *more: int) -> np.random.Generator:
 
 
 class EpochCounter:
-    """The number of earlier passes over each dataset object.
+    """The number of the next pass over each dataset object.
 
     A pass counts when its iteration starts, finished or not. Passes with ``shard=False`` have a
     count of their own: an evaluation on the chief alone must not shift the chief's epoch, or the
@@ -226,15 +226,18 @@ class EpochCounter:
             if key[1]:
                 self.begun[self._numbers[key]] = self._passes[key]
 
-    def start_pass(self, dataset: object, *, shard: bool = True, epoch: int | None = None) -> int:
-        """Count a pass over ``dataset``; returns its epoch: ``epoch``, or the passes before it."""
+    def start_pass(self, dataset: object, *, shard: bool = True, first: int = 0) -> int:
+        """Count a pass over ``dataset``; returns its number: ``first`` and the passes before it.
+
+        A dataset that was passed over already keeps the ``first`` of that pass.
+        """
         self.register(dataset, shard=shard)
         key = (id(dataset), shard)
-        num_earlier = self._passes[key]
-        self._passes[key] = num_earlier + 1
+        number = self._passes[key] or first
+        self._passes[key] = number + 1
         if shard:
-            self.begun[self._numbers[key]] = num_earlier + 1
-        return num_earlier if epoch is None else epoch
+            self.begun[self._numbers[key]] = number + 1
+        return number
 
     def _keeper(self, dataset: object, key: tuple[int, bool]) -> object:
         try:

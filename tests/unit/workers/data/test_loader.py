@@ -238,11 +238,11 @@ def test_a_pass_over_everything_does_not_shift_the_epochs_of_sharded_passes() ->
     assert counter.start_pass(dataset, shard=False) == 1
 
 
-def test_an_epoch_that_is_given_is_kept_and_the_pass_counts() -> None:
+def test_passes_over_a_new_dataset_begin_with_the_number_that_is_given() -> None:
     counter = EpochCounter()
-    dataset = Squares(3)
-    assert counter.start_pass(dataset, epoch=7) == 7
-    assert counter.start_pass(dataset) == 1
+    dataset, other = Squares(3), Squares(3)
+    assert [counter.start_pass(dataset, first=each) for each in (0, 5)] == [0, 1]
+    assert [counter.start_pass(other, first=each) for each in (2, 7)] == [2, 3]
 
 
 def test_the_count_goes_with_the_dataset() -> None:

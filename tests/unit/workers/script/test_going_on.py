@@ -8,7 +8,7 @@ samples, its scheduler, its batch norm and its own values must be those of the w
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,41 @@ def made_in_the_loop(job: Worker) -> None:
             job.step(epoch, *batch)
 
 
+def new_in_every_epoch(make: Callable[[], Any], *, is_own: bool = False) -> Script:
+    def script(job: Worker) -> None:
+        for epoch in job.epochs(3):
+            dataset = make()
+            loader = (
+                job.loaders.share_out(DataLoader(dataset, batch_size=2, shuffle=True))
+                if is_own
+                else job.loader(dataset)
+            )
+            for batch in loader:
+                job.step(epoch, *batch)
+
+    return script
+
+
+def all_new_in_every_epoch(job: Worker) -> None:
+    """With an evaluation before and within the pass, of as many samples, and a second pass."""
+    for epoch in job.epochs(3):
+        validation = job.loader(Augmented(6))
+        evaluate(validation)
+        loader = job.loader(Augmented(6))
+        for batch in loader:
+            job.step(epoch, *batch)
+            if job.clock % 2:
+                evaluate(job.loader(Augmented(6)))
+        for batch in loader:
+            job.step(epoch, "again", *batch)
+
+
+def new_without_epochs(job: Worker) -> None:
+    while job.clock < 9:
+        for batch in job.loader(Augmented(6)):
+            job.step(*batch)
+
+
 SCRIPTS: dict[str, Script] = {
     "in order": loop(lambda job: job.loader(Augmented(7), shuffle=False)),
     "shuffled": loop(lambda job: job.loader(Augmented(7))),
@@ -204,6 +239,11 @@ SCRIPTS: dict[str, Script] = {
     "by clock": by_clock,
     "by own epochs": by_own_epochs,
     "made in the loop": made_in_the_loop,
+    "new datasets": new_in_every_epoch(lambda: Augmented(6)),
+    "new lists": new_in_every_epoch(lambda: [torch.tensor([each]) for each in range(6)]),
+    "new loaders": new_in_every_epoch(lambda: Augmented(6), is_own=True),
+    "all new": all_new_in_every_epoch,
+    "new without epochs": new_without_epochs,
 }
 
 
@@ -222,7 +262,7 @@ def test_a_run_that_goes_on_from_any_boundary_is_the_whole_run(name: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")
-@pytest.mark.parametrize("name", ["evaluated", "two passes", "everything", "by clock"])
+@pytest.mark.parametrize("name", ["evaluated", "two passes", "everything", "by clock", "all new"])
 def test_so_is_one_that_was_cut_twice(name: str) -> None:
     script = SCRIPTS[name]
     whole = play(script)
