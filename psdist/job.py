@@ -489,7 +489,8 @@ class Job:
         ``batch_size`` is per worker; the setting ``global_batch``, of all together, takes its
         place. Every sample once per epoch, shuffled by (seed, epoch), the same number of batches on
         every worker; with ``shard=False`` every worker gets all samples.
-        ``epoch``: by default the number of earlier passes over this dataset object. ``epochs``:
+        ``epoch``: by default each pass has another order than those before it, also over a new
+        dataset object. ``epochs``:
         how many passes the script will make, which only the display of progress uses. Other options
         go to torch.utils.data.DataLoader.
         """
