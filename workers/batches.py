@@ -37,8 +37,8 @@ _MIN_PURGED: Final = 256
 
 
 class Storage(Hashable, Protocol):
-    """Of a tensor. Equal to another one as long as either is kept, and never to a later one that
-    has the same address (``torch.multiprocessing.reductions.StorageWeakRef``)."""
+    """A tensor's storage. While it is kept, no later storage is equal to it, whatever its address
+    (``torch.multiprocessing.reductions.StorageWeakRef``)."""
 
     def expired(self) -> bool: ...
 
@@ -66,7 +66,7 @@ class _Forward:
 
 
 class _Known:
-    """Batches by the storages of their tensors, as long as these live."""
+    """Batches by the storages of their tensors, until these are freed."""
 
     def __init__(self) -> None:
         self._batches: dict[Storage, _Batch | None] = {}
@@ -91,7 +91,7 @@ class _Known:
 
 
 class _Queue:
-    """Outstanding batches of one loader, in the order in which they were handed out."""
+    """Outstanding batches of one loader, the oldest first."""
 
     def __init__(self) -> None:
         self._batches: dict[_Batch, None] = {}
@@ -140,7 +140,7 @@ class Batches:
         """By loader, the batch that this iteration has used last, until the next is handed out:
         further forward passes are of the same one."""
         self._has_fitted: bool | None = None
-        """True if passes had as many samples as their batches; None before the first."""
+        """True if every pass had the samples of its batch; None before the first."""
         self._undecided: _Forward | None = None
         """The last pass, until it is known whether its backward can be seen."""
         self._open: deque[_Forward] = deque(maxlen=_MAX_OPEN)
@@ -148,11 +148,11 @@ class Batches:
         self._counted: dict[_Batch, None] = {}
         """Batches of passes whose backward has come."""
         self._own_samples = 0
-        """Of such passes, where the script has batches of its own."""
+        """Samples of such passes, where the script has batches of its own."""
         self._has_counted = False
         self._is_sure = True
         self._unseen_before: Sequence[_Batch] = ()
-        """Of the last iteration that ended without a pass that was seen."""
+        """Batches of the last iteration without a pass that was seen."""
         self._num_unseen: int | None = None
         """As many batches were handed out for the first such iteration."""
 
@@ -174,8 +174,8 @@ class Batches:
         self._spent.pop(source, None)
 
     def use(self, num_samples: int, storages: Iterable[Storage] = ()) -> None:
-        """A forward pass begins, of as many samples as its first input says (0: unknown). It counts
-        at once unless :meth:`await_backward` follows."""
+        """Note a forward pass of ``num_samples`` by its first input (0: unknown). It counts at once
+        unless :meth:`await_backward` follows."""
         self._decide()
         batches, is_sure = self._known.find(storages), True
         if not batches:
@@ -184,8 +184,8 @@ class Batches:
         self._undecided = _Forward(batches, num_samples, is_sure)
 
     def await_backward(self) -> Callable[..., None] | None:
-        """The pass that was noted last counts when what is returned is called: at its backward.
-        None where it counts already."""
+        """Let the last pass count at its backward only: return what is to be called then, or None
+        where the pass counts already."""
         forward, self._undecided = self._undecided, None
         if forward is None:
             return None
@@ -197,11 +197,11 @@ class Batches:
         return confirm
 
     def drop(self) -> None:
-        """The pass that was noted last has failed."""
+        """Forget the last pass, which has failed."""
         self._undecided = None
 
     def end_forwards(self) -> None:
-        """The step begins. Raises :class:`UsageError` where it is unknown which batches it used."""
+        """Begin the step. Raises :class:`UsageError` where it is unknown which batches it used."""
         self._decide()
         if not self._is_used:
             batches = self._handed_out_now()
@@ -307,7 +307,8 @@ class Batches:
     def _joined(
         self, num_samples: int, heads: list[_Batch], queues: Sequence[_Queue]
     ) -> list[_Batch]:
-        """Batches of which the pass has made one: the next of each loader, or all."""
+        """Return the batches that the script has joined for the pass (the next of each loader, or
+        all), or none."""
         if self._has_fitted is False or not num_samples:
             return []
         if len(heads) > 1 and sum(each.samples for each in heads) == num_samples:

@@ -1,4 +1,4 @@
-"""A script that makes its dataset anew in every epoch trains as one process on those batches."""
+"""A script with a new dataset in every epoch trains as one process on those batches."""
 
 from __future__ import annotations
 

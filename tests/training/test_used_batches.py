@@ -1,4 +1,4 @@
-"""Whatever order a script takes batches in, each weighs in the iteration that its backward is of.
+"""A batch weighs in the iteration of its backward, in whatever order a script takes batches.
 
 The last joint batch is short, and its parts differ. Every script is compared with one process that
 trains on the joint batches.
@@ -26,7 +26,7 @@ from tests.support.programs.training.virtual_job import run_virtually
 NUM_SAMPLES, BATCH, EPOCHS = 45, 4, 2
 PROBLEM = Problem(num_samples=NUM_SAMPLES)
 JOINT = [list(range(at, min(at + 2 * BATCH, NUM_SAMPLES))) for at in range(0, NUM_SAMPLES, 8)]
-"""Of two workers; the last has 2 and 3 samples."""
+"""Joint batches of two workers; their parts of the last one have 2 and 3 samples."""
 GROUPS = [((0, 1),), ((0,), (1,))]
 Loop = Callable[[Job, Any, nn.Module, Any], None]
 """Of (job, loader, model, optimizer): an epoch, or more where it keeps batches."""
@@ -162,7 +162,7 @@ def in_copies(_job: Job, loader: Any, model: nn.Module, optimizer: Any) -> None:
 
 
 def seen_twice(_job: Job, loader: Any, model: nn.Module, optimizer: Any) -> None:
-    """Two passes over a batch, of which one is of other tensors; as in SAM the first is dropped."""
+    """Two passes over a batch, the first over other tensors; as in SAM its gradient is dropped."""
     for x, y in ahead(loader):
         loss_of(model, x + 0.1, y).backward()  # type: ignore[no-untyped-call]
         step(model, optimizer, (x, y))

@@ -1,9 +1,9 @@
 """From what a pass's order of samples follows, and the random numbers of its loader processes.
 
-A pass has another order than those before it, whatever dataset object it is over. In job.epochs
+A pass has another order than the passes before it, whatever its dataset object is. In job.epochs
 the order follows from the epoch and from how many passes of its kind the script has begun in that
-epoch, which a resumed run does again. Elsewhere it follows from the pass's number: of a dataset
-object that comes anew, the first one that no pass has had.
+epoch, which a resumed run does again. Elsewhere it follows from the pass's number, which a new
+dataset object begins with the first one that no pass has had.
 
     orders = PassOrders()
     orders.start_epoch()
@@ -26,13 +26,13 @@ class Kind(IntEnum):
     evaluation on the chief for example, must not shift those that they do."""
 
     TRAINING = 0
-    """Of samples that workers share out, with gradients enabled."""
+    """Passes over samples that workers share out, with gradients enabled."""
     EVALUATION = 1
     WHOLE_TRAINING = 2
-    """Of all samples on every worker."""
+    """Passes over all samples on every worker."""
     WHOLE_EVALUATION = 3
     SAMPLER_TRAINING = 4
-    """Of ``job.sampler``."""
+    """Passes of ``job.sampler``."""
     SAMPLER_EVALUATION = 5
 
     @classmethod
@@ -43,10 +43,10 @@ class Kind(IntEnum):
 class Order(NamedTuple):
     epoch: int
     salt: tuple[int, ...] = ()
-    """Of passes that are not the first training of their epoch."""
+    """Empty in the first pass of an epoch that trains."""
 
     def seed_of(self, seed: int) -> int:
-        """For this pass, in place of the run's ``seed``, with :attr:`epoch`."""
+        """Return the seed that this pass uses instead of the run's ``seed``."""
         if not self.salt:
             return seed
         first, second = np.random.SeedSequence((seed, *self.salt)).generate_state(2, np.uint32)
@@ -62,7 +62,7 @@ class PassOrders:
         self.first_unused = Counter[Kind]()
         """and the numbers that passes outside have had, also in the runs before it, end here."""
         self._resumed = Counter[Kind]()
-        """As ``_in_epoch``, when the checkpoint was made in which the run goes on."""
+        """The value of ``_in_epoch`` in the checkpoint from which the run continues."""
 
     def start_epoch(self, *, is_resumed: bool = False) -> None:
         self._in_epoch.clear()
@@ -85,12 +85,12 @@ class PassOrders:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def collect(self, *, is_between: bool) -> dict[str, list[list[int]]]:
-        """A tree of plain values. ``is_between``: the script goes on with the next epoch."""
+        """Return a tree of plain values. ``is_between``: no epoch is under way."""
         in_epoch = Counter[Kind]() if is_between else self._in_epoch | self._resumed
         return {"first unused": _told(self.first_unused), "in epoch": _told(in_epoch)}
 
     def restore(self, tree: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """What :meth:`collect` has told in another process."""
+        """Continue from a tree that :meth:`collect` returned in another process."""
         self.first_unused, self._resumed = (
             Counter({Kind(kind): count for kind, count in tree.get(key, ())})
             for key in ("first unused", "in epoch")

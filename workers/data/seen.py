@@ -68,7 +68,7 @@ class Pass:
     is_outside: bool = True
     """True if the script had no loop over job.epochs."""
     length: int | None = None
-    """Samples of the dataset; None where nobody knows."""
+    """Samples of the dataset; None if it has no length."""
     start: int = 0
     """Of the order of samples, what workers of another layout had seen before."""
     left: Spans | None = None
@@ -160,7 +160,7 @@ class SeenPasses:
         is_training: bool,
         within: tuple[int, int] | None = None,
     ) -> Order:
-        """A pass of ``job.sampler``, of which nothing is known but that it begins."""
+        """Count a pass of ``job.sampler``; return its order."""
         kind = Kind.SAMPLER_TRAINING if is_training else Kind.SAMPLER_EVALUATION
         return self._order(dataset, kind, epoch=epoch, within=within)
 
@@ -241,8 +241,8 @@ class SeenPasses:
     def _recorded(
         self, key: Key, epoch: int | None, *, kind: Kind | None, length: int | None
     ) -> Pass | None:
-        """``kind``: within job.epochs, whose passes come again in the same order, also where they
-        are over new datasets; None: the same dataset's."""
+        """``kind``: within job.epochs, whose passes come again in the same order, also if their
+        datasets are new; None: the passes of the same dataset."""
         for place, each in enumerate(self._replay):
             is_it = (each.dataset, each.is_shared) == key
             if kind is not None and not each.is_outside:

@@ -5,8 +5,8 @@ comes.
     output = OutputHook(on_output)   # model.register_forward_hook(output, always_call=True)
     storages = storages_in(batch)    # what on_use() gets of the inputs, of a loader's batch
 
-Copying or pickling the model copies its hooks: those of a copy tell nobody, because a bound method
-of the job would take the whole job along.
+Copying or pickling the model copies its hooks. A copied hook does nothing: a bound method of the
+job would copy the whole job, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _MAX_DEPTH: Final = 6
-"""Of a tree of tensors."""
+"""Levels of a tree of tensors that are searched."""
 _MAX_TENSORS: Final = 64
 
 

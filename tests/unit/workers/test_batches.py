@@ -1,4 +1,4 @@
-"""What an iteration weighs: the batches of the forward passes whose backward it has seen."""
+"""An iteration weighs the batches of the forward passes whose backward has come in it."""
 
 from __future__ import annotations
 

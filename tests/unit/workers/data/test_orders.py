@@ -1,4 +1,4 @@
-"""Each pass has its own order, whatever dataset object it is over, and the same on all workers."""
+"""Each pass has its own order, whatever its dataset object is, and the same on all workers."""
 
 from __future__ import annotations
 
