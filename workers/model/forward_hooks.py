@@ -38,7 +38,9 @@ class UseHook:
         if self._on_use is not None and torch.is_grad_enabled():
             inputs = tensors_in([arguments, keywords])
             num_samples = next((len(each) for each in inputs if each.dim()), 0)
-            self._on_use(num_samples, _storages_of(inputs))
+            # A compiler that traces this hook cannot make weak references.
+            storages = [] if torch.compiler.is_compiling() else _storages_of(inputs)
+            self._on_use(num_samples, storages)
 
     def __reduce__(self) -> tuple[type[UseHook], tuple[()]]:
         return UseHook, ()
