@@ -289,7 +289,8 @@ class Batches:
         heads = [queue.first for queue in queues]
         if joined := self._joined(num_samples, heads, queues):
             return joined, True
-        first = min(heads, key=lambda each: each.number)
+        first = _oldest(heads)
+        assert first is not None
         sizes = {size for queue in queues for size in queue.sizes}
         fitting = {size for size in sizes if size[0] == num_samples}
         weights = {samples / nominal for samples, nominal in sizes}
@@ -354,4 +355,13 @@ def _first_of(sizes: set[tuple[int, float]], queues: Iterable[_Queue]) -> _Batch
         for queue in queues
         if not sizes.isdisjoint(queue.sizes)
     )
-    return min(found, key=lambda each: each.number, default=None)
+    return _oldest(found)
+
+
+def _oldest(batches: Iterable[_Batch]) -> _Batch | None:
+    # Not min(key=...): torch.compile traces this where it traces the model's hooks, and warns.
+    oldest: _Batch | None = None
+    for each in batches:
+        if oldest is None or each.number < oldest.number:
+            oldest = each
+    return oldest
