@@ -594,7 +594,8 @@ class ParameterSets:
                 self._progress.open()  # hooks of a GPU's gradients run in another thread
 
         # torch.compile would recompile the model for each value of the clock.
-        uncompiled: Callable[[int], None] = torch.compiler.disable(use)  # type: ignore[no-untyped-call] # torch's
+        uncompiled: Callable[[int, Sequence[Storage]], None]
+        uncompiled = torch.compiler.disable(use)  # type: ignore[no-untyped-call] # torch's
         return uncompiled
 
     def bring(self, prepared: PreparedModel) -> None:
