@@ -314,12 +314,6 @@ class RunConfig(BaseModel):
         allowed=_COUNT,
         description="How many checkpoints stay: the newest ones.",
     )
-    checkpoint_memory: Literal["kept", "freed"] = _setting(
-        "kept",
-        allowed="kept or freed",
-        description="What servers copy a checkpoint to: kept for the next one (new pages take "
-        "longer than the copy), or freed.",
-    )
     global_batch: _Count | None = _setting(
         None,
         allowed=_COUNT,

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import ValidationError
 
+from psdist.config.removed import why_removed
 from psdist.config.settings import KEYS, RunConfig, allowed_values, contradiction
 from psdist.errors import ConfigError, UsageError
 
@@ -266,10 +267,11 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> di
                 value=_from_text(key, text), seen=text, source=f"environment {name}"
             )
         else:
-            mistakes.append(
-                f"{_short(name)} = {_short(text)} (environment) is no setting of psdist"
-                f"{_did_you_mean(name, tuple(keys))}"
+            key = name.removeprefix(ENVIRONMENT_PREFIX).lower()
+            wrong = why_removed(key) or (
+                f"is no setting of psdist{_did_you_mean(name, tuple(keys))}"
             )
+            mistakes.append(f"{_short(name)} = {_short(text)} (environment) {wrong}")
     return given
 
 
@@ -323,7 +325,8 @@ def _validate(given: Mapping[str, _Given]) -> list[str]:
 
 
 def _unknown(key: str, value: object, source: str) -> str:
-    return f"{_short(key)} = {_short(value)} ({source}) is no setting{_did_you_mean(key, KEYS)}"
+    wrong = why_removed(key) or f"is no setting{_did_you_mean(key, KEYS)}"
+    return f"{_short(key)} = {_short(value)} ({source}) {wrong}"
 
 
 def _did_you_mean(name: str, known: tuple[str, ...]) -> str:

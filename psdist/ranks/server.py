@@ -179,7 +179,6 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             number,
             restored=restored.checkpoint if restored is not None else None,
             is_behind=context.writes_behind,
-            is_keeping=config.checkpoint_memory == "kept",
             is_expecting=config.checkpoint_every is not None and number == server,
         )
 

@@ -9,7 +9,6 @@ checkpoint was written from stays for the next one, and may be made before the f
     memory.room((0, 3, 0, ""), values).copy_(values)  # the same memory every time
     memory.owe(copy)                                 # that of a chunk which may be copied later
     memory.make_next()                               # in a moment in which nothing else is to do
-    memory.free()
 
 Who writes copies to the disk begins when none is owed, and must be done with them before the next
 are taken (FileKeeper).
@@ -58,7 +57,7 @@ class SnapshotMemory:
             self.room(at, like).zero_()
 
     def room(self, at: At, like: torch.Tensor) -> torch.Tensor:
-        """For a copy of ``like`` on the host: until the next at this place or :meth:`free`."""
+        """For a copy of ``like`` on the host: until the next at this place."""
         if not self._fits(at, like):
             self._held[at] = like.new_empty(like.shape, device="cpu")
         return self._held[at]
@@ -83,7 +82,3 @@ class SnapshotMemory:
     def num_bytes(self, set_index: int) -> int:
         """Held for a parameter set."""
         return sum(held.nbytes for at, held in self._held.items() if at[0] == set_index)
-
-    def free(self) -> None:
-        """Nothing is held any more."""
-        self._held.clear()

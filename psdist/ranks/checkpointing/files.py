@@ -106,18 +106,15 @@ class FileKeeper:
         *,
         restored: Checkpoint | None,
         is_behind: bool,
-        is_keeping: bool = True,
         is_expecting: bool = False,
     ) -> None:
         """``restored``: what the job goes on from; ``is_behind``: files are written beside what the
-        server does; ``is_keeping``: what a checkpoint is copied to stays for the next one;
-        ``is_expecting``: there will be one, so memory is made before it."""
+        server does; ``is_expecting``: there will be a checkpoint, so memory is made before it."""
         self._folder = folder
         self._server = server
         self._restored = restored
         self._is_behind = is_behind
-        self._is_keeping = is_keeping
-        self._is_expecting = is_keeping and is_expecting
+        self._is_expecting = is_expecting
         self._memory = SnapshotMemory()
         self._entries: list[Entry] = []
         self._states: dict[tuple[int, int], State] = {}
@@ -183,8 +180,6 @@ class FileKeeper:
         told = self._writing.outcome() if self._writing is not None else None
         if told is not None:
             self._writing = None
-            if not self._is_keeping:
-                self._memory.free()
         return told
 
     def _require_idle(self) -> None:

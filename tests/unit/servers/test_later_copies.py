@@ -390,14 +390,11 @@ def write(folder: Folder, keeper: FileKeeper, shard: Shard, between: Callable[[]
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("is_keeping", [True, False])
-def test_a_file_is_that_of_the_cut_though_training_went_on_at_once(
-    tmp_path: Path, is_keeping: bool
-) -> None:
+def test_a_file_is_that_of_the_cut_though_training_went_on_at_once(tmp_path: Path) -> None:
     files = []
     for number, is_training in enumerate((False, True)):
         folder, shard = Folder(tmp_path / str(number)), Shard(CASES["torch.optim.AdamW"], seed=7)
-        keeper = FileKeeper(folder, 0, restored=None, is_behind=False, is_keeping=is_keeping)
+        keeper = FileKeeper(folder, 0, restored=None, is_behind=False)
         shard.train(20)
         files.append(write(folder, keeper, shard, lambda: shard.train(2 * is_training)))  # noqa: B023 - now
     assert files[0] == files[1]

@@ -1,0 +1,19 @@
+"""Settings that psdist had before, with what a user does in place of each.
+
+why_removed("no_setting_at_all")     # ""
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+REMOVED: Final = {
+    "checkpoint_memory": "leave it out; servers keep the memory for the next checkpoint",
+}
+"""Setting -> the remedy."""
+
+
+def why_removed(key: str) -> str:
+    """Return what is wrong with giving ``key``; "" unless it was a setting once."""
+    remedy = REMOVED.get(key)
+    return f"is no setting any more: {remedy}" if remedy is not None else ""
