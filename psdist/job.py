@@ -545,12 +545,10 @@ class Job:
         but for ``on_nonfinite = skip`` for NaN and infinity.
         """
         self._require_open("report")
-        self._add_loss("job.report", metrics.number("job.report", loss))
-
-    def _add_loss(self, call: str, loss: float) -> None:
+        value = metrics.number("job.report", loss)
         # What is reported before training goes on where the checkpoint was made is in it already.
         if reads_losses(self._config) and not self._checkpoints.is_resuming:
-            self._losses.add(call, loss)
+            self._losses.add(value)
 
     def _sit_out(self) -> None:
         if self._is_training():
@@ -614,17 +612,12 @@ class Job:
         return float(norm)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """One line in metrics.jsonl: numbers (also tensors of one value) and strings. What has the
-        name that ``watch`` names is reported, too (:meth:`report`).
+        """One line in metrics.jsonl: numbers (also tensors of one value) and strings.
 
         A dict is for names that are no identifiers: ``job.log({"loss/train": x}, epoch=1)``.
         """
         self._require_open("log")
         plain = metrics.logged({} if values is None else values, more)
-        watched = self._config.watch
-        if watched is not None and watched in plain:
-            call = f"job.log({watched}=...)"
-            self._add_loss(call, metrics.number(call, plain[watched]))
         line = {
             "time_s": round(time.monotonic() - self._context.started_s, 3),
             "rank": self.mpi_rank,

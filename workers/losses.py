@@ -1,7 +1,7 @@
 """What a worker's script reports of its loss, until the registrar is told.
 
 losses = Losses(skips_nonfinite=False, may_be_negative=False)
-losses.add("job.report", 0.5)
+losses.add(0.5)
 losses.take()                       # (1, 0.5): how many since the last time, and their sum
 """
 
@@ -22,8 +22,8 @@ class Losses:
         self._may_be_negative = may_be_negative
         self._count, self._total = 0, 0.0
 
-    def add(self, call: str, loss: float) -> None:
-        """``call``: of the script's, for errors. Raises :class:`UsageError` for what is no loss."""
+    def add(self, loss: float) -> None:
+        """Raises :class:`UsageError` for what is no loss."""
         if self._counts_nonfinite and not abs(loss) <= MOST_LOSS and not loss < 0:
             loss = MOST_LOSS
         if abs(loss) <= MOST_LOSS and (loss >= 0 or self._may_be_negative):
@@ -31,15 +31,15 @@ class Losses:
             self._total += loss
         elif loss < 0 and not self._may_be_negative:
             raise UsageError(
-                f"{call}: a loss of {loss!r}; steps_by = loss and rollback compare a loss with "
+                f"job.report: a loss of {loss!r}; steps_by = loss and rollback compare a loss with "
                 "another one by their ratio, so a loss must not be below 0: report one that cannot "
                 "be, or set steps_by = count and leave rollback out"
             )
         elif not self._skips_nonfinite:
             raise UsageError(
-                f"{call}: a loss of {loss!r}, by which nothing can be decided: the training has "
-                "gone wrong; look at the step before (on_nonfinite = skip leaves such steps and "
-                "losses out)"
+                f"job.report: a loss of {loss!r}, by which nothing can be decided: the training "
+                "has gone wrong; look at the step before (on_nonfinite = skip leaves such steps "
+                "and losses out)"
             )
 
     def take(self) -> tuple[int, float]:

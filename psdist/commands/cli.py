@@ -124,10 +124,6 @@ def run(
         str | None,
         typer.Option(metavar="NAME[:KEY=X,...]", help="With local steps: the servers' optimizer."),
     ] = None,
-    watch: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="What of job.log is the loss, for steps_by = loss."),
-    ] = None,
     servers: Annotated[
         str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: as needed.")
     ] = None,
@@ -212,7 +208,6 @@ def run(
         "backup": backup,
         "local_steps": local_steps,
         "outer": outer,
-        "watch": watch,
         "servers": servers,
         "group": group,
         "placement": placement,
@@ -554,6 +549,11 @@ def _refuse(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "psdist")
     reason = str(cast(typer.BadParameter, error).format_message()).rstrip(".")
+    from psdist.config.removed import why_removed
+
+    option = getattr(error, "option_name", "")
+    if wrong := why_removed(option.lstrip("-").replace("-", "_")):
+        reason = f"{option} {wrong}"
     refusal = UsageError(f"{reason} (see {command} --help)")
     if (detect(os.environ).size or 1) > 1:
         # All ranks have the same words. One must speak, and the launcher ends the job at the

@@ -49,11 +49,6 @@ def reads_losses(config: RunConfig) -> bool:
 
 def contradiction_of_loss(config: RunConfig) -> str:
     """What does not go with ``steps_by = loss``, and what to do; "" where all does."""
-    if config.watch is not None and not reads_losses(config):
-        return (
-            f"watch = {config.watch} with steps_by = {config.steps_by} and no loss_patience: "
-            "nothing is decided by the loss; set one of them, or leave watch out"
-        )
     if config.steps_by != "loss":
         return ""
     if config.local_steps == 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 REMOVED: Final = {
+    "watch": "call job.report(loss) in the script",
     "checkpoint_memory": "leave it out; servers keep the memory for the next checkpoint",
 }
 """Setting -> the remedy."""

@@ -222,12 +222,6 @@ class RunConfig(BaseModel):
         description="With local_steps: what the script's optimizer has beside the parameters "
         "(momentum) when a round is over; reset: nothing.",
     )
-    watch: Annotated[str, Field(min_length=1, max_length=200)] | None = _setting(
-        None,
-        allowed="a name of 1 to 200 characters",
-        description="steps_by = loss, loss_patience, rollback: the name in job.log whose values "
-        "are the loss, as those of job.report are.",
-    )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
         allowed=OUTER_ALLOWED,

@@ -84,7 +84,7 @@ class StepReports:
         if self._config.steps_by == "loss" and block == _SILENT_BLOCKS and not self._has_loss:
             logger.warning(
                 "steps_by = loss: no loss was reported in the first %d rounds; rounds stay at %d "
-                "local steps until the script calls job.report(loss), or logs what --watch names",
+                "local steps until the script calls job.report(loss)",
                 first_of(_SILENT_BLOCKS),
                 choice.steps[0],
             )

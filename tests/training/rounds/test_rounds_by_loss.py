@@ -116,12 +116,13 @@ def test_a_group_that_waits_in_a_collective_or_is_done_is_not_waited_for(
     assert first["lengths"][0] == last["lengths"][0] == 8
 
 
-def test_one_worker_may_report_by_a_name_that_is_logged(tmp_path: Path) -> None:
-    def log(job: Job, loss: float) -> None:
+def test_one_worker_may_report_and_what_it_logs_is_no_report(tmp_path: Path) -> None:
+    def report(job: Job, loss: float) -> None:
         if job.is_chief:
-            job.log({"loss/valid": torch.tensor(loss), "loss": 9.0})
+            job.report(torch.tensor(loss))
+            job.log({"loss": 9.0})
 
-    outcome = run(training(reports=log), tmp_path, watch="loss/valid")
+    outcome = run(training(reports=report), tmp_path)
     assert outcome.results[2]["lengths"] == [*LENGTHS, 1]
 
 
@@ -134,7 +135,7 @@ def test_without_reports_rounds_stay_and_people_hear_of_it(
     (said,) = [each for each in caplog.messages if each.startswith("steps_by = loss")]
     assert said == (
         "steps_by = loss: no loss was reported in the first 9 rounds; rounds stay at 8 local steps "
-        "until the script calls job.report(loss), or logs what --watch names"
+        "until the script calls job.report(loss)"
     )
 
 
@@ -161,8 +162,8 @@ def test_what_is_no_loss_ends_the_job(tmp_path: Path) -> None:
 
     fails(training(loss_of=lambda _: -1.0), "job.report: a loss of -1.0; steps_by = loss", "0")
     fails(training(loss_of=lambda _: float("nan")), "job.report: a loss of nan", "1")
-    words = training(reports=lambda job, _: job.log(loss="low"))
-    fails(words, r"job.log\(loss=...\): a str; it takes a number", "2", watch="loss")
+    words = training(reports=lambda job, _: job.report("low"))  # type: ignore[arg-type]
+    fails(words, "job.report: a str; it takes a number", "2")
     left_out = training(loss_of=lambda clock: float("inf") if clock == 3 else 1.0)
     outcome = run(left_out, tmp_path / "3", on_nonfinite="skip")
     assert outcome.results[0]["lengths"] == [*[8] * 7, 5]

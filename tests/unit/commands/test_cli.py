@@ -253,6 +253,11 @@ def test_options_are_settings_from_the_command_line(
             ["run", "--moed", "ssp", "train.py"],
             "No such option: --moed",
         ),
+        (
+            ["run", "--watch", "loss", "train.py"],
+            "--watch is no setting any more: call job.report(loss) in the script (see psdist run "
+            "--help)",
+        ),
         (["rnu"], "No such command 'rnu'"),
         (["bench"], "Missing command"),
         (

@@ -39,21 +39,13 @@ def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
     assert resolve(command_line=given, environment={}).config.steps_by == "loss"
 
 
-def test_what_to_watch_is_named_where_it_decides_something() -> None:
-    given = {"mode": "sync", "steps_by": "loss", "local_steps": "8", "watch": "loss/valid"}
-    assert resolve(command_line=given, environment={}).config.watch == "loss/valid"
-    for steps_by in ("count", "speed"):
-        said = f"watch = loss/valid with steps_by = {steps_by} and no loss_patience: nothing is"
-        with pytest.raises(ConfigError, match=said):
-            resolve(command_line={**given, "steps_by": steps_by}, environment={})
-    guarded = {"mode": "sync", "codec": "auto", "loss_patience": "3", "watch": "loss/valid"}
+def test_patience_with_the_loss_goes_with_codecs_that_psdist_chooses() -> None:
+    guarded = {"mode": "sync", "codec": "auto", "loss_patience": "3"}
     assert resolve(command_line=guarded, environment={}).config.loss_patience == 3
     with pytest.raises(ConfigError, match="loss_patience = 3 with codec = int8: it is what codec"):
         resolve(command_line={**guarded, "codec": "int8"}, environment={})
     with pytest.raises(ConfigError, match="loss_patience = 3 with codec = none: it is what codec"):
         resolve(command_line={"mode": "sync", "loss_patience": "3"}, environment={})
-    with pytest.raises(ConfigError, match=r"watch = .*a name of 1 to 200 characters"):
-        resolve(command_line={**given, "watch": ""}, environment={})
 
 
 def test_the_documents_table_is_the_one_that_the_code_makes() -> None:

@@ -399,7 +399,7 @@ def test_the_description_stays_one_line_per_setting_for_odd_paths() -> None:
 
 UNSET = {
     *("run_dir", "racks", "network", "checkpoint_every", "global_batch"),
-    *("codec", "push_codec", "pull_codec", "error_budget", "schedule", "staleness_to", "watch"),
+    *("codec", "push_codec", "pull_codec", "error_budget", "schedule", "staleness_to"),
     *("loss_patience", "rollback"),
 }
 """What TOML has no value for."""

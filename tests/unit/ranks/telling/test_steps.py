@@ -71,7 +71,7 @@ def test_people_hear_once_of_losses_that_nobody_reports(
         report(tmp_path, *(chosen(block, 8, 8) for block in range(6)), steps_by="speed")
     assert caplog.messages == [
         "steps_by = loss: no loss was reported in the first 9 rounds; rounds stay at 8 local steps "
-        "until the script calls job.report(loss), or logs what --watch names"
+        "until the script calls job.report(loss)"
     ]
 
 
