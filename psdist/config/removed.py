@@ -9,6 +9,7 @@ from typing import Final
 
 REMOVED: Final = {
     "watch": "call job.report(loss) in the script",
+    "min_groups": "set max_deaths; the job goes on while one group is left",
     "checkpoint_memory": "leave it out; servers keep the memory for the next checkpoint",
 }
 """Setting -> the remedy."""

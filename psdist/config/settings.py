@@ -396,11 +396,6 @@ class RunConfig(BaseModel):
         description="With max_deaths: what workers that die had not seen of an epoch; return: it "
         "is dealt to those who live (so an epoch has more iterations); drop: nobody sees it.",
     )
-    min_groups: _Count = _setting(
-        1,
-        allowed=_COUNT,
-        description="With max_deaths: fewer groups than this end the job.",
-    )
     codec: _CodecOrTwo | None = _setting(
         None,
         allowed=f"auto, a codec for both directions, or PUSH/PULL; a codec is {CODECS_ALLOWED}",

@@ -283,7 +283,6 @@ def _registrar(context: RankContext) -> Registrar:
         staleness=least_bound(context.config) - context.config.pipeline,
         groups=roles.groups,
         max_deaths=context.config.max_deaths,
-        min_groups=context.config.min_groups,
         buddies=context.buddies,
         hosts=hosts_of(roles),
         racks=racks_of(roles),

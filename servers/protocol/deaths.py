@@ -58,20 +58,18 @@ class Deaths:
         groups: Sequence[Sequence[int]],
         num_servers: int,
         max_deaths: int = 0,
-        min_groups: int = 1,
         substitutes: Collection[int] = (),
         reforms: bool = False,
     ) -> None:
         """``groups``: the workers of each; ``max_deaths``: so many workers may die in the job;
-        ``min_groups``: so many groups are left at least; ``substitutes``: workers that have still
-        to join, each a group of its own (psdist.servers.protocol.joins); ``reforms``: a group goes
-        on without its dead, while one of it lives."""
+        ``substitutes``: workers that have still to join, each a group of its own
+        (psdist.servers.protocol.joins); ``reforms``: a group goes on without its dead, while one of
+        it lives."""
         self._groups = groups
         self._reforms = reforms
         self._group_of = {worker: group for group in groups for worker in group}
         self._num_servers = num_servers
         self._max_deaths = max_deaths
-        self._min_groups = min_groups
         self.generation = 0
         self.dead: set[int] = set()
         """Workers that have died."""
@@ -134,13 +132,8 @@ class Deaths:
             stay, left = tuple(each for each in left if each not in self.out), ()
         self.out.update((worker, *left))
         gone = self.out | self.waiting
-        num_left = sum(not gone.issuperset(each) for each in self._groups)
-        if num_left < self._min_groups:
-            raise PeerLostError(
-                who,
-                f"which leaves {num_left} {'group' if num_left == 1 else 'groups'}, and min_groups "
-                f"= {self._min_groups}: restart the job",
-            )
+        if all(gone.issuperset(each) for each in self._groups):
+            raise PeerLostError(who, "which leaves no group: restart the job")
         self._undeclared.append(worker)
         generation = self.generation + 1
         at = self._groups.index(group) if stay else -1

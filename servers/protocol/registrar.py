@@ -178,7 +178,6 @@ class Registrar:
         staleness: int = 0,
         groups: Sequence[Sequence[int]] = (),
         max_deaths: int = 0,
-        min_groups: int = 1,
         buddies: Sequence[int] = (),
         hosts: Sequence[str] = (),
         racks: Sequence[str] = (),
@@ -199,7 +198,7 @@ class Registrar:
         ``staleness``: how many iterations a group may be ahead of what it waits for in a step
         (ssp), the least that may come; ``groups``: the workers of each; without them every worker
         is one of its own;
-        ``max_deaths``, ``min_groups``: psdist.servers.protocol.deaths; ``buddies``: by server, who
+        ``max_deaths``: psdist.servers.protocol.deaths; ``buddies``: by server, who
         has its second copy; nothing where there are none; ``hosts``, ``racks``: by server,
         and then by spare, where it is; ``rebuilds``: where there are no buddies, a dead server's
         shard is made anew; ``takes_set_mode``: whether scripts may change the mode;
@@ -232,7 +231,6 @@ class Registrar:
             groups=groups or [(worker,) for worker in range(num_workers)],
             num_servers=num_servers,
             max_deaths=max_deaths,
-            min_groups=min_groups,
             substitutes=substitutes,
             reforms=reforms,
         )

@@ -172,11 +172,11 @@ def test_what_the_dead_had_not_seen_goes_to_those_who_are_left(dies: str, tmp_pa
 
 @SLOW
 def test_a_job_goes_on_from_a_checkpoint_that_was_made_behind_it(tmp_path: Path) -> None:
-    """Behind the end of another group, and then with all of its workers again."""
-    settings = ("checkpoint_every=16", "checkpoint_keep=1", "min_groups=2", *REFORMS)
+    """Behind the first of three deaths, and then with all of its workers again."""
+    settings = ("checkpoint_every=16", "checkpoint_keep=1", *REFORMS)
     dies = "1 12 forward,2 18 forward,3 18 forward"
-    first = run_returning(dies, tmp_path, workers=4, group="plan", settings=settings)
-    assert "which leaves 1 group, and min_groups = 2" in first.stderr, first.text
+    first = run_returning(dies, tmp_path, workers=4, group="plan", max_deaths=2, settings=settings)
+    assert "which is death 3, and max_deaths = 2" in first.stderr, first.text
     names = sorted(each.name for each in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert names == ["step-00000016"], first.text
     settings = (*settings, "resume=true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -137,7 +138,6 @@ def test_the_loss_of_whoever_is_out_already_is_no_death() -> None:
         ({"max_deaths": 0}, True, "this job does not survive the failure of a rank "),
         ({}, False, "before training had begun, for which every worker is needed: restart the job"),
         ({"max_deaths": 1}, True, "which is death 2, and max_deaths = 1: restart the job, or set"),
-        ({"min_groups": 3}, True, "which leaves 2 groups, and min_groups = 3: restart the job"),
     ],
 )
 def test_a_death_that_the_job_cannot_do_without_is_one_error(
@@ -149,6 +149,13 @@ def test_a_death_that_the_job_cannot_do_without_is_one_error(
     with pytest.raises(PeerLostError) as caught:
         deaths.on_lost(1, WHO, is_ready=is_ready)
     assert str(caught.value).startswith(f"{WHO} has died; {why}")
+
+
+def test_the_last_group_cannot_die() -> None:
+    deaths = Deaths(groups=[(0,), (1,)], num_servers=1, max_deaths=9)
+    deaths.on_lost(0, "worker 0", is_ready=True)
+    with pytest.raises(PeerLostError, match=f"{re.escape(WHO)} has died; which leaves no group"):
+        deaths.on_lost(1, WHO, is_ready=True)
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_the_last_who_lives_may_be_a_substitute() -> None:
     lose(registrar, 0)
     lose(registrar, 2)
     assert registrar._deaths.chief == SUBSTITUTE
-    with pytest.raises(PeerLostError, match="leaves 0 groups"):
+    with pytest.raises(PeerLostError, match="leaves no group"):
         registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
 
 
