@@ -331,11 +331,6 @@ class RunConfig(BaseModel):
         description="Ranks that wait to take a dead rank's place: a server's with replication = "
         "buddy, a worker's with max_deaths.",
     )
-    spares_for: Literal["any", "servers"] = _setting(
-        "any",
-        allowed="any or servers",
-        description="With replication = buddy and max_deaths: whose places spares take.",
-    )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_SEED_MAX}",

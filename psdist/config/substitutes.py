@@ -49,9 +49,7 @@ OTHERS: Final = (
 def take_workers_places(config: RunConfig) -> bool:
     """Whether the run's spares, if it has some, are for the places of workers, perhaps among
     others."""
-    if config.replication == "none":
-        return True
-    return config.max_deaths > 0 and config.spares_for == "any"
+    return config.replication == "none" or config.max_deaths > 0
 
 
 def take_servers_places(config: RunConfig) -> bool:
@@ -61,19 +59,13 @@ def take_servers_places(config: RunConfig) -> bool:
 
 def without_substitutes(config: RunConfig) -> str:
     """What to do where a script does not go with spares for workers' places."""
-    return "set spares_for = servers" if take_servers_places(config) else "leave spares out"
+    return "set max_deaths = 0" if take_servers_places(config) else "leave spares out"
 
 
 def contradiction_of_spares(config: RunConfig) -> str:
     """What does not go with spares, and what to do; "" where all does."""
     if not config.spares:
         return ""
-    if config.spares_for == "servers" and not take_servers_places(config):
-        return (
-            f"spares = {config.spares} with spares_for = servers and replication = none: a dead "
-            "server's place is taken by who has a copy of its shard, and nobody has one; set "
-            "replication = buddy, or spares_for = any"
-        )
     if not take_workers_places(config):
         return ""
     if not config.max_deaths:
@@ -84,7 +76,7 @@ def contradiction_of_spares(config: RunConfig) -> str:
             "out"
         )
     mine = f"spares = {config.spares} for dead workers' places"
-    off = "spares_for = servers" if take_servers_places(config) else "spares = 0"
+    off = "max_deaths = 0" if take_servers_places(config) else "spares = 0"
     return refusal(config, OTHERS, mine=mine, off=off)
 
 

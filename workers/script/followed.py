@@ -22,7 +22,7 @@ _ALONE: Final = (
     "a spare that takes a worker's place would call it alone, when its script comes from the start "
     "to where the others are"
 )
-_OR: Final = "or leave spares out (with replication = buddy, or set spares_for = servers)"
+_OR: Final = "or leave spares out (with replication = buddy, or set max_deaths = 0)"
 
 
 class FollowedScript:

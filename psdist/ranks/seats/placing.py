@@ -289,7 +289,7 @@ def refusal_of_substitutes(roles: Roles, *, sees_run_dir: bool) -> PlacementErro
     this rank finds what rank 0 has written in the run directory."""
     if not roles.num_substitutes:
         return None
-    without = "set spares_for = servers" if roles.has_shared_spares else "leave spares out"
+    without = "set max_deaths = 0" if roles.has_shared_spares else "leave spares out"
     large = [group for group, workers in enumerate(roles.groups) if len(workers) > 1]
     if large:
         return PlacementError(

@@ -38,7 +38,6 @@ def test_spares_for_which_no_place_can_be_free_are_refused() -> None:
         ({"max_deaths": 1}, False, True),
         ({"replication": "buddy"}, True, False),
         ({"replication": "buddy", "max_deaths": 1}, True, True),
-        ({"replication": "buddy", "max_deaths": 1, "spares_for": "servers"}, True, False),
     ],
 )
 def test_whose_places_spares_take(
@@ -50,15 +49,8 @@ def test_whose_places_spares_take(
     assert take_workers_places(config) == of_workers
     beside = contradiction(config.model_copy(update={"local_steps": 2}))
     assert bool(beside) == of_workers
-    assert ("or spares_for = servers" in beside) == (of_workers and of_servers)
+    assert ("or max_deaths = 0" in beside) == (of_workers and of_servers)
     assert ("or spares = 0" in beside) == (of_workers and not of_servers)
-
-
-def test_spares_for_servers_without_second_copies_are_refused() -> None:
-    found = contradiction(RunConfig(spares=1, max_deaths=1, spares_for="servers"))
-    assert found.startswith("spares = 1 with spares_for = servers and replication = none")
-    assert found.endswith("set replication = buddy, or spares_for = any")
-    assert contradiction(RunConfig(max_deaths=1, spares_for="servers")) == ""
 
 
 def test_the_documents_table_is_the_one_that_the_code_makes() -> None:
