@@ -323,6 +323,13 @@ class SetOfJob:
                 logs[server] = joined(logs[server], copy.log(), name=name)
         return replace(history, servers=tuple(logs))
 
+    def has_values_of(self, chunk: int) -> bool:
+        """True if the server of ``chunk`` lives and holds values of it."""
+        loop = self.set_loop(self.owners[chunk])
+        known = loop and loop.core._chunks.get(chunk)
+        holds_values = loop is not None and isinstance(loop.executor, TensorShard)
+        return bool(known and known.is_loaded and holds_values)
+
     def parameters_of(self, chunk: int) -> torch.Tensor:
         """Its server's own, now."""
         server = self.owners[chunk]
