@@ -898,7 +898,6 @@ class ParameterSets:
             LocalTrainer,
             rounds=self._rounds(optimizer, max_norm, self._round_records(index)),
             step=optimizer.step_here,
-            on_made=optimizer.reset if config.inner_state == "reset" else lambda: None,
             weight=lambda steps: share * weight_of(config.round_weights, steps=steps, usual=usual),
         )
 

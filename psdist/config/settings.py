@@ -36,7 +36,7 @@ from psdist.config.modes import (
 )
 from psdist.config.on_group_death import contradiction_of_reforming
 from psdist.config.on_server_death import contradiction_of_rebuild
-from psdist.config.outer import ACCUMULATE, has_rounds, parse_outer, steps_on_workers
+from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.rollback import contradiction_of_rollback
 from psdist.config.round_weights import contradiction_of_weights
@@ -215,12 +215,6 @@ class RunConfig(BaseModel):
         allowed="equal, steps or fednova",
         description="With local_steps: what a group's round weighs; steps: as many as it has made; "
         "fednova: less, the more it has made.",
-    )
-    inner_state: Literal["kept", "reset"] = _setting(
-        "kept",
-        allowed="kept or reset",
-        description="With local_steps: what the script's optimizer has beside the parameters "
-        "(momentum) when a round is over; reset: nothing.",
     )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
@@ -550,12 +544,6 @@ def contradiction(config: RunConfig) -> str:
         return (
             "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
             "others that they begin after it; set staleness = 1 or more, or pipeline = 0"
-        )
-    if config.inner_state == "reset" and not steps_on_workers(config):
-        where = "outer = accumulate" if has_rounds(config) else "local_steps = 1"
-        return (
-            f"inner_state = reset with {where}: the script's optimizer runs on the servers; set "
-            "local_steps to 2 or more and another outer, or inner_state = kept"
         )
     if config.local_steps == 1 and config.outer != "average":
         return (

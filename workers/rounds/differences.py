@@ -62,16 +62,14 @@ class LocalTrainer(RoundTrainer):
         *,
         step: Callable[[], Any],
         weight: Callable[[int], float],
-        on_made: Callable[[], None],
         **options: Any,
     ) -> None:
         """``step()``: one of the script's optimizer on this worker, with the gradients in
         ``p.grad``; ``weight(steps)``: of what this worker brings to its group's difference of a
-        round of so many; ``on_made()``: all steps of a round were made."""
+        round of so many."""
         super().__init__(**options)
         self._step_here = step
         self._weight = weight
-        self._on_made = on_made
         self._places = {
             piece: (buffer.index, start)
             for buffer in self._partition.buffers
@@ -106,7 +104,6 @@ class LocalTrainer(RoundTrainer):
         self._flat.note_values()
 
     def _make_push(self) -> Row:
-        self._on_made()
         for index in self._mine:
             chunk = self._partition.chunks[index]
             stretch = slice(chunk.start, chunk.start + chunk.length)

@@ -58,10 +58,6 @@ class LocalOptimizer(ServedOptimizer):
         self._original.param_groups = groups
         self.state = self._original.state
 
-    def reset(self) -> None:
-        """The state is that of an optimizer which has made no step; its groups stay."""
-        self._original.state.clear()
-
     @property
     def name(self) -> str:
         return canonical_name(type(self._original))

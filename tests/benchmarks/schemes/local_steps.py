@@ -68,9 +68,7 @@ all groups, between rounds and past the network: what that would bring, with byt
 SCHEMES.update(
     {
         "16, averaged state": {"local_steps": 16},
-        "16, reset": {"local_steps": 16, "inner_state": "reset"},
         "16, nesterov, averaged state": {"local_steps": 16, "outer": "nesterov"},
-        "16, nesterov, reset": {"local_steps": 16, "outer": "nesterov", "inner_state": "reset"},
     }
 )
 BY_DEFAULT: Final = tuple(SCHEMES)[:3]

@@ -89,7 +89,6 @@ def in_torch(
     local_steps: int = 4,
     cuts: tuple[int, ...] = (),
     max_norm: float | None = None,
-    resets: bool = False,
 ) -> Tensor:
     """The same by torch alone: every group's own optimizer, and one of the differences."""
     num_workers = sum(map(len, groups))
@@ -121,8 +120,6 @@ def in_torch(
             outer.step()
             for model in models:
                 model.load_state_dict(anchor.state_dict())
-            if resets:
-                inner = [make(model.parameters()) for model in models]
     return flat(anchor)
 
 
@@ -152,23 +149,6 @@ def test_rounds_are_what_torch_computes_of_the_same_steps(
     assert summary["rounds_cut"] == 0
     first = outcome.results[0]["parameters"]
     assert all(torch.equal(each["parameters"], first) for each in outcome.results)
-
-
-@pytest.mark.parametrize("make", [sgd, adamw])
-def test_the_state_of_the_script_s_optimizer_may_end_with_the_round(
-    make: Make, tmp_path: Path
-) -> None:
-    def after_step(job: Job, _model: nn.Module, step: int) -> None:
-        if step == 5:
-            job.mean(1.0)
-
-    groups = ((0, 1), (2,))
-    outcome = run(training(make, after_step), tmp_path, groups=groups, inner_state="reset")
-    wanted = in_torch(make, OUTERS["average"], groups=groups, cuts=(5,), resets=True)
-    kept = in_torch(make, OUTERS["average"], groups=groups, cuts=(5,))
-    for result in outcome.results:
-        assert torch.allclose(result["parameters"], wanted, rtol=1e-4, atol=1e-6)
-        assert not torch.allclose(result["parameters"], kept, rtol=1e-4, atol=1e-6)
 
 
 def test_a_collective_ends_a_round_early_and_so_does_the_end(tmp_path: Path) -> None:

@@ -55,15 +55,5 @@ def test_what_refuses_local_steps_refuses_an_epoch_of_them() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "where"),
-    [({}, "local_steps = 1"), ({"local_steps": 4, "outer": "accumulate"}, "outer = accumulate")],
-)
-def test_state_that_servers_have_is_not_reset(given: dict[str, Any], where: str) -> None:
-    wrong = contradiction(RunConfig(**given, inner_state="reset"))
-    assert wrong.startswith(f"inner_state = reset with {where}: the script's optimizer runs")
-    assert not contradiction(RunConfig(local_steps="epoch", inner_state="reset"))
-
-
 def test_the_documents_table_is_the_one_that_the_code_makes() -> None:
     assert table(OTHERS) in DOCUMENT.read_text(encoding="utf-8")
