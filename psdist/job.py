@@ -937,7 +937,7 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
-        for records in (self._by_speed, self._by_loss, self._passes, *self._sets.round_records):
+        for records in (self._by_speed, self._by_loss, self._passes):
             if records is not None:
                 records.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]

@@ -30,9 +30,8 @@ from psdist.config.combinations import text_of
 from psdist.config.encode_on import why_on_host
 from psdist.config.modes import is_mixed, judging_mode
 from psdist.config.on_group_death import refuse_with_reforming
-from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers, usual_steps
+from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
-from psdist.history.lengths import LengthRecords
 from psdist.history.writers import WorkerHistory, history_folder
 from psdist.protocol.collected import PREPARED, Brought
 from psdist.protocol.control import Setup
@@ -77,7 +76,7 @@ from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
 from psdist.workers.pushes import DevicePushes
-from psdist.workers.rounds.differences import LocalTrainer, weight_of
+from psdist.workers.rounds.differences import LocalTrainer
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
 from psdist.workers.rounds.outer import make_outer
@@ -261,8 +260,6 @@ class ParameterSets:
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
         self._ties = Ties()
-        self.round_records: list[LengthRecords] = []
-        """What is recorded of rounds by set, to be closed with the histories."""
         self._restored_residuals: Mapping[str, Any] = {}
         self._expected: list[list[Any]] | None = None
         self._progress: Progress | None = None
@@ -762,7 +759,7 @@ class ParameterSets:
         # The trainer is made below: it is looked up when a step is made.
         if self._steps_here:
             served = LocalOptimizer(optimizer, step=self._step_of(index))
-            make = self._local_trainer(served, index, max_norm)
+            make = self._local_trainer(served, max_norm)
             max_norm = 0.0  # of what is pushed
         else:
             served = ServedOptimizer(optimizer, step=self._step_of(index))
@@ -886,19 +883,16 @@ class ParameterSets:
             for each in optimizers
         ]
 
-    def _local_trainer(
-        self, optimizer: LocalOptimizer, index: int, max_norm: float
-    ) -> Callable[..., Trainer]:
-        roles, config = self._context.roles, self._config
+    def _local_trainer(self, optimizer: LocalOptimizer, max_norm: float) -> Callable[..., Trainer]:
+        roles = self._context.roles
         # Groups weigh alike, and together as much as all workers, of which a step that servers
         # make on arrival has its share.
         share = roles.num_workers / len(roles.groups) / self._group.size
-        usual = usual_steps(config)
         return partial(
             LocalTrainer,
-            rounds=self._rounds(optimizer, max_norm, self._round_records(index)),
+            rounds=self._rounds(optimizer, max_norm),
             step=optimizer.step_here,
-            weight=lambda steps: share * weight_of(config.round_weights, steps=steps, usual=usual),
+            weight=share,
         )
 
     def _accumulating_trainer(self, optimizer: ServedOptimizer) -> Callable[..., Trainer]:
@@ -910,31 +904,13 @@ class ParameterSets:
             has_pending=lambda: optimizer.pending.is_any,
         )
 
-    def _rounds(
-        self,
-        optimizer: ServedOptimizer,
-        max_norm: float,
-        on_round: Callable[[int, int], None] = lambda _round, _steps: None,
-    ) -> Rounds:
+    def _rounds(self, optimizer: ServedOptimizer, max_norm: float) -> Rounds:
         return Rounds(
             length=self._length or EqualSteps(counted_steps(self._config)),
             hyperparameters=lambda: packed_hyperparameters(optimizer),
             max_norm=max_norm,
             on_step=self._on_iteration,
-            on_round=on_round,
         )
-
-    def _round_records(self, index: int) -> Callable[[int, int], None]:
-        """Where the weights of rounds are to be proved, and nothing else records their steps."""
-        config = self._config
-        has_others = config.steps_by == "loss" or config.local_steps == "epoch"
-        if config.round_weights == "equal" or has_others or not config.record:
-            return lambda _round, _steps: None
-        folder = history_folder(self._context.run_directory.path, index)
-        records = LengthRecords(folder, self._loop.core.seat.worker)
-        self._context.flushes.append(records.flush)
-        self.round_records.append(records)
-        return records.add
 
     def _another_end(self) -> GroupChannel:
         """Of this worker's group, for one set."""

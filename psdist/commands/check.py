@@ -73,7 +73,6 @@ from psdist.history.rules.rebuilt import check_rebuilt
 from psdist.history.rules.reformed import ToldDeaths, check_same_reforms, lost_workers
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.resumed import Attempt, check_resumed
-from psdist.history.rules.round_weights import check_round_weights
 from psdist.history.rules.summaries import (
     Shown,
     ShownServer,
@@ -499,8 +498,6 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
         report = _with_lengths(run_dir, histories[0], summary, report)
     if histories[0].run.has_rounds_by_pass:
         report = _with_passes(run_dir, histories[0], summary, report)
-    if histories[0].run.round_weights != "equal":
-        report = _with_round_weights(run_dir, histories, summary, report)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
@@ -574,24 +571,6 @@ def _with_passes(
     are_complete = [
         each.is_complete and told.is_complete for each, told in zip(rounds, passes, strict=True)
     ]
-    return _with_ends(_with_findings(report, findings), "rounds", are_complete)
-
-
-def _with_round_weights(
-    run_dir: Path, histories: Sequence[History], summary: Summary | None, report: Report
-) -> Report:
-    """Rounds weigh what their steps call for."""
-    findings, early = Findings(max_listed_per_rule=20), set[int]()
-    num_workers = histories[0].run.num_workers
-    for history in histories:
-        rounds = read_lengths(
-            history_folder(run_dir, history.run.set_index),
-            num_workers=num_workers,
-            may_be_missing=summary is None or not report.is_complete,
-        )
-        check_round_weights(history, rounds, findings)
-        early |= {worker for worker, told in enumerate(rounds) if not told.is_complete}
-    are_complete = [worker not in early for worker in range(num_workers)]
     return _with_ends(_with_findings(report, findings), "rounds", are_complete)
 
 

@@ -51,11 +51,6 @@ def counted_steps(config: RunConfig) -> int:
     return config.local_steps
 
 
-def usual_steps(config: RunConfig) -> int:
-    """By which the weights of rounds are measured; 1 where only their ratios count."""
-    return 1 if config.local_steps == "epoch" else config.local_steps
-
-
 def steps_on_workers(config: RunConfig) -> bool:
     """Whether the script's optimizer steps there, and another one on servers."""
     return has_rounds(config) and config.outer != ACCUMULATE

@@ -39,7 +39,6 @@ from psdist.config.on_server_death import contradiction_of_rebuild
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.rollback import contradiction_of_rollback
-from psdist.config.round_weights import contradiction_of_weights
 from psdist.config.stale import contradiction_of_stale
 from psdist.config.substitutes import contradiction_of_spares
 from psdist.errors import ProtocolError
@@ -209,12 +208,6 @@ class RunConfig(BaseModel):
         allowed="count, speed or loss",
         description="With local_steps: count: all groups make as many; speed: faster ones more, as "
         "many in the mean; loss: fewer as the loss falls.",
-    )
-    round_weights: Literal["equal", "steps", "fednova"] = _setting(
-        "equal",
-        allowed="equal, steps or fednova",
-        description="With local_steps: what a group's round weighs; steps: as many as it has made; "
-        "fednova: less, the more it has made.",
     )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
@@ -526,8 +519,6 @@ def contradiction(config: RunConfig) -> str:
     if wrong := contradiction_of_loss(config):
         return wrong
     if wrong := contradiction_of_epoch(config):
-        return wrong
-    if wrong := contradiction_of_weights(config):
         return wrong
     if wrong := contradiction_of_rollback(config):
         return wrong

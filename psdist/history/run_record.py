@@ -9,6 +9,7 @@ Owns its fields and what makes them contradict each other. Never judges what the
 from __future__ import annotations
 
 import errno
+import json
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,9 @@ FORMAT_VERSION = 4
 
 _LIMIT_BYTES = 64 * 2**20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_RETIRED: dict[str, object] = {"round_weights": "equal", "usual_steps": 0}
+"""Fields that earlier versions wrote, with the value that changes no rule."""
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _CodecText = Annotated[str, Field(max_length=200)]
@@ -92,10 +96,6 @@ class RunRecord(BaseModel):
     local_steps_by_loss: _Count = 0
     """Local steps that all groups make at first, and then as the loss calls for; 0: another rule
     says how many."""
-    round_weights: Literal["equal", "steps", "fednova"] = "equal"
-    """How rounds of local steps weigh by their steps,"""
-    usual_steps: _Count = 0
-    """where one of so many weighs as a worker's part of all; 0 where all weigh alike."""
     has_rounds_by_pass: bool = False
     """Whether a round ends with a pass over a loader."""
     backup: _Count = 0
@@ -309,6 +309,8 @@ def read_run(path: Path) -> RunRecord:
         text = path.read_bytes()
     except OSError as error:
         raise cannot("read", path, error) from error
+    if any(key.encode() in text for key in _RETIRED):
+        text = _without_retired(path, text)
     try:
         return RunRecord.model_validate_json(text)
     except ValidationError as error:
@@ -321,6 +323,24 @@ def read_run(path: Path) -> RunRecord:
             f"{path} is damaged or of another version of psdist: "
             f"{where + ': ' if where else ''}{first['msg']}"
         ) from error
+
+
+def _without_retired(path: Path, text: bytes) -> bytes:
+    """Return the record without the fields of earlier versions. Raises :class:`HistoryError` where
+    one of them changes what the run promised."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return text  # whoever reads it next says what is wrong
+    if not isinstance(fields, dict):
+        return text
+    for key, means_nothing in _RETIRED.items():
+        if fields.pop(key, means_nothing) != means_nothing:
+            raise HistoryError(
+                f"{path} is of another version of psdist, {fields.get('psdist')}: this version has "
+                f"no {key}; check the run with the version that wrote it"
+            )
+    return json.dumps(fields).encode()
 
 
 def cannot(verb: str, path: Path | None, error: OSError) -> HistoryError:

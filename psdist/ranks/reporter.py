@@ -27,7 +27,7 @@ import msgpack
 
 from psdist.config.codec_rounds import has_codecs
 from psdist.config.modes import mode_by
-from psdist.config.outer import counted_steps, usual_steps
+from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Rollback
 from psdist.errors import ConfigError
@@ -235,10 +235,6 @@ class Reporter:
             delay_compensation=context.config.delay_compensation,
             local_steps_by_speed=_local_steps_by(context.config, "speed"),
             local_steps_by_loss=_local_steps_by(context.config, "loss"),
-            round_weights=context.config.round_weights,
-            usual_steps=(
-                usual_steps(context.config) if context.config.round_weights != "equal" else 0
-            ),
             has_rounds_by_pass=context.config.local_steps == "epoch",
             backup=context.config.backup,
             backup_every=context.config.backup_every if context.config.backup else 0,

@@ -7,7 +7,7 @@ All workers of a group stay equal. At the round's end each pushes, of its slice,
 where the anchor is what the last replies brought: to the servers' optimizer a gradient (Local SGD,
 Stich 2019; as a pseudo-gradient of an outer optimizer: Reddi et al. 2020, DiLoCo 2023). The replies
 are the next anchor. With SGD of lr 1 on the servers that is the mean over the groups, which weigh
-alike, or as :func:`weight_of` says.
+alike.
 
 With ``pipeline = 1`` the next round goes on from where this one has come to, and replies are worked
 in a round later. With s_c where round c began and z_c where it has come to, what is pushed is
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -39,34 +39,16 @@ from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.step_table import Row
 
 
-def weight_of(rule: Literal["equal", "steps", "fednova"], *, steps: int, usual: int) -> float:
-    """What a round of so many steps weighs, where one of ``usual`` weighs 1.
-
-    With tau_g steps of group g, ``steps`` (tau_g / usual) is FedAvg's n_g / n where a group makes
-    as many as it has batches (McMahan et al. 2017). ``fednova`` (usual / tau_g) is the normalised
-    averaging of Wang et al. 2020,
-
-        tau_eff sum_g p_g d_g / tau_g,    p_g = 1 / G,
-
-    with tau_eff, which is free there, the harmonic mean 1 / sum_g p_g / tau_g of the steps made: so
-    as a weighted mean of the differences d_g it needs to know of no other group's steps.
-    """
-    if rule == "equal":
-        return 1.0
-    return steps / usual if rule == "steps" else usual / steps
-
-
 class LocalTrainer(RoundTrainer):
     def __init__(
         self,
         *,
         step: Callable[[], Any],
-        weight: Callable[[int], float],
+        weight: float,
         **options: Any,
     ) -> None:
         """``step()``: one of the script's optimizer on this worker, with the gradients in
-        ``p.grad``; ``weight(steps)``: of what this worker brings to its group's difference of a
-        round of so many."""
+        ``p.grad``; ``weight``: of what this worker brings to its group's difference of a round."""
         super().__init__(**options)
         self._step_here = step
         self._weight = weight
@@ -114,7 +96,7 @@ class LocalTrainer(RoundTrainer):
             self._loop.core.forget_values(self._mine)
         mine = [self._partition.chunks[each] for each in self._mine]
         return Row(
-            weight=self._weight(self._in_round),
+            weight=self._weight,
             set_index=self._loop.core.set_index,
             hyper=self._hyperparameters(),
             is_finite=not self._flat.non_finite_in(mine),

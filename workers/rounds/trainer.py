@@ -40,8 +40,6 @@ class Rounds:
     """To which every step clips the group's gradient; 0: it does not."""
     on_step: Callable[[], None]
     """A step has ended, of which a round has several."""
-    on_round: Callable[[int, int], None]
-    """Of (round, steps): it has ended, after so many."""
 
 
 class RoundTrainer(Trainer):
@@ -245,7 +243,6 @@ class RoundTrainer(Trainer):
             )
         reduced = yield from self._reduce_round(table, mine)
         self._rounds.length.end_round(self.clock)
-        self._rounds.on_round(self.clock, self._in_round)
         self._in_round = 0
         self._num_cut += is_cut
         self._touched.clear()

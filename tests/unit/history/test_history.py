@@ -534,6 +534,26 @@ def test_a_run_record_that_contradicts_itself_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    path = recorded(tmp_path) / "run.json"
+    now = read_history(tmp_path).run
+    earlier = json.loads(path.read_text()) | {"round_weights": "equal", "usual_steps": 0}
+    path.write_text(json.dumps(earlier))
+    assert read_history(tmp_path).run == now
+
+
+def test_what_an_earlier_version_promised_and_this_one_has_not_is_one_line(tmp_path: Path) -> None:
+    path = recorded(tmp_path) / "run.json"
+    earlier = json.loads(path.read_text()) | {"round_weights": "steps", "usual_steps": 4}
+    path.write_text(json.dumps(earlier))
+    with pytest.raises(HistoryError) as caught:
+        read_history(tmp_path)
+    assert str(caught.value) == (
+        f"{path} is of another version of psdist, {earlier['psdist']}: this version has no "
+        "round_weights; check the run with the version that wrote it"
+    )
+
+
 def test_a_run_record_is_refused_where_it_is_made_too() -> None:
     with pytest.raises(ValidationError, match="mode ssp needs a staleness"):
         RunRecord.model_validate(RUN.model_dump() | {"staleness": None})
