@@ -173,7 +173,6 @@ class Job:
                 members=members,
                 num_servers=self.num_servers,
                 servers_have_buddies=bool(context.buddies),
-                shards_are_rebuilt=context.rebuilds_shards,
                 num_spares=roles.num_spares,
                 is_substitute=context.is_substitute,
                 group_reforms=context.reforms_groups,

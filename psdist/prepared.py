@@ -437,12 +437,6 @@ class ParameterSets:
                 "hold an iteration back until they know its joint norm, and the death of one "
                 f"meanwhile could not be survived; {clips_itself}set replication = none"
             )
-        if max_norm and self._context.rebuilds_shards and self._context.config.mode == "sync":
-            raise UsageError(
-                "job.prepare(max_grad_norm=...) with on_server_death = rebuild in mode sync: "
-                "servers hold an iteration back until they know its joint norm, and the death of "
-                f"one meanwhile could not be survived; {clips_itself}set on_server_death = end"
-            )
         if max_norm and is_mixed(self._config):
             raise UsageError(
                 "job.prepare(max_grad_norm=...) in a run whose mode may change between sync, where "

@@ -15,14 +15,14 @@ Longer than other modules: whose an event is stands in one place, also where ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 from psdist.codecs.wire import Wire
-from psdist.errors import InvariantError, PeerLostError, ProtocolError, PsdistError
+from psdist.errors import InvariantError, ProtocolError, PsdistError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
     Admit,
@@ -36,8 +36,6 @@ from psdist.protocol.control import (
     FillCopy,
     Finish,
     Finished,
-    HeldValues,
-    HeldVersions,
     KeepCopy,
     Leave,
     ModeProposed,
@@ -45,8 +43,6 @@ from psdist.protocol.control import (
     Noted,
     NotedToo,
     ProposeMode,
-    Rebuild,
-    Rebuilt,
     Resume,
     Resumed,
     Setup,
@@ -55,7 +51,6 @@ from psdist.protocol.control import (
     TakeOver,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
-from psdist.protocol.held import REGISTRAR_IS_NEEDED
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, worker_id
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import (
@@ -72,7 +67,6 @@ from psdist.servers.protocol.replication.takeovers import Move
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import CHIEF, ServerCore
 from psdist.servers.protocol.succession.office import EntrustAll, Office, OfficeAction, Over
-from psdist.servers.rebuilding import Rebuilding, RebuildingOptions, RebuiltSet
 from psdist.servers.replication.copies import ShardCopy
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.replication.replication import Replication, ReplicationOptions
@@ -122,7 +116,6 @@ class ServerLoop:
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
-        rebuilding: RebuildingOptions | None = None,
         is_hosted: bool = False,
         has_shard: bool = True,
         made_wires: Mapping[int, Wire] = MappingProxyType({}),
@@ -134,9 +127,9 @@ class ServerLoop:
         SendControl); ``standby`` on its deputy only; ``make_standby`` makes that of who is the
         deputy later, out of its office and of what ``what_was_told()`` has given at the registrar;
         ``make_set`` is for spans, and for tests that break a server on purpose; ``replication``:
-        where shards have second copies; ``rebuilding``: where they have none, and are made anew;
-        ``is_hosted``: this one goes on in place of a server that has died; ``has_shard``: not of a
-        spare; ``made_wires``: by set, of executors that ``make_executor`` does not make anew."""
+        where shards have second copies; ``is_hosted``: this one goes on in place of a server that
+        has died; ``has_shard``: not of a spare; ``made_wires``: by set, of executors that
+        ``make_executor`` does not make anew."""
         self._made_wires = made_wires
         self.transport = transport
         self.sets: list[SetLoop] = []
@@ -166,12 +159,6 @@ class ServerLoop:
             self._replication = Replication(
                 transport, replication, options, make_executor, buddy=buddy
             )
-        self._rebuilding: Rebuilding | None = None
-        if rebuilding is not None and not is_hosted:
-            self._rebuilding = Rebuilding(transport, rebuilding, options, make_executor)
-        self._is_made_anew = rebuilding is not None
-        """Whether what this serves would be, if it died."""
-        self._survives_servers = replication is not None or rebuilding is not None
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
         self._changed: ChangeMode | None = None
         """The mode, where the registrar has changed it, as of a set that comes later."""
@@ -211,8 +198,6 @@ class ServerLoop:
             self._tell_sizes(set_index, self._options.wire.sizes(partition))
         if self._replication is not None:
             self._replication.on_built(set_index, partition, owners, setup)
-        if self._rebuilding is not None:
-            self._rebuilding.on_built(set_index, partition, owners, setup)
 
     def _tell_sizes(self, set_index: int, sizes: list[int]) -> None:
         """To the registrar, if it is here. Its deputy finds out by itself, before anything is
@@ -265,7 +250,6 @@ class ServerLoop:
                             yield cost_s
                 continue
             has_copied = False
-            self._go_on_with_rebuilt()
             for loop in (self, *self.hosted):
                 loop._tell_of_file()
                 loop._go_on_filling()
@@ -305,7 +289,6 @@ class ServerLoop:
         if not has_handled:
             self._tell_of_file()
             self._go_on_filling()
-            self._go_on_with_rebuilt()
             self._reserve_snapshot()
             has_handled = self._go_on_copying()
         if self._is_asked_to_finish:
@@ -332,7 +315,7 @@ class ServerLoop:
                 raise InvariantError("the network gave back a reply of a server before this one")
             return ((each, each.take_back(frame)),)
         if isinstance(event, PeerLost):
-            if self._survives_servers and self._on_server_lost(event):
+            if self._replication is not None and self._on_server_lost(event):
                 return ()
             return self._lose(event)
         index = self._numbers.of(event)
@@ -360,15 +343,8 @@ class ServerLoop:
         decided = [(each, each.decide(event)) for each in self.sets]
         if message.checkpoint:
             decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
-        return [*decided, (self.sets[0], self._say_resumed(event.peer, message.seq))]
-
-    def _say_resumed(self, peer: int, seq: int) -> Iterator[Action]:
-        """Behind what that has led to: where shards are made anew nobody goes on in front of it."""
-        positions: list[int] = []
-        if self._is_made_anew:
-            positions = [each.tell_position() for each in self.sets]
-        resumed = Resumed(seq=seq, server=self._options.server, positions=positions)
-        yield SendControl(peer, resumed)
+        resumed = Resumed(seq=message.seq, server=self._options.server)
+        return [*decided, (self.sets[0], [SendControl(event.peer, resumed)])]
 
     def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A rank is dead: every set gives up what it was to receive, and the registrar says what
@@ -479,11 +455,8 @@ class ServerLoop:
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
         """Handle what is the loop's or the registrar's; False for what is a set's."""
-        if isinstance(message, Rebuild | HeldVersions | HeldValues):
-            self._rebuild(peer, message)
-            return True
         if isinstance(message, Moved | Stop):
-            self._require_registrar(peer, message, is_meant=self._survives_servers)
+            self._require_registrar(peer, message, is_meant=self._replication is not None)
             if isinstance(message, Stop):
                 self._finish()
             else:
@@ -618,15 +591,13 @@ class ServerLoop:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent "
                 f"{type(message).__name__}; {describe_peer(REGISTRAR)} declares deaths, where "
-                "servers have buddies, or their shards are made anew"
+                "servers have buddies"
             )
 
     def _on_server_lost(self, event: PeerLost) -> bool:
         """Whether that is one of the deaths that are survived."""
         if is_worker(event.peer) or self._is_hosted:
             return False
-        if self._rebuilding is not None and event.peer == REGISTRAR:
-            raise PeerLostError(event.who, REGISTRAR_IS_NEEDED)
         for each in self._replications:
             each.on_server_lost(event.peer)
         if self.registrar is not None:
@@ -685,9 +656,7 @@ class ServerLoop:
             hosted._changed = told[-1]._replace(round=0)
         return hosted
 
-    def _begin_hosted(
-        self, hosted: ServerLoop, sets: Sequence[ShardCopy | RebuiltSet]
-    ) -> ServerLoop:
+    def _begin_hosted(self, hosted: ServerLoop, sets: Sequence[ShardCopy]) -> ServerLoop:
         """``sets``: what it goes on with."""
         for index, known in enumerate(sets):
             described = ControlArrived(CHIEF, known.setup, index)
@@ -695,52 +664,6 @@ class ServerLoop:
                 each.do(actions)
         self.hosted.append(hosted)
         return hosted
-
-    def _rebuild(self, peer: int, message: Rebuild | HeldVersions | HeldValues) -> None:
-        """What the shard of a server that has died is made anew of."""
-        rebuilding = self._rebuilding
-        if isinstance(message, Rebuild):
-            self._require_registrar(peer, message, is_meant=rebuilding is not None)
-        if rebuilding is None:
-            raise ProtocolError(
-                f"server {self._options.server}: {describe_peer(peer)} sent "
-                f"{type(message).__name__}; no shard is made anew in this run"
-            )
-        if isinstance(message, Rebuild):
-            rebuilding.begin(message)
-        else:
-            rebuilding.on_told(peer, message)
-
-    def _go_on_with_rebuilt(self) -> None:
-        """Between messages: with a shard of which all is here, if there is one."""
-        rebuilding = self._rebuilding
-        if rebuilding is None or (made := rebuilding.take_made()) is None:
-            return
-        options, server = rebuilding.options, made.server
-        made_sets = dict(enumerate(made.sets))  # others may come later
-        executors = iter([each.executor for each in made.sets])
-
-        def make_core(index: int, resumed_up_to: int) -> ServerCore:
-            picture = made_sets[index].picture if index in made_sets else None
-            return options.make_core(server, index, resumed_up_to, picture)
-
-        def make_history(index: int) -> ServerHistory | EventCount | None:
-            known = made_sets.get(index)
-            return known.log if known else options.make_history(server, index, 0, 0)
-
-        hosted = ServerLoop(
-            self.transport.host(server_id(server)),
-            make_core,
-            rebuilding.server_options(server),
-            make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
-            make_history=make_history,
-            make_set=self._make_set,
-            rebuilding=options,
-            is_hosted=True,
-        )
-        self._begin_hosted(hosted, made.sets)
-        answer = Rebuilt(server=server, num_lost=made.num_lost, checkpoint=made.checkpoint)
-        self.transport.send_control(REGISTRAR, answer)
 
     def _on_moved(self, server: int, host: int) -> None:
         if self.registrar is None:  # who has moved it before everybody was told
@@ -783,7 +706,7 @@ class ServerLoop:
         self._is_asked_to_finish = False
         answer = Finished(server=self._options.server, statistics=self.statistics())
         self.transport.send_control(REGISTRAR, answer)
-        if self.registrar is None and not self._survives_servers:
+        if self.registrar is None and self._replication is None:
             self._finish()
 
     def _finish(self) -> None:

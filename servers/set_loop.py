@@ -99,9 +99,6 @@ class ServerOptions:
     """lambda of psdist.servers.shard.given; 0: delays are not compensated."""
     freeze_step: int = 0
     """Steps after which Adam's second moment stays; 0: it never does."""
-    flushes_replies: bool = False
-    """Whether the history is in its file before a reply leaves: who makes the shard anew goes on
-    where somebody has heard of last, and the check looks at what was before."""
     keeper: Keeper | None = None
     """Where checkpoints go and come from; None where there are none."""
 
@@ -289,11 +286,6 @@ class SetLoop:
     def has_open_replies(self) -> bool:
         """Whether the network still has a frame of this loop's."""
         return sum(map(len, self._reply_frames.values())) < self._num_reply_frames
-
-    def tell_position(self) -> int:
-        """How long the log is, all of which is in its file now."""
-        self._flush_history()
-        return self._log.position
 
     def close_history(self) -> None:
         if self._history is not None:
@@ -490,13 +482,7 @@ class SetLoop:
         if self._has_checksums:
             header = self._with_checksums(header, key, token.peer, frame.payload, encoded)
         header.pack_into(frame.header)
-        if self._options.flushes_replies:
-            self._flush_history()
         self._transport.send(token.peer, frame)
-
-    def _flush_history(self) -> None:
-        if self._history is not None:
-            self._history.flush()
 
     def _with_checksums(
         self,
@@ -535,8 +521,6 @@ class SetLoop:
         key = (action.chunk, action.buffer)
         header = self._with_record(header, key, action.peer, encoded=None)
         header.pack_into(frame.header)
-        if self._options.flushes_replies:
-            self._flush_history()
         self._transport.send(action.peer, frame)
 
     def _with_record(

@@ -88,7 +88,6 @@ FEATURE_MODULES = (
     "servers/protocol/decided.py",
     "servers/protocol/joins.py",
     "servers/protocol/modes.py",
-    "servers/protocol/rebuilding/",
     "servers/protocol/regroups.py",
     "servers/protocol/replication/",
     "servers/protocol/returns.py",
@@ -118,7 +117,6 @@ FEATURES = {
     "rollback": "rollback",
     "second copies": "buddies buddy displaced fill hosted inherit inherited office outbox picture"
     " replica replication standby survives_servers take_over taken_over takeover takeovers",
-    "shards made anew": "flushes_replies made_anew rebuild rebuilding rebuilds rebuilt",
     "spares": "admit admits join joined joining joins may_begin_late spare spares substitute"
     " substitutes",
     "stale lr": "compensation lr_scale stale stale_lr",

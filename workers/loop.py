@@ -34,19 +34,16 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
-    HeldValues,
     Metrics,
     Missing,
     Moved,
     Setup,
     StateHeld,
     StateValues,
-    TellHeld,
     Welcome,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
-from psdist.protocol.held import PART_BYTES
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
@@ -60,12 +57,10 @@ from psdist.workers.protocol.actions import (
     DecodeReply,
     DiscardReply,
     InitialSent,
-    KeepReply,
     KeepState,
     MovePeer,
     RestoreHeld,
     SendControl,
-    SendHeld,
     SendInitial,
     SendPull,
     SendPush,
@@ -175,8 +170,6 @@ class WorkerLoop:
         self._frames: ChunkFrames | None = None
         self._chunks: Sequence[Chunk] = ()
         self._parameters: dict[int, Frame] = {}
-        self._kept: dict[int, bytearray] = {}
-        """By chunk, the newest reply, where shards are made anew of these."""
         self._pulls: dict[int, Frame] = {}
         self._copy: Sequence[Frame] = ()
         self._state_source: StateSource | None = None
@@ -201,8 +194,6 @@ class WorkerLoop:
             SendInitial: self._send_initial,
             SendValues: self._send_values,
             MovePeer: self._move_peer,
-            KeepReply: self._keep_reply,
-            SendHeld: self._send_held,
             SendState: self._send_state,
             KeepState: self._keep_state,
             SendControl: self._send_control,
@@ -344,7 +335,7 @@ class WorkerLoop:
         elif isinstance(event, Sent):
             self._on_sent(event.frame)
             return
-        elif isinstance(event, PeerLost) or isinstance(event.message, Moved | TellHeld):
+        elif isinstance(event, PeerLost) or isinstance(event.message, Moved):
             for each in self.sets:  # each has something under way
                 each._do(each.core.handle(event))
             return
@@ -401,27 +392,6 @@ class WorkerLoop:
             header = stamped(header, frame.payload)
         header.pack_into(frame.header)
         self.transport.send(peer, frame)
-
-    def _keep_reply(self, action: KeepReply) -> None:
-        landed = self._parameters[action.chunk].payload
-        assert landed is not None
-        num_bytes = self._chunks[action.chunk].num_bytes
-        kept = self._kept.get(action.chunk)
-        if kept is None:
-            kept = self._kept[action.chunk] = bytearray(num_bytes)
-        kept[:] = landed[:num_bytes]
-
-    def _send_held(self, action: SendHeld) -> None:
-        kept = memoryview(self.sets[action.set_index]._kept[action.chunk])
-        for start in range(0, len(kept), PART_BYTES):
-            values = HeldValues(
-                server=action.server,
-                set_index=action.set_index,
-                chunk=action.chunk,
-                start=start,
-                values=bytes(kept[start : start + PART_BYTES]),
-            )
-            self.transport.send_control(action.peer, values)
 
     def _move_peer(self, action: MovePeer) -> None:
         self.transport.move(action.peer, action.host)

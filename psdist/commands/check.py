@@ -69,7 +69,6 @@ from psdist.history.rules.modes import (
 )
 from psdist.history.rules.passes import check_passes
 from psdist.history.rules.pushes import Claims, check_num_iterations
-from psdist.history.rules.rebuilt import check_rebuilt
 from psdist.history.rules.reformed import ToldDeaths, check_same_reforms, lost_workers
 from psdist.history.rules.replay import ServerReplay
 from psdist.history.rules.resumed import Attempt, check_resumed
@@ -283,8 +282,6 @@ class _Checking:
         self.changes[server] = changes_of(replay)
         self.modes = self.modes or replay.rules.in_words()
         staleness = check_bound(replay, uses, findings)
-        if len(replay.rebuilt_position) or len(replay.held_position) or len(replay.lost_position):
-            self._note_lost(server, check_rebuilt(replay, log.events, uses, findings))
         sums = Checksums.of(replay, log.checksums, findings)
         check_sampled_replies(sums, findings)
         compared, unknown = check_uses(sums, uses, findings)
@@ -324,15 +321,6 @@ class _Checking:
             if unfinished := unfinished_groups(replay):
                 self.notes.append(f"on server {server} these groups never left: {unfinished}")
         return ShownServer.of(replay, len(log.checksums))
-
-    def _note_lost(self, server: int, lost: list[tuple[int, int, int]]) -> None:
-        """What a server that has died has taken with it."""
-        line = f"server {server} died, and its shard was made anew of what workers held: "
-        line += "no update is lost" if not lost else f"{len(lost)} updates are lost"
-        shown = ", ".join(f"{clock} of group {group} in chunk {k}" for k, group, clock in lost[:8])
-        if lost:
-            line += f" ({shown}{' ...' if len(lost) > len(lost[:8]) else ''})"
-        self.notes.append(line + "; what its optimizer's state was, no record says")
 
     def check_workers(self) -> None:
         run, findings = self.history.run, self.findings

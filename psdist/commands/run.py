@@ -19,7 +19,6 @@ from typing import Final
 
 from psdist.commands.program import Program
 from psdist.commands.world_size import num_ranks_for
-from psdist.config.on_server_death import survives_servers
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import LaunchError, UserError
 from psdist.install.distributions import rivals
@@ -86,7 +85,7 @@ def run(request: RunRequest) -> int:
                 progress=outcome.config.progress,
                 grace_s=outcome.config.grace_s,
                 max_deaths=outcome.config.max_deaths,
-                survives_deaths=survives_servers(outcome.config),
+                survives_deaths=outcome.config.replication != "none",
             )
 
     from psdist.commands.run_rank import run_program

@@ -11,6 +11,7 @@ REMOVED: Final = {
     "watch": "call job.report(loss) in the script",
     "round_weights": "leave it out; groups weigh alike, however many local steps they make",
     "inner_state": "leave it out; the optimizer's state is kept from round to round",
+    "on_server_death": "set replication = buddy, or make checkpoints (checkpoint_every, resume)",
     "min_groups": "set max_deaths; the job goes on while one group is left",
     "spares_for": "set max_deaths = 0, with which spares take the places of servers alone",
     "checkpoint_memory": "leave it out; servers keep the memory for the next checkpoint",

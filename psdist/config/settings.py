@@ -35,7 +35,6 @@ from psdist.config.modes import (
     schedule_of,
 )
 from psdist.config.on_group_death import contradiction_of_reforming
-from psdist.config.on_server_death import contradiction_of_rebuild
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.config.rollback import contradiction_of_rollback
@@ -307,11 +306,6 @@ class RunConfig(BaseModel):
         description="buddy: another server has a copy of each shard and survives its server's "
         "death.",
     )
-    on_server_death: Literal["end", "rebuild"] = _setting(
-        "end",
-        allowed="end or rebuild",
-        description="Without a copy: end the job, or make the shard anew of what workers hold.",
-    )
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
         0,
         allowed=f"a whole number from 0 to {MAX_SPARES}",
@@ -502,8 +496,6 @@ def allowed_values(key: str) -> str:
 
 def contradiction(config: RunConfig) -> str:
     """Settings that do not go together, and what to do; "" where all do."""
-    if wrong := contradiction_of_rebuild(config):
-        return wrong
     if wrong := contradiction_of_reforming(config):
         return wrong
     if wrong := contradiction_of_modes(config):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from psdist.errors import HistoryError
-from psdist.history.joining import joined, rebuilt
+from psdist.history.joining import joined
 from psdist.history.records import (
     DTYPES,
     HEADER,
@@ -25,6 +25,7 @@ from psdist.history.records import (
     Records,
     ServerLog,
     WorkerLog,
+    made_anew,
 )
 from psdist.history.run_record import FORMAT_VERSION, cannot, read_run
 
@@ -41,11 +42,6 @@ def copy_name(server: int, number: int = 1) -> str:
     """The files, but for what they end in, that are written by who keeps the ``number``-th copy of
     a server's shard; the first is its buddy's."""
     return f"copy-{server}" if number == 1 else f"copy-{server}-{number}"
-
-
-def rebuilt_name(server: int, number: int = 1) -> str:
-    """As :func:`copy_name`, by who has made the shard anew for the ``number``-th time."""
-    return f"rebuilt-{server}" if number == 1 else f"rebuilt-{server}-{number}"
 
 
 def _numbers(path_dir: Path, first: str) -> list[int]:
@@ -94,6 +90,8 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         is_complete = is_closed and is_also
         return ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
 
+    for path in path_dir.glob("rebuilt-*.events"):
+        raise made_anew(f"{path_dir / path.name} is")
     for server in range(run.num_servers):
         copies, name = _numbers(path_dir, copy_name(server)), f"server-{server}"
         if copies and not (path_dir / f"{name}.events").exists():
@@ -104,9 +102,6 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         for number in copies:
             name = copy_name(server, number)
             log = joined(log, read_log(name, server), name=name)
-        for number in _numbers(path_dir, rebuilt_name(server)):
-            name = rebuilt_name(server, number)
-            log = rebuilt(log, read_log(name, server), name=name)
         servers.append(log)
     for worker in range(run.num_workers):
         path = path_dir / f"worker-{worker}"

@@ -12,12 +12,6 @@ at which position of the shard's log that is. Its keeper may take the place in t
 
     log = joined(log_of_server, log_of_buddy, name="copy-1")      # HistoryError where they differ
     log = joined(log, log_of_the_next, name="copy-1-2")
-
-Where nobody had a copy, another server has made the shard anew of what workers held. Its log begins
-at the highest position that any of them knew of: what the dead server logged behind that nobody has
-seen.
-
-    log = rebuilt(log_of_server, log_of_the_other, name="rebuilt-1")
 """
 
 from __future__ import annotations
@@ -68,35 +62,6 @@ def joined(log: ServerLog, copy: ServerLog, *, name: str) -> ServerLog:
         events=np.concatenate([log.events[:first], copy.events], dtype=copy.events.dtype),
         checksums=np.concatenate([sums, copy.checksums]),
         is_complete=copy.is_complete,
-    )
-
-
-def rebuilt(log: ServerLog, later: ServerLog, *, name: str) -> ServerLog:
-    """The shard's log out of what is known of it and that of who has made it anew, in files called
-    ``name``. Raises :class:`HistoryError` where the two do not tell of one shard."""
-    if not len(later.events):
-        return replace(log, is_complete=False)
-    first = later.events[0]
-    position = float(first["weight"])
-    if first["kind"] != EventKind.REBUILT or not position.is_integer() or position < 0:
-        raise HistoryError(f"history/{name}.events is damaged: it does not begin with REBUILT")
-    begin = int(position)
-    if begin > len(log.events):
-        raise HistoryError(
-            f"history/{name}.events begins at position {begin}, and what server {log.server} had "
-            f"logged before it died ends at {len(log.events)}: records are missing between"
-        )
-    events = np.concatenate([log.events[:begin], later.events], dtype=later.events.dtype)
-    held = later.events[later.events["kind"] == EventKind.HELD]
-    known = dict(zip(held["chunk"].tolist(), held["weight"].tolist(), strict=True))
-    sums = log.checksums
-    # Of replies behind what a chunk goes on with: nobody has received any.
-    until = np.array([known.get(chunk, begin) for chunk in sums["chunk"].tolist()], np.float64)
-    return ServerLog(
-        server=log.server,
-        events=events,
-        checksums=np.concatenate([sums[sums["position"] <= until], later.checksums]),
-        is_complete=later.is_complete,
     )
 
 

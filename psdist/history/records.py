@@ -65,15 +65,6 @@ class EventKind(IntEnum):
     FILLED = 14
     """Server ``clock`` keeps another copy of the shard from here on, the event at position
     ``weight``: with it the log of that copy begins."""
-    REBUILT = 15
-    """The server has died, and server ``clock`` has made its shard anew of what workers held; from
-    here on, the event at position ``weight``, the log is that one's. Groups join again."""
-    HELD = 16
-    """The chunk goes on, in version ``clock``, with the values that a worker of the group has had
-    by a reply of position ``weight``: nothing that was applied behind that is contained."""
-    LOST = 17
-    """The group's update ``clock`` counts as contained from here on; unless the values contain it,
-    it is lost."""
     REFORM = 18
     """Worker ``weight`` of the group has died, and the others of it go on; ``clock``: the fewest
     updates of the group that a chunk of the server contains."""
@@ -88,9 +79,13 @@ def code_of(mode: str, staleness: int | None) -> int:
     return {"sync": SYNC, "async": ASYNC}.get(mode, staleness or 0)
 
 
+RETIRED_KINDS = (15, 16, 17)
+"""Of events that earlier versions wrote where a dead server's shard was made anew of what workers
+held."""
+
 OF_CHUNK = (
     *(EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE),
-    *(EventKind.INHERIT, EventKind.MISSED, EventKind.HELD, EventKind.LOST),
+    *(EventKind.INHERIT, EventKind.MISSED),
 )
 """Events about a chunk."""
 OF_MEMBERSHIP = (
@@ -242,11 +237,22 @@ def joined_at(run: RunRecord, events: Records) -> dict[int, int]:
     return dict(zip(late["group"].tolist()[::-1], late["clock"].tolist()[::-1], strict=True))
 
 
+def made_anew(what: str) -> HistoryError:
+    """Return the error of a history of an earlier version; ``what``: the file, and a verb."""
+    return HistoryError(
+        f"{what} of another version of psdist: a dead server's shard was made anew of what workers "
+        "held (on_server_death = rebuild), which this version does not check; check the run with "
+        "the version that wrote it"
+    )
+
+
 def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     kind, chunk, flags = events["kind"], events["chunk"], events["flags"]
     is_apply, has_bytes = kind == EventKind.APPLY, np.isin(kind, OF_BYTES)
     is_of_chunk = np.isin(kind, OF_CHUNK)
-    _refuse(where, "kind", kind, (kind < 1) | (kind > max(EventKind)))
+    if np.isin(kind, RETIRED_KINDS).any():
+        raise made_anew(f"history/{where} is")
+    _refuse(where, "kind", kind, ~np.isin(kind, tuple(EventKind)))
     _refuse(where, "group", events["group"], events["group"] >= len(run.groups))
     _refuse(where, "clock", events["clock"], ~_is_a_clock(events["clock"]))
     _refuse(where, "chunk", chunk, is_of_chunk & (chunk >= run.num_chunks))
@@ -260,10 +266,7 @@ def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     is_a_mode = (crc >= ASYNC) & (crc < _CLOCK_LIMIT) & (crc == np.floor(crc))
     _refuse(where, "weight", crc, (kind == EventKind.MODE) & ~is_a_mode)
     at = np.arange(len(events))
-    begins = np.isin(kind, (EventKind.FILLED, EventKind.REBUILT))
-    _refuse(where, "weight", crc, begins & (crc != at))
-    is_before = (crc >= 0) & (crc <= at) & (crc == np.floor(crc))
-    _refuse(where, "weight", crc, (kind == EventKind.HELD) & ~is_before)
+    _refuse(where, "weight", crc, (kind == EventKind.FILLED) & (crc != at))
 
 
 def _refuse_uses(where: str, uses: Records, run: RunRecord) -> None:

@@ -31,7 +31,6 @@ from psdist.history.files import (
     history_folder,
     read_histories,
     read_history,
-    rebuilt_name,
 )
 from psdist.history.recorder import Recorder
 from psdist.history.records import (
@@ -105,15 +104,6 @@ class EventCount:
     def filled(self, _keeper: int, _position: int) -> None:
         self.position += 1
 
-    def rebuilt(self, _host: int) -> None:
-        self.position += 1
-
-    def held(self, _chunk: int, _group: int, _version: int, _position: int) -> None:
-        self.position += 1
-
-    def lost(self, _chunk: int, _group: int, _clock: int) -> None:
-        self.position += 1
-
     def mode(self, _round_number: int, _mode: str, _staleness: int) -> None:
         self.position += 1
 
@@ -131,11 +121,9 @@ class ServerHistory:
         server: int,
         *,
         copy: int = 0,
-        rebuilt: int = 0,
         position: int = 0,
     ) -> None:
-        """``copy``: the number of the copy whose keeper writes it, ``rebuilt``: how often the shard
-        has been made anew, with this time, by who writes it; both 0 for the server itself;
+        """``copy``: the number of the copy whose keeper writes it, 0 for the server itself;
         ``position``: of its first event, in the shard's log."""
         self.server = server
         self.position = position
@@ -143,8 +131,6 @@ class ServerHistory:
         self.num_checksums = 0
         """Checksums so far (read only)."""
         name = copy_name(server, copy) if copy else f"server-{server}"
-        if rebuilt:
-            name = rebuilt_name(server, rebuilt)
         path = path_dir and path_dir / name
         self._events = Recorder(path and path.with_suffix(".events"), FileKind.EVENTS, server)
         self._checksums = Recorder(
@@ -218,21 +204,6 @@ class ServerHistory:
         ``position`` of this one's."""
         weight = float(position)
         self._event(EventKind.FILLED, NO_CHUNK, 0, keeper, weight, 1.0, EventFlag.NONE)
-
-    def rebuilt(self, host: int) -> None:
-        """The server has died: server ``host`` has made its shard anew, and this log begins."""
-        weight = float(self.position)
-        self._event(EventKind.REBUILT, NO_CHUNK, 0, host, weight, 1.0, EventFlag.NONE)
-
-    def held(self, chunk: int, group: int, version: int, position: int) -> None:
-        """The chunk goes on in this version, with what a worker of ``group`` has had by a reply of
-        ``position``."""
-        weight = float(position)
-        self._event(EventKind.HELD, chunk, group, version, weight, 1.0, EventFlag.NONE)
-
-    def lost(self, chunk: int, group: int, clock: int) -> None:
-        """The update ``clock`` of ``group`` counts as contained, whether or not it is."""
-        self._event(EventKind.LOST, chunk, group, clock, 0.0, 1.0, EventFlag.NONE)
 
     def mode(self, round_number: int, mode: str, staleness: int) -> None:
         """From ``round_number`` on the mode is another one."""

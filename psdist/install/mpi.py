@@ -259,8 +259,7 @@ def mpirun_command(
     if survives_deaths:
         if mpirun.family != "openmpi":
             raise LaunchError(
-                "max_deaths, replication = buddy and on_server_death = rebuild need Open MPI's "
-                "mpirun --with-ft ulfm; "
+                "max_deaths and replication = buddy need Open MPI's mpirun --with-ft ulfm; "
                 f"{mpirun.name} ends all ranks with the first that dies: leave them out, and go on "
                 "from a checkpoint "
                 "(--checkpoint-every, --resume)"

@@ -154,12 +154,10 @@ class Resume(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumed(Control):
-    """A server's answer to :class:`Resume`. ``positions``: where shards are
-    made anew, by parameter set how long its log was then, of which all is in its file."""
+    """A server's answer to :class:`Resume`."""
 
     seq: int
     server: int
-    positions: _Numbers = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -481,84 +479,6 @@ class Moved(Control):
 
     server: int
     host: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rebuild(Control):
-    """Registrar to a server: ``server`` has died, and nobody has a copy of its shard. Make it anew
-    of what workers hold, and go on in its place. ``number``: how often that shard has been made
-    anew, with this time; ``resumed_up_to``: collectives that ``server`` had said were over, and
-    ``positions`` what it had said then (:class:`Resumed`). Answered with :class:`Rebuilt`."""
-
-    server: int
-    number: int
-    resumed_up_to: int
-    positions: _Numbers
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rebuilt(Control):
-    """The answer to :class:`Rebuild`: this server goes on with the shard. ``num_lost``: updates of
-    a chunk that may be lost, in all of them together; ``checkpoint``: where the optimizer's state
-    is from, nothing where it is a fresh one."""
-
-    server: int
-    num_lost: int
-    checkpoint: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TellHeld(Control):
-    """Registrar to every worker: ``server`` has died; tell ``host``, which makes its shard anew,
-    what you hold of that. Answered there with :class:`HeldVersions`, of each parameter set."""
-
-    server: int
-    host: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldVersions(Control):
-    """A worker to who makes the shard of ``server`` anew, of a parameter set: of each of
-    ``chunks``, those of its slice and that shard (one entry of each list for each), the newest
-    reply that it has received whole: ``positions``, ``min_dones`` and ``versions`` are what that
-    said. ``rounds``: how many pushes of the group have been answered; ``sent``: of the next one,
-    how far it has come (psdist.protocol.held); ``paused``: whether the group has been suspended
-    since that reply. ``left``: of a group's leader after how many iterations the group has left,
-    else -1. ``is_setting``: whether this worker is in job.push."""
-
-    server: int
-    worker: int
-    set_index: int
-    chunks: _Numbers
-    positions: _Numbers
-    min_dones: _Numbers
-    versions: _Numbers
-    rounds: _Numbers
-    sent: _Numbers
-    paused: Annotated[list[bool], FailFast()]
-    left: int
-    is_setting: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldWanted(Control):
-    """Who makes the shard of ``server`` anew to a worker: the values of these chunks, please, of
-    the versions that you have named. Answered with :class:`HeldValues`, part by part."""
-
-    server: int
-    set_index: int
-    chunks: _Numbers
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldValues(Control):
-    """A part of a chunk's values, in the workers' dtype: the bytes from ``start`` on."""
-
-    server: int
-    set_index: int
-    chunk: int
-    start: int
-    values: bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62

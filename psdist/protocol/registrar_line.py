@@ -64,7 +64,6 @@ from psdist.protocol.control import (
     Propose,
     ProposeMode,
     Ready,
-    Rebuilt,
     ReceivedUpTo,
     Regroup,
     Regrouped,
@@ -97,11 +96,10 @@ SAID_BY_REGISTRAR: Final = (
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
     *(CopyLost, Admit, Welcome, Replace, Appoint, Regrouped),
 )
-"""What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job;
-where there is Rebuilt there is no deputy."""
+"""What is counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the job."""
 FOR_REGISTRAR: Final = (
     *SAID_TO_REGISTRAR,
-    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows, Rebuilt),
+    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows),
 )
 """All that is for the registrar; what else is sent to its id is for the shard of server 0."""
 TOLD_EVERY: Final = 16

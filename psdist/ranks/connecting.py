@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgpack
 
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.on_server_death import survives_servers
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved, describe_defaults
 from psdist.controller.kept import Fidelity
@@ -142,7 +141,7 @@ def _connect(
     nic: str,
 ) -> RankContext:
     is_wanted = isinstance(outcome, Resolved) and outcome.config.max_deaths > 0
-    survives = isinstance(outcome, Resolved) and survives_servers(outcome.config)
+    survives = isinstance(outcome, Resolved) and outcome.config.replication != "none"
     if is_wanted and not survives_deaths(os.environ):
         outcome = LaunchError(
             "max_deaths is above 0, but this launcher ends all ranks with the first that dies: "
@@ -151,7 +150,7 @@ def _connect(
         )
     elif (is_wanted or survives) and survives_deaths(os.environ) and not is_ours():
         outcome = LaunchError(
-            "max_deaths, replication or on_server_death are set, and the script loads mpi4py's MPI "
+            "max_deaths or replication are set, and the script loads mpi4py's MPI "
             "before psdist.init(): MPI's own end, which may wait for the dead for ever, would then "
             "hide the status of the script; import it behind psdist.init(), or start by psdist run"
         )
@@ -289,11 +288,6 @@ def _connect_alone(
         outcome = ConfigError(
             "replication = buddy with 1 rank, which is the only server: nobody else can keep a "
             "copy; start more ranks, or set replication = none"
-        )
-    if isinstance(outcome, Resolved) and outcome.config.on_server_death == "rebuild":
-        outcome = ConfigError(
-            "on_server_death = rebuild with 1 rank, which is the only server: nobody else can make "
-            "its shard anew; start more ranks, or set on_server_death = end"
         )
     if isinstance(outcome, UserError):
         print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)

@@ -524,14 +524,9 @@ class RankContext:
         return self.survives_workers and reforms_groups(self.config)
 
     @property
-    def rebuilds_shards(self) -> bool:
-        """Whether the shard of a server that has died is made anew."""
-        return self.comm is not None and self.config.on_server_death == "rebuild"
-
-    @property
     def survives_servers(self) -> bool:
         """Whether the job may go on when a server has died."""
-        return bool(self.buddies) or self.rebuilds_shards
+        return bool(self.buddies)
 
     def _speaker(self) -> int:
         """Who prints why the job ends: the registrar, or its deputy, or the first server that

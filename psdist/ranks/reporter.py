@@ -66,7 +66,6 @@ from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
-from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.protocol.registrar import (
     Complete,
     EndJob,
@@ -361,9 +360,6 @@ class Reporter:
         elif isinstance(action, ServerDeath):
             self._deaths.taken_over(action)
             self._tell_parent_of_death(self._context.roles.server_ranks[action.server])
-        elif isinstance(action, ServerRebuilt):
-            self._deaths.rebuilt(action)
-            self._tell_parent_of_death(self._context.roles.server_ranks[action.process])
         elif isinstance(action, SpareDeath):
             self._deaths.spare_lost(action)
             self._tell_parent_of_death(self._context.roles.spare_ranks[action.spare])

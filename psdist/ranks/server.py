@@ -35,7 +35,6 @@ from psdist.protocol.ids import REGISTRAR, is_spare, server_id
 from psdist.ranks.checkpointing.fidelity import codec_control, levels_of, loss_step_control
 from psdist.ranks.checkpointing.files import FileKeeper
 from psdist.ranks.checkpointing.ruling import begins_with
-from psdist.ranks.checkpointing.states import StateSearch
 from psdist.ranks.context import RankContext
 from psdist.ranks.duty import Duty
 from psdist.ranks.lobby import wait_for_job
@@ -51,7 +50,6 @@ from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office
-from psdist.servers.rebuilding import RebuildingOptions
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
@@ -164,12 +162,12 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         )
 
     def make_history(
-        set_index: int, number: int = server, copy: int = 0, position: int = 0, rebuilt: int = 0
+        set_index: int, number: int = server, copy: int = 0, position: int = 0
     ) -> ServerHistory | None:
         if not config.record:
             return None
         folder = history_folder(context.run_directory.path, set_index)
-        history = ServerHistory(folder, number, copy=copy, rebuilt=rebuilt, position=position)
+        history = ServerHistory(folder, number, copy=copy, position=position)
         context.flushes.append(history.flush)
         return history
 
@@ -194,7 +192,6 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         compensation=config.delay_compensation,
         freeze_step=config.freeze_step,
         keeper=make_keeper(server),
-        flushes_replies=context.rebuilds_shards and config.record,
     )
     make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
     tracer = context.tracer
@@ -213,20 +210,6 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             ),
             make_keeper=make_keeper,
             first_clocks=context.first_clocks,
-        )
-    rebuilding = None
-    if context.rebuilds_shards:
-        rebuilding = RebuildingOptions(
-            groups=roles.groups,
-            make_core=lambda number, index, resumed, picture: make_core(
-                index, resumed, number, picture
-            ),
-            make_history=lambda number, index, rebuilt, position: make_history(
-                index, number, 0, position, rebuilt
-            ),
-            make_keeper=make_keeper,
-            first_clocks=context.first_clocks,
-            find_state=partial(StateSearch, context.folder),
         )
     duty = Duty(context)
     if is_spare(server):
@@ -265,7 +248,6 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         on_built=duty.on_built,
         make_set=make_set,
         replication=replication,
-        rebuilding=rebuilding,
     )
     duty.contained = lambda: [each.core.contained() for each in loop.sets]
     return loop, duty
@@ -287,7 +269,6 @@ def _registrar(context: RankContext) -> Registrar:
         hosts=hosts_of(roles),
         racks=racks_of(roles),
         num_spares=roles.num_spares,
-        rebuilds=context.rebuilds_shards,
         reforms=context.reforms_groups,
         may_miss=context.config.backup > 0,
         takes_set_mode=context.config.set_mode == "allowed",

@@ -53,7 +53,6 @@ from psdist.protocol.control import (
     ModeProposed,
     Progress,
     Ready,
-    Rebuilt,
     Regroup,
     Resume,
     Resumed,
@@ -99,7 +98,6 @@ from psdist.servers.protocol.modes import (
     ModeChanges,
     ModeObserved,
 )
-from psdist.servers.protocol.rebuilding.rebuilds import RebuildAction, Rebuilds
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
 from psdist.servers.protocol.returns import Returns
@@ -140,7 +138,6 @@ RegistrarAction = (
     | Joined
     | SubstituteDeath
     | TakeoverAction
-    | RebuildAction
     | ModeChanged
     | ModeObserved
     | GroupGone
@@ -164,7 +161,6 @@ class Registrar:
         *Regroups.TAKES,
         *Joins.TAKES,
         *Takeovers.TAKES,
-        *Rebuilds.TAKES,
         *ModeChanges.TAKES,
         *Decided.TAKES,
     )
@@ -182,7 +178,6 @@ class Registrar:
         hosts: Sequence[str] = (),
         racks: Sequence[str] = (),
         num_spares: int = 0,
-        rebuilds: bool = False,
         takes_set_mode: bool = False,
         control: Controller | None = None,
         steps: StepControl | LossStepControl | None = None,
@@ -200,8 +195,7 @@ class Registrar:
         is one of its own;
         ``max_deaths``: psdist.servers.protocol.deaths; ``buddies``: by server, who
         has its second copy; nothing where there are none; ``hosts``, ``racks``: by server,
-        and then by spare, where it is; ``rebuilds``: where there are no buddies, a dead server's
-        shard is made anew; ``takes_set_mode``: whether scripts may change the mode;
+        and then by spare, where it is; ``takes_set_mode``: whether scripts may change the mode;
         ``control``: changes it, or the codecs, where nobody else does; ``steps``: chooses how many
         local steps each group makes, where they are not always as many; ``num_substitutes``: so
         many of the workers, the last ones, are groups of their own that join when others have died
@@ -263,9 +257,6 @@ class Registrar:
             num_spares=num_spares,
             num_substitutes=num_substitutes,
         )
-        self._rebuilds: Rebuilds | None = None
-        if rebuilds:
-            self._rebuilds = Rebuilds(num_workers=num_workers, num_servers=num_servers)
         self._collectives: dict[int, Collective] = {}
         self._held: int | None = None
         """Number of a collective to which all have come, and that waits until the checkpoint before
@@ -337,10 +328,6 @@ class Registrar:
         if isinstance(message, TakenOver):
             taken = self._takeovers.on_taken_over(peer, message)
             return [*taken, *self._ask_again(message.server)]
-        if isinstance(message, Rebuilt):
-            if self._rebuilds is None:
-                _refuse(peer, "has made a shard anew, unasked")
-            return [*self._rebuilds.on_rebuilt(peer, message), *self._ask_again(message.server)]
         if isinstance(message, KeepsCopy):
             return [*self._takeovers.on_keeps_copy(peer, message)]
         if isinstance(message, CopyFilled):
@@ -350,20 +337,8 @@ class Registrar:
         raise InvariantError(f"the registrar was given {type(message).__name__}")
 
     def on_server_lost(self, peer: int, who: str) -> list[RegistrarAction]:
-        """A server has died that has a buddy, or whose shard is made anew, or a spare. Raises
-        :class:`ServersLostError`, or :class:`PeerLostError` where nothing can be made anew."""
-        if self._rebuilds is None:
-            return [*self._takeovers.on_server_lost(peer, who)]
-        if not self._is_ready:
-            raise PeerLostError(
-                who, "before training had begun, for which every server is needed: restart the job"
-            )
-        return [*self._rebuilds.on_server_lost(peer, who, resumed_up_to=self._resumed_up_to)]
-
-    def _resumed_up_to(self, server: int) -> int:
-        """Collectives of which the server has said that they are over."""
-        owed = [seq for seq, each in self._collectives.items() if server not in each.resumed]
-        return min(owed, default=max(self._entered.values(), default=0) + 1) - 1
+        """A server that has a buddy has died, or a spare. Raises :class:`ServersLostError`."""
+        return [*self._takeovers.on_server_lost(peer, who)]
 
     def _ask_again(self, server: int) -> list[RegistrarAction]:
         """What a server owes whose place another one has taken."""
@@ -759,8 +734,6 @@ class Registrar:
         if message.server in collective.resumed:
             _refuse(server_id(message.server), f"resumed collective {message.seq} twice")
         collective.resumed.add(message.server)
-        if self._rebuilds is not None:
-            self._rebuilds.on_resumed(message)
         if len(collective.resumed) < self._num_servers:
             return []
         del self._collectives[message.seq]
@@ -825,7 +798,6 @@ class Registrar:
         stops = [SendControl(worker_id(worker), Stop()) for worker in heard_by]
         # Until now a server may have had to take another one's place.
         servers = self._takeovers.alive if self._takeovers.has_buddies else []
-        servers = self._rebuilds.alive if self._rebuilds is not None else servers
         stops += [SendControl(each, Stop()) for each in servers if each != REGISTRAR]
         return [*stops, Complete()]
 

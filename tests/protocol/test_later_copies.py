@@ -70,7 +70,7 @@ def count_copies(met: Counter[str]) -> Any:
 
 def compare(job: VirtualJob, taken: type[Taken]) -> None:
     """What keepers call whole is what it would have been if it had been copied at once."""
-    later = {id(region) for keeper in (*job.keepers, *job.later_keepers)
+    later = {id(region) for keeper in job.keepers
              for each in keeper.checkpoints for region in each.parts.values()}  # fmt: skip
     for regions, now in taken.at_once:
         if {id(each) for each in regions} <= later:

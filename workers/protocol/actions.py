@@ -49,23 +49,6 @@ class SendValues:
 
 
 @dataclass(slots=True)
-class KeepReply:
-    """A reply about the chunk has come whole: keep its bytes, as they lie where it has landed."""
-
-    chunk: int
-
-
-@dataclass(slots=True)
-class SendHeld:
-    """Send what was kept of the chunk, of ``server``'s shard, part by part, as HeldValues."""
-
-    peer: int
-    server: int
-    set_index: int
-    chunk: int
-
-
-@dataclass(slots=True)
 class MovePeer:
     """What is sent to ``peer``, which has died, goes to the process of ``host`` from now on."""
 
@@ -162,8 +145,6 @@ Action = (
     | SendInitial
     | SendValues
     | MovePeer
-    | KeepReply
-    | SendHeld
     | SendState
     | KeepState
     | SendControl

@@ -39,8 +39,6 @@ from psdist.protocol.control import (
     Cancel,
     Collected,
     Commit,
-    HeldVersions,
-    HeldWanted,
     Missing,
     Moved,
     Propose,
@@ -55,13 +53,11 @@ from psdist.protocol.control import (
     StepsFixed,
     Stop,
     Survive,
-    TellHeld,
     Welcome,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.header import MOST_SETS
-from psdist.protocol.held import REGISTRAR_IS_NEEDED
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, spare_of
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
@@ -71,11 +67,9 @@ from psdist.workers.protocol.actions import (
     InitialSent,
     MovePeer,
     SendControl,
-    SendHeld,
     Warn,
 )
 from psdist.workers.protocol.collectives import Collectives
-from psdist.workers.protocol.holding import HoldingTransfers
 from psdist.workers.protocol.meetings import Meetings
 from psdist.workers.protocol.membership import Membership
 from psdist.workers.protocol.moves import Moves
@@ -142,11 +136,6 @@ class WorkerCore:
         self._num_levels = 0
         self._said: list[tuple[int, BeginCodecs]] = []
         """Of whom to a substitute that has not taken its slice yet."""
-        self._untold: dict[int, int] = {}
-        """Servers whose shards are made anew, and who does: this worker has still to tell what it
-        holds."""
-        self._is_setting = False
-        """Whether the collective that was entered last sets values (job.push)."""
         self._awaited: Collection[int] = ()
         self._is_expecting = False
         self._is_suspended = False
@@ -164,8 +153,6 @@ class WorkerCore:
             StateTaken: self._state.on_taken,
             StateHeld: self._state.on_held,
             Moved: self._on_moved,
-            TellHeld: self._on_tell_held,
-            HeldWanted: self._on_held_wanted,
             BeginCodecs: self._on_begin_codecs,
         }
         if not self.set_index:
@@ -220,14 +207,11 @@ class WorkerCore:
         """Given to every set of a worker, as :class:`Moved` is."""
         if self._survives_workers and is_worker(event.peer):
             return []  # servers wait for it until the registrar says that nobody does
-        if not self.seat.survives_servers or is_worker(event.peer):
+        if not self.seat.servers_have_buddies or is_worker(event.peer):
             raise PeerLostError(event.who)
-        if self.seat.shards_are_rebuilt and event.peer == REGISTRAR:
-            raise PeerLostError(event.who, REGISTRAR_IS_NEEDED)
         if not is_spare(event.peer):  # which nothing was set up on
             self._require_set_up(event.who)
-        moved = self._go_on_with(self._moves.on_lost(event.peer))
-        return moved + self._tell_held()
+        return self._go_on_with(self._moves.on_lost(event.peer))
 
     def _on_moved(self, peer: int, message: Moved) -> list[Action]:
         server, host, count = message.server, message.host, self.seat.num_servers
@@ -239,56 +223,6 @@ class WorkerCore:
                 f"are {count} servers and {self.seat.num_spares} spares"
             )
         return self._go_on_with(self._moves.on_moved(server, host=host))
-
-    def _on_tell_held(self, peer: int, message: TellHeld) -> list[Action]:
-        """Given to every set of a worker, as :class:`Moved` is. The answer waits until the network
-        has told of the death, too: until then replies may come."""
-        server, host, count = message.server, message.host, self.seat.num_servers
-        is_known = 0 <= server < count and 0 <= host < count
-        if peer != REGISTRAR or not is_known or not self.seat.shards_are_rebuilt:
-            raise ProtocolError(
-                f"worker {self.seat.worker}: {describe_peer(peer)} sent TellHeld of server "
-                f"{server} to {describe_peer(host)}; {describe_peer(REGISTRAR)} does, where shards "
-                f"are made anew, and there are {count} servers"
-            )
-        self._untold[server] = host
-        return self._tell_held()
-
-    def _tell_held(self) -> list[Action]:
-        actions: list[Action] = []
-        for server, host in [*self._untold.items()]:
-            if not self._moves.is_lost(server):
-                continue
-            del self._untold[server]
-            self._require_set_up(describe_peer(server_id(server)))
-            transfers = self._slice
-            assert isinstance(transfers, HoldingTransfers)
-            left = self._membership.left_after
-            told = HeldVersions(
-                server=server,
-                worker=self.seat.worker,
-                set_index=self.set_index,
-                **transfers.held(server)._asdict(),
-                left=-1 if left is None else left,
-                is_setting=self._is_setting,
-            )
-            actions.append(SendControl(server_id(host), told))
-        return actions
-
-    def _on_held_wanted(self, peer: int, message: HeldWanted) -> list[Action]:
-        """Who makes a shard anew has chosen this worker's values of these chunks."""
-        server, each = message.server, message.set_index
-        known = self.sets[each]._slice if 0 <= each < len(self.sets) else None
-        is_held = isinstance(known, HoldingTransfers) and all(
-            chunk in known.mine and known.owners[chunk] == server and known.version_kept(chunk)
-            for chunk in message.chunks
-        )
-        if is_worker(peer) or not is_held or not self._moves.is_lost(server):
-            raise ProtocolError(
-                f"worker {self.seat.worker}: {describe_peer(peer)} wants values of server "
-                f"{server}, which has not died, or of which this worker holds others"
-            )
-        return [SendHeld(peer, server, each, chunk) for chunk in message.chunks]
 
     def _on_begin_codecs(self, peer: int, message: BeginCodecs) -> list[Action]:
         """Every server says so, before its first parameters for that round; one may be late, and
@@ -390,8 +324,6 @@ class WorkerCore:
         if self._slice is not None:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
         make = ResendingTransfers if self.seat.servers_have_buddies else Transfers
-        if self.seat.shards_are_rebuilt:
-            make = HoldingTransfers
         self._slice = make(
             self.seat,
             owners=owners,
@@ -537,7 +469,7 @@ class WorkerCore:
             )
         transfers = self._transfers
         transfers.require_next(clock)
-        self._is_expecting = self._is_setting = False
+        self._is_expecting = False
         settings = self._settings.update(hyper, absent)
         transfers.begin_iteration(clock=clock, settings=self._settings.version, weight=weight)
         return self._tell_servers(settings)
@@ -675,9 +607,6 @@ class WorkerCore:
         enter = self._collectives.begin(name, payload, values)
         for each in self.sets:
             each._is_suspended = each in stopped
-            each._is_setting = name == "push"
-            if each._is_suspended and isinstance(each._slice, HoldingTransfers):
-                each._slice.pause()
         suspends = (each._membership.suspend(clock=each.clock, seq=enter.seq) for each in stopped)
         return [*chain.from_iterable(suspends), SendControl(REGISTRAR, enter)]
 

@@ -36,10 +36,6 @@ class Moves:
         self._told[server] = host
         return self._move()
 
-    def is_lost(self, server: int) -> bool:
-        """Whether the process that serves ``server`` has died, and no other one does yet."""
-        return self._at.get(server, server) in self._lost
-
     def _move(self) -> list[tuple[int, int]]:
         moved = [
             (server, host)

@@ -19,9 +19,7 @@ class Seat:
     num_servers: int
     servers_have_buddies: bool = False
     """Whether another server goes on in the place of one that has died, with a copy of its
-    shard,"""
-    shards_are_rebuilt: bool = False
-    """or without one, of what workers hold."""
+    shard."""
     num_spares: int = 0
     """Those that may do so, too."""
     is_substitute: bool = False
@@ -34,11 +32,6 @@ class Seat:
         before = len(self.members)
         self.members = tuple(each for each in self.members if each not in dead)
         return before - len(self.members)
-
-    @property
-    def survives_servers(self) -> bool:
-        """Whether the job goes on when a server has died."""
-        return self.servers_have_buddies or self.shards_are_rebuilt
 
     @property
     def place(self) -> int:

@@ -109,7 +109,7 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
     if not is_gathered.any():
         return
     is_start = start_of == np.arange(replay.num_rows)
-    starts = np.flatnonzero(is_start & is_gathered & ~replay.is_lost)
+    starts = np.flatnonzero(is_start & is_gathered)
 
     same = np.flatnonzero(~is_start & is_gathered)
     findings.add_each(

@@ -24,9 +24,6 @@ class Rule(Enum):
     MISSED = (
         "as few groups miss a round as backup says, of all chunks the same, not always the same"
     )
-    REBUILT = (
-        "a shard that was made anew goes on with the newest that anybody had, and says what is lost"
-    )
     HANDS = "every sample is dealt once, and each group makes the local steps fixed for it"
     CODECS = "every push was coded as run.json says of its round"
     STEPS = "optimizer steps are whole, in group order, of the right groups"

@@ -45,12 +45,8 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         replay.members["lr_scale"].tolist(),
         strict=True,
     )
-    rebuilt = replay.rebuilt_position.tolist()
     num_lost: Counter[int] = Counter()
     for position, kind, group, clock, weight, lr_scale in members:
-        if rebuilt and position > rebuilt[0]:
-            del rebuilt[0]
-            latest.clear()  # who makes a shard anew lets every group join again
         event = EventKind(kind)
         num_lost[group] += event == EventKind.REFORM
         problems = [

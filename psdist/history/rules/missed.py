@@ -27,7 +27,7 @@ Missed = frozenset[tuple[int, int]]
 def check_missed(replay: ServerReplay, findings: Findings) -> dict[int, Missed]:
     """At most ``backup`` groups miss a round, none of them ``backup_every`` rounds running. Who has
     missed which rounds, by chunk of this server."""
-    run, missed = replay.run, np.flatnonzero(replay.is_missed & ~replay.is_lost)
+    run, missed = replay.run, np.flatnonzero(replay.is_missed)
     owned = np.flatnonzero(np.asarray(run.owners) == replay.server).tolist()
     if not len(missed):
         return dict.fromkeys(owned, frozenset())

@@ -58,19 +58,7 @@ class ServerReplay:
         joined = joined_at(run, events)
         self.first[list(joined)] = list(joined.values())
 
-        self.rebuilt_position: Ints = np.flatnonzero(events["kind"] == EventKind.REBUILT)
-        """Of every time that the shard was made anew of what workers held."""
-        self.held_position: Ints = np.flatnonzero(events["kind"] == EventKind.HELD)
-        """Of every chunk that went on with what a worker held."""
-        self.held = events[self.held_position]
-        is_void = self._void(events)
-        self.lost_position: Ints = np.flatnonzero((events["kind"] == EventKind.LOST) & ~is_void)
-        """Of every update that may be lost."""
-        self.is_contained_after_all: Ints = self._is_applied_before(events, is_void)
-        """Of each of those: whether the chunk went on with values that contain it."""
-        is_counted = np.isin(events["kind"], (EventKind.APPLY, EventKind.MISSED, EventKind.LOST))
-        is_counted[self.lost_position[self.is_contained_after_all]] = False
-        positions = np.flatnonzero(is_counted & ~is_void)
+        positions = np.flatnonzero(np.isin(events["kind"], (EventKind.APPLY, EventKind.MISSED)))
         self.num_rows = len(positions)
         order = np.argsort(events["chunk"][positions], kind="stable")
         self.position: Ints = positions[order]
@@ -81,14 +69,11 @@ class ServerReplay:
         self.clock: Ints = applies["clock"]
         self.weight: Ints = applies["weight"]
         self.lr_scale: Ints = applies["lr_scale"]
-        self.is_lost: Ints = applies["kind"] == EventKind.LOST
-        """Whether it counts as contained and is not: it died with the server."""
-        self.is_last: Ints = self.is_lost | ((applies["flags"] & EventFlag.LAST) != 0)
+        self.is_last: Ints = (applies["flags"] & EventFlag.LAST) != 0
         self.codec: Ints = applies["codec"].astype(np.int64)
         """Of the message that brought the update."""
-        self.is_missed: Ints = self.is_lost | (applies["kind"] == EventKind.MISSED)
-        """Whether it counts as contained, and brought nothing: the group has missed the round, or
-        the update is lost."""
+        self.is_missed: Ints = applies["kind"] == EventKind.MISSED
+        """Whether it counts as contained, and brought nothing: the group has missed the round."""
         self.is_empty: Ints = self.is_missed | ((applies["flags"] & EventFlag.EMPTY) != 0)
         self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks))
         """Of every chunk."""
@@ -106,8 +91,7 @@ class ServerReplay:
         self._key = self.key_of(self.chunk, self.position)
         self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
 
-        is_load = (events["kind"] == EventKind.LOAD) & ~is_void
-        loads = np.flatnonzero(is_load)
+        loads = np.flatnonzero(events["kind"] == EventKind.LOAD)
         loads = loads[np.argsort(events["chunk"][loads], kind="stable")]
         self.load_position: Ints = loads
         """Of every time that values of a chunk were set, ordered by (chunk, position)."""
@@ -130,7 +114,7 @@ class ServerReplay:
 
         self.member_position: Ints = np.flatnonzero(np.isin(events["kind"], OF_MEMBERSHIP))
         self.members = events[self.member_position]
-        (taken,) = np.nonzero(np.isin(events["kind"], (EventKind.TAKEOVER, EventKind.REBUILT)))
+        (taken,) = np.nonzero(events["kind"] == EventKind.TAKEOVER)
         self.taken_over_at: int = int(taken[-1]) if len(taken) else -1
         """Where another server goes on, because this one has died, the last time; -1 where that is
         not so. What it had made before and not written is not known."""
@@ -138,9 +122,9 @@ class ServerReplay:
         """The last position from which checksums may be missing, of what a server had made that
         died before it wrote them; -1 where none may."""
         self._turn_position: Ints = np.flatnonzero(
-            np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER, EventKind.REBUILT))
+            np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER))
         )
-        """Of every event that may change what is waited for. Behind REBUILT groups join again."""
+        """Of every event that may change what is waited for."""
         self._turns = events[self._turn_position]
         self.limits = self._replay_membership()
         self.num_active_groups, self.num_active_workers = self._count_active()
@@ -277,32 +261,6 @@ class ServerReplay:
         table -= np.repeat(earlier, np.diff(starts, prepend=0, append=len(table)), axis=0)
         return table
 
-    def _void(self, events: Records) -> Ints:
-        """[events]: whether it is about a chunk that went on later with older values."""
-        is_void = np.zeros(len(events), np.bool_)
-        for at, held in zip(self.held_position.tolist(), self.held, strict=True):
-            behind = slice(int(held["weight"]), at)
-            is_void[behind] |= events["chunk"][behind] == held["chunk"]
-        return is_void
-
-    def _is_applied_before(self, events: Records, is_void: Ints) -> Ints:
-        """Of each update that may be lost, whether it counted before: the chunk contains it, or it
-        was lost with another server."""
-
-        def keys(some: Records) -> Ints:
-            pairs = some["chunk"].astype(np.int64) * len(self.run.groups) + some["group"]
-            found: Ints = (pairs << 32) + some["clock"]
-            return found
-
-        if not len(self.lost_position):
-            return np.zeros(0, np.bool_)
-        applied = events[(events["kind"] == EventKind.APPLY) & ~is_void]
-        lost = keys(events[self.lost_position])
-        is_again = np.ones(len(lost), np.bool_)
-        is_again[np.unique(lost, return_index=True)[1]] = False
-        found: Ints = np.isin(lost, keys(applied)) | is_again
-        return found
-
     def _pushed_at(self, events: Records) -> Ints:
         found: Ints = self.position.copy()
         if not self.pushers.lost:
@@ -399,7 +357,7 @@ class ServerReplay:
         limits = [self.first.copy()]
         for event in self._turns:
             limits.append(limits[-1].copy())
-            if event["kind"] in (EventKind.TAKEOVER, EventKind.REBUILT, EventKind.REFORM):
+            if event["kind"] in (EventKind.TAKEOVER, EventKind.REFORM):
                 continue
             is_active = event["kind"] in (EventKind.JOIN, EventKind.RESUME)
             limits[-1][event["group"]] = NEVER if is_active else event["clock"]

@@ -40,9 +40,6 @@ class ShownServer:
     num_updates: int
     has_died: bool
     """Whether it has died, and another one went on."""
-    is_rebuilt: bool
-    """Whether that had to make the shard anew: how often the dead one had applied what, nobody who
-    lived has counted."""
 
     @classmethod
     def of(cls, replay: ServerReplay, num_checksums: int) -> ShownServer:
@@ -68,7 +65,6 @@ class ShownServer:
             num_steps=replay.num_changes,
             num_updates=int(fewest.sum()),
             has_died=replay.unwritten_until >= 0,
-            is_rebuilt=len(replay.rebuilt_position) > 0,
         )
 
 
@@ -243,11 +239,10 @@ def _check_server(told: ServerSummary, shown: ShownServer, findings: Findings) -
     where = f"summary.json says of server {shown.server}:"
     for name, claimed, seen in exact:
         is_unknown = name == "checksums" and shown.has_died  # the dead server's own count
-        is_unknown |= name in ("pushes", "steps") and shown.is_rebuilt
         if claimed != seen and not is_unknown:
             findings.add(Rule.SUMMARY, f"{where} {name} {claimed}, its log shows {seen}")
     num_checksums = 0 if shown.has_died else shown.num_checksums
-    if told.replies < max(shown.num_answered, num_checksums) and not shown.is_rebuilt:
+    if told.replies < max(shown.num_answered, num_checksums):
         findings.add(
             Rule.SUMMARY,
             f"{where} replies {told.replies}; it answered {shown.num_answered} pushes, and "

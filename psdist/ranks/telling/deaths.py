@@ -19,7 +19,6 @@ from psdist.protocol.ids import describe_peer, describe_workers, is_spare, worke
 from psdist.protocol.roles import Roles
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
-from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.protocol.replication.takeovers import ServerDeath, SpareDeath
 
 logger = logging.getLogger("psdist")
@@ -86,34 +85,6 @@ class DeathReports:
             "%s has died; %s has taken its place: no update that was acknowledged is lost",
             death.who,
             describe_peer(death.host),
-        )
-
-    def rebuilt(self, death: ServerRebuilt) -> None:
-        """A server has died, and another one has made its shard anew of what workers held."""
-        clock = max((each.clock for each in self._progress.values()), default=0)
-        self._taken_over.append(
-            {
-                "server": death.server,
-                "who": death.who,
-                "rebuilt_by": death.host,
-                "num_lost": death.num_lost,
-                "optimizer_state": death.checkpoint or "fresh",
-                "clock": clock,
-                "at_s": round(time.monotonic() - self._started_s, 3),
-            }
-        )
-        lost = "no update is lost"
-        if death.num_lost:
-            lost = f"at most {death.num_lost} updates, each of one chunk, are lost"
-        state = f"as checkpoint {death.checkpoint} has it" if death.checkpoint else "a fresh one"
-        logger.warning(
-            "%s has died; %s has made the shard of server %d anew of what workers held: %s, and "
-            "the optimizer's state there is %s",
-            death.who,
-            describe_peer(death.host),
-            death.server,
-            lost,
-            state,
         )
 
     def spare_lost(self, death: SpareDeath, *, is_news: bool = True) -> None:

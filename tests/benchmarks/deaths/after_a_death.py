@@ -1,12 +1,12 @@
 """From SIGKILL to the next update that is applied, in sync, on this host.
 
     python -m tests.benchmarks.deaths.after_a_death --times 5 --json FILE
-    python -m tests.benchmarks.deaths.after_a_death --who shard
+    python -m tests.benchmarks.deaths.after_a_death --who worker
 
 Three workers and two servers with buddies train tests/support/programs/deaths/dies.py under
 ``mpirun --with-ft ulfm``. A worker, server 1, or server 0, the registrar, is killed in iteration
 12, which cannot end without the death being taken in; what counts is when the first of the others
-has made that step. *shard*: server 1 without a buddy, whose shard is made anew.
+has made that step.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "dies.py"
 AT = 12
 TIMEOUT_S = 240
 
-Who = Literal["worker", "server", "registrar", "shard"]
+Who = Literal["worker", "server", "registrar"]
 
 
 def seconds(who: Who, folder: Path) -> float:
     words = ["-m", "psdist", "run", "--mode", "sync", "--group", "rank", "--servers", "2"]
     survives = ["--set=max_deaths=1", "--set=replication=buddy"]
-    if who == "shard":
-        survives = ["--set=on_server_death=rebuild"]
     words += [*survives, "--set=progress=off", str(PROGRAM)]
     env = {"PSDIST_RUN_DIR": str(folder / "run"), "ITERATIONS": "20"}
     if who == "worker":

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.partition import Partition
-from psdist.servers.rebuilding import FoundState, WantedChunks
 from psdist.servers.shard.regions import Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
 
@@ -92,23 +91,3 @@ class MemoryKeeper:
         starts = starts_of(partition, each)
         segments = zip(each.segments, starts, strict=True)
         return [self._restored[set_index, segment.piece, start] for segment, start in segments]
-
-
-class MemorySearch:
-    """See :class:`psdist.servers.rebuilding.StateSearch`."""
-
-    def __init__(self, checkpoint: str, parts: Parts, wanted: WantedChunks) -> None:
-        """``checkpoint``: "" where there is none."""
-        self.is_over = False
-        self.found: FoundState | None = None
-        if checkpoint:
-            keeper = MemoryKeeper(0, parts)
-            regions = {
-                (index, chunk): keeper.regions(index, partition, chunk)
-                for index, (partition, chunks) in wanted.items()
-                for chunk in chunks
-            }
-            self.found = FoundState(checkpoint, regions)
-
-    def end(self) -> None:
-        self.is_over = True

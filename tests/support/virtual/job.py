@@ -35,8 +35,8 @@ from psdist.errors import (
     PsdistError,
     ServersLostError,
 )
-from psdist.history.files import copy_name, rebuilt_name
-from psdist.history.joining import joined, rebuilt
+from psdist.history.files import copy_name
+from psdist.history.joining import joined
 from psdist.history.run_record import CodecsSince, LevelCodecs, ModeSince
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
 from psdist.protocol.control import (
@@ -67,14 +67,12 @@ from psdist.protocol.memory import as_tensor
 from psdist.protocol.registrar_line import num_done
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.checkpoints import CompleteCheckpoint
 from psdist.servers.protocol.chunks.policy import Changing, Policy
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office, OfficeAction
-from psdist.servers.rebuilding import RebuildingOptions, WantedChunks
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
@@ -88,7 +86,7 @@ from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.virtual import VirtualGroup
-from tests.support.virtual.checkpoints import MemoryKeeper, MemorySearch, Parts
+from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.schedule import Schedule, small_partition
 from tests.support.virtual.self_checks import check_server_after_every_event
@@ -174,8 +172,6 @@ class SetOfJob:
         self.server_histories = [ServerHistory(None, server) for server in range(schedule.servers)]
         self.copied_histories: list[dict[int, ServerHistory]] = [{} for _ in self.server_histories]
         """By server and number of the copy: as who keeps it writes it."""
-        self.rebuilt_histories: list[dict[int, ServerHistory]] = [{} for _ in self.server_histories]
-        """Likewise, by who has made its shard anew, by how often that has been."""
         self.workers: list[VirtualWorker] = []
         """Each worker's part in the set."""
         self.clocks_at_save: list[dict[int, int]] = []
@@ -224,12 +220,6 @@ class SetOfJob:
         history = ServerHistory(None, server, copy=number, position=position)
         assert number not in self.copied_histories[server]
         self.copied_histories[server][number] = history
-        return history
-
-    def make_rebuilt_history(self, server: int, number: int, position: int) -> ServerHistory:
-        history = ServerHistory(None, server, rebuilt=number, position=position)
-        assert number not in self.rebuilt_histories[server]
-        self.rebuilt_histories[server][number] = history
         return history
 
     def set_loop(self, server: int) -> SetLoop | None:
@@ -314,9 +304,6 @@ class SetOfJob:
         workers = [worker.history for worker in self.workers]
         history = collect(record, self.server_histories, workers)
         logs = list(history.servers)
-        for server, others in enumerate(self.rebuilt_histories):
-            for number, later in sorted(others.items()):
-                logs[server] = rebuilt(logs[server], later.log(), name=rebuilt_name(server, number))
         for server, copies in enumerate(self.copied_histories):
             for number, copy in sorted(copies.items()):
                 name = copy_name(server, number)
@@ -419,8 +406,6 @@ class VirtualJob(SetOfJob):
         self.servers: list[ServerLoop] = []
         self.keepers = [MemoryKeeper(schedule.seed + each) for each in range(schedule.servers)]
         """Of each server what belongs to checkpoints."""
-        self.later_keepers: list[MemoryKeeper] = []
-        """Likewise, of those that have made a shard anew."""
         self.others = [OtherSet(self, index) for index in range(1, schedule.num_sets)]
         """The parameter sets behind the first."""
         self.reported: list[OfficeAction] = []
@@ -464,7 +449,6 @@ class VirtualJob(SetOfJob):
                 what_was_told=self._what_was_told,
                 make_set=make_set,
                 replication=self._replication(make_policy) if schedule.has_buddies else None,
-                rebuilding=self._rebuilding(server, make_policy) if schedule.is_rebuilt else None,
                 standby=(
                     self._standby(self.second, server)
                     if self.second is not None and server_id(server) == self._first_deputy
@@ -542,7 +526,6 @@ class VirtualJob(SetOfJob):
             max_deaths=self.max_deaths,
             buddies=schedule.buddies if schedule.has_buddies else (),
             num_spares=schedule.spares,
-            rebuilds=schedule.is_rebuilt,
             num_substitutes=self.num_substitutes,
             reforms=self.reforms,
             may_miss=schedule.backup > 0,
@@ -655,41 +638,6 @@ class VirtualJob(SetOfJob):
             ].make_copied_history(server, number, position),
             make_keeper=lambda server: MemoryKeeper(self.schedule.seed - 1 - server),
         )
-
-    def _rebuilding(self, server: int, make_policy: Callable[[int], Policy]) -> RebuildingOptions:
-        def make_core(
-            server: int, set_index: int, resumed_up_to: int, picture: ShardPicture | None
-        ) -> ServerCore:
-            return self._make_core(server, make_policy, set_index, resumed_up_to, picture)
-
-        return RebuildingOptions(
-            groups=self.groups,
-            make_core=make_core,
-            make_history=lambda server, index, number, position: self.sets[
-                index
-            ].make_rebuilt_history(server, number, position),
-            make_keeper=self._later_keeper,
-            find_state=partial(self._newest_state, server),
-        )
-
-    def _later_keeper(self, server: int) -> MemoryKeeper:
-        self.later_keepers.append(MemoryKeeper(self.schedule.seed - 1 - server))
-        return self.later_keepers[-1]
-
-    def _newest_state(self, server: int, wanted: WantedChunks) -> MemorySearch:
-        """As of the registrar's files: of the last checkpoint that it has called complete. It is
-        there a while later."""
-        complete = [each for each in self.reported if isinstance(each, CompleteCheckpoint)]
-        name = complete[-1].checkpoint if complete else ""
-        parts: Parts = {}
-        for keeper in (*self.keepers, *self.later_keepers):
-            for kept in keeper.checkpoints:
-                parts |= kept.parts if kept.name == name else {}
-        search = MemorySearch(name, parts, wanted)
-        pick = random.Random(f"{self.schedule.seed} search {server}")
-        delay_s = pick.choice([0.0, 1e-4, 1e-2]) * pick.random()
-        self.network.schedule(delay_s, server_id(server), search.end)
-        return search
 
     def _make_core(
         self,

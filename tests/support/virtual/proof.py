@@ -17,9 +17,7 @@ from psdist.codecs.wire import RAW_WIRE
 from psdist.commands.check import check_sets_of
 from psdist.errors import CollectiveError, HyperparameterError, PeerLostError
 from psdist.history.records import EventKind, History, ServerLog
-from psdist.protocol.checkpoints import number_of
 from psdist.protocol.ids import describe_peer, is_worker, server_id, worker_id
-from psdist.servers.protocol.rebuilding.rebuilds import ServerRebuilt
 from psdist.servers.protocol.registrar import Complete, EndJob, WriteMetrics
 from psdist.servers.shard.regions import starts_of
 from tests.support.history.summaries import summary_of
@@ -121,7 +119,6 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         tables=_of_set(job, job.tables),
         given_up={key[1:] for key in job.given_up if key[0] == job.set_index},
         max_norm=job.schedule.max_norm(job.set_index),
-        states_of=_states_of(job),
     )
     versions: dict[int, Versions] = {}
     for log in history.servers:
@@ -146,17 +143,6 @@ def _of_set(
 ) -> dict[tuple[int, int], list[tuple[int, ...]]]:
     """By group and iteration."""
     return {key[1:]: each for key, each in tables.items() if key[0] == job.set_index}
-
-
-def _states_of(job: SetOfJob) -> dict[int, list[int]]:
-    """By server whose shard was made anew, of which checkpoint its optimizer's state was then."""
-    states: dict[int, list[int]] = {}
-    for each in job.reported:
-        if isinstance(each, ServerRebuilt):
-            number = number_of(each.checkpoint) if each.checkpoint else -1
-            assert number is not None
-            states.setdefault(each.server, []).append(number)
-    return states
 
 
 def _used(history: History) -> dict[tuple[int, int, int], int]:

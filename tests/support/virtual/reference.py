@@ -93,17 +93,6 @@ class Versions:
         self.values.append(values)
         self.largest.append(max(self.largest[-1], float(np.abs(values).max())))
 
-    def go_back(self, held: int, checkpoint: int) -> None:
-        """A server that has died is followed by one that has the values of a reply of position
-        ``held``, and the optimizer's state of ``checkpoint`` (-1: a fresh one). What lies between
-        nobody has seen."""
-        index = self.index_at(held)
-        self.positions_of_loads = [each for each in self.positions_of_loads if each <= held]
-        del self.positions[index + 1 :], self.values[index + 1 :], self.largest[index + 1 :]
-        fresh = np.zeros_like(self.momentum), np.zeros_like(self.has_momentum)
-        momentum, has_momentum = self.kept.get(checkpoint, fresh)
-        self.momentum, self.has_momentum = momentum.copy(), has_momentum.copy()
-
     def index_at(self, position: int) -> int:
         return bisect_right(self.positions, position) - 1
 
@@ -141,9 +130,6 @@ class Reference:
     """and those of which some chunks may have nothing, with no weight."""
     max_norm: float = 0.0
     """To which the joint gradient of an iteration is clipped (sync); 0: it is not."""
-    states_of: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """By server, for each time that its shard was made anew, of which checkpoint the optimizer's
-    state was then; -1 for a fresh one."""
     largest_error: float = 0.0
     """Seen so far, in parts of what is tolerated."""
     num_compared: int = 0
@@ -206,7 +192,6 @@ class Reference:
         self._add(flat, self.initial, 1.0)
         versions = {index: self._first_version(index, flat) for index in chunks}
         active: dict[int, int] = {}
-        states, num_rebuilt = self.states_of.get(log.server, ()), 0
         step: list[tuple[int, int]] = []
         updates: list[_Update] = []
         events = log.events
@@ -223,14 +208,9 @@ class Reference:
                 del active[group]
             elif kind == EventKind.REFORM:
                 active[group] -= 1
-            elif kind == EventKind.HELD:
-                versions[index].go_back(int(weight), states[num_rebuilt - 1])
             elif kind == EventKind.SNAPSHOT:
                 momentum = versions[index].momentum.copy(), versions[index].has_momentum.copy()
                 versions[index].kept[clock] = momentum
-            elif kind == EventKind.REBUILT:
-                active.clear()
-                num_rebuilt += 1
             elif kind == EventKind.LOAD:
                 self._set_values(versions[index], self.partition.chunks[index], position)
             if kind != EventKind.APPLY:

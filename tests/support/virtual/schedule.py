@@ -143,8 +143,6 @@ class Schedule:
     work_s: float = 0.0
     """What a server does with one gradient takes so long, at most."""
     death: Death | None = None
-    is_rebuilt: bool = False
-    """Whether what a dead server has held is made anew of what workers hold."""
     has_buddies: bool = False
     """Whether every server has a buddy, the next one, which keeps a second copy of its shard."""
     spares: int = 0

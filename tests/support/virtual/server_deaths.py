@@ -1,5 +1,4 @@
-"""Jobs whose servers have buddies, or whose shards are made anew, and one of these servers dies at
-a seeded moment.
+"""Jobs whose servers have buddies, and one of these servers dies at a seeded moment.
 
 job, undisturbed = play_with_server_death(with_buddies(7))
 [loop.hosted for loop in job.servers]       # who has taken whose place
@@ -11,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_worker, server_id
+from psdist.protocol.ids import REGISTRAR, is_worker
 from tests.support.virtual.job import Schedule, VirtualJob
 
 
@@ -28,11 +27,6 @@ def with_buddies(seed: int) -> Schedule:
         later=(),
         has_buddies=True,
     )
-
-
-def with_rebuilding(seed: int) -> Schedule:
-    """The same without buddies."""
-    return replace(with_buddies(seed), has_buddies=False, is_rebuilt=True)
 
 
 def play_with_server_death(
@@ -58,27 +52,3 @@ def play_with_server_death(
     if not job.errors:
         job.dead = None
     return job, undisturbed
-
-
-def play_until(num_events: int, *, mode: str) -> VirtualJob:
-    """A job of three groups, one set and four chunks, whose second server dies behind so many
-    events of the network, in the middle of training."""
-    schedule = Schedule(
-        seed=3,
-        mode=mode,
-        servers=2,
-        group_sizes=(1, 1, 1),
-        iterations=(6, 6, 6),
-        collectives=((),) * 3,
-        compute_s=(1e-3,) * 3,
-        num_chunks=4,
-        is_rebuilt=True,
-    )
-    job = VirtualJob(schedule, is_watched=False)
-    for _ in range(num_events):
-        job.network.step()
-    job.dead = server_id(1)
-    job.network.crash(job.dead)
-    job.run()
-    job.dead = None
-    return job

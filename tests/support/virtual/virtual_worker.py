@@ -78,7 +78,6 @@ class VirtualWorker:
             num_servers=schedule.servers,
             num_spares=schedule.spares,
             servers_have_buddies=schedule.has_buddies,
-            shards_are_rebuilt=schedule.is_rebuilt,
             is_substitute=group >= len(job.groups) - job.num_substitutes,
             group_reforms=job.reforms,
         )

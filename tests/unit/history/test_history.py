@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from psdist.history.records import (
     OF_MEMBERSHIP,
     PUSH,
     PUSH_DTYPE,
+    RETIRED_KINDS,
     USE_DTYPE,
     EventFlag,
 )
@@ -552,6 +554,25 @@ def test_what_an_earlier_version_promised_and_this_one_has_not_is_one_line(tmp_p
         f"{path} is of another version of psdist, {earlier['psdist']}: this version has no "
         "round_weights; check the run with the version that wrote it"
     )
+
+
+def test_a_history_of_a_shard_that_was_made_anew_is_one_line(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    (folder / "rebuilt-0.events").touch()
+    with pytest.raises(HistoryError) as caught:
+        read_history(tmp_path)
+    told = str(caught.value)
+    assert told.startswith(f"{folder / 'rebuilt-0.events'} is of another version of psdist: a dead")
+    assert told.endswith("check the run with the version that wrote it")
+
+
+@pytest.mark.parametrize("kind", RETIRED_KINDS)
+def test_an_event_that_only_earlier_versions_wrote_is_one_line(kind: int) -> None:
+    events = np.zeros(1, EVENT_DTYPE)
+    events["kind"] = kind
+    now = collect(RUN, [ServerHistory(None, 0)], [WorkerHistory(None, 0), WorkerHistory(None, 1)])
+    with pytest.raises(HistoryError, match=r"server-0.events is of another version of psdist"):
+        replace(now, servers=(replace(now.servers[0], events=events),))
 
 
 def test_a_run_record_is_refused_where_it_is_made_too() -> None:

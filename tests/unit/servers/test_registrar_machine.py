@@ -31,7 +31,6 @@ from psdist.protocol.control import (
     ModeProposed,
     Progress,
     Ready,
-    Rebuilt,
     Regroup,
     Resume,
     Resumed,
@@ -230,7 +229,7 @@ def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
     assert {*Registrar.TAKES} == {
         *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
         *(Written, WriteFailed, Held, Busy, Buried, ModeProposed),
-        *(TakenOver, KeepsCopy, CopyFilled, Rebuilt, RoundTook, LossReported, AskSteps, Ready),
+        *(TakenOver, KeepsCopy, CopyFilled, RoundTook, LossReported, AskSteps, Ready),
         Regroup,
     }
 

@@ -1,7 +1,7 @@
 """A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
 
 KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
-behind the one before, when every shard has two copies again, or has been made anew. DEPUTIES: how
+behind the one before, when every shard has two copies again. DEPUTIES: how
 often the registrar has a deputy again before each of them. OPTIMIZER:
 adam or sgd. Before iteration CHECKPOINT_AT there is a checkpoint, and before SET_MODE_AT the script
 asks for ssp with the bound 2. The parameters that it ends with are printed as one CRC-32.
@@ -47,7 +47,6 @@ def wait_until_told(dead: list[str], *, of_copies: bool = True) -> None:
         text = logs()
         shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
         standing = dict(shards)  # the last word of each
-        standing |= dict.fromkeys(re.findall(r"made the shard of server (\d+) anew", text), "new")
         spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has died", text)}
         are_whole = "one" not in standing.values()
         if standing.keys() | spares >= set(dead) and (are_whole or not of_copies):

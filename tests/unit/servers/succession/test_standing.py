@@ -74,7 +74,6 @@ def test_a_registrar_with_every_part_comes_back() -> None:
         num_servers=2,
         groups=((0, 1), (2,), (3,)),
         max_deaths=1,
-        rebuilds=True,
         num_substitutes=1,
         reforms=True,
         control=BoundControl(num_groups=3, lowest=0, highest=4),
