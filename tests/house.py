@@ -107,7 +107,7 @@ FEATURES = {
     "clipping": "clip clipped clips coefficient max_norm norm squares sums_of_squares",
     "codecs": "codec codecs coded decoding encoder encoding feedback is_relative residual",
     "frozen moments": "freeze freeze_step frozen",
-    "groups that go on": "goes_on gone_on reform reforms regroup regroups",
+    "shrinking groups": "goes_on gone_on reform reforms regroup regroups",
     "history and spans": "history record recorded records trace tracer",
     "local steps": "ask_steps local_steps loss loss_reported loss_step_control paces round_took"
     " step_control steps_by term terms",

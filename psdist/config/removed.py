@@ -1,4 +1,4 @@
-"""Settings that psdist had before, with what a user does in place of each.
+"""Settings that earlier versions had, with the remedy for each.
 
 why_removed("no_setting_at_all")     # ""
 """
@@ -12,7 +12,7 @@ REMOVED: Final = {
     "round_weights": "leave it out; groups weigh alike, however many local steps they make",
     "inner_state": "leave it out; the optimizer's state is kept from round to round",
     "on_server_death": "set replication = buddy, or make checkpoints (checkpoint_every, resume)",
-    "min_groups": "set max_deaths; the job goes on while one group is left",
+    "min_groups": "set max_deaths; the job continues while one group is left",
     "spares_for": "set max_deaths = 0, with which spares take the places of servers alone",
     "checkpoint_memory": "leave it out; servers keep the memory for the next checkpoint",
 }

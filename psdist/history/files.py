@@ -25,7 +25,7 @@ from psdist.history.records import (
     Records,
     ServerLog,
     WorkerLog,
-    made_anew,
+    rebuilt_shard,
 )
 from psdist.history.run_record import FORMAT_VERSION, cannot, read_run
 
@@ -91,7 +91,7 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         return ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
 
     for path in path_dir.glob("rebuilt-*.events"):
-        raise made_anew(f"{path_dir / path.name} is")
+        raise rebuilt_shard(f"{path_dir / path.name} is")
     for server in range(run.num_servers):
         copies, name = _numbers(path_dir, copy_name(server)), f"server-{server}"
         if copies and not (path_dir / f"{name}.events").exists():

@@ -80,8 +80,7 @@ def code_of(mode: str, staleness: int | None) -> int:
 
 
 RETIRED_KINDS = (15, 16, 17)
-"""Of events that earlier versions wrote where a dead server's shard was made anew of what workers
-held."""
+"""Kinds of events that earlier versions wrote when they rebuilt a shard from what workers held."""
 
 OF_CHUNK = (
     *(EventKind.APPLY, EventKind.LOAD, EventKind.SNAPSHOT, EventKind.RESTORE),
@@ -237,12 +236,12 @@ def joined_at(run: RunRecord, events: Records) -> dict[int, int]:
     return dict(zip(late["group"].tolist()[::-1], late["clock"].tolist()[::-1], strict=True))
 
 
-def made_anew(what: str) -> HistoryError:
+def rebuilt_shard(what: str) -> HistoryError:
     """Return the error of a history of an earlier version; ``what``: the file, and a verb."""
     return HistoryError(
-        f"{what} of another version of psdist: a dead server's shard was made anew of what workers "
-        "held (on_server_death = rebuild), which this version does not check; check the run with "
-        "the version that wrote it"
+        f"{what} of another version of psdist: a shard was rebuilt from what workers held "
+        "(on_server_death = rebuild), which this version does not check; check the run with the "
+        "version that wrote it"
     )
 
 
@@ -251,7 +250,7 @@ def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     is_apply, has_bytes = kind == EventKind.APPLY, np.isin(kind, OF_BYTES)
     is_of_chunk = np.isin(kind, OF_CHUNK)
     if np.isin(kind, RETIRED_KINDS).any():
-        raise made_anew(f"history/{where} is")
+        raise rebuilt_shard(f"history/{where} is")
     _refuse(where, "kind", kind, ~np.isin(kind, tuple(EventKind)))
     _refuse(where, "group", events["group"], events["group"] >= len(run.groups))
     _refuse(where, "clock", events["clock"], ~_is_a_clock(events["clock"]))

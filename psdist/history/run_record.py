@@ -331,7 +331,7 @@ def _without_retired(path: Path, text: bytes) -> bytes:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
-        return text  # whoever reads it next says what is wrong
+        return text  # RunRecord reports the error
     if not isinstance(fields, dict):
         return text
     for key, means_nothing in _RETIRED.items():

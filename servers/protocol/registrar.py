@@ -337,7 +337,7 @@ class Registrar:
         raise InvariantError(f"the registrar was given {type(message).__name__}")
 
     def on_server_lost(self, peer: int, who: str) -> list[RegistrarAction]:
-        """A server that has a buddy has died, or a spare. Raises :class:`ServersLostError`."""
+        """Handle the failure of a server or a spare. Raises :class:`ServersLostError`."""
         return [*self._takeovers.on_server_lost(peer, who)]
 
     def _ask_again(self, server: int) -> list[RegistrarAction]:

@@ -66,7 +66,7 @@ def fields_of(cls: ast.ClassDef) -> list[str]:
 
 def hidden_parameters(cls: ast.ClassDef, instances: set[str], trees: Trees) -> list[str]:
     """Return what reaches an instance past its parameters: the fields of data classes that are
-    passed (the first of each stands for the parameter), attributes that other code assigns on the
+    passed (the first field is the parameter itself), attributes that other code assigns on the
     variables ``instances`` and methods it calls there that only assign, and variables of a function
     around the class that it reads."""
     fields = {each.name: fields_of(each) for _, each in classes_of(trees)}
@@ -131,7 +131,7 @@ class Condition(NamedTuple):
 
 def conditions(tree: ast.Module) -> Iterator[Condition]:
     """Yield the tests of if, elif, while, conditional expressions and comprehensions; and what
-    stands for one: a case of match except the default, ``a and f()`` as a statement, a call of a
+    replaces a test: a case of match except the default, ``a and f()`` as a statement, a call of a
     table's entry (``table[key](...)``, ``table.get(key)(...)``), getattr with a default or a
     computed name."""
     for node in nodes_of(tree):

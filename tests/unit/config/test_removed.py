@@ -1,4 +1,4 @@
-"""A setting that is gone ends a run with one line that names what to do in its place."""
+"""A setting that is gone ends a run with one line that names the remedy."""
 
 from __future__ import annotations
 

@@ -556,13 +556,15 @@ def test_what_an_earlier_version_promised_and_this_one_has_not_is_one_line(tmp_p
     )
 
 
-def test_a_history_of_a_shard_that_was_made_anew_is_one_line(tmp_path: Path) -> None:
+def test_a_history_of_a_rebuilt_shard_is_one_line(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
     (folder / "rebuilt-0.events").touch()
     with pytest.raises(HistoryError) as caught:
         read_history(tmp_path)
     told = str(caught.value)
-    assert told.startswith(f"{folder / 'rebuilt-0.events'} is of another version of psdist: a dead")
+    assert told.startswith(
+        f"{folder / 'rebuilt-0.events'} is of another version of psdist: a shard"
+    )
     assert told.endswith("check the run with the version that wrote it")
 
 

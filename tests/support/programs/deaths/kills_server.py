@@ -1,7 +1,7 @@
 """A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
 
 KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
-behind the one before, when every shard has two copies again. DEPUTIES: how
+after the one before, when every shard has two copies again. DEPUTIES: how
 often the registrar has a deputy again before each of them. OPTIMIZER:
 adam or sgd. Before iteration CHECKPOINT_AT there is a checkpoint, and before SET_MODE_AT the script
 asks for ssp with the bound 2. The parameters that it ends with are printed as one CRC-32.
