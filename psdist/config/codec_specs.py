@@ -37,9 +37,9 @@ _OWN: Final = re.compile(f"{_DOTTED}:{_DOTTED}", re.ASCII)
 ALLOWED: Final = (
     "none, fp16, bf16, int8, int4, int2 (each of these three also as int8:stochastic), sign, "
     "topk:R or randk:R (R: the part of the values that is sent, such as 0.01), lowrank:K (pushes "
-    f"alone; K: 1 to {MOST_RANK}), or module:name of your own; +zstd behind {', '.join(PACKABLE)}; "
-    f"of pushes also +burst:N behind a codec (N: 2 to {MOST_BURST}), and skip:THETA, or "
-    "skip:THETA:ROUNDS, alone or behind a codec: int8+skip:0.001"
+    f"alone; K: 1 to {MOST_RANK}), or module:name of your own; +zstd after {', '.join(PACKABLE)}; "
+    f"of pushes also +burst:N after a codec (N: 2 to {MOST_BURST}), and skip:THETA, or "
+    "skip:THETA:ROUNDS, alone or after a codec: int8+skip:0.001"
 )
 
 

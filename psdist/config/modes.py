@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ALLOWED: Final = (
     "ROUND: MODE; ROUND: MODE ..., the first from round 0, each later than the one before; a mode "
-    "is sync, ssp:BOUND or async; behind each mode, or behind none, the codecs from there on: PUSH "
+    "is sync, ssp:BOUND or async; after each mode, or after none, the codecs from there on: PUSH "
     "or PUSH/PULL"
 )
 _COUNT_MAX: Final = 2**31 - 1

@@ -162,7 +162,7 @@ class RunConfig(BaseModel):
     set_mode: Literal["refused", "allowed"] = _setting(
         "refused",
         allowed="refused or allowed",
-        description="Whether the script may change the mode within the run, by job.set_mode.",
+        description="Whether the script may change the mode during the run with job.set_mode.",
     )
     pipeline: Annotated[int, Field(ge=0, le=1)] = _setting(
         0,
@@ -177,42 +177,41 @@ class RunConfig(BaseModel):
     delay_compensation: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = _setting(
         0.0,
         allowed="a number >= 0 and <= 1000000",
-        description="Modes ssp, async: lambda by which gradients are moved to where they are "
-        "applied.",
+        description="Modes ssp, async: lambda of the correction that moves a stale gradient to "
+        "the current parameters.",
     )
     freeze_step: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="Adam, AdamW: steps after which the second moment stays as it is; 0: it never "
-        "does.",
+        description="Adam, AdamW: the second moment stays constant after N steps; 0: never.",
     )
     backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="Mode sync: a round closes when all groups have come but so many.",
+        description="Mode sync: close each round without the N slowest groups; 0: wait for all.",
     )
     backup_every: Annotated[int, Field(ge=2, le=_COUNT_MAX)] = _setting(
         20,
         allowed=f"a whole number from 2 to {_COUNT_MAX}",
-        description="With backup: a group contributes to one round in so many; it is waited for.",
+        description="With backup: wait for a group that has missed N-1 rounds in a row.",
     )
     local_steps: _Count | Literal["epoch"] = _setting(
         1,
         allowed=f"{_COUNT}, or epoch",
         description="Steps of the script's optimizer on each group between two exchanges; epoch: "
-        "those of a pass over the loader.",
+        "one pass over the loader.",
     )
     steps_by: Literal["count", "speed", "loss"] = _setting(
         "count",
         allowed="count, speed or loss",
-        description="With local_steps: count: all groups make as many; speed: faster ones more, as "
-        "many in the mean; loss: fewer as the loss falls.",
+        description="With local_steps: count: all groups make the same number; speed: faster "
+        "groups make more, with the same mean; loss: fewer as the loss falls.",
     )
     outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
         "average",
         allowed=OUTER_ALLOWED,
-        description="With local_steps: what servers make of where the groups have come to; "
-        "accumulate: gradients are added up instead, and servers run the script's optimizer.",
+        description="With local_steps: how servers combine the parameters of the groups; "
+        "accumulate: gradients are summed instead, and servers run the script's optimizer.",
     )
     servers: _Count | Literal["auto"] = _setting(
         "auto",
@@ -227,7 +226,7 @@ class RunConfig(BaseModel):
     strict_placement: bool = _setting(
         False,
         allowed="true or false",
-        description="A rank that is not where the plan has it is an error, not a warning.",
+        description="A rank on another host than in the plan is an error, not a warning.",
     )
     racks: _Path | None = _setting(
         None,
@@ -272,7 +271,8 @@ class RunConfig(BaseModel):
     resume: bool = _setting(
         False,
         allowed="true or false",
-        description="Go on from the newest checkpoint in run_dir; afresh where there is none.",
+        description="Continue from the newest checkpoint in run_dir; start from the beginning if "
+        "there is none.",
     )
     checkpoint_every: _Interval | None = _setting(
         None,
@@ -303,13 +303,13 @@ class RunConfig(BaseModel):
     replication: Literal["none", "buddy"] = _setting(
         "none",
         allowed="none or buddy",
-        description="buddy: another server has a copy of each shard and survives its server's "
-        "death.",
+        description="buddy: another server has a replica of each shard, which survives its "
+        "server's failure.",
     )
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
         0,
         allowed=f"a whole number from 0 to {MAX_SPARES}",
-        description="Ranks that wait to take a dead rank's place: a server's with replication = "
+        description="Ranks that wait to take a failed rank's place: a server's with replication = "
         "buddy, a worker's with max_deaths.",
     )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
@@ -320,22 +320,24 @@ class RunConfig(BaseModel):
     record: bool = _setting(
         False,
         allowed="true or false",
-        description="Write the history that `psdist check` proves the mode's rules from.",
+        description="Write the history from which `psdist check` proves the mode's rules.",
     )
     trace: bool = _setting(
         False,
         allowed="true or false",
-        description="Write what each rank does when: `psdist trace` makes a Perfetto file of it.",
+        description="Record what each rank does and when; `psdist trace` converts it to a "
+        "Perfetto file.",
     )
     checksum: Literal["off", "sampled", "all"] = _setting(
         "off",
         allowed="off, sampled or all",
-        description="Which gradients and parameters carry a checksum that their receiver compares.",
+        description="Which gradients and parameters carry a checksum that the receiver compares.",
     )
     checksum_every: _Count = _setting(
         16,
         allowed=_COUNT,
-        description="sampled is one in so many; with record, so are the replies that are recorded.",
+        description="checksum = sampled: one of N carries a checksum; with record: one of N "
+        "replies is recorded.",
     )
     chunk_bytes: Annotated[
         Annotated[int, Field(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] | Literal["auto"],
@@ -358,35 +360,36 @@ class RunConfig(BaseModel):
     max_deaths: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         0,
         allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="How many workers may die while the others train on (Open MPI, ULFM).",
+        description="Number of workers that may fail while the others continue (Open MPI with "
+        "ULFM).",
     )
     on_group_death: Literal["leave", "reform"] = _setting(
         "leave",
         allowed="leave or reform",
-        description="With max_deaths: what the others of a dead worker's group do; leave: they end "
-        "with status 0; reform: the group goes on with them.",
+        description="With max_deaths: what the other workers of a failed worker's group do; "
+        "leave: they end with status 0; reform: they continue as a smaller group.",
     )
     samples_of_dead: Literal["return", "drop"] = _setting(
         "return",
         allowed="return or drop",
-        description="With max_deaths: what workers that die had not seen of an epoch; return: it "
-        "is dealt to those who live (so an epoch has more iterations); drop: nobody sees it.",
+        description="With max_deaths: samples of an epoch that a failed worker has not seen; "
+        "return: other workers get them, so the epoch has more iterations; drop: they are skipped.",
     )
     codec: _CodecOrTwo | None = _setting(
         None,
         allowed=f"auto, a codec for both directions, or PUSH/PULL; a codec is {CODECS_ALLOWED}",
-        description="How gradients and parameters are coded on the network; unset: not at all; "
-        "auto: psdist chooses, and changes it within the run.",
+        description="How gradients and parameters are encoded on the network; unset: not encoded; "
+        "auto: psdist chooses, and may change it during the run.",
     )
     push_codec: _Codec | None = _setting(
         None,
         allowed=CODECS_ALLOWED,
-        description="How gradients are coded; unset, as codec says.",
+        description="How gradients are encoded; unset: as codec says.",
     )
     pull_codec: _Codec | None = _setting(
         None,
         allowed=CODECS_ALLOWED,
-        description="How parameters are coded; unset, as codec says. ssp, async: casts only, or "
+        description="How parameters are encoded; unset: as codec says. ssp, async: casts only, or "
         "pull_copies = on.",
     )
     error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = _setting(
@@ -397,15 +400,14 @@ class RunConfig(BaseModel):
     loss_patience: _Count | None = _setting(
         None,
         allowed=_COUNT,
-        description="codec = auto: a codec is left for less lossy ones after so many windows of 20 "
-        "rounds in which the loss of job.report was not lower.",
+        description="codec = auto: use a less lossy codec after N windows of 20 rounds in which "
+        "the loss of job.report did not fall.",
     )
     rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = _setting(
         None,
         allowed="a number > 1",
-        description="codec = auto, steps_by = loss: where the loss of job.report is so many times "
-        "the least one, the job ends with status 75, and goes on from before, less lossy. mode = "
-        "sync.",
+        description="codec = auto, steps_by = loss: if the loss of job.report is N times the "
+        "lowest one, end with status 75; the resumed job is less lossy. mode = sync only.",
     )
     pull_copies: Literal["off", "on"] = _setting(
         "off",
@@ -421,8 +423,8 @@ class RunConfig(BaseModel):
     encode_on: Literal["auto", "host", "device"] = _setting(
         "host",
         allowed="auto, host or device",
-        description="Where pushes are encoded whose gradients are on a GPU; auto: there, where the "
-        "push codec has a form for it (docs/gpu.md says what ran).",
+        description="Where pushes of gradients on a GPU are encoded; auto: on the GPU if the push "
+        "codec supports it (see docs/gpu.md).",
     )
     codec_exact: Annotated[
         tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
@@ -430,13 +432,12 @@ class RunConfig(BaseModel):
         ("vectors", "*embed*", "*.wte.*", "*.wpe.*"),
         allowed="names of parameters, with * and ? (a list in TOML, else separated by commas); "
         "vectors stands for all of fewer than two dimensions",
-        description="Parameters that codecs but fp16 and bf16 leave alone: norms, biases, "
-        "embeddings.",
+        description="Parameters that only fp16 and bf16 may encode: norms, biases, embeddings.",
     )
     warn_s: _Seconds = _setting(
         30.0,
         allowed=_SECONDS,
-        description="A wait longer than this is reported, with who is missing.",
+        description="A wait longer than this is reported, with the ranks that are missing.",
     )
     wait_timeout_s: _Seconds = _setting(
         1800.0,
@@ -446,8 +447,8 @@ class RunConfig(BaseModel):
     host_timeout_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
         60.0,
         allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
-        description="A host that answers nothing for so long is cut off, and ends the job; 0: not "
-        "watched.",
+        description="A host that does not answer for this long is cut off, and the job ends; 0: "
+        "hosts are not monitored.",
     )
     on_nonfinite: Literal["error", "skip"] = _setting(
         "error",
@@ -457,8 +458,8 @@ class RunConfig(BaseModel):
     overlap: Literal["auto", "off", "strict", "full"] = _setting(
         "auto",
         allowed="auto, off, strict or full",
-        description="Gradients leave in backward; off: in step(); strict: late changes fail; full: "
-        "forward awaits the replies.",
+        description="auto: send gradients during backward; off: in step(); strict: as auto; full: "
+        "also return from step() before the replies.",
     )
     threads: _Count | Literal["auto"] = _setting(
         "auto",

@@ -77,7 +77,7 @@ def test_what_names_no_codec_is_refused_in_one_line(text: str) -> None:
         resolve(command_line={"schedule": text}, environment={})
     (line,) = str(caught.value).splitlines()
     assert line.startswith("schedule = ")
-    assert "behind each mode, or behind none, the codecs from there on" in line
+    assert "after each mode, or after none, the codecs from there on" in line
 
 
 @pytest.mark.parametrize(
