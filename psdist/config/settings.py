@@ -320,7 +320,7 @@ class RunConfig(BaseModel):
     record: bool = _setting(
         False,
         allowed="true or false",
-        description="Write the history from which `psdist check` proves the mode's rules.",
+        description="Write the history; `psdist check` proves from it that the mode's rules held.",
     )
     trace: bool = _setting(
         False,
@@ -431,7 +431,7 @@ class RunConfig(BaseModel):
     ] = _setting(
         ("vectors", "*embed*", "*.wte.*", "*.wpe.*"),
         allowed="names of parameters, with * and ? (a list in TOML, else separated by commas); "
-        "vectors stands for all of fewer than two dimensions",
+        "vectors means all with fewer than two dimensions",
         description="Parameters that only fp16 and bf16 may encode: norms, biases, embeddings.",
     )
     warn_s: _Seconds = _setting(

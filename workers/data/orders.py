@@ -62,7 +62,7 @@ class PassOrders:
         self.first_unused = Counter[Kind]()
         """and the numbers that passes outside have had, also in the runs before it, end here."""
         self._resumed = Counter[Kind]()
-        """The value of ``_in_epoch`` in the checkpoint from which the run continues."""
+        """``_in_epoch`` of the checkpoint that the run resumes."""
 
     def start_epoch(self, *, is_resumed: bool = False) -> None:
         self._in_epoch.clear()

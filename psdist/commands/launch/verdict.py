@@ -23,7 +23,7 @@ _NO_SPACE = (
 _HINTS: Mapping[int, str] = {
     signal.SIGKILL: _OUT_OF_MEMORY,
     signal.SIGBUS: _NO_SPACE,
-    signal.SIGXFSZ: "a file has come to the limit of files? (ulimit -f)",
+    signal.SIGXFSZ: "a file reached the size limit? (ulimit -f)",
 }
 
 

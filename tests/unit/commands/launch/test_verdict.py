@@ -80,7 +80,7 @@ def test_a_rank_that_a_signal_has_ended_is_named_with_the_signal() -> None:
     [
         (signal.SIGBUS, "7 (SIGBUS); no space left in /dev/shm or TMPDIR? (df; docker run "
                         "--shm-size=1g gives a container more)"),
-        (signal.SIGXFSZ, "25 (SIGXFSZ); a file has come to the limit of files? (ulimit -f)"),
+        (signal.SIGXFSZ, "25 (SIGXFSZ); a file reached the size limit? (ulimit -f)"),
     ],
 )  # fmt: skip
 def test_a_signal_for_want_of_space_names_where_to_look(number: int, told: str) -> None:
