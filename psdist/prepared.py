@@ -191,7 +191,8 @@ class PreparedModel:
 
 
 def _watch_backward(batches: Batches, nodes: Sequence[torch.autograd.graph.Node] | None) -> None:
-    """A forward pass has ended; backward begins with one of ``nodes``, if they are known."""
+    """Count the batch of a finished forward pass once backward runs one of ``nodes``; None:
+    the pass has failed, and its batch does not count."""
     if nodes is None:
         batches.drop()
     elif nodes and (confirm := batches.await_backward()) is not None:

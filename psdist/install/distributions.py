@@ -136,7 +136,7 @@ def _editable_from(info: str) -> str | None:
 
 
 def _contents(path: str) -> bytes:
-    """Up to ``_MAX_BYTES`` of a file, unbuffered; nothing of one that cannot be read."""
+    """Return at most ``_MAX_BYTES`` bytes of a file; b"" if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read(_MAX_BYTES)

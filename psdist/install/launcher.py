@@ -178,8 +178,8 @@ def explain_singleton(
 
 
 def explain_torchrun(environment: Mapping[str, str]) -> str | None:
-    """Why a process that no MPI launcher started is one of several by RANK and WORLD_SIZE, which
-    torchrun sets; None where it is alone."""
+    """Return the error for a process that torchrun, not an MPI launcher, started (RANK and
+    WORLD_SIZE > 1 are set); None for other processes."""
     size = _number(environment, "WORLD_SIZE")
     if "RANK" not in environment or size is None or size <= 1:
         return None

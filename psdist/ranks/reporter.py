@@ -476,7 +476,7 @@ class Reporter:
         self._tell_status(outcome=outcome)
 
     def _write_summary(self, summary: dict[str, Any]) -> None:
-        """A disk that is full now has let the job train and save: it ends as it would have."""
+        """Write summary.json; log a warning if the disk is full, because the job has trained."""
         try:
             self._context.run_directory.write_json("summary.json", summary)
         except OSError as error:

@@ -65,8 +65,8 @@ class RunDirectory:
         self.write_text(name, json.dumps(value, indent=1) + "\n")
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Write one line of metrics.jsonl. Where that fails, log the first time and count the line:
-        training does not end for want of it."""
+        """Write one line of metrics.jsonl. If that fails, count the line and log the first failure;
+        training continues."""
         try:
             self._append("metrics.jsonl", line)
         except OSError as error:
@@ -81,8 +81,8 @@ class RunDirectory:
             self.num_lost += 1
 
     def append(self, name: str, line: dict[str, Any]) -> None:
-        """Write one line of a file of lines that belongs to the history. Raises HistoryError where
-        that fails: psdist check would miss it."""
+        """Write one line to a file of the history. Raises HistoryError if that fails, because
+        psdist check needs every line."""
         try:
             self._append(name, line)
         except OSError as error:

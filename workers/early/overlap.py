@@ -99,7 +99,7 @@ class Overlap:
         self.is_changed = False
         """Whether gradients are others than those that have left to the group."""
         self.is_retermed = False
-        """Whether hyperparameters or weight are others than those that the group has."""
+        """True if this worker's hyperparameters or weight differ from those of the group."""
         self._shadow: Shadow | None = None
         self._changed: set[int] = set()
         """Pieces whose gradient is not in step() what it was when it came, or came again."""
@@ -195,7 +195,7 @@ class Overlap:
         return self._flat.collect_gradients(scale=scale, kept=kept), now
 
     def _is_retermed(self, now: Terms) -> bool:
-        """True if hyperparameters or weight are others than at the first gradient."""
+        """True if hyperparameters or weight have changed since the first gradient."""
         terms = self.early.terms
         return terms is not None and (terms.hyper, terms.weight) != (now.hyper, now.weight)
 
@@ -264,8 +264,8 @@ class Overlap:
     def pieces_unlike(
         self, chunk: int, wanted: torch.Tensor, sent: torch.Tensor, absent: Collection[int]
     ) -> list[int]:
-        """Pieces of a chunk that has left whose gradient is another, or there where it was not:
-        a server does not step without one, and does with zeros."""
+        """Return the pieces of a sent chunk whose gradient has other bits now, or is present now
+        and was absent, or the reverse. A server steps with zeros, but not without a gradient."""
         return [
             segment.piece
             for segment in self._partition.chunks[chunk].segments
@@ -280,7 +280,7 @@ class Overlap:
         ]
 
     def describe_changed(self, pieces: Iterable[int]) -> str:
-        """The words of an error about the gradients of these."""
+        """Return the beginning of an error about the gradients of these pieces."""
         names = [self._partition.pieces[piece].name for piece in dict.fromkeys(pieces)]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         return f"the gradient of {names[0]}{more} changed after it had been sent during backward"

@@ -25,7 +25,7 @@ _MAX_TENSORS: Final = 64
 
 
 class UseHook:
-    """A forward pre-hook (with keywords): the parameters are used with gradients in mind."""
+    """A forward pre-hook (with keywords) that reports a pass in which gradients are enabled."""
 
     def __init__(
         self, on_use: Callable[[int, Sequence[StorageWeakRef]], None] | None = None
@@ -52,15 +52,15 @@ class OutputHook:
     def __init__(
         self, on_output: Callable[[Sequence[torch.autograd.graph.Node] | None], None] | None = None
     ) -> None:
-        """``on_output(nodes)``: those that backward begins with, none where that is unknown; None
-        where the pass has failed."""
+        """``on_output(nodes)``: the nodes that backward begins with (empty: unknown); None if the
+        pass has failed."""
         self._on_output = on_output
 
     def __call__(self, _module: torch.nn.Module, _arguments: Any, output: Any) -> None:
         if self._on_output is None or not torch.is_grad_enabled():
             return
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
-            return  # what backward begins with is not of this pass
+            return  # the first nodes of backward belong to another pass
         if output is None and sys.exc_info()[0] is not None:
             self._on_output(None)
             return

@@ -173,8 +173,8 @@ class WrapperCheck:
 
 
 def entered(model: nn.Module) -> list[nn.Module]:
-    """The modules that a script calls: ``model``, or the members of a container, such as
-    nn.ModuleList, that has no forward()."""
+    """Return the modules that a script calls: ``model``, or the members of a container without
+    forward(), such as nn.ModuleList."""
     if getattr(model.forward, "__func__", None) is not nn.Module.forward:
         return [model]
     return [each for child in model.children() for each in entered(child)]

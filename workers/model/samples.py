@@ -33,11 +33,11 @@ _MOST_FOUND: Final = 256
 """Maximum blocks that one comparison adds to those of all following iterations."""
 
 _TOLERANCE: Final = 2
-"""Differences up to so many units in the last place of the largest value are those of restored
-values. ``p.add_(e)`` and ``p.sub_(e)`` round once each: with u half a unit of 1 and w the value
-before, they leave w + d with |d| <= u (|w + e| + |w|). Where |e| <= 2 max |w|, that is 4 u max |w|.
-A projection that is not pushed, such as clipping, exceeds it nevertheless: the servers' values move
-further away from the clipped ones in every iteration."""
+"""Maximum difference of restored values, in units in the last place of the largest value.
+``p.add_(e)`` and ``p.sub_(e)`` round once each. With u half a unit of 1 and w the value before,
+they leave w + d with |d| <= u (|w + e| + |w|); for |e| <= 2 max |w| that is 4 u max |w|.
+A projection that is not pushed, such as clipping, exceeds this limit: in every iteration the
+servers' values move further away from the clipped ones."""
 _LEAST_SCALE: Final = 0.05
 """... which counts as this large at least. Sharpness-aware minimisation adds an ``e`` of norm 0.05
 (Foret et al. 2021) to all parameters, also to those that are still zero or tiny."""
