@@ -96,7 +96,7 @@ class _Queue:
     def __init__(self) -> None:
         self._batches: dict[_Batch, None] = {}
         self.sizes = Counter[tuple[int, float]]()
-        """How many there are of each (samples, samples of a full batch)."""
+        """Number of batches by (samples, samples of a full batch)."""
         self.samples = 0
 
     def add(self, batch: _Batch) -> None:
@@ -133,7 +133,7 @@ class Batches:
         """Of finished iterations."""
         self._known = _Known()
         self._queues: dict[Hashable, _Queue] = {}
-        """By loader, of those that have outstanding batches."""
+        """Outstanding batches by loader."""
         self._num_handed_out = 0
         self._iteration = 0
         self._spent: dict[Hashable, _Batch] = {}
@@ -146,7 +146,7 @@ class Batches:
         self._open: deque[_Forward] = deque(maxlen=_MAX_OPEN)
         """Passes of this iteration whose backward has not come."""
         self._counted: dict[_Batch, None] = {}
-        """Batches of passes whose backward has come."""
+        """Batches of forward passes that a backward pass has followed."""
         self._own_samples = 0
         """Samples of such passes, where the script has batches of its own."""
         self._has_counted = False
@@ -349,7 +349,7 @@ class Batches:
 
 
 def _first_of(sizes: set[tuple[int, float]], queues: Iterable[_Queue]) -> _Batch | None:
-    """The batch of such a size that was handed out first."""
+    """Return the batch of one of these sizes that was handed out first."""
     found = (
         next(batch for batch in queue if (batch.samples, batch.nominal) in sizes)
         for queue in queues

@@ -1,11 +1,11 @@
 """Checks before Open MPI starts: room in two folders of this host, and files large enough.
 
-    folder = folder_with_room([Path("/scratch"), Path("/tmp")], session_bytes(num_ranks=4))
-    check_shared_memory(os.environ | {"OMPI_MCA_btl": "self,sm"})
+    has_room(Path("/tmp"), session_bytes(num_ranks=4))
+    check_shared_memory(os.environ | {"OMPI_MCA_btl": "self,sm"})        # LaunchError
 
-Where that is missing an MPI library ends by SIGBUS, by SIGXFSZ, or with pages of advice that name
-neither the folder nor the limit. These raise LaunchError with both, and refuse nothing that another
-transport could carry.
+Without room an MPI library ends by SIGBUS or SIGXFSZ, or prints pages of advice that name neither
+the folder nor the limit. The errors here name both. They refuse nothing that another transport
+could carry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SESSION_BYTES: Final = 256 << 10
 _SESSION_BYTES_PER_RANK: Final = 8 << 10
 """Open MPI 5.0.11: 2 ranks start with 128 KiB and not with 96, 24 with 256 KiB and not with 128."""
 _SEGMENT_BYTES: Final = 16 << 20
-"""The default of btl_sm_segment_size: so large is the file of each rank."""
+"""The default of btl_sm_segment_size, the size of each rank's file."""
 _BACKING_FOLDER: Final = Path("/dev/shm")
 """The default of btl_sm_backing_directory."""
 _INFO_TIMEOUT_S: Final = 5.0
@@ -38,7 +38,7 @@ def session_bytes(num_ranks: int) -> int:
 
 
 def has_room(folder: Path, num_bytes: int) -> bool:
-    """True if so many bytes can be written there, or if the system does not tell."""
+    """True if ``num_bytes`` can be written there, or if the system does not report it."""
     free = _free_bytes(folder)
     return free is None or free >= num_bytes
 
@@ -58,7 +58,7 @@ def no_room(folders: Sequence[Path], num_bytes: int, *, variable: str = "TMPDIR"
 
 
 def check_file_limit(num_bytes: int, *, what: str) -> None:
-    """Raise LaunchError if no file may become so large, and ``what`` needs one."""
+    """Raise LaunchError if the limit of files is below ``num_bytes``, which ``what`` needs."""
     limit = _file_limit()
     if limit is not None and limit < num_bytes:
         raise LaunchError(
@@ -108,8 +108,8 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def _as_set(environment: Mapping[str, str]) -> tuple[Path, int]:
-    """Where a rank's shared memory lies, and its bytes: ompi_info reads the environment and the
-    files of parameters."""
+    """Return the folder and the bytes of a rank's shared memory, by ompi_info, which reads the
+    environment and the files of parameters."""
     told: dict[str, str] = {}
     places = os.pathsep.join([f"{sys.prefix}/bin", environment.get("PATH", os.defpath)])
     program = shutil.which("ompi_info", path=places)

@@ -46,7 +46,7 @@ class Covered:
         return Covered.union((self, *others))
 
     def until(self, times: Times) -> Times:
-        """Nanoseconds of it before each of ``times``."""
+        """Return the covered nanoseconds before each of ``times``."""
         index = np.searchsorted(self.begins, times, side="right")
         inside = np.zeros(len(times), np.int64)
         has_one = index > 0
@@ -55,5 +55,5 @@ class Covered:
         return self._before[index] + inside
 
     def within(self, begins: Times, ends: Times) -> Times:
-        """Nanoseconds of it in each of these windows."""
+        """Return the covered nanoseconds in each of these windows."""
         return self.until(ends) - self.until(begins)

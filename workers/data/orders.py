@@ -23,7 +23,7 @@ import numpy as np
 
 class Kind(IntEnum):
     """Passes of one kind are numbered apart: those that workers do not begin together, an
-    evaluation on the chief for example, must not shift those that they do."""
+    evaluation on the chief for example, must not shift those that they begin together."""
 
     TRAINING = 0
     """Passes over samples that workers share out, with gradients enabled."""

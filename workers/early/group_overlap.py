@@ -137,9 +137,9 @@ class GroupOverlap(Overlap):
             super()._switch_on()
 
     def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, None]:
-        """Everybody has begun what any of ``table`` has. All gradients are collected. Raises
-        :class:`UsageError` where buckets have left under other terms than ``step()`` has, or of a
-        worker that has ended without one."""
+        """Begin every bucket that any worker of ``table`` has begun. All gradients are collected.
+        Raises :class:`UsageError` if buckets have left under other terms than those of ``step()``,
+        or from a worker that has ended without a ``step()``."""
         index = self._loop.core.set_index
         yield from self._catch_up(max(row.num_begun_in(index) for row in table), _CALL)
         if not self.has_left:

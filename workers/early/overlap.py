@@ -286,7 +286,8 @@ class Overlap:
         return f"the gradient of {names[0]}{more} changed after it had been sent during backward"
 
     def sent_too_soon(self, problem: str) -> UsageError:
-        """The error where servers may have applied what ``step()`` does not find."""
+        """Return the error for sent gradients that servers may have applied and ``step()`` does not
+        have."""
         return UsageError(f"iteration {self._terms().clock}: {problem}; {_REMEDY}")
 
     def to_host(

@@ -86,7 +86,7 @@ class EndHook:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The first tensors of nested mappings, lists, tuples and objects with attributes."""
+    """Return the first tensors in nested mappings, lists, tuples and objects with attributes."""
     return _first(_tensors(tree, _MAX_DEPTH), _MAX_TENSORS)
 
 

@@ -1,4 +1,4 @@
-"""Whether an optimizer's step is still that of its class, which is what servers run.
+"""Check that an optimizer's step is that of its class, which servers run.
 
     refuse_replaced_step(optimizer)              # OptimizerRefusedError
 

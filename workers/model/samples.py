@@ -5,7 +5,7 @@
     samples.take([3, 4])                       # new values of these chunks are in place
     samples.changed(written)                   # pieces that the script has written since then
 
-The part is another one each time, and PARTS of them make up all elements. A write that repeats in
+The part changes each time, and PARTS parts make up all elements. A write that repeats in
 every iteration is therefore found, however small it is. A single write may be replaced unseen:
 finding it would take a copy of all parameters in every iteration.
 
@@ -71,7 +71,7 @@ class ValueSamples:
         """By buffer: blocks that are kept in every iteration, where a part is not all of them."""
         self._in_rows: list[torch.Tensor] = []
         self._has_found = False
-        """Whether blocks with a difference are among them."""
+        """True if blocks with a difference are among them."""
 
     def _spans_of(self, part: int) -> Iterator[tuple[int, slice]]:
         """A stretch of all buffers, counted as one sequence."""
@@ -156,7 +156,7 @@ def _are_same(before: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> bo
 
 
 def _is_other(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """By element: True if it is neither the same nor restored up to rounding."""
+    """Return, by element, True if it has changed and is not restored up to rounding."""
     is_other = as_bits(before) != as_bits(now)
     if before.element_size() < 4 or not before.numel():
         # A unit of float16 or bfloat16 is up to 0.1 or 0.8 % of a value: what is rounded to that

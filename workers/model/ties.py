@@ -62,7 +62,7 @@ class Ties:
         return moving
 
     def leave(self, moved: Iterable[Extent]) -> None:
-        """The parameters that had this memory have moved."""
+        """Note that the parameters in this memory have moved."""
         self._left += [replace(each, name=f"{each.name}, prepared before,") for each in moved]
 
 

@@ -103,7 +103,9 @@ class ModelWatch:
             )
         if self._num_writes == 1:
             logger.warning(
-                "%s; they do not see that, and their next values replace it: %s", told, _REMEDY
+                "%s; the servers do not see such a write, and their next values replace it: %s",
+                told,
+                _REMEDY,
             )
 
     def require_same(self, *, clock: int) -> None:

@@ -76,7 +76,7 @@ class Outlet:
         self._waiting = bytearray()
         self._is_broken = False
         self.failure: str | None = None
-        """Why nothing more can be written; None while that works, and where the reader has left."""
+        """Why nothing more can be written; None if writing works or the reader has left."""
 
     @property
     def is_waiting(self) -> bool:
