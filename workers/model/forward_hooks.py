@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
 from typing import Any, Final
 
 import torch
@@ -22,10 +23,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 _MAX_DEPTH: Final = 6
 """Levels of a tree of tensors that are searched."""
 _MAX_TENSORS: Final = 64
+_MAX_NODES: Final = 1000
+"""A batch may hold a tokenizer, a dataset or a million numbers, and every pass is searched."""
+_LEAVES: Final = (int, float, complex, str, bytes, NoneType)
 
 
 class UseHook:
-    """A forward pre-hook (with keywords) that reports a pass in which gradients are enabled."""
+    """A forward pre-hook (with keywords): the parameters are used with gradients in mind."""
 
     def __init__(
         self, on_use: Callable[[int, Sequence[StorageWeakRef]], None] | None = None
@@ -52,15 +56,15 @@ class OutputHook:
     def __init__(
         self, on_output: Callable[[Sequence[torch.autograd.graph.Node] | None], None] | None = None
     ) -> None:
-        """``on_output(nodes)``: the nodes that backward begins with (empty: unknown); None if the
-        pass has failed."""
+        """``on_output(nodes)``: those that backward begins with, none where that is unknown; None
+        where the pass has failed."""
         self._on_output = on_output
 
     def __call__(self, _module: torch.nn.Module, _arguments: Any, output: Any) -> None:
         if self._on_output is None or not torch.is_grad_enabled():
             return
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack():
-            return  # the first nodes of backward belong to another pass
+            return  # what backward begins with is not of this pass
         if output is None and sys.exc_info()[0] is not None:
             self._on_output(None)
             return
@@ -86,8 +90,28 @@ class EndHook:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Return the first tensors in nested mappings, lists, tuples and objects with attributes."""
-    return _first(_tensors(tree, _MAX_DEPTH), _MAX_TENSORS)
+    """Return the first tensors of nested mappings, lists, tuples and objects with attributes, in
+    their order. The search ends after a bounded number of nodes, and finds what is near the root
+    first."""
+    nodes, num_left = [tree], _MAX_NODES
+    for _ in range(_MAX_DEPTH):
+        below: list[Any] = []
+        has_inner = False
+        for node in nodes:
+            if isinstance(node, torch.Tensor):
+                below.append(node)
+                continue
+            for child in _children(node):
+                if not num_left:
+                    break
+                num_left -= 1
+                if not isinstance(child, _LEAVES):
+                    below.append(child)
+                    has_inner = has_inner or not isinstance(child, torch.Tensor)
+        nodes = below
+        if not has_inner:
+            break
+    return [each for each in nodes if isinstance(each, torch.Tensor)][:_MAX_TENSORS]
 
 
 def storages_in(tree: Any) -> list[StorageWeakRef]:
@@ -105,19 +129,17 @@ def _storages_of(tensors: Sequence[torch.Tensor]) -> list[StorageWeakRef]:
     return found
 
 
-def _first(tensors: Iterator[torch.Tensor], count: int) -> list[torch.Tensor]:
-    return [each for each, _ in zip(tensors, range(count), strict=False)]
-
-
-def _tensors(tree: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif not depth:
-        return
-    elif isinstance(tree, Mapping):
-        yield from _tensors(list(tree.values()), depth)
-    elif isinstance(tree, list | tuple):
-        for each in tree:
-            yield from _tensors(each, depth - 1)
-    elif dataclasses.is_dataclass(tree) or type(tree).__module__ != "builtins":
-        yield from _tensors(list(getattr(tree, "__dict__", {}).values()), depth - 1)
+def _children(node: Any) -> Iterable[Any]:
+    """Return what is directly in ``node``. A long list that begins with a number or a text counts
+    as a list without tensors."""
+    if isinstance(node, list | tuple):
+        is_plain = len(node) > _MAX_TENSORS and isinstance(node[0], _LEAVES)
+        return () if is_plain else node
+    if isinstance(node, Mapping):
+        return node.values()
+    if isinstance(node, torch.nn.Module):
+        return ()
+    if dataclasses.is_dataclass(node) or type(node).__module__ != "builtins":
+        values: Iterable[Any] = getattr(node, "__dict__", {}).values()
+        return values
+    return ()
