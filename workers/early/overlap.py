@@ -40,6 +40,9 @@ logger = logging.getLogger("psdist")
 
 WATCHED: Final = 3
 """Iterations that must look alike before gradients leave early."""
+WATCHED_OF_SETS: Final = 16
+"""The same, in a job of several parameter sets. Their loops repeat after more iterations: every
+fifth backward pass of a critic may be a generator's."""
 RETERMED: Final = (
     "hyperparameters or the weight of the batch changed after the first gradients had been sent"
 )
@@ -136,6 +139,7 @@ class Overlap:
             return
         if count > 1:
             early.stop()
+        if early.is_stopped:
             return
         if early.terms is None:
             frozen = frozenset(
@@ -279,11 +283,15 @@ class Overlap:
             )
         ]
 
-    def describe_changed(self, pieces: Iterable[int]) -> str:
+    def describe_changed(self, pieces: Collection[int]) -> str:
         """Return the beginning of an error about the gradients of these pieces."""
         names = [self._partition.pieces[piece].name for piece in dict.fromkeys(pieces)]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        return f"the gradient of {names[0]}{more} changed after it had been sent during backward"
+        again = any(self._hooks.counts[piece] > 1 for piece in pieces)
+        why = " (another backward pass came before step())" if again else ""
+        return (
+            f"the gradient of {names[0]}{more} changed after it had been sent during backward{why}"
+        )
 
     def sent_too_soon(self, problem: str) -> UsageError:
         """Return the error for sent gradients that servers may have applied and ``step()`` does not
@@ -396,9 +404,13 @@ class Overlap:
         self._first_terms = None
         if self._reason and (self._is_on or self._is_watching):
             self._switch_off()
-        elif self._is_watching and self._num_watched == WATCHED:
+        elif self._is_watching and self._num_watched >= self._num_to_watch:
             self._switch_on()
         self._hooks.attach()
+
+    @property
+    def _num_to_watch(self) -> int:
+        return WATCHED if len(self._loop.core.sets) == 1 else WATCHED_OF_SETS
 
     def stop(self) -> None:
         """The job is over; parameters are the script's own again."""

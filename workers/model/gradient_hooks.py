@@ -44,6 +44,8 @@ class GradientHooks:
         self._is_training = is_training
         self._before_gradient = before_gradient
         self._noted: list[tuple[int, int] | None] = [None] * len(flat.parameters)
+        self._noted_before = self._noted
+        """Of the iteration before."""
         self._handles: dict[int, RemovableHandle] = {}
 
     def attach(self) -> None:
@@ -66,7 +68,7 @@ class GradientHooks:
     def begin(self) -> None:
         """The gradients of the next iteration are counted from here."""
         self.counts = [0] * len(self.counts)
-        self._noted = [None] * len(self.counts)
+        self._noted_before, self._noted = self._noted, [None] * len(self.counts)
 
     def is_as_noted(self, piece: int) -> bool:
         """Whether the gradient is the tensor that was copied, and torch has seen no write to it."""
@@ -77,10 +79,21 @@ class GradientHooks:
         self._before_gradient()
         if not self._is_training():
             return
-        count = self.counts[piece] = self.counts[piece] + 1
-        if self.copies != "none":
-            if count == 1 or self.copies == "all":
-                self._noted[piece] = self._flat.take_gradient(piece)
+        count = self.counts[piece] + 1
+        if count == 1 and self.copies == "first" and self._is_added(piece):
+            count = 2
+        self.counts[piece] = count
+        if self.copies == "all" or (self.copies == "first" and count == 1):
+            self._noted[piece] = self._flat.take_gradient(piece)
             if self._noted[piece] is None:
                 return
         self._on_gradient(piece, count)
+
+    def _is_added(self, piece: int) -> bool:
+        """True if the gradient was added to the one of the iteration before: nobody has called
+        zero_grad(). Either counts."""
+        before = self._noted_before[piece]
+        if before is None:
+            return False
+        gradient, version = before
+        return self._flat.identity(piece) == (gradient, version + 1)
