@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, NoReturn, cast
 import typer
 
 from psdist.commands.cli_bench import Action, bench_app
-from psdist.commands.standard_output import flush, told
+from psdist.commands.standard_output import flush, open_missing, told
 from psdist.errors import PsdistError, UsageError
 from psdist.install.launcher import detect
 
@@ -44,6 +44,7 @@ _WrongUsage: Final = cast(type[Exception], typer.BadParameter.__base__)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of ``psdist``. `arguments` are those of the process unless given."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    open_missing()
     try:
         result = app(args=words, prog_name="psdist", standalone_mode=False)
         # --help and --version have done their work, and the result is their exit status.

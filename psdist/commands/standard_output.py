@@ -1,5 +1,6 @@
 """The end of a command whose standard output takes no more: a full disk, or a reader that has left.
 
+open_missing()
 try:
     status = command()
     flush()
@@ -20,16 +21,27 @@ READER_LEFT_STATUS: Final = 128 + signal.SIGPIPE
 """As a shell reports it of a program that SIGPIPE has ended."""
 
 
+def open_missing() -> None:
+    """Open the null device for standard output and error where the caller has closed them. The
+    next file that is opened would take the number of a closed one, and what is written to it."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+            os.dup2(nowhere.fileno(), number)
+            os.set_inheritable(number, True)  # dup2 leaves it out where both numbers are one
+            setattr(sys, name, nowhere)
+
+
 def flush() -> None:
     """Write out what is buffered. Raises OSError, as the end of the process would not."""
-    if sys.stdout is not None and not sys.stdout.closed:
+    if not sys.stdout.closed:
         sys.stdout.flush()
 
 
 def told(error: OSError) -> int | None:
     """Say in one line that ``error`` has ended the output; the exit status. None if another file
     than standard output has failed."""
-    if sys.stdout is None or sys.stdout.closed:
+    if sys.stdout.closed:
         return None
     try:
         # Buffered text fails again; without a buffer only another write tells.

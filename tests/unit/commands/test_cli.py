@@ -169,6 +169,20 @@ def test_a_reader_that_has_left_ends_a_command_without_a_word() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_closed_standard_streams_take_no_files_and_end_no_command(tmp_path: Path) -> None:
+    code = (
+        "import os; from psdist.commands import cli, doctor\n"
+        "doctor.main = lambda: print('lost', flush=True) or os.open('new', os.O_CREAT) < 3\n"
+        "cli.main(__import__('sys').argv[1:])"
+    )
+    closed = ["bash", "-c", 'exec "$@" >&- 2>&-', "bash", sys.executable, "-c", code]
+    done = subprocess.run([*closed, "doctor"], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0
+    words = [*closed[:2], 'exec "$@" >&-', *closed[3:], "plan", "--nodes", "n[1-2]"]
+    done = subprocess.run(words, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_another_file_that_fails_keeps_its_traceback() -> None:
     code = (
         "from psdist.commands import cli, doctor\n"
