@@ -35,9 +35,10 @@ MAX_BYTES = 24 << 20
 """An ibnetdiscover listing of some 5,000 hosts with eight cards each."""
 
 _NAMED_AT_MOST = 5
-_SLURM = re.compile(r"\s*(?:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=", re.IGNORECASE)
-_TOML = re.compile(r"\s*\[\[|\s*\[?\s*[A-Za-z_\"'-][\w\"'.-]*\s*[=\]]")
-_YAML = re.compile(r"---|%YAML|\s*-(?:\s|$)|\s*[A-Za-z_]\w*:(?:\s|$)|\s*\[\s*\{")
+# Of a line without blanks at its ends: patterns that skip them could take quadratic time.
+_SLURM = re.compile(r"(?:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=", re.IGNORECASE)
+_TOML = re.compile(r"\[\[|(?:\[\s*)?[A-Za-z_\"'-][\w\"'.-]*\s*[=\]]")
+_YAML = re.compile(r"---|%YAML|-(?:\s|$)|[A-Za-z_]\w*:(?:\s|$)|\[\s*\{")
 
 
 def read_tree(path: Path, *, hosts: Mapping[int, str] | None = None) -> Tree:
@@ -64,8 +65,9 @@ def parse_tree(
     """
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     del data
-    for number, line in numbered_lines(text):
-        if not line.strip() or line.lstrip().startswith("#"):
+    for number, raw in numbered_lines(text):
+        line = raw.strip()
+        if not line or line.startswith("#"):
             continue
         is_yaml = _YAML.match(line) is not None
         if name and not is_yaml:
@@ -75,7 +77,7 @@ def parse_tree(
             )
         if _SLURM.match(line):
             return slurm.parse_topology_conf(text, where=where)
-        if infiniband.begins_one(line):
+        if infiniband.begins_one(raw):
             return infiniband.parse_ibnetdiscover(text, where=where, hosts=hosts)
         if _TOML.match(line):
             return rack_table.parse(text, where=where)
@@ -83,11 +85,11 @@ def parse_tree(
             return topology_yaml.parse(text, where=where, name=name)
         if host_files.begins_one(line):
             raise PlacementError(
-                f"{where}:{number}: {shown(line.strip())} begins a list of hosts, which says "
+                f"{where}:{number}: {shown(line)} begins a list of hosts, which says "
                 "nothing of racks: give it to --hostfile"
             )
         raise PlacementError(
-            f"{where}:{number}: {shown(line.strip())} begins no known format: expected "
+            f"{where}:{number}: {shown(line)} begins no known format: expected "
             "topology.conf, topology.yaml, `scontrol show topology`, ibnetdiscover or a TOML table "
             "of [[switch]]"
         )

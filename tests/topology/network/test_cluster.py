@@ -204,6 +204,7 @@ def test_several_roots_get_one_above_them_with_a_note() -> None:
         ('{"version": 1}\n', "begins a list of hosts, which says nothing of racks: give it to"),
         ("", "nothing in it but comments"),
         ("# only\n", "nothing in it but comments"),
+        (" " * (1 << 20) + "!", "racks:1: '!' begins no known format"),  # in linear time
         ("hello world\n", "racks:1: 'hello world' begins no known format"),
     ],
 )
