@@ -103,7 +103,7 @@ def _providers(path: Iterable[str]) -> Iterator[_Installed]:
         except OSError:
             continue  # a zip file, or a folder that is not there
         for name in names:
-            if name.endswith(".dist-info"):
+            if name.endswith(".dist-info") and name.isprintable():
                 info = f"{folder}/{name}"
                 project, _, version = name.removesuffix(".dist-info").partition("-")
                 project = re.sub(r"[-_.]+", "-", project).lower()
@@ -128,17 +128,24 @@ def _provides(info: str) -> bool:
 
 def _editable_from(info: str) -> str | None:
     """The folder of an editable installation, None for any other."""
-    with suppress(ValueError, AttributeError, TypeError):
+    # Metadata comes from any project: nothing that it holds may end a job.
+    with suppress(ValueError, AttributeError, TypeError, KeyError, RecursionError):
         direct_url = json.loads(_contents(f"{info}/direct_url.json"))
         if direct_url.get("dir_info", {}).get("editable") is True:
-            return str(direct_url["url"]).removeprefix("file://")
+            source = str(direct_url["url"]).removeprefix("file://")
+            return source if source.isprintable() else ascii(source)
     return None
 
 
 def _contents(path: str) -> bytes:
-    """Return at most ``_MAX_BYTES`` bytes of a file; b"" if it cannot be read."""
+    """Return at most ``_MAX_BYTES`` bytes of a file, unbuffered; b"" if it cannot be read, or is a
+    pipe that has no writer."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(_MAX_BYTES)
+        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            return file.read(_MAX_BYTES) or b""
     except OSError:
         return b""
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

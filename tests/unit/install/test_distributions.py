@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,12 +119,34 @@ def test_the_old_name_as_a_wheel_beside_the_new_one_is_an_error(tmp_path: Path) 
     assert rival.remedy == "pip uninstall psdist, then install psdist-mpi again"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"dir_info": 3}', '{"dir_info": {}}'])
+EDITABLE = '{"dir_info": {"editable": true}%s}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{", '{"dir_info": 3}', '{"dir_info": {}}'),
+        *(EDITABLE % "", "[" * 100_000, EDITABLE % (', "x": ' + "[" * 100_000)),
+    ],
+)
 def test_metadata_that_cannot_be_read_counts_as_not_editable(tmp_path: Path, text: str) -> None:
     install(tmp_path, "psdist", "2.1.4")
     (tmp_path / "psdist-2.1.4.dist-info" / "direct_url.json").write_text(text)
     (rival,) = found(tmp_path)
     assert f"(in {tmp_path})" in rival.problem
+
+
+def test_a_pipe_among_the_metadata_is_not_waited_for(tmp_path: Path) -> None:
+    install(tmp_path, "psdist", "2.1.4")
+    os.mkfifo(tmp_path / "psdist-2.1.4.dist-info" / "entry_points.txt")
+    assert len(found(tmp_path)) == 1
+
+
+def test_what_a_terminal_would_obey_is_not_told(tmp_path: Path) -> None:
+    install(tmp_path, "psdist", "2.1\n\x1b[31m", entry_points=OWN_ENTRY_POINTS)
+    assert found(tmp_path) == []
+    install(tmp_path, "psdist", "2.1", editable=Path("/home/\x1b[31m"))
+    assert "/home/\\x1b[31m" in found(tmp_path)[0].problem
 
 
 def test_entries_of_a_path_that_are_no_folders_are_passed_over(tmp_path: Path) -> None:
