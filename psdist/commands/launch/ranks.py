@@ -189,7 +189,8 @@ class Ranks:
 
 
 def _private_folder(num_bytes: int) -> Path:
-    places = [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
+    # Absolute: Open MPI makes another folder of a relative path, and complains of it at the end.
+    places = [Path(os.environ.get("TMPDIR") or "/tmp").absolute(), Path("/tmp")]
     with suppress(FileNotFoundError):  # all of them are full
         places.insert(1, Path(tempfile.gettempdir()))
     roomy = [place for place in places if has_room(place, num_bytes)]

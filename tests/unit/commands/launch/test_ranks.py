@@ -268,6 +268,15 @@ def test_without_a_folder_the_error_says_what_to_set(monkeypatch: pytest.MonkeyP
         Ranks()
 
 
+def test_the_folder_has_an_absolute_path_where_tmpdir_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", ".")
+    with Ranks() as ranks:
+        assert ranks.folder.parent == tmp_path
+
+
 def test_a_rank_without_a_parent_or_on_another_host_has_no_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
