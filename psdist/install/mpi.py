@@ -59,6 +59,7 @@ _WHEELS: Final[Mapping[Family, str]] = {
     "mpich": "mpich",
     "intel": "impi-rt",
 }
+_ANSWER_BYTES: Final = 64 << 10
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
 _VERSION: Final = re.compile(r"\d+(?:\.\d+)+")
 
@@ -176,6 +177,8 @@ def output_of(
 
 def loaded_library(environment: Mapping[str, str]) -> MpiLibrary:
     """Ask a process of its own which MPI library mpi4py loads."""
+    # The limit holds for its answer as well, which would be missing.
+    check_file_limit(_ANSWER_BYTES, what="a program that loads MPI")
     command = [sys.executable, *python_flags(), "-m", "psdist.install.trials", "library"]
     output = output_of(command, timeout_s=PROBE_TIMEOUT_S, environment=environment)
     facts = output.facts()

@@ -7,6 +7,7 @@ What is written later is psdist.ranks.reporter's (the registrar) and psdist.repo
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import Counter
@@ -67,7 +68,7 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
             directory.write_text(name, text)
         directory.write_json("ranks.json", _rank_table(roles))
     except OSError as error:
-        raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
+        raise _unwritable(path, error) from error
     _say(describe(outcome))
     _say(lines)
     _say(_nobody_to_be_ahead_of(config, roles))
@@ -87,7 +88,7 @@ def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, f
                 directory.write_text(name, (first / name).read_text("utf-8"))
         directory.write_json("ranks.json", _rank_table(roles))
     except OSError as error:
-        raise ConfigError(f"run_dir = {path}: cannot be written: {error.strerror}") from error
+        raise _unwritable(path, error) from error
     _say([f"another job of the same ranks: run_dir = {path}", *describe_script(resolved)])
     if resolved.sources["mode"] == SCRIPT:
         _say(_nobody_to_be_ahead_of(resolved.config, roles))
@@ -101,9 +102,7 @@ def take_settings_of_script(directory: RunDirectory, resolved: Resolved, roles: 
     try:
         directory.write_text("config.toml", to_toml(resolved.config))
     except OSError as error:
-        raise ConfigError(
-            f"run_dir = {directory.path}: cannot be written: {error.strerror}"
-        ) from error
+        raise _unwritable(directory.path, error) from error
     _say(lines)
     if resolved.sources["mode"] == SCRIPT:
         _say(_nobody_to_be_ahead_of(resolved.config, roles))
@@ -152,3 +151,10 @@ def _rank_table(roles: Roles) -> list[dict[str, Any]]:
         )
         seen[each.host] += 1
     return table
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    remedy = "free some space there, or choose another run_dir"
+    if error.errno == errno.EFBIG:
+        remedy = "raise the limit of files (ulimit -f unlimited)"
+    return ConfigError(f"run_dir = {path}: cannot be written ({error.strerror}): {remedy}")

@@ -103,12 +103,13 @@ def test_a_full_folder_that_was_chosen_for_mpiruns_files_is_named() -> None:
 @pytest.mark.parametrize(
     ("kib", "needed"),
     [
-        (8, "mpirun needs one of 272 KiB"),
+        (8, "a program that loads MPI needs one of 64 KiB"),
+        (128, "mpirun needs one of 272 KiB"),
         (1024, "Open MPI's shared memory in /dev/shm needs one of 16 MiB"),
     ],
 )
 def test_a_limit_of_files_that_is_too_low_is_named(kib: int, needed: str) -> None:
-    limit = "8 KiB" if kib == 8 else "1 MiB"
+    limit = {8: "8 KiB", 128: "128 KiB", 1024: "1 MiB"}[kib]
     assert refusal(run(with_file_limit([*RUN, str(SCRIPT), "x"], kib=kib))) == (
         f"psdist: error: files may have {limit} at most (ulimit -f), and {needed}: raise the limit "
         "(ulimit -f unlimited)"
