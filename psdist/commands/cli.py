@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, NoReturn, cast
 import typer
 
 from psdist.commands.cli_bench import Action, bench_app
-from psdist.commands.standard_output import flush, open_missing, told
+from psdist.commands.standard_output import flush, open_missing, report_failure
 from psdist.errors import PsdistError, UsageError
 from psdist.install.launcher import detect
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"psdist: error: {error}", file=sys.stderr)
         status = error.exit_status
     except OSError as error:
-        if (failed := told(error)) is None:
+        if (failed := report_failure(error)) is None:
             raise
         status = failed
     sys.exit(status)

@@ -1,11 +1,11 @@
 """The end of a command whose standard output takes no more: a full disk, or a reader that has left.
 
-open_missing()
-try:
-    status = command()
-    flush()
-except OSError as error:
-    status = told(error)         # 2, 141, or None: another file has failed
+    open_missing()
+    try:
+        status = command()
+        flush()
+    except OSError as error:
+        status = report_failure(error)     # 2, 141, or None: another file has failed
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def flush() -> None:
         sys.stdout.flush()
 
 
-def told(error: OSError) -> int | None:
-    """Say in one line that ``error`` has ended the output; the exit status. None if another file
-    than standard output has failed."""
+def report_failure(error: OSError) -> int | None:
+    """Print one line if standard output has failed, and return the exit status; None if
+    another file has failed."""
     if sys.stdout.closed:
         return None
     try:

@@ -13,7 +13,7 @@ from typing import Final
 
 from psdist.errors import UsageError
 
-_TOLD: Final[Mapping[str, str]] = {
+_EXPLANATIONS: Final[Mapping[str, str]] = {
     "trying to initialize the default process group twice": "dist.init_process_group() was called "
     "by the script: psdist.init() has already created the group; remove this call",
     "Error initializing torch.distributed using env://": "dist.init_process_group() was called by "
@@ -28,5 +28,5 @@ def explain_process_group(error: BaseException) -> UsageError | None:
     """Return the mistake of the script that has led to this error of torch; None for others."""
     if not isinstance(error, ValueError):
         return None
-    text = str(error)
-    return next((UsageError(told) for begin, told in _TOLD.items() if begin in text), None)
+    message = str(error)
+    return next((UsageError(text) for part, text in _EXPLANATIONS.items() if part in message), None)

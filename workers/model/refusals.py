@@ -40,12 +40,12 @@ def optimizers_of(model: object, optimizer: object) -> list[torch.optim.Optimize
     Raises :class:`UsageError` unless these are a module and optimizers.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{_PLAIN}: the model is {_told(model)}, not a module; {_remedy(model)}")
+        raise UsageError(f"{_PLAIN}: the model is {_kind(model)}, not a module; {_remedy(model)}")
     given = optimizer if isinstance(optimizer, Sequence) else [optimizer]
     found = [each for each in given if isinstance(each, torch.optim.Optimizer)]
     if wrong := [each for each in given if not isinstance(each, torch.optim.Optimizer)]:
         raise UsageError(
-            f"{_PLAIN}: the optimizer is {_told(wrong[0])}, not an optimizer of torch; pass the "
+            f"{_PLAIN}: the optimizer is {_kind(wrong[0])}, not an optimizer of torch; pass the "
             "torch.optim.Optimizer itself, or a list of several"
         )
     if not found:
@@ -53,7 +53,7 @@ def optimizers_of(model: object, optimizer: object) -> list[torch.optim.Optimize
     return found
 
 
-def _told(value: object) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return f"a {type(value).__name__}"
