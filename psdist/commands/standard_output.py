@@ -1,11 +1,11 @@
 """The end of a command whose standard output takes no more: a full disk, or a reader that has left.
 
-    open_missing()
-    try:
-        status = command()
-        flush()
-    except OSError as error:
-        status = report_failure(error)     # 2, 141, or None: another file has failed
+open_missing()
+try:
+    status = command()
+    flush()
+except OSError as error:
+    status = report_failure(error)     # 2, 141, or None: another file has failed
 """
 
 from __future__ import annotations
