@@ -147,6 +147,8 @@ class Batches:
         """Passes of this iteration whose backward has not come."""
         self._counted: dict[_Batch, None] = {}
         """Batches of forward passes that a backward pass has followed."""
+        self._dropped: dict[_Batch, None] = {}
+        """Batches of such passes whose gradients the script has dropped, or keeps elsewhere."""
         self._own_samples = 0
         """Samples of such passes, where the script has batches of its own."""
         self._has_counted = False
@@ -200,9 +202,21 @@ class Batches:
         """Forget the last pass, which has failed."""
         self._undecided = None
 
+    @property
+    def has_counted(self) -> bool:
+        """True if the backward of a pass of this iteration has come."""
+        return bool(self._counted)
+
+    def drop_gradients(self) -> None:
+        """Forget the batches that have counted: no gradient is left of their backward passes."""
+        self._dropped.update(self._counted)
+        self._counted.clear()
+        self._own_samples = 0
+
     def end_forwards(self) -> None:
         """Begin the step. Raises :class:`UsageError` where it is unknown which batches it used."""
         self._decide()
+        self._require_sure_drops()
         if not self._is_used:
             batches = self._handed_out_now()
             self._require_rhythm(batches)
@@ -223,6 +237,7 @@ class Batches:
         self._undecided = None
         self._open.clear()
         self._counted.clear()
+        self._dropped.clear()
         self._spent.clear()
         self._own_samples = 0
         self._has_counted, self._is_sure = False, True
@@ -234,8 +249,7 @@ class Batches:
         """Of the iteration, in full batches of one worker, if it ended now."""
         self._decide()
         used = self._used() if self._is_used else self._handed_out_now()
-        nominal = sum(each.nominal for each in used)
-        return sum(each.samples for each in used) / nominal if nominal else 1.0
+        return _weight(used)
 
     @property
     def num_kept(self) -> int:
@@ -266,6 +280,18 @@ class Batches:
         self._own_samples += forward.samples
         self._has_counted = True
         self._is_sure &= forward.is_sure
+
+    def _require_sure_drops(self) -> None:
+        """Raises :class:`UsageError` if the weight depends on whether the script has dropped
+        gradients or adds them itself (gradient surgery)."""
+        everything = list(self._dropped | self._counted)
+        if self._dropped and _weight(everything) != _weight(list(self._counted)):
+            raise UsageError(
+                "optimizer.step: an earlier backward pass of this iteration has left no gradient "
+                "(zero_grad() without a step), and its batch has another weight than the batch of "
+                "the step. Leave out short batches (drop_last=True), or skip a batch before "
+                "backward()"
+            )
 
     # -- attribution ---------------------------------------------------------------------------
 
@@ -346,6 +372,11 @@ class Batches:
                 "model was not called, so it is unknown which of them were used. Call the model "
                 "that job.prepare returned, or leave out short batches (drop_last=True)"
             )
+
+
+def _weight(batches: Sequence[_Batch]) -> float:
+    nominal = sum(each.nominal for each in batches)
+    return sum(each.samples for each in batches) / nominal if nominal else 1.0
 
 
 def _first_of(sizes: set[tuple[int, float]], queues: Iterable[_Queue]) -> _Batch | None:

@@ -262,6 +262,8 @@ class Trainer:
         """A forward pass, whose inputs have these storages, uses the parameters that are in memory
         now; passes over the same parameters are one use. ``num_samples``: of the pass, which count
         (but do not weigh) where the script has batches of its own."""
+        if self.batches.has_counted and self._flat.is_without_gradients:
+            self.batches.drop_gradients()
         self.batches.use(num_samples, storages)
         self._use_values()
 

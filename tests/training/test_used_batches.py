@@ -515,3 +515,37 @@ def test_without_a_pass_that_is_seen_a_prefetcher_is_an_error(tmp_path: Path) ->
 
     with pytest.raises(UsageError, match=r"the prepared model was not called.*drop_last"):
         run(loop, tmp_path, GROUPS[0], make=TimeFirst)
+
+
+# -- backward passes without a step ----------------------------------------------------------------
+
+
+def skipped_steps(_job: Job, loader: Any, model: nn.Module, optimizer: Any) -> None:
+    """Every second batch is left out after its backward, as where its loss is too large."""
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        loss_of(model, *batch).backward()  # type: ignore[no-untyped-call]
+        if number % 2:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_batch_without_a_step_weighs_nowhere(
+    groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    joint = [each for number, each in enumerate(JOINT[:-1]) if number % 2]
+
+    def loop(_job: Job, loader: Any, model: nn.Module, optimizer: Any) -> None:
+        skipped_steps(_job, itertools.islice(loader, len(JOINT) - 1), model, optimizer)
+        list(loader)
+
+    outcome = run(loop, tmp_path, groups, epochs=1)
+    assert_as_one_process(outcome, joint)
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_batch_without_a_step_before_a_short_one_ends_the_job_with_a_remedy(
+    groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"has left no gradient .* \(drop_last=True\)"):
+        run(skipped_steps, tmp_path, groups)

@@ -252,6 +252,11 @@ class FlatModel:
         (self._gradients, self._gradient_views), self._pushed = self._pushed, None
         return aside
 
+    @property
+    def is_without_gradients(self) -> bool:
+        """True if no parameter has a gradient."""
+        return all(parameter.grad is None for parameter in self._parameters)
+
     def note_gradients(self) -> None:
         """The gradients are used now: see :meth:`gradients_changed`."""
         self._noted = [_identity(parameter.grad) for parameter in self._parameters]

@@ -225,3 +225,33 @@ def test_batches_of_equal_weight_are_never_an_error(
     count: int, size: int, depth: int, is_known: bool, parts: int, skipped: set[int]
 ) -> None:
     play([size] * count, depth=depth, is_known=is_known, parts=parts, skipped=skipped)
+
+
+def backward(batches: Batches, num_samples: int) -> None:
+    batches.hand_out(num_samples, FULL)
+    batches.use(num_samples)
+    confirm = batches.await_backward()
+    assert confirm is not None
+    confirm()
+
+
+def test_a_batch_whose_gradients_were_dropped_does_not_weigh() -> None:
+    batches = Batches()
+    backward(batches, FULL)
+    batches.drop_gradients()
+    backward(batches, FULL)
+    assert weight_at_end(batches) == 1.0
+    assert batches.samples == FULL
+    backward(batches, 2)
+    assert weight_at_end(batches) == 0.25
+
+
+@pytest.mark.parametrize("sizes", [(FULL, 2), (2, FULL)])
+def test_dropped_gradients_of_another_weight_are_an_error(sizes: tuple[int, int]) -> None:
+    """They may be kept elsewhere, and be added to the others."""
+    batches = Batches()
+    backward(batches, sizes[0])
+    batches.drop_gradients()
+    backward(batches, sizes[1])
+    with pytest.raises(UsageError, match=r"has left no gradient .* \(drop_last=True\)"):
+        batches.end_forwards()
