@@ -378,7 +378,10 @@ class ParameterSets:
 
     @property
     def has_unused_gradients(self) -> bool:
-        """Whether the script has computed gradients, and no optimizer has made a step."""
+        """True if the script has trained past the servers: it has computed gradients and no
+        prepared optimizer has made a step, or another optimizer has stepped since the last one."""
+        if any(each.optimizer.is_bypassed for each in self.sets):
+            return True
         has_stepped = any(trainer.clock for trainer in self.trainers)
         return not has_stepped and any(each.optimizer.has_unused_gradients for each in self.sets)
 

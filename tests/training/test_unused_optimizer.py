@@ -183,6 +183,75 @@ def test_one_worker_that_never_stepped_is_named_to_all(tmp_path: Path) -> None:
         run(script, tmp_path, workers=2)
 
 
+@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1),)])
+def test_an_optimizer_that_is_made_again_during_training_ends_the_job(
+    groups: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model: Any
+        model, original = make()
+        model, optimizer = job.prepare(model, original)
+        for epoch in range(2):
+            if epoch == 1:
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            train(model, optimizer, batches(count=5))
+        return {}
+
+    told = rf"^the script has ended: worker . computed .*{LINE}.* write to its param_groups"
+    with pytest.raises(UsageError, match=told):
+        run_virtually(Case(name="again", script=script, groups=groups), tmp_path / "run")
+
+
+class Lookahead(torch.optim.Optimizer):
+    """A wrapper of another optimizer."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base.step(closure)
+
+
+def wrapped(_model: nn.Module, optimizer: Any) -> Callable[[], None]:
+    outer = Lookahead(optimizer)
+    return lambda: outer.step()
+
+
+def after_an_inner_loop(model: nn.Module, optimizer: Any) -> Callable[[], None]:
+    """Its steps are undone before the served one."""
+
+    def step() -> None:
+        start = [each.detach().clone() for each in model.parameters()]
+        torch.optim.SGD(model.parameters(), lr=0.01).step()
+        with torch.no_grad():
+            for each, value in zip(model.parameters(), start, strict=True):
+                each.copy_(value)
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("step_of", [wrapped, after_an_inner_loop])
+def test_steps_of_other_optimizers_are_no_error_where_the_prepared_one_follows(
+    step_of: Callable[[nn.Module, Any], Callable[[], None]], tmp_path: Path
+) -> None:
+    def script(job: Job, _path: Path) -> None:
+        model: Any
+        model, original = make()
+        model, optimizer = job.prepare(model, original)
+        step = step_of(model, optimizer)
+        for x, y in batches(count=5):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            step()
+        plain, own = make()
+        train(plain, own, batches(count=5))
+        assert torch.allclose(flat(model), flat(plain), rtol=1e-6)
+
+    run(script, tmp_path)
+
+
 def test_a_save_before_training_is_none_of_that(tmp_path: Path) -> None:
     def script(job: Job, path: Path) -> None:
         model, optimizer = job.prepare(*make())

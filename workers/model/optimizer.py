@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from psdist.errors import UsageError
 from psdist.protocol.ids import describe_workers
+from psdist.workers.model.other_optimizers import OtherOptimizers
 from psdist.workers.model.pending_gradients import PendingGradients
 
 _LINE: Final = "model, optimizer = job.prepare(model, optimizer)"
@@ -48,6 +49,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._run_step = step
         parameters = [each for group in self.param_groups for each in group["params"]]
         self._gradients = _GradientWatch(parameters)
+        self._others = OtherOptimizers(self, original)
         self.pending = PendingGradients(parameters)
         """What the next ``step()`` has to use already."""
         self._is_ready = True
@@ -70,6 +72,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._gradients.stop()
+        self._others.note_served_step()
         scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
         is_skipped = found_inf is not None and float(found_inf) > 0
@@ -87,12 +90,18 @@ class ServedOptimizer(torch.optim.Optimizer):
     def end(self) -> None:
         """The job is closed: from now on ``step()`` is an error."""
         self._gradients.stop()
+        self._others.stop()
         self._run_step = _refuse_step_after_end
 
     @property
     def has_unused_gradients(self) -> bool:
         """Whether the script has computed gradients and never called ``step()``."""
         return self._gradients.has_seen_one
+
+    @property
+    def is_bypassed(self) -> bool:
+        """True if another optimizer has stepped these parameters since the last ``step()``."""
+        return self._others.have_stepped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if getattr(self, "_is_ready", False):
@@ -126,11 +135,12 @@ class ServedOptimizer(torch.optim.Optimizer):
 
 
 def refuse_untrained(where: str, workers: Sequence[int]) -> UsageError:
-    """For a save or an end when these workers have gradients that no step has used."""
+    """Return the error of a save or an end when these workers have trained past the servers."""
     return UsageError(
         f"{where}: {describe_workers(workers)} computed gradients and never called "
-        "optimizer.step(), so the servers still hold the initial values; keep what job.prepare "
-        f"returns ({_LINE}) and call step() of that optimizer in every iteration"
+        "optimizer.step() of the prepared optimizer, so the servers hold older values; keep what "
+        f"job.prepare returns ({_LINE}) and call step() of that optimizer in every iteration. To "
+        "change hyperparameters, write to its param_groups in place of making another optimizer"
     )
 
 

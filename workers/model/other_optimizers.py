@@ -1,0 +1,79 @@
+"""Steps that the script makes past the servers, with an optimizer of its own.
+
+    others = OtherOptimizers(served, original)       # optimizers with the same parameters
+    others.have_stepped                              # since the last step of ``served``
+    others.stop()
+
+A wrapper whose ``step()`` calls that of ``served`` is no other optimizer. Nor is a step an error in
+itself: an inner loop (Reptile) restores the values before the served step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+
+class OtherOptimizers:
+    def __init__(self, served: torch.optim.Optimizer, original: torch.optim.Optimizer) -> None:
+        """``original``: steps of it are psdist's own."""
+        self.have_stepped = False
+        """True if another optimizer has changed a parameter since the last served step."""
+        self._own = {id(served), id(original)}
+        self._parameters = {id(each) for group in served.param_groups for each in group["params"]}
+        self._num_served = 0
+        self._before: dict[int, tuple[int, int]] = {}
+        """By optimizer whose step is under way: served steps until then, and writes seen by torch
+        to the parameters that it shares."""
+        itself = weakref.ref(self)
+
+        def before(optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
+            if (others := itself()) is not None:
+                others._begin(optimizer)
+
+        def after(optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
+            if (others := itself()) is not None:
+                others._end(optimizer)
+
+        self._handles = [
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        ]
+        for handle in self._handles:
+            weakref.finalize(self, handle.remove)
+
+    def note_served_step(self) -> None:
+        """The servers have stepped, and their values replace others."""
+        self._num_served += 1
+        self.have_stepped = False
+
+    def stop(self) -> None:
+        """The parameters are the script's own again."""
+        for handle in self._handles:
+            handle.remove()
+        self.have_stepped = False
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self._own:
+            self._before[id(optimizer)] = self._num_served, self._count_writes(optimizer)
+
+    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+        before = self._before.pop(id(optimizer), None)
+        if before is None or before[0] != self._num_served:
+            return
+        if before[1] != self._count_writes(optimizer):
+            self.have_stepped = True
+
+    def _count_writes(self, optimizer: torch.optim.Optimizer) -> int:
+        return sum(
+            each._version
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if id(each) in self._parameters
+        )
