@@ -45,7 +45,7 @@ class GradientHooks:
         self._before_gradient = before_gradient
         self._noted: list[tuple[int, int] | None] = [None] * len(flat.parameters)
         self._noted_before = self._noted
-        """Of the iteration before."""
+        """The same, in the iteration before."""
         self._handles: dict[int, RemovableHandle] = {}
 
     def attach(self) -> None:
@@ -90,8 +90,8 @@ class GradientHooks:
         self._on_gradient(piece, count)
 
     def _is_added(self, piece: int) -> bool:
-        """True if the gradient was added to the one of the iteration before: nobody has called
-        zero_grad(). Either counts."""
+        """True if the gradient was added to the one of the iteration before, because the script has
+        not called zero_grad(). Then both gradients count."""
         before = self._noted_before[piece]
         if before is None:
             return False

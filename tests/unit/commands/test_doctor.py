@@ -84,7 +84,7 @@ class Machine:
         self, command: Sequence[str], *, timeout_s: float, environment: Mapping[str, str]
     ) -> Output:
         assert timeout_s > 0
-        assert environment == {} or "PATH" in environment
+        assert set(environment) <= {"HOME"} or "PATH" in environment
         status, text = self.answers[command[-1]]
         return Output(status=status, text=text)
 
