@@ -270,7 +270,7 @@ def trace_command(
 
     Writes RUN_DIR/trace.json, which ui.perfetto.dev opens, and prints for each worker its mean
     step: milliseconds in passes, the script, psdist, the network, at servers, and waiting for
-    other workers; how much communication was hidden; and the group that was waited for most.
+    other workers; how much communication was hidden; and the worker that was waited for most.
     """
     from psdist.commands.trace import main as show_trace
 

@@ -115,26 +115,26 @@ def hidden_line(steps: Mapping[int, Steps]) -> str:
 
 
 def waits_line(steps: Mapping[int, Steps]) -> str:
-    """The group for which the workers waited most."""
-    by_group = waited_for(steps)
-    if not by_group:
+    """The worker for which the others waited most."""
+    by_worker = waited_for(steps)
+    if not by_worker:
         return "no worker waited for another one"
     total = sum(float(each.waits.sum()) for each in steps.values()) / 1e9
     of_all = sum(float((each.ends - each.begins).sum()) for each in steps.values()) / 1e9
-    group, seconds = max(by_group.items(), key=lambda item: item[1])
+    worker, seconds = max(by_worker.items(), key=lambda item: item[1])
     return (
-        f"waits for others: {_percent(total / of_all)} of the workers' time; most for group "
-        f"{group}: {_percent(seconds / total)} of that"
+        f"waits for others: {_percent(total / of_all)} of the workers' time; most for worker "
+        f"{worker}: {_percent(seconds / total)} of that"
     )
 
 
 def waited_for(steps: Mapping[int, Steps]) -> dict[int, float]:
-    """Group -> seconds that workers waited for it, of all workers together."""
+    """Worker -> seconds that workers waited for it, of all workers together."""
     found: dict[int, float] = {}
     for each in steps.values():
-        for group, times in each.waits_for.items():
-            found[group] = found.get(group, 0.0) + float(times.sum()) / 1e9
-    return {group: seconds for group, seconds in sorted(found.items()) if seconds}
+        for worker, times in each.waits_for.items():
+            found[worker] = found.get(worker, 0.0) + float(times.sum()) / 1e9
+    return {worker: seconds for worker, seconds in sorted(found.items()) if seconds}
 
 
 def report(
@@ -157,7 +157,7 @@ def report(
             if len(each)
         ],
         "waited_for": [
-            {"group": group, "waits_s": seconds} for group, seconds in waited_for(steps).items()
+            {"worker": worker, "waits_s": seconds} for worker, seconds in waited_for(steps).items()
         ],
     }
 

@@ -45,6 +45,15 @@ class Covered:
     def with_all(self, *others: Covered) -> Covered:
         return Covered.union((self, *others))
 
+    def split_by(self, other: Covered) -> tuple[Covered, Covered]:
+        """Return what lies in ``other`` as well, and the rest."""
+        edges = np.unique(np.concatenate([self.begins, self.ends, other.begins, other.ends]))
+        begins, ends = edges[:-1], edges[1:]
+        is_own = self.within(begins, ends) > 0
+        is_both = is_own & (other.within(begins, ends) > 0)
+        is_rest = is_own & ~is_both
+        return Covered(begins[is_both], ends[is_both]), Covered(begins[is_rest], ends[is_rest])
+
     def until(self, times: Times) -> Times:
         """Return the covered nanoseconds before each of ``times``."""
         index = np.searchsorted(self.begins, times, side="right")

@@ -2,7 +2,7 @@
 
     ways = exchanges(traces)[0]                 # of worker 0
     ways.moving, ways.at_servers                # times: Covered
-    ways.waiting                                # {group: Covered}: for whom this worker waited
+    ways.waiting                                # {worker: Covered}: for whom this worker waited
 
 A push has five parts. It is *offered* until its server begins to receive it, and *received* until
 the server has it. It *waits for others* until the push of another group has come that the reply
@@ -17,13 +17,16 @@ leave in portions: a reply that begins as another one ends counts as at the serv
 
 An operation of a group, and a collective of the job, waits for others until the last member has
 come to it. Members call them in one order, so the k-th of a kind is the same for all of them.
+
+A worker that pushes late may itself have waited in an operation of its group. Then the push was
+waited for because of the member that came last, and the wait counts for that member.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -36,6 +39,8 @@ from psdist.tracing.spans import NONE, Lane, Span
 IN_GROUP: Final = (Span.AGREE, Span.REDUCE, Span.GATHER, Span.BROADCAST)
 
 _Interval: TypeAlias = tuple[int, int]
+_Waits: TypeAlias = dict[int, list[_Interval]]
+"""By the worker that was waited for."""
 _Update: TypeAlias = tuple[int, int, int, int]
 """Set, chunk, iteration, and the worker or group."""
 _FIELDS: Final = (
@@ -55,23 +60,27 @@ class Ways:
     at_servers: Covered
     """Times in which a server had a chunk; waits for others may lie in them."""
     waiting: dict[int, Covered]
-    """Group -> times in which a chunk, an operation or a collective waited for it."""
+    """Worker -> times in which a chunk, an operation or a collective waited for it."""
+
+
+def _no_waits() -> _Waits:
+    return defaultdict(list)
 
 
 @dataclass
 class _Parts:
     moving: list[_Interval] = field(default_factory=list)
     at_servers: list[_Interval] = field(default_factory=list)
-    waiting: dict[int, list[_Interval]] = field(default_factory=lambda: defaultdict(list))
-
-    def ways(self) -> Ways:
-        waiting = {group: _covered(found) for group, found in sorted(self.waiting.items())}
-        return Ways(_covered(self.moving), _covered(self.at_servers), waiting)
+    waiting: _Waits = field(default_factory=_no_waits)
+    """For pushes, and in collectives."""
+    in_group: _Waits = field(default_factory=_no_waits)
+    """In operations of the group."""
 
 
 class _Arrival(NamedTuple):
     time_ns: int
     group: int
+    worker: int
 
 
 def exchanges(traces: Sequence[Trace]) -> dict[int, Ways]:
@@ -88,12 +97,32 @@ def exchanges(traces: Sequence[Trace]) -> dict[int, Ways]:
     for members in of_group.values():
         for lane in (Lane.GROUP, Lane.EARLY):
             for kind in IN_GROUP:
-                _meet([(each, _of_lane(each, kind, lane)) for each in members], parts)
+                called = [(each, _of_lane(each, kind, lane)) for each in members]
+                _meet(called, parts, is_in_group=True)
     collectives = [(each, each.of(Span.COLLECTIVE)) for each in workers]
     for name in sorted({int(each) for _, spans in collectives for each in spans["other"]}):
         called = [(each, spans[spans["other"] == name]) for each, spans in collectives]
-        _meet(called, parts, is_moving=False)
-    return {worker: each.ways() for worker, each in parts.items()}
+        _meet(called, parts, is_in_group=False)
+    in_group = {
+        worker: {member: _covered(times) for member, times in each.in_group.items()}
+        for worker, each in parts.items()
+    }
+    return {worker: _ways(each, in_group) for worker, each in parts.items()}
+
+
+def _ways(own: _Parts, in_group: Mapping[int, Mapping[int, Covered]]) -> Ways:
+    """``in_group``: of each worker, whom it waited for in operations of its group."""
+    found: dict[int, list[Covered]] = defaultdict(list)
+    for worker, times in own.waiting.items():
+        rest = _covered(times)
+        for member, others in in_group.get(worker, {}).items():
+            for_member, rest = rest.split_by(others)
+            found[member].append(for_member)
+        found[worker].append(rest)
+    for member, times in own.in_group.items():
+        found[member].append(_covered(times))
+    waiting = {worker: Covered.union(parts) for worker, parts in sorted(found.items())}
+    return Ways(_covered(own.moving), _covered(own.at_servers), waiting)
 
 
 # -- pushes and pulls --------------------------------------------------------------------------
@@ -135,11 +164,11 @@ class _AtServers:
                 self._take(trace.about.rank, row)
         for (number, chunk, clock, worker), (_, end_ns) in self._received.items():
             group = self._group_of.get(worker, NONE)
-            self._arrive(number, chunk, clock, _Arrival(end_ns, group))
+            self._arrive(number, chunk, clock, _Arrival(end_ns, group, worker))
         for trace in traces:
             for row in _rows(trace.of(Span.PUSH)):
                 if not row.num_bytes:  # a header alone, which takes no receive slot
-                    arrival = _Arrival(row.begin_ns, _group(trace))
+                    arrival = _Arrival(row.begin_ns, _group(trace), trace.about.index)
                     self._arrive(row.set_index, row.chunk, row.clock, arrival)
         for found in self._arrivals.values():
             found.sort()
@@ -195,7 +224,7 @@ class _AtServers:
             ):
                 return
         if last is not None:
-            parts.waiting[last.group].append((from_ns, last.time_ns))
+            parts.waiting[last.worker].append((from_ns, last.time_ns))
 
     def _is_in_portions(
         self, rank: int, number: int, worker: int, last: _Arrival, reply_ns: int
@@ -217,7 +246,7 @@ class _AtServers:
     def _between(self, which: tuple[int, int], from_ns: int, until_ns: int) -> list[_Arrival]:
         """Pushes of the chunk after the one time and at most at the other."""
         arrivals = self._arrivals.get(which, [])
-        first, end = (bisect_right(arrivals, (each, _LAST)) for each in (from_ns, until_ns))
+        first, end = (bisect_right(arrivals, (each, _LAST, 0)) for each in (from_ns, until_ns))
         return arrivals[first:end]
 
 
@@ -235,7 +264,7 @@ def _of_lane(trace: Trace, kind: Span, lane: Lane) -> Spans:
 
 
 def _meet(
-    called: Sequence[tuple[Trace, Spans]], parts: dict[int, _Parts], *, is_moving: bool = True
+    called: Sequence[tuple[Trace, Spans]], parts: dict[int, _Parts], *, is_in_group: bool
 ) -> None:
     """Each worker waits in its k-th call until the last one has begun its k-th call."""
     ordered = [
@@ -249,8 +278,9 @@ def _meet(
             begin_ns, end_ns = int(span["begin_ns"]), int(span["end_ns"])
             until_ns = min(come_ns, end_ns)
             mine = parts[trace.about.index]
-            mine.waiting[_group(last)].append((begin_ns, until_ns))
-            if is_moving:
+            waits = mine.in_group if is_in_group else mine.waiting
+            waits[last.about.index].append((begin_ns, until_ns))
+            if is_in_group:
                 mine.moving.append((until_ns, end_ns))
 
 

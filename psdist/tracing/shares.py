@@ -57,7 +57,7 @@ class Steps:
     communication: Times
     hidden: Times
     waits_for: Mapping[int, Times]
-    """Group -> the part of ``waits`` in which something waited for it. Parts may overlap."""
+    """Worker -> the part of ``waits`` in which something waited for it. Parts may overlap."""
 
     @property
     def hidden_share(self) -> float:
@@ -73,7 +73,7 @@ class Steps:
             for each in fields(self)
             if each.name != "waits_for"
         }
-        waits_for = {group: times[keep] for group, times in self.waits_for.items()}
+        waits_for = {worker: times[keep] for worker, times in self.waits_for.items()}
         return Steps(**cut, waits_for=waits_for)
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ def _steps(trace: Trace, ways: Ways) -> Steps:
         communication=communication,
         hidden=communication - network - servers,
         waits_for={
-            group: inside(moving.with_all(waiting)) - network
-            for group, waiting in ways.waiting.items()
+            worker: inside(moving.with_all(waiting)) - network
+            for worker, waiting in ways.waiting.items()
         },
     )

@@ -35,7 +35,7 @@ MAX_BYTES = 24 << 20
 """An ibnetdiscover listing of some 5,000 hosts with eight cards each."""
 
 _NAMED_AT_MOST = 5
-# Of a line without blanks at its ends: patterns that skip them could take quadratic time.
+# These match a line without blanks at its ends: to skip blanks could take quadratic time.
 _SLURM = re.compile(r"(?:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=", re.IGNORECASE)
 _TOML = re.compile(r"\[\[|(?:\[\s*)?[A-Za-z_\"'-][\w\"'.-]*\s*[=\]]")
 _YAML = re.compile(r"---|%YAML|-(?:\s|$)|[A-Za-z_]\w*:(?:\s|$)|\[\s*\{")

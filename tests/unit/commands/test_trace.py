@@ -68,7 +68,8 @@ def test_waiting_for_a_straggler_is_no_communication_and_the_straggler_is_named(
         *("1", "4", "20.00", "4.00", "10.00", "1.00", "3.00", "2.00", "0.00", "0.0 %"),
     ]
     assert (
-        "waits for others: 17.5 % of the workers' time; most for group 1: 100.0 % of that\n" in told
+        "waits for others: 17.5 % of the workers' time; most for worker 1: 100.0 % of that\n"
+        in told
     )
     report = json.loads((tmp_path / "report.json").read_text())
     parts = {
@@ -88,7 +89,7 @@ def test_waiting_for_a_straggler_is_no_communication_and_the_straggler_is_named(
     assert report == {
         "notes": [],
         "clock_bound_us": 6.0,
-        "waited_for": [{"group": 1, "waits_s": pytest.approx(0.028)}],
+        "waited_for": [{"worker": 1, "waits_s": pytest.approx(0.028)}],
     }
 
 
@@ -163,3 +164,12 @@ def test_a_folder_without_spans_is_refused(
 ) -> None:
     assert main(tmp_path) == 2
     assert "made without --trace" in capsys.readouterr().err
+
+
+def test_a_straggler_whose_file_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run_with_a_straggler(tmp_path, num_steps=6)
+    (tmp_path / "trace" / "rank-1.bin").unlink()
+    assert main(tmp_path) == 0
+    assert "most for worker 1: 100.0 % of that\n" in capsys.readouterr().out

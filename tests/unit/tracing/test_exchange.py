@@ -23,8 +23,8 @@ def intervals(covered: Covered) -> list[tuple[float, float]]:
 
 
 def waits(ways: Ways) -> dict[int, list[tuple[float, float]]]:
-    found = {group: intervals(covered) for group, covered in ways.waiting.items()}
-    return {group: times for group, times in found.items() if times}
+    found = {worker: intervals(covered) for worker, covered in ways.waiting.items()}
+    return {worker: times for worker, times in found.items() if times}
 
 
 def push(begin: int, end: int, **fields: Any) -> dict[str, Any]:
@@ -142,8 +142,30 @@ def test_a_group_of_several_waits_for_the_pushes_of_other_groups_alone() -> None
         ]),
     ]  # fmt: skip
     ways = exchanges(traces)
-    assert waits(ways[0]) == waits(ways[1]) == {1: [(6, 36)]}
+    assert waits(ways[0]) == waits(ways[1]) == {2: [(6, 36)]}
     assert waits(ways[2]) == {}
+
+
+def test_a_push_that_is_late_for_a_slow_member_is_a_wait_for_that_member() -> None:
+    """Worker 2 reduces with worker 1, which comes at 25, and pushes the sum at 30."""
+    traces = [
+        made(about(0, group=0), [push(0, 60)]),
+        made(about(1, group=1), [span(Span.REDUCE, 25, 28, lane=Lane.GROUP)]),
+        made(about(2, group=1), [
+            span(Span.REDUCE, 5, 28, lane=Lane.GROUP),
+            push(30, 60),
+        ]),
+        made(server(3), [
+            at_server(Span.RECEIVE, 2, 6, 0),
+            at_server(Span.RECEIVE, 32, 36, 2),
+            at_server(Span.APPLY, 36, 40, NONE),
+            *(at_server(Span.REPLY, 40, 50, worker) for worker in (0, 2)),
+        ]),
+    ]  # fmt: skip
+    ways = exchanges(traces)
+    assert waits(ways[0]) == {1: [(6, 25)], 2: [(25, 36)]}
+    assert waits(ways[1]) == {}
+    assert waits(ways[2]) == {1: [(5, 25)]}
 
 
 @pytest.mark.parametrize("kind", [Span.AGREE, Span.REDUCE, Span.GATHER, Span.BROADCAST])
@@ -157,7 +179,7 @@ def test_an_operation_of_a_group_waits_for_its_last_member(kind: Span) -> None:
         made(about(2, group=8), operations((5, 6))),
     ]
     ways = exchanges(traces)
-    assert waits(ways[0]) == {7: [(0, 10)]}
+    assert waits(ways[0]) == {1: [(0, 10)]}
     assert intervals(ways[0].moving) == [(10, 12), (20, 26)]
     assert waits(ways[1]) == waits(ways[2]) == {}
 

@@ -120,7 +120,7 @@ def test_each_moment_of_a_step_has_one_cause(
     parked: list[tuple[int, int]],
     cuts: set[int],
 ) -> None:
-    """``parked``: begin and end of pushes that lie at the server until group 1 has come, in the
+    """``parked``: begin and end of pushes that lie at the server until worker 1 has come, in the
     middle of that time. An end that lies beyond is one of the reply."""
     ends = sorted(cuts)
     worker, others, at_server = [], [], []
@@ -162,5 +162,5 @@ def test_each_moment_of_a_step_has_one_cause(
         communicated = (moving | (held - waiting)) & window
         assert steps.communication[number] == len(communicated) * MS
         assert steps.hidden[number] == len(communicated - stalled) * MS
-        for group, times in steps.waits_for.items():
-            assert times[number] == (len(expected["waits"]) * MS if group == 1 else 0)
+        for other, times in steps.waits_for.items():
+            assert times[number] == (len(expected["waits"]) * MS if other == 1 else 0)
