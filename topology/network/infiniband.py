@@ -101,6 +101,10 @@ def parse_ibnetdiscover(text: str, *, where: str, hosts: Mapping[int, str] | Non
             "ibnetdiscover printed"
         )
     listed = fabric if fabric.switches else direct
+    if not listed.cards:
+        raise PlacementError(
+            f"{where}: no card of a host in it: give all that ibnetdiscover printed"
+        )
     if not listed.ports:
         raise PlacementError(
             f"{where}: none of the {listed.num_unnamed} cards in it names its host: set node "
@@ -108,8 +112,15 @@ def parse_ibnetdiscover(text: str, *, where: str, hosts: Mapping[int, str] | Non
         )
     if not fabric.switches:
         return _without_switches(direct, where)
+    ends = {peer for peers in fabric.cables.values() for peer in peers}
+    num_missing = len(ends - fabric.switches.keys())
     groups = grouped(fabric, where)
     builder = TreeBuilder(where=where, source=where)
+    if num_missing:
+        builder.notes.append(
+            f"{where}: cables lead to {num_missing} switches that are not listed: give all that "
+            "ibnetdiscover printed"
+        )
     home = {member: index for index, group in enumerate(groups) for member in group.members}
     num_tops = 0
     for index, group in enumerate(groups):

@@ -540,6 +540,23 @@ def test_a_listing_with_headings_is_the_same_tree_and_counts_no_cable_twice() ->
     assert parse_tree(without_comments.encode(), where="fabric") == tree
 
 
+def test_a_listing_that_ends_early_is_noted() -> None:
+    text = two_rails()
+    notes = infiniband.parse_ibnetdiscover(text, where="fabric").notes
+    assert not any("not listed" in note for note in notes)
+    first, _, _ = text.partition("MF0;leaf01:")
+    first, _, _ = first.rpartition("\nvendid")
+    tree = infiniband.parse_ibnetdiscover(first, where="fabric")
+    assert [node.name for node in tree.nodes] == ["n1", "n2", "n3"]
+    assert tree.notes[0] == (
+        "fabric: cables lead to 2 switches that are not listed: give all that ibnetdiscover printed"
+    )
+    switch, _, _ = first.partition("\n[1]")
+    assert complaint(switch).endswith(
+        "no card of a host in it: give all that ibnetdiscover printed"
+    )
+
+
 def test_a_switch_that_is_there_twice_without_headings_is_refused() -> None:
     assert "is there twice: give one listing" in complaint(two_rails() * 2)
 
