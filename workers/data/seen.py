@@ -11,6 +11,8 @@ training) are made again, in the same order of samples.
     seen.end_iteration()
     tree = seen.collect(at=a_pass)                    # and in another process:
     seen.restore(tree, is_moved=False)
+
+Longer than other modules: the state of a pass and its place in a checkpoint are one subject.
 """
 
 from __future__ import annotations
