@@ -283,20 +283,18 @@ class Overlap:
             )
         ]
 
-    def describe_changed(self, pieces: Collection[int]) -> str:
+    def describe_changed(self, pieces: Iterable[int]) -> str:
         """Return the beginning of an error about the gradients of these pieces."""
         names = [self._partition.pieces[piece].name for piece in dict.fromkeys(pieces)]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        again = any(self._hooks.counts[piece] > 1 for piece in pieces)
-        why = " (another backward pass came before step())" if again else ""
-        return (
-            f"the gradient of {names[0]}{more} changed after it had been sent during backward{why}"
-        )
+        return f"the gradient of {names[0]}{more} changed after it had been sent during backward"
 
     def sent_too_soon(self, problem: str) -> UsageError:
         """Return the error for sent gradients that servers may have applied and ``step()`` does not
         have."""
-        return UsageError(f"iteration {self._terms().clock}: {problem}; {_REMEDY}")
+        again = any(count > 1 for count in self._hooks.counts)
+        why = " (another backward pass came before step())" if again else ""
+        return UsageError(f"iteration {self._terms().clock}: {problem}{why}; {_REMEDY}")
 
     def to_host(
         self,
