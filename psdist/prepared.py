@@ -75,6 +75,7 @@ from psdist.workers.model.renormalised import refuse_renormalised
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
+from psdist.workers.model.wrapped_parts import WrappedParts
 from psdist.workers.pushes import DevicePushes
 from psdist.workers.rounds.differences import LocalTrainer
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
@@ -261,6 +262,8 @@ class ParameterSets:
         """Bytes of the sets so far, by server."""
         self._at_end: list[Callable[[], None]] = []
         self._ties = Ties()
+        self._wrapped_parts = WrappedParts(self._is_held)
+        self._at_end.append(self._wrapped_parts.stop)
         self._restored_residuals: Mapping[str, Any] = {}
         self._expected: list[list[Any]] | None = None
         self._progress: Progress | None = None
@@ -479,6 +482,7 @@ class ParameterSets:
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_is_trained_twice(descriptions)
+        self._wrapped_parts.require_none(model)
         refuse_renormalised(model, [p for each in descriptions for p in each.parameters])
         moving = self._ties.require_none(
             model,

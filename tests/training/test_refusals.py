@@ -31,6 +31,11 @@ SIZE = 8
 
 # -- texts and statuses ----------------------------------------------------------------------------
 
+WRAPPED = (
+    ", or a part of it, is wrapped in DistributedDataParallel, which exchanges gradients or "
+    "parameters itself; psdist does that: remove the line that wraps the model, and call the model "
+    "that job.prepare returned"
+)
 REFUSED = {
     "prepares_a_lazy_model": "module 0 is a LazyLinear, which has no parameters yet; run one batch "
     "through the model before prepare()",
@@ -63,9 +68,9 @@ REFUSED = {
     "destroys_the_group": "torch.distributed has no process group: psdist.init() creates it and "
     "job.close() ends it; use it only in between, and remove dist.destroy_process_group() from the "
     "script",
-    "wraps_the_model": "the prepared model is called by DistributedDataParallel, which exchanges "
-    "gradients or parameters itself; psdist does that: remove the line that wraps the model, and "
-    "call the model that job.prepare returned",
+    "wraps_the_model": f"the prepared model{WRAPPED}",
+    "wraps_a_part_of_the_model": f"the prepared model{WRAPPED}",
+    "prepares_a_model_with_a_wrapped_part": f"the model{WRAPPED}",
 }
 
 

@@ -15,7 +15,6 @@ from typing import Final
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -78,7 +77,7 @@ def refuse_untrainable(model: nn.Module) -> None:
     for path, module in model.named_modules():
         name = f"module {path}" if path else "the model"
         if wrapper := wrapper_of(type(module)):
-            raise _wrapped(f"{name} is wrapped in {wrapper}")
+            raise refusal_of_wrapper(f"{name} is wrapped in {wrapper}")
         if isinstance(module, nn.SyncBatchNorm):
             raise ModelError(
                 f"{name} is a SyncBatchNorm, which would share statistics within a group of "
@@ -130,7 +129,8 @@ def _why_not(tensor: torch.Tensor) -> str:
     return ""
 
 
-def _wrapped(what: str) -> UsageError:
+def refusal_of_wrapper(what: str) -> UsageError:
+    """Return the error for a wrapped module; ``what`` says which one, and in what."""
     return UsageError(
         f"{what}, which exchanges gradients or parameters itself; psdist does that: remove the "
         "line that wraps the model, and call the model that job.prepare returned"
@@ -160,13 +160,11 @@ class WrapperCheck:
     def __call__(self, module: nn.Module, _arguments: object) -> None:
         if self._prepared is None:
             return
-        if DistributedDataParallel._active_ddp_module is not None:
-            raise _wrapped("the prepared model is called by DistributedDataParallel")
         if "_is_replica" in vars(module):
-            raise _wrapped("the prepared model is called by DataParallel")
+            raise refusal_of_wrapper("the prepared model is called by DataParallel")
         # fully_shard and replicate change the class of the module.
         if type(module) is not self._prepared and (wrapper := wrapper_of(type(module))):
-            raise _wrapped(f"the prepared model has been wrapped in {wrapper}")
+            raise refusal_of_wrapper(f"the prepared model has been wrapped in {wrapper}")
 
     def __reduce__(self) -> tuple[type[WrapperCheck], tuple[()]]:
         return WrapperCheck, ()

@@ -498,6 +498,27 @@ def wraps_the_model() -> None:
     optimizer.step()
 
 
+def wraps_a_part_of_the_model() -> None:
+    import torch
+
+    _, model, optimizer, _ = prepared()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model[0])
+    model[1:](wrapped(torch.ones(3, 4))).sum().backward()
+    optimizer.step()
+
+
+def prepares_a_model_with_a_wrapped_part() -> None:
+    import torch
+
+    import psdist
+
+    job = psdist.init()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    wrapped = torch.nn.parallel.DistributedDataParallel(model[0])
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model[1](wrapped(torch.ones(3, 4))).sum().backward()
+
+
 def shows_its_place() -> None:
     """Print the variables that torchrun sets, during a job and after it."""
     import psdist

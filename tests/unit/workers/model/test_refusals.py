@@ -23,6 +23,7 @@ from psdist.workers.model.refusals import (
     refuse_untrainable,
     wrapper_of,
 )
+from psdist.workers.model.wrapped_parts import WrappedParts
 
 CALL = "job.prepare(model, optimizer): "
 
@@ -253,30 +254,38 @@ def test_a_model_that_is_wrapped_is_refused_with_the_name_of_the_wrapper() -> No
 
 
 @pytest.mark.usefixtures("group")
-def test_a_model_that_is_wrapped_before_or_after_prepare_is_refused_when_it_is_called() -> None:
-    x = torch.ones(1, 2)
-    before = nn.Linear(2, 2)
-    wrapped = DistributedDataParallel(before)
-    for model, call in ((before, wrapped), (nn.Linear(2, 2), DistributedDataParallel)):
-        model.register_forward_pre_hook(WrapperCheck(type(model)))
-        model(x)
-        called = call if call is wrapped else DistributedDataParallel(model)
-        text = text_of(lambda: called(x), UsageError)  # noqa: B023 - called here
-        assert text == "the prepared model is called by DistributedDataParallel" + EXCHANGES
-        model(x)
-
+def test_a_model_that_is_sharded_after_prepare_is_refused_when_it_is_called() -> None:
     sharded = nn.Linear(2, 2)
     sharded.register_forward_pre_hook(WrapperCheck(type(sharded)))
     fully_shard(sharded)
-    text = text_of(lambda: sharded(x), UsageError)
+    text = text_of(lambda: sharded(torch.ones(1, 2)), UsageError)
     assert text == "the prepared model has been wrapped in fully_shard" + EXCHANGES
 
 
 @pytest.mark.usefixtures("group")
-def test_copies_of_a_prepared_model_may_be_wrapped() -> None:
+def test_a_wrapper_of_a_part_is_found_when_it_is_made_or_when_the_model_is_prepared() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    held = {id(each) for each in model.parameters()}
+    parts = WrappedParts(lambda parameter: id(parameter) in held)
+    part = ", or a part of it, is wrapped in DistributedDataParallel" + EXCHANGES
+    text = text_of(lambda: DistributedDataParallel(model[1]), UsageError)
+    assert text == "the prepared model" + part
+
+    later = nn.Sequential(nn.Linear(2, 2))
+    wrapped = DistributedDataParallel(later[0])
+    assert text_of(lambda: parts.require_none(later), UsageError) == "the model" + part
+    del wrapped
+    parts.stop()
+    DistributedDataParallel(model[1])
+
+
+@pytest.mark.usefixtures("group")
+def test_copies_of_a_prepared_model_and_other_models_may_be_wrapped() -> None:
     model = nn.Linear(2, 2)
+    parts = WrappedParts(lambda parameter: parameter is model.weight or parameter is model.bias)
     model.register_forward_pre_hook(WrapperCheck(type(model)))
     DistributedDataParallel(copy.deepcopy(model))(torch.ones(1, 2))
+    parts.require_none(model)
 
 
 def test_replicas_of_dataparallel_are_refused() -> None:
