@@ -124,7 +124,7 @@ class ServerReplay:
         self._turn_position: Ints = np.flatnonzero(
             np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER))
         )
-        """Of every event that may change what is waited for."""
+        """Positions of the events that may change what is waited for."""
         self._turns = events[self._turn_position]
         self.limits = self._replay_membership()
         self.num_active_groups, self.num_active_workers = self._count_active()
