@@ -96,8 +96,8 @@ SAID_BY_REGISTRAR: Final = (
     *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
     *(CopyLost, Admit, Welcome, Replace, Appoint, Regrouped),
 )
-"""Messages that are counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends the
-job."""
+"""Messages that are counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends
+the job."""
 FOR_REGISTRAR: Final = (
     *SAID_TO_REGISTRAR,
     *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows),
