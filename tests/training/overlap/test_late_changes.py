@@ -315,7 +315,8 @@ UNFOLLOWED = (
 def test_a_last_backward_of_which_gradients_have_left_is_an_error_at_the_end(
     mode: str, size: int, tmp_path: Path
 ) -> None:
-    def once_more(_: Job, model: Model, _optimizer: Any) -> None:
+    def once_more(_: Job, model: Model, optimizer: Any) -> None:
+        optimizer.zero_grad()  # gradients that are added to others do not leave early
         accumulate(model, None)
 
     script = training(lambda *_: None, after=once_more)
@@ -329,6 +330,7 @@ def test_gradients_that_have_left_and_are_dropped_are_an_error_in_the_next_colle
     call: str, size: int, tmp_path: Path
 ) -> None:
     def drop_and_meet(job: Job, model: Model, optimizer: Any) -> None:
+        optimizer.zero_grad()
         accumulate(model, None)
         optimizer.zero_grad()
         if call == "mean":

@@ -23,6 +23,7 @@ from tests.support.programs.training.virtual_job import run_virtually
 PROBLEM = Problem()
 STEPS = 10
 WATCHED = 3
+WATCHED_OF_SETS = 16
 BATCH = 8
 APART = ((0,), (1,), (2,))
 NUM_CHUNKS = 4
@@ -669,7 +670,9 @@ def test_a_backward_of_an_evaluation_sends_nothing(
             turn.model.train()
 
     auto, _ = both(training(before=attack), tmp_path)
-    assert auto.summary["early_pushes"] == 3 * NUM_CHUNKS * (STEPS - WATCHED)
+    early, most = auto.summary["early_pushes"], 3 * NUM_CHUNKS * (STEPS - WATCHED)
+    # A gradient that is added to a kept one may wait for step(): it looks like an accumulated one.
+    assert (0 < early <= most) if is_kept else early == most
 
 
 def test_a_model_that_is_trained_as_it_is_evaluated_gives_the_same_bits(tmp_path: Path) -> None:
@@ -792,7 +795,7 @@ def gan(every: int) -> Script:
         judge, judges = job.prepare(judge, judges)
         loss_of = nn.BCEWithLogitsLoss()
         ones = torch.ones(BATCH, 1)
-        for step in range(STEPS):
+        for step in range(WATCHED_OF_SETS + 6):
             fake = make(torch.randn(BATCH, 3, generator=generator_of))
             real = torch.randn(BATCH, 35, generator=generator_of)
             judges.zero_grad()
@@ -810,13 +813,13 @@ def gan(every: int) -> Script:
 def test_a_gan_gives_the_same_bits_and_its_generator_leaves_early(tmp_path: Path) -> None:
     auto, _ = both(gan(every=1), tmp_path)
     makes, judges = auto.summary["sets"]
-    assert makes["early_pushes"] == 3 * makes["chunks"] * (STEPS - WATCHED)
+    assert makes["early_pushes"] == 3 * makes["chunks"] * 6
     assert judges["early_pushes"] == 0
 
 
-def test_a_gan_whose_generator_comes_late_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"iteration 5: .* had been sent.*; set overlap = off"):
-        run(gan(every=5), tmp_path, record=False)
+def test_a_gan_whose_generator_comes_late_gives_the_same_bits(tmp_path: Path) -> None:
+    """Its backward pass adds to the judge's last gradients, which is seen."""
+    both(gan(every=20), tmp_path)
 
 
 # -- broken on purpose -----------------------------------------------------------------------------

@@ -771,6 +771,9 @@ def test_workers_that_differ_in_it_are_told_so(tmp_path: Path) -> None:
 
 # -- several sets ----------------------------------------------------------------------------------
 
+STEPS_OF_SETS = STEPS + 13
+"""Sets of several are watched for 13 iterations more."""
+
 
 def two_models(job: Job, _stage: Stage) -> Result:
     """As a GAN trains: each model has a turn, and the second is read in the first one's, too."""
@@ -780,7 +783,7 @@ def two_models(job: Job, _stage: Stage) -> Result:
     maker, of_maker = job.prepare(maker, torch.optim.SGD(maker.parameters(), lr=0.05))
     judge, of_judge = job.prepare(judge, torch.optim.Adam(judge.parameters(), lr=0.01))
     for x, _ in PROBLEM.batches(
-        size=BATCH, count=STEPS, part=job.worker, num_parts=job.num_workers
+        size=BATCH, count=STEPS_OF_SETS, part=job.worker, num_parts=job.num_workers
     ):
         of_judge.zero_grad()
         (judge(maker(x).detach()).mean() - judge(x[:, :20]).mean()).backward()
@@ -802,7 +805,7 @@ def two_sets(job: Job, _stage: Stage) -> Result:
     halves = [list(model.parameters())[:3], list(model.parameters())[3:]]
     model, optimizers = job.prepare(model, [torch.optim.SGD(half, lr=0.01) for half in halves])
     for x, _ in PROBLEM.batches(
-        size=BATCH, count=STEPS, part=job.worker, num_parts=job.num_workers
+        size=BATCH, count=STEPS_OF_SETS, part=job.worker, num_parts=job.num_workers
     ):
         for optimizer in optimizers:
             optimizer.zero_grad()

@@ -230,6 +230,7 @@ def test_an_iteration_that_is_open_when_the_script_ends_is_an_error_if_gradients
     who: tuple[int, ...], tmp_path: Path
 ) -> None:
     def once_more(turn: Turn) -> None:
+        turn.optimizer.zero_grad()  # gradients that are added to others do not leave early
         turn.loss().backward()  # type: ignore[no-untyped-call]
 
     script = linear(after=only(once_more, *who))
@@ -350,6 +351,7 @@ def test_a_worker_whose_data_has_ended_takes_part_in_what_others_have_opened(
                 if is_open and number == 8:  # the last of all but worker 0, which has less to give
                     layers: Any = model.layers
                     some = layers[6:] if job.worker == 0 else layers
+                    optimizer.zero_grad()  # gradients that are added to others do not leave early
                     loss = model(torch.ones(1, PROBLEM.num_inputs))
                     loss.backward(inputs=list(some.parameters()))
         return {"parameters": flat(model), "clock": job.clock}
