@@ -304,6 +304,7 @@ def test_a_list_of_modules_trains_as_in_plain_torch_with_a_short_last_batch(
     compare(scenario, groups, tmp_path, limit=1e-5)
 
 
+@pytest.mark.slow  # compiling takes minutes on a busy machine
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_compiled_function_that_steps_trains_as_in_plain_torch(

@@ -24,7 +24,8 @@ import psdist
 from tests.support.late_transfers import on_a_device
 
 DEVICE = os.environ.get("DEVICE", "cpu")
-STEPS = 8
+STEPS = 21
+"""16 are watched where a job has several sets."""
 LAYERS = 6
 WIDTH = 48
 
