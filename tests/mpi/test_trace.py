@@ -48,7 +48,7 @@ def test_every_rank_writes_its_spans_and_they_open_as_one_file(
         }
         assert (trace.of(Span.REDUCE)["lane"] == Lane.EARLY).any()  # overlap = auto
         steps = trace.of(Span.STEP)
-        assert steps["clock"].tolist() == 3 * [*range(8)]  # without overlap, auto, full
+        assert steps["clock"].tolist() == 3 * [*range(21)]  # without overlap, auto, full
         assert set(steps["set_index"].tolist()) == {0, 1, 2}
         # Each pass lies before its step: nothing is stamped with another iteration.
         assert len(trace.of(Span.BACKWARD)) == len(steps)
