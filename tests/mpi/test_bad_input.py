@@ -491,7 +491,7 @@ def test_a_model_wrapped_over_a_group_of_two_ends_the_job_in_one_line(tmp_path: 
     options = ("--group", "node")
     line = the_line(run_script(3, "wraps_the_model", run_dir=tmp_path, options=options))
     assert re.search(
-        r"error at bad_script.py line \d+: the prepared model is called by "
+        r"error at bad_script.py line \d+: the prepared model, or a part of it, is wrapped in "
         r"DistributedDataParallel, which exchanges gradients or parameters itself; psdist does "
         r"that: remove the line that wraps the model, and call the model that job.prepare "
         r"returned$",
