@@ -27,14 +27,12 @@ from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import worker_of
-from psdist.protocol.returns import RETURN
 from psdist.protocol.substitutes import JOIN
 from psdist.ranks.checkpointing.resuming import Restored
 from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.ranks.context import RankContext
 from psdist.script_joins import ScriptJoins
-from psdist.script_returns import ScriptReturns
 from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.seen import Pass
@@ -92,7 +90,6 @@ class ScriptCheckpoints:
         )
         self._files = WorkerCheckpoints(context, collect=self._collect)
         self._joins = ScriptJoins(context, loop, collective=collective)
-        self._returns = ScriptReturns(context, loop, loaders, collective=collective)
         self._followed = FollowedScript() if context.roles.num_substitutes else None
         self._set_modes = SetModes() if self._config.set_mode == "allowed" else None
         self._cut_at: Pass | None = None
@@ -307,47 +304,30 @@ class ScriptCheckpoints:
             if may_be_cut and self._loaders.seen.is_between_hands:
                 self._hold_if_wanted(a_pass)
 
-    def on_end_of_pass(self, a_pass: Pass) -> None:
-        """As at a boundary, and the pass has nothing more, unless somebody who has died had not
-        brought all of its part."""
-        if self.script.is_resuming or not self._returns.is_on:
-            return
-        self._sets.take_over()
-        self._returns.wait_for_deaths()
-        if self._returns.is_due:
-            self._hold_if_wanted(a_pass)
-        else:
-            self._sets.resume()
-
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
         clock = self._clocks[0]
         if self._is_chief:
             self.occasions.lead(clock=clock, now_s=self._context.now_s())
         reason = self.occasions.reason(clock=clock, now_s=self._context.now_s())
-        if self._returns.is_due:
-            reason = RETURN
         if not reason and not self._loop.core.meetings.is_open:
             return
         self._sets.land_late()  # who waits for others must not hold
         found = self._loop.hold(reason or JOIN, self._clocks)
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary
-        if found not in (JOIN, RETURN):
+        if found != JOIN:
             self.occasions.have_met(clock=clock, now_s=self._context.now_s())
         if found is None:
-            self._returns.give_up()
             return
         self._is_at_boundary, self._cut_at = True, a_pass
         try:
             if found == JOIN:
                 self._joins.meet(self._clocks, self._state_for_a_spare)
-            elif found == RETURN:
-                self._returns.meet(a_pass, self._clocks)
             else:
                 self._checkpoint()
         finally:
             self._is_at_boundary, self._cut_at = False, None
-        if found not in ("checkpoint", JOIN, RETURN):
+        if found not in ("checkpoint", JOIN):
             self._files.finish()
             self._collective(WRITTEN, b"")
             end_behind(found, self._context.folder.latest())

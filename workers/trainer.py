@@ -137,8 +137,6 @@ class Trainer:
         self.is_open = False
         """Whether an iteration is under way in the group: all have agreed to it, and its values are
         not gathered."""
-        self.num_brought = 0
-        """Iterations up to the last whose gradients this worker has pushed."""
         self._partition = partition
         self._flat = flat
         self._loop = loop
@@ -569,8 +567,6 @@ class Trainer:
         self._overlap.end_iteration()
 
     def _begin_push(self, reduced: Reduced) -> None:
-        if not reduced.is_skipped:
-            self.num_brought = self.clock + 1
         weight, gone = reduced.group_weight, reduced.absent
         chunks = self._partition.chunks
         empty = {

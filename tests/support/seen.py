@@ -1,4 +1,4 @@
-"""What workers of tests/support/programs/deaths/returns.py have seen: each sample once an epoch.
+"""Samples that each worker of tests/support/programs/deaths/writes_samples.py has used.
 
 seen = Seen.read(folder)
 seen.prove(samples=120, dead=[1])        # how many samples of each epoch nobody has seen

@@ -31,10 +31,6 @@ class Position:
         self.batch = 0
         self.batches = num_batches
 
-    def resize(self, num_batches: int) -> None:
-        """What is left of the pass was dealt anew: so many are in all of it."""
-        self.batches = num_batches
-
     def use_batch(self) -> None:
         self.batch += 1
 

@@ -18,14 +18,13 @@ Longer than other modules: the state of a pass and its place in a checkpoint are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import UsageError
 from psdist.workers.data.orders import Kind, Order, PassOrders
 from psdist.workers.data.position import length_of
-from psdist.workers.data.returned import Cut, Spans
 from psdist.workers.data.sharding import EpochCounter
 
 
@@ -33,11 +32,8 @@ def _unknown() -> int | None:
     return None
 
 
-def _nothing() -> Spans | None:
-    return None
-
-
-def _ignore(_length: int) -> None: ...
+def _unknown_size(_worker: int) -> int:
+    return 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -73,22 +69,8 @@ class Pass:
     """Samples of the dataset; None if it has no length."""
     start: int = 0
     """Of the order of samples, what workers of another layout had seen before."""
-    left: Spans | None = None
-    """Where that is not its beginning: what they had not seen."""
     dealing: PassDealing | None = None
     """Where it is dealt by hands."""
-    number: int = 0
-    """Which of the datasets that workers share out (:meth:`EpochCounter.number_of`),"""
-    ordinal: int = 0
-    """and how many passes over it were begun before, whatever the script's epochs are."""
-    can_be_cut: bool = False
-    """Whether what is left of it may be dealt anew to others (``returned``),"""
-    cuts: Sequence[Cut] = ()
-    """where that was done,"""
-    is_cut_anew: bool = False
-    """and whether just now."""
-    on_length: Callable[[int], None] = _ignore
-    """It has as many batches now."""
     seen: int = 0
     """Batches that were handed out."""
     num_batches: int | None = None
@@ -106,8 +88,8 @@ class Pass:
     """Whether training goes on with its next batch."""
     consumed: Callable[[], int | None] = _unknown
     """Of the order of samples, what all workers together have seen; None where nobody knows."""
-    rest: Callable[[], Spans | None] = _nothing
-    """What they have not seen, where that is not what lies behind ``consumed``."""
+    size_of: Callable[[int], int] = _unknown_size
+    """Samples of another worker in the next batch; 0 if they are unknown."""
 
     def seed_of(self, seed: int) -> int:
         """The seed of this pass in a run with ``seed``."""
@@ -221,9 +203,6 @@ class SeenPasses:
                 is_outside=within is None,
                 length=length,
             )
-        if is_shared:
-            found.number = self._counter.number_of(dataset)
-            found.ordinal = self._counter.begun[found.number] - 1
         if is_new and is_inside:  # that other one is not gone through again
             self._mark[key] += 1
             return found
@@ -285,7 +264,7 @@ class SeenPasses:
     def end(self, a_pass: Pass) -> None:
         a_pass.is_over = True
         # They would keep the loader, and the place of its dataset.
-        a_pass.consumed, a_pass.rest = _unknown, _nothing
+        a_pass.consumed, a_pass.size_of = _unknown, _unknown_size
         if a_pass in self._handed_out and not a_pass.steps:
             self._handed_out.remove(a_pass)
 
@@ -300,14 +279,6 @@ class SeenPasses:
         self._passes.clear()
         self._replay.clear()
         self._last = None
-
-    @property
-    def begun(self) -> Sequence[int]:
-        """Passes over each dataset that workers share out (:meth:`EpochCounter.number_of`)."""
-        return self._counter.begun
-
-    def number_of(self, dataset: object) -> int:
-        return self._counter.number_of(dataset)
 
     @property
     def newest(self) -> Pass | None:
@@ -359,7 +330,7 @@ class SeenPasses:
         for told in tree["passes"]:
             kept = {key: told[key] for key in _KEPT if key in told}  # older checkpoints have fewer
             kept["salt"] = tuple(kept.get("salt", ()))
-            each = Pass(is_resumed=True, left=told.get("left"), **kept)
+            each = Pass(is_resumed=True, **kept)
             dealing = told.get("dealing")
             is_dealt = dealing is not None and self._is_dealing
             is_anew = is_moved or dealing is not None or (self._is_dealing and each.is_shared)
@@ -370,12 +341,12 @@ class SeenPasses:
                         loader=dealing[0], number=dealing[1], start=each.start
                     )
             elif is_anew and not each.is_over:
-                if told["consumed"] is None and told.get("rest") is None:
+                if told["consumed"] is None:
                     lost.append(
                         f"pass {each.epoch} over a dataset without indices begins anew: batch "
                         f"{each.seen} of another number of workers cannot be found"
                     )
-                each.start, each.seen, each.left = told["consumed"] or 0, 0, told.get("rest")
+                each.start, each.seen = told["consumed"] or 0, 0
                 if is_dealt:
                     loader, number, hand = dealing
                     each.dealing = PassDealing(
@@ -392,16 +363,21 @@ _KEPT = (
 )
 
 
+def has_returned_samples(tree: Mapping[str, Any]) -> bool:
+    """True if samples of a failed worker had been dealt to other workers in this epoch, as psdist
+    did until November 2026."""
+    spans = (told.get(key) for told in tree["passes"] for key in ("left", "rest"))
+    return any(each is not None for each in spans)
+
+
 def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
     plain = {key: getattr(a_pass, key) for key in _KEPT}
     plain["salt"], plain["kind"] = list(a_pass.salt), int(a_pass.kind)
-    rest, dealing = a_pass.rest(), a_pass.dealing
+    dealing = a_pass.dealing
     if dealing is not None:
         plain["dealing"] = [dealing.loader, dealing.number, dealing.hand]
     return {
         **plain,
-        "left": a_pass.left,
         "is_resume_point": is_resume_point,
-        "consumed": None if rest is not None else a_pass.consumed(),
-        "rest": rest,
+        "consumed": a_pass.consumed(),
     }

@@ -4,13 +4,11 @@ do; pure.
     regrouping = Regrouping(seat)
     regrouping.num_lost += 1                  # the registrar has said who is dead
     regrouping.is_due                         # until this worker has told:
-    regrouping.tell(standing, brought)        # Regroup, for the registrar
+    regrouping.tell(standing)                 # Regroup, for the registrar
     regrouping.answer                         # every standing, by place; None until all have told
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Regroup, Regrouped
@@ -33,11 +31,11 @@ class Regrouping:
         """Whether the group has lost workers since this one has told where it stands."""
         return self._told < self.num_lost
 
-    def tell(self, standing: bytes, brought: Sequence[int] = ()) -> list[Action]:
-        """``standing``, ``brought``: of :class:`Regroup`."""
+    def tell(self, standing: bytes) -> list[Action]:
+        """Send ``standing``, as :class:`Regroup` describes it."""
         self._told, self._answer = self.num_lost, None
         worker, num_lost = self._seat.worker, self._told
-        message = Regroup(worker=worker, num_lost=num_lost, standing=standing, brought=[*brought])
+        message = Regroup(worker=worker, num_lost=num_lost, standing=standing)
         return [SendControl(REGISTRAR, message)]
 
     @property

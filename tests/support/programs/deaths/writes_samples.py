@@ -1,4 +1,4 @@
-"""A training script that writes down which samples each worker sees, of which some are killed.
+"""A training script that writes down which samples each worker uses. Some workers are killed.
 
 DIES="1 12 step" (several are parted by commas): worker 1, in its iteration 12: ``forward`` before
 it pushes anything, ``step`` while it pushes; ``end``: behind the last batch of that epoch.
