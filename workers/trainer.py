@@ -31,9 +31,8 @@ import torch
 from psdist.codecs.feedback import CodingErrors
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.heirs import slices_of_the_living
 from psdist.protocol.ids import describe_workers
-from psdist.protocol.partition import Partition
+from psdist.protocol.partition import Partition, slices_of_the_living
 from psdist.protocol.send_order import SendOrder
 from psdist.workers.batches import Batches, Storage
 from psdist.workers.early.early_pushes import EarlyPushes, Terms

@@ -23,7 +23,7 @@ from typing import Any
 
 from psdist.controller.steps import Term, block_of
 from psdist.errors import UsageError
-from psdist.workers.data.seeded import SeededIndices
+from psdist.workers.data.processes import SeededIndices
 from psdist.workers.data.seen import Pass, PassDealing, nested_pass
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 

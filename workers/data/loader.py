@@ -26,10 +26,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from psdist.errors import UsageError
-from psdist.workers.data.ending import ends_with_its_rank
 from psdist.workers.data.hands import HandBatches, refuse_dealing
 from psdist.workers.data.position import length_of
-from psdist.workers.data.seeded import SeededDataset, SeededIndices, told_of
+from psdist.workers.data.processes import SeededDataset, SeededIndices, ends_with_its_rank, told_of
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
     BatchPlan,

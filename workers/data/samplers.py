@@ -39,7 +39,7 @@ from psdist.workers.data.loader import (
     shard_loader,
 )
 from psdist.workers.data.orders import Order
-from psdist.workers.data.seeded import SeededIndices
+from psdist.workers.data.processes import SeededIndices
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
     BatchPlan,
