@@ -12,7 +12,7 @@ samples are whose is the plan's (``sharding``), a sampler's that all workers dra
     )
     for x, y in loader: ...     # again: the next epoch, in another order
 
-Longer than other modules: a pass from its order of samples to its end, and where it goes on.
+Longer than other modules: a pass from its order of samples to its end.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from psdist.workers.data.stream import split_stream
 
 
 class Watch(Protocol):
-    """Who follows the passes of a loader."""
+    """The observer of a loader's passes."""
 
     def before_batch(self, a_pass: Pass) -> None:
-        """The script asks for the next one; what it has done with the last one is over."""
+        """The script asks for the next batch, and has finished its work on the last one."""
         ...
 
     def leaves_out(self, a_pass: Pass) -> bool:
-        """Whether the next batch is not handed out, being of a round that the group has missed."""
+        """True if the next batch belongs to a round that the group has missed."""
         ...
 
     def leave_out(self, a_pass: Pass) -> None:
-        """That batch was passed over."""
+        """That batch was skipped."""
         ...
 
     def hand_out(self, a_pass: Pass) -> None:
-        """It gets one."""
+        """The script receives a batch."""
         ...
 
     def use_up(self, a_pass: Pass) -> None:
-        """The script has asked for the next one, and there is none."""
+        """The script has asked for the next batch, and there is none."""
         ...
 
     def end(self, a_pass: Pass) -> None:
-        """It gets no more, used up or left by the script."""
+        """The pass has ended: no batch is left, or the script has left it."""
         ...
 
 
 class Unwatched:
     def before_batch(self, a_pass: Pass) -> None: ...
 
-    def leaves_out(self, a_pass: Pass) -> bool:  # noqa: ARG002 - nobody misses a round
+    def leaves_out(self, a_pass: Pass) -> bool:  # noqa: ARG002 - no round is missed
         return False
 
     def leave_out(self, a_pass: Pass) -> None: ...
@@ -125,7 +125,7 @@ class Batches(Protocol):
         ...
 
     def sizes(self) -> Iterator[tuple[int, float]]:
-        """Of each batch: samples, and samples of a full one."""
+        """Return the samples of each remaining batch, and the samples of a full one."""
         ...
 
     def __iter__(self) -> Iterator[list[Any]]: ...
@@ -270,9 +270,9 @@ class EpochLoader:
         on_end: Callable[[], None] | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """``batches``: None for a dataset without indices; ``next_pass()`` begins a pass, which may
-        be one that goes on, or tells its epoch; ``on_end`` is called at the end of a pass, where
-        workers may not have equally many batches."""
+        """``batches``: None for a dataset without indices. ``next_pass()``: begin a pass, or resume
+        one, or return the epoch of a new one. ``on_end``: called at the end of a pass if other
+        workers may have more batches."""
         self._loader = loader
         self._batches = batches
         self._on_end = on_end
@@ -291,7 +291,7 @@ class EpochLoader:
         return dataset.dataset if isinstance(dataset, SeededDataset) else dataset
 
     def __len__(self) -> int:
-        """Batches in a pass, the same on every worker. TypeError where nobody knows."""
+        """Return the batches in a pass, the same on every worker. Raises TypeError if unknown."""
         if self._batches is None and self._on_end is not None:
             raise TypeError("the batches of a dataset without indices cannot be counted beforehand")
         return len(self._loader)
@@ -317,7 +317,7 @@ class EpochLoader:
         batch."""
         batches.start_pass(a_pass)
         if a_pass.start and not batches.has_any():
-            return iter(())  # too few are left for so many workers
+            return iter(())  # fewer samples remain than there are workers
         a_pass.num_batches = length_of(batches) or None
         a_pass.consumed = lambda: batches.consumed(a_pass)
         a_pass.size_of = lambda worker: batches.size_of(a_pass, worker)
@@ -328,16 +328,15 @@ class EpochLoader:
     def _hand_out(
         self, a_pass: Pass, sized_batches: Iterator[tuple[tuple[int, float], Any]], skip: int = 0
     ) -> Iterator[Any]:
-        """``skip``: batches that were seen and are read again, since there is no other way to get
-        behind them."""
+        """``skip``: used batches, which a stream has to read again."""
         try:
             for _ in islice(sized_batches, skip):
                 pass
             while True:
                 while self._watch.leaves_out(a_pass) and next(sized_batches, None) is not None:
                     self._watch.leave_out(a_pass)
-                # With nothing left to give, training still goes on here: what the script does
-                # behind its loop belongs to no checkpoint yet.
+                # After the last batch there is no boundary yet: the work that the script does after
+                # its loop must not be missing from a checkpoint.
                 if a_pass.seen != a_pass.num_batches or a_pass.is_resume_point:
                     self._watch.before_batch(a_pass)
                 found = next(sized_batches, None)
@@ -374,15 +373,15 @@ def shard_loader(
 ) -> EpochLoader:
     """A loader of this worker's part of ``dataset`` (all of it with ``shard=False``).
 
-    ``global_batch``: samples that all workers together take as a batch, in place of as many
-    ``batch_size``; parts differ by one where it cannot be divided. ``deal``: makes the batches
-    where groups get as many as they make local steps.
+    ``global_batch``: samples of a batch of all workers, instead of ``batch_size`` of each; parts
+    differ by one if it cannot be divided. ``deal``: makes the batches
+    if each group gets as many as it makes local steps.
 
     ``worker`` of ``num_workers`` are the job's; DataLoader's own options (its ``num_workers``:
     loader processes, ``collate_fn``, ``pin_memory``, ...) go into ``loader_options``. ``epoch``
     is asked at the start of each pass when it is callable. Loader processes start by forkserver,
     and their random numbers follow from (seed, epoch, worker, batch); with ``persistent_workers``
-    they live as long as the loader, so make the loader once, before the epochs.
+    they end with the loader, so make the loader once, before the epochs.
 
     An IterableDataset is split by worker and loader process (``stream``), so that workers may have
     different numbers of batches: ``on_end`` is called when this one's are used up.
@@ -475,7 +474,7 @@ def make_loader(
     on_end: Callable[[], None],
     watch: Watch | None = None,
 ) -> EpochLoader:
-    """``batches``: None for a dataset without indices, of which this worker takes its part.
+    """``batches``: None for a dataset without indices, which is split by worker.
     ``batch_size``: None where dataset or batch sampler make the batches. ``options``: of torch's
     DataLoader, without sampler, generator and batch size."""
     _start_processes_without_fork(options)

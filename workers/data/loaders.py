@@ -47,19 +47,21 @@ class Loaders:
         dealing: Dealing | None = None,
         dropped: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """``on_batch(position, samples, samples of a full batch, batch)``: before a batch is handed
-        out by a loader that shares samples out; ``on_end()``: after the last batch of a pass in
-        which other workers may have more; ``collective(name, payload)``: what all workers bring;
-        ``is_training()``: whether a batch that is handed out now is one to train with;
-        ``on_boundary(pass)``: the script is done with the iteration that it was in, and asks for
-        the next batch of this pass, or (None) begins one;
-        ``on_trained(is_whole, iterations)``: a shared pass is over in which iterations were made,
-        by that many in all, to its last batch or because the script has left it, of which is heard
-        when it asks for a batch of another one;
-        ``num_epochs()``: of job.epochs; ``epoch_now()``: the loop over job.epochs and its epoch
-        that the script is in, None outside; ``global_batch``: samples of a batch of all workers
-        together, in place of batch sizes; ``dealing``: where groups get as many batches as they
-        make local steps; ``dropped()``: workers whose samples nobody uses, because they failed."""
+        """``on_batch(position, samples, samples of a full batch, batch)``: a loader that divides
+        its samples among the workers is about to return a batch.
+        ``on_end()``: the pass has no more batches here, and may have more on other workers.
+        ``collective(name, payload)``: return the payloads of all workers.
+        ``is_training()``: True if the next batch is for training.
+        ``on_boundary(pass)``: the script has finished its iteration and asks for the next batch of
+        this pass, or begins a pass (None).
+        ``on_trained(is_whole, iterations)``: a divided pass with iterations has ended;
+        ``iterations`` counts those of the run. ``is_whole``: after its last batch. Otherwise the
+        script has left it, and the call comes with the next batch of another pass.
+        ``num_epochs()``: epochs of the current loop over job.epochs.
+        ``epoch_now()``: that loop and its epoch; None outside.
+        ``global_batch``: samples of a batch of all workers, instead of batch sizes per worker.
+        ``dealing``: each group gets as many batches as it makes local steps.
+        ``dropped()``: failed workers, whose samples are dropped."""
         self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
         self._on_batch = on_batch
         self._on_end = on_end
@@ -70,13 +72,13 @@ class Loaders:
         self._num_steps = 0
         """Iterations that this worker has made in this process."""
         self._num_left: int | None = None
-        """Of these, as many as were made when the script left a pass that had trained."""
+        """Their number when the script left a pass that had trained."""
         self._num_epochs = num_epochs
         self._epoch_now = epoch_now
         self._global_batch = global_batch
         self._dealing = dealing
         self._num_dealt = 0
-        """Loaders that deal by hands."""
+        """Loaders whose passes are dealt by hands."""
         self.seen = SeenPasses(is_dealing=dealing is not None)
         self._num_in_round = 0
         """Batches for training that were handed out since the last iteration ended."""
@@ -174,15 +176,15 @@ class Loaders:
         self.seen.end_iteration()
 
     def miss(self, rounds: int) -> None:
-        """The group misses so many rounds behind this iteration, which is about to end: as many
-        batches, for each of them as many as this one has had, are not handed out, so that the
-        group's passes end with the others'."""
+        """Skip the batches of ``rounds`` rounds that the group misses after this iteration, which
+        is about to end. Each round takes the number of batches of this iteration, so the passes of
+        all groups end together."""
         if (of := self.seen.newest) is not None:
             self._left_out[of.dataset, of.is_shared] += rounds * max(1, self._num_in_round)
 
     def collect_missed(self, *, clock: int) -> dict[str, Any]:
-        """What a checkpoint says of batches that are not handed out, made after so many rounds as
-        this worker knows of: a tree of plain values."""
+        """Return the batches still to skip, as a tree of plain values for a checkpoint. ``clock``:
+        rounds that this worker has finished."""
         newest = self.seen.newest
         return {
             "clock": clock,
@@ -192,8 +194,9 @@ class Loaders:
         }
 
     def restore_missed(self, tree: Mapping[str, Any], *, clock: int, share: float) -> None:
-        """What :meth:`collect_missed` has told; ``clock``: of the checkpoint, of which it may not
-        have heard; ``share``: batches of this worker for each of its batches."""
+        """Restore a tree of :meth:`collect_missed`. ``clock``: rounds of the checkpoint, which may
+        be more than the worker had finished. ``share``: batches of this worker for each batch of
+        the worker that wrote the tree."""
         left_out = Counter({(key, shared): num for key, shared, num in tree["left out"]})
         rounds = clock - tree["clock"]
         if rounds and tree["newest"]:
@@ -297,9 +300,9 @@ class Loaders:
             self._num_left = self._num_steps
 
     def _has_trained(self, a_pass: Pass) -> bool:
-        """Of all workers of a group alike: who had no batch has taken part in the others' steps."""
+        """The same on all workers of a group: a worker without a batch joins the others' steps."""
         return a_pass.is_shared and a_pass.begun_at != self._num_steps
 
 
 def _ignore_batch(_num_samples: int, _nominal: float, _batch: Any) -> None:
-    """Of a loader that gives every worker all samples."""
+    """Ignore a batch of a loader that gives every worker all samples."""

@@ -1,9 +1,9 @@
-"""Which batches this worker has seen since its epoch began: what a checkpoint says of its data.
+"""The batches that this worker has used since its epoch began, as checkpoints record them.
 
-A run that goes on from a checkpoint executes the script from its start, and in it the epoch in
-which the checkpoint was made. Passes that had trained are not made a second time: one that was over
-gives nothing, one that was under way what is left. Passes without a step (an evaluation before
-training) are made again, in the same order of samples.
+A resumed run executes the script from its start, and repeats the epoch in which the checkpoint was
+made. Passes that had trained are not repeated: a complete pass gives no batches, and an open pass
+gives the remaining ones. Passes without a step (an evaluation before training) are repeated in the
+same order of samples.
 
     seen = SeenPasses()
     a_pass = seen.start(dataset, is_shared=True)      # iter(loader)
@@ -68,13 +68,13 @@ class Pass:
     length: int | None = None
     """Samples of the dataset; None if it has no length."""
     start: int = 0
-    """Of the order of samples, what workers of another layout had seen before."""
+    """First position of the order of samples: workers of another layout had used those before."""
     dealing: PassDealing | None = None
     """Where it is dealt by hands."""
     seen: int = 0
-    """Batches that were handed out."""
+    """Batches that the script has received."""
     num_batches: int | None = None
-    """That there are; None where nobody knows."""
+    """Batches of the whole pass; None if unknown."""
     steps: int = 0
     """Iterations since then that have used some."""
     begun_at: int = 0
@@ -85,9 +85,9 @@ class Pass:
     is_resumed: bool = False
     """Whether it was begun before the checkpoint."""
     is_resume_point: bool = False
-    """Whether training goes on with its next batch."""
+    """True if training continues with its next batch."""
     consumed: Callable[[], int | None] = _unknown
-    """Of the order of samples, what all workers together have seen; None where nobody knows."""
+    """Return the positions of the order of samples that all workers have used; None if unknown."""
     size_of: Callable[[int], int] = _unknown_size
     """Samples of another worker in the next batch; 0 if they are unknown."""
 
@@ -126,11 +126,11 @@ class SeenPasses:
         self._handed_out: list[Pass] = []
         """Since the last iteration ended."""
         self._last: Pass | None = None
-        """Whose batch was handed out last, for training."""
+        """The pass of the last batch for training."""
         self._replay: list[Pass] = []
-        """What the checkpoint says of the passes that this epoch has still to come to."""
+        """Passes of the checkpoint that the script has not begun yet in this epoch."""
         self.has_epochs = False
-        """Whether the script's loop is over job.epochs."""
+        """True if the script iterates over job.epochs."""
 
     def register(self, dataset: object, *, is_shared: bool) -> None:
         """The script has made a loader of this dataset."""
@@ -282,7 +282,7 @@ class SeenPasses:
 
     @property
     def newest(self) -> Pass | None:
-        """Whose batch was handed out last, for training."""
+        """The pass of the last batch for training."""
         return self._last
 
     @property
@@ -293,7 +293,7 @@ class SeenPasses:
 
     @property
     def is_between_hands(self) -> bool:
-        """Whether this worker has the whole of every hand of which it has something."""
+        """True if this worker has received every hand whole, or no batch of it."""
         coming = [*self._passes, *([] if self._last is None else [self._last])]
         return all(
             each.is_over or each.dealing is None or each.dealing.is_between for each in coming
@@ -307,8 +307,8 @@ class SeenPasses:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def collect(self, *, at: Pass | None) -> dict[str, Any]:
-        """A tree of plain values. ``at``: the pass with whose next batch training goes on; None
-        between two epochs."""
+        """Return a tree of plain values. ``at``: training continues with the next batch of this
+        pass; None between two epochs."""
         counts = self._counter.counts() if at is None else self._mark
         dealt = {"dealt": [*map(list, sorted(self.num_dealt.items()))]} if self.num_dealt else {}
         return {
@@ -319,8 +319,8 @@ class SeenPasses:
         }
 
     def restore(self, tree: Mapping[str, Any], *, is_moved: bool) -> list[str]:
-        """What :meth:`collect` has told; ``is_moved``: to another layout, of which batches are
-        others. Returns what is lost, in lines."""
+        """Restore a tree of :meth:`collect`. ``is_moved``: the workers are others, and so are their
+        batches. Return one line for each loss."""
         counts = {(index, is_shared): count for index, is_shared, count in tree["counts"]}
         self._mark = Counter(counts)
         self._counter.restore(counts)
@@ -336,7 +336,7 @@ class SeenPasses:
             is_anew = is_moved or dealing is not None or (self._is_dealing and each.is_shared)
             if not each.steps and not each.is_resume_point:
                 each.seen, each.is_over = 0, False
-                if is_dealt:  # under its number, by which others know it who come to it later
+                if is_dealt:  # under its number, by which workers that begin it later ask for it
                     each.dealing = PassDealing(
                         loader=dealing[0], number=dealing[1], start=each.start
                     )
