@@ -1,14 +1,15 @@
 """A job's checkpoints as its script meets them: when one is made, what of the script is in it, and
-how the script goes on from one.
+how the script resumes from it.
 
     checkpoints = ScriptCheckpoints(context, loop, sets, loaders, device=device, ...)
-    checkpoints.begin()                    # what the checkpoint has that the job goes on from
+    checkpoints.begin()                    # restore from the checkpoint, if the job resumes
     checkpoints.on_boundary(a_pass)        # the script asks for a batch
     checkpoints.make()                     # all workers, between iterations: "step-00000100"
     checkpoints.end_iteration()
 
-What a script's values look like in a checkpoint is psdist.workers.script's, the worker's file and
-signals are psdist.ranks.checkpointing's, who holds for whom is psdist.workers.protocol.meetings's.
+The form of a script's values in a checkpoint belongs to psdist.workers.script, the worker's file
+and signals to psdist.ranks.checkpointing, and the meeting of all workers to
+psdist.workers.protocol.meetings.
 
 Longer than other modules: what is kept and what is given back are read side by side.
 """
@@ -96,7 +97,7 @@ class ScriptCheckpoints:
         self._is_at_boundary = False
         """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
         self._pending: dict[str, dict[int, torch.Tensor | None]] = {}
-        """What the checkpoint has of them, until training goes on."""
+        """Gradients of the checkpoint, by set, until training continues."""
         self.has_trained = False
         """Whether an iteration was made in this process."""
         self.occasions = Occasions(
@@ -117,7 +118,7 @@ class ScriptCheckpoints:
         return self.script.is_resuming
 
     def begin(self) -> None:
-        """Take what a checkpoint has of this script, if the job goes on from one, and signals."""
+        """Restore this script from the checkpoint, if the job resumes, and handle signals."""
         self._restore()
         self._signals.begin()
 
@@ -147,7 +148,7 @@ class ScriptCheckpoints:
         return True
 
     def _state_for_a_spare(self) -> dict[str, Any]:
-        """Of the chief's script at this boundary."""
+        """Return the state of the chief's script at this boundary."""
         self.script.is_chief = True
         told = self.script.collect(at=self._cut_at)
         del told["random"]  # a spare draws its own
@@ -271,7 +272,7 @@ class ScriptCheckpoints:
         return False
 
     def tell(self) -> None:
-        """The registrar is told of a file of this worker's that is there by now."""
+        """Report a file of this worker that is complete to the registrar."""
         self._files.tell()
 
     def finish(self) -> None:
@@ -332,7 +333,7 @@ class ScriptCheckpoints:
             self._collective(WRITTEN, b"")
             end_behind(found, self._context.folder.latest())
 
-    # -- going on from one ---------------------------------------------------------------------
+    # -- resuming from one ---------------------------------------------------------------------
 
     def _start_epoch(self, is_again: bool) -> None:
         if self._followed is not None:
@@ -342,7 +343,7 @@ class ScriptCheckpoints:
         self._loaders.seen.start_epoch(is_resumed=is_again)
 
     def _go_on(self) -> None:
-        """Training goes on where the checkpoint was made."""
+        """Training continues where the checkpoint was made."""
         if not self.script.is_resuming:
             return
         self.script.go_on()

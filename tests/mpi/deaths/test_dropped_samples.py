@@ -26,14 +26,12 @@ def run_writing_samples(
     path: Path,
     *,
     workers: int = 3,
-    mode: str = "sync",
     group: str = "rank",
-    env: dict[str, str] | None = None,
     max_deaths: int = 3,
     settings: tuple[str, ...] = (),
 ) -> Completed:
     (path / "seen").mkdir(exist_ok=True)
-    words = ["-m", "psdist", "run", "--record", "--mode", mode, "--servers", "1"]
+    words = ["-m", "psdist", "run", "--record", "--servers", "1"]
     plan = "--placement={}".format(plan_of_groups(path / "plan.json", [2, 2]))
     words.append(f"--group={group}" if group != "plan" else plan)
     settings = (f"max_deaths={max_deaths}", "chunk_bytes=4096", "progress=off", *settings)
@@ -41,7 +39,7 @@ def run_writing_samples(
     told = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "SEEN": str(path / "seen")}
     return run_mpi(
         workers + 1, [*words, str(PROGRAM)], timeout_s=TIMEOUT_S,
-        env={**told, "PYTHONPATH": str(REPOSITORY), **(env or {})},
+        env={**told, "PYTHONPATH": str(REPOSITORY)},
         launcher_args=("--with-ft", "ulfm"),
     )  # fmt: skip
 
