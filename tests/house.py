@@ -90,7 +90,6 @@ FEATURE_MODULES = (
     "servers/protocol/modes.py",
     "servers/protocol/regroups.py",
     "servers/protocol/replication/",
-    "servers/protocol/returns.py",
     "servers/protocol/steps.py",
     "servers/protocol/succession/",
     "workers/protocol/regrouping.py",
@@ -113,7 +112,6 @@ FEATURES = {
     " step_control steps_by term terms",
     "overlap": "beside driver early half_pushed in_group late overlap progress sums",
     "pipeline": "ahead pipeline pipelined",
-    "returned samples": "return returned returns",
     "rollback": "rollback",
     "second copies": "buddies buddy displaced fill hosted inherit inherited office outbox picture"
     " replica replication standby survives_servers take_over taken_over takeover takeovers",

@@ -369,12 +369,6 @@ class RunConfig(BaseModel):
         description="With max_deaths: what the other workers of a failed worker's group do; "
         "leave: they end with status 0; reform: they continue as a smaller group.",
     )
-    samples_of_dead: Literal["return", "drop"] = _setting(
-        "return",
-        allowed="return or drop",
-        description="With max_deaths: samples of an epoch that a failed worker has not seen; "
-        "return: other workers get them, so the epoch has more iterations; drop: they are skipped.",
-    )
     codec: _CodecOrTwo | None = _setting(
         None,
         allowed=f"auto, a codec for both directions, or PUSH/PULL; a codec is {CODECS_ALLOWED}",

@@ -689,10 +689,6 @@ class ServerCore:
         found = []
         for worker in dead:
             group = self._membership.group_of[worker_id(worker)]
-            if self._membership.has_gone_on(group):
-                newest = (chunk.newest_round_of(group) + 1 for chunk in self._chunks.values())
-                found.append(max(newest, default=0))
-                continue
             is_dead = self._membership.is_dead(group)
             ends = (each.inherited.get(group, each.done[group]) for each in clocks if is_dead)
             found.append(max(ends, default=0))
