@@ -352,7 +352,7 @@ class Job:
     def prepare(
         self,
         model: _Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
         overlap: Literal["auto", "off", "strict", "full"] | None = None,
