@@ -2,7 +2,7 @@
 
     Offered, Arrived, ControlArrived -> the state machine of its set   psdist.servers.protocol.state
                                      -> what that decides is done      psdist.servers.set_loop
-    a message to the registrar       -> psdist.servers.protocol.registrar
+    a message to the registrar       -> psdist.servers.protocol.coordinator
 
 It decides nothing about consistency, nor about who has come to a collective.
 
@@ -53,6 +53,7 @@ from psdist.protocol.control import (
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, worker_id
 from psdist.protocol.partition import Partition
+from psdist.protocol.registrar_line import FOR_REGISTRAR
 from psdist.servers.protocol.actions import (
     Action,
     AdmitGroup,
@@ -62,11 +63,11 @@ from psdist.servers.protocol.actions import (
     SendControl,
     WriteSnapshots,
 )
-from psdist.servers.protocol.registrar import Registrar
-from psdist.servers.protocol.replication.takeovers import Move
+from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import CHIEF, ServerCore
 from psdist.servers.protocol.succession.office import EntrustAll, Office, OfficeAction, Over
+from psdist.servers.protocol.takeovers import Move
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.replication.replication import Replication, ReplicationOptions
 from psdist.servers.set_loop import OnBuilt, ReplyFrame, ServerOptions, SetLoop
@@ -94,7 +95,7 @@ class Standby:
     """and as this."""
 
 
-def _no_deputy(_office: Office, _told: bytes) -> Standby:
+def _no_deputy(_state: bytes, _told: bytes) -> Standby:
     raise InvariantError("this server was entrusted with what the registrar knows")
 
 
@@ -107,11 +108,11 @@ class ServerLoop:
         *,
         make_executor: MakeExecutor,
         make_history: Callable[[int], ServerHistory | EventCount | None] = lambda _set_index: None,
-        registrar: Registrar | Office | None = None,
+        registrar: Coordinator | Office | None = None,
         on_registrar: Callable[[OfficeAction], None] = lambda _action: None,
         standby: Standby | None = None,
         what_was_told: Callable[[], bytes] = bytes,
-        make_standby: Callable[[Office, bytes], Standby] = _no_deputy,
+        make_standby: Callable[[bytes, bytes], Standby] = _no_deputy,
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
@@ -124,7 +125,8 @@ class ServerLoop:
         ``registrar`` on server 0 only, where shards have second copies with an office around it;
         ``on_registrar`` gets its actions that concern files and people (everything but
         SendControl); ``standby`` on its deputy only; ``make_standby`` makes that of who is the
-        deputy later, out of its office and of what ``what_was_told()`` has given at the registrar;
+        deputy later, out of the snapshot of its office and of what ``what_was_told()`` has given
+        at the registrar;
         ``make_set`` is for spans, and for tests that break a server on purpose; ``replication``:
         where shards have second copies; ``is_hosted``: this one goes on in place of a server that
         has died; ``has_shard``: not of a spare; ``made_wires``: by set, of executors that
@@ -201,7 +203,7 @@ class ServerLoop:
     def _tell_sizes(self, set_index: int, sizes: list[int]) -> None:
         """To the registrar, if it is here. Its deputy finds out by itself, before anything is
         decided."""
-        if isinstance(self.registrar, Registrar):
+        if isinstance(self.registrar, Coordinator):
             self._do_as_registrar(self.registrar.know_sizes(sizes))
         elif self.registrar is not None and not self.sets[set_index].core.has_taken_over:
             self._do_as_registrar(self.registrar.registrar.know_sizes(sizes))
@@ -489,7 +491,7 @@ class ServerLoop:
         if isinstance(message, Entrust):
             self._take_entrusted(peer, message)
             return True
-        if self.registrar is not None and isinstance(message, self.registrar.TAKES):
+        if self.registrar is not None and isinstance(message, FOR_REGISTRAR):
             self._do_as_registrar(self.registrar.handle(peer, message))
             return True
         return False
@@ -536,9 +538,9 @@ class ServerLoop:
         parts.append(message.state)
         if len(parts) < message.num_parts:
             return
-        office = Office.entrusted(b"".join(parts))
+        state = b"".join(parts)
         parts.clear()
-        self._standby = self._make_standby(office, message.told)
+        self._standby = self._make_standby(state, message.told)
         self.transport.send_control(REGISTRAR, NotedToo(number=message.number))
 
     def _note(self, peer: int, note: Noted) -> None:

@@ -23,7 +23,6 @@ from psdist.protocol.partition import Partition
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import Action
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.protocol.succession.office import Office
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import OnBuilt, ServerOptions, SetLoop
 from psdist.servers.shard.executor import MakeExecutor
@@ -39,7 +38,7 @@ class SpareLoop(ServerLoop):
         *,
         make_executor: MakeExecutor,
         replication: ReplicationOptions,
-        make_standby: Callable[[Office, bytes], Standby],
+        make_standby: Callable[[bytes, bytes], Standby],
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
     ) -> None:

@@ -61,7 +61,11 @@ class Core(NamedTuple):
 
 CLASSES = {
     "ServerCore": Core("servers/protocol/state.py", 8, {"core", "_core"}),
-    "Registrar": Core("servers/protocol/registrar.py", 8, {"registrar", "_registrar"}),
+    "Coordinator": Core(
+        "servers/protocol/coordinator.py",
+        8,
+        {"coordinator", "_coordinator", "registrar", "_registrar"},
+    ),
     "Trainer": Core("workers/trainer.py", 10, {"trainer", "_trainer", "trainers"}),
     "ServerLoop": Core("servers/loop.py", 10, {"server_loop", "hosted"}),
 }
@@ -86,13 +90,15 @@ FEATURE_MODULES = (
     "servers/protocol/chunks/by_round.py",
     "servers/protocol/chunks/clipping.py",
     "servers/protocol/chunks/closing.py",
-    "servers/protocol/decided.py",
+    "servers/protocol/losses.py",
     "servers/protocol/joins.py",
     "servers/protocol/modes.py",
     "servers/protocol/regroups.py",
     "servers/protocol/replication/",
+    "servers/protocol/round_control.py",
     "servers/protocol/steps.py",
     "servers/protocol/succession/",
+    "servers/protocol/takeovers.py",
     "workers/protocol/regrouping.py",
 )
 """Modules in the core's folders that belong to one feature each."""

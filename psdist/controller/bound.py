@@ -16,6 +16,7 @@ from typing import Final
 
 from psdist.controller.decisions import WINDOW, Controller, Decision, Window
 from psdist.controller.kept import KeptModes
+from psdist.controller.snapshots import Fields, Nested
 
 NEAR: Final = 0.02
 """As much longer than with the highest bound is hardly longer;"""
@@ -24,6 +25,14 @@ TO_RAISE: Final = 0.05
 
 
 class BoundControl(Controller):
+    STATE = Fields(
+        {
+            tuple[int, ...]: "_sizes",
+            Nested: "_window",
+            int: "bound",
+        }
+    )
+
     def __init__(self, *, num_groups: int, lowest: int, highest: int) -> None:
         """The run begins with the ``lowest``."""
         # What round 0 has taken nobody knows: it begins before there is an iteration.

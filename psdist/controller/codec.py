@@ -42,6 +42,7 @@ from psdist.controller.level_times import LevelTimes, Seen
 from psdist.controller.loss_guard import LossGuard
 from psdist.controller.own_window import OwnWindow
 from psdist.controller.paces import Pace
+from psdist.controller.snapshots import Fields, Nested
 from psdist.mode_names import Mode
 
 SLACK: Final = 0.10
@@ -76,6 +77,18 @@ class _Look(NamedTuple):
 
 
 class CodecControl(Controller):
+    STATE = Fields(
+        {
+            tuple[int, ...]: "_sizes",
+            Nested: "_window _guard",
+            int: "level _lossiest _num_windows _here _came_from",
+            list[tuple[int, int]]: "_starts",
+            dict[int, LevelTimes]: "_times",
+            dict[int, tuple[int, int]]: "_errors",
+            dict[int, int]: "_vain",
+        }
+    )
+
     def __init__(
         self,
         *,

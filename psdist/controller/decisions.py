@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.mode_names import Mode
 
 WINDOW: Final = 20
@@ -53,8 +54,15 @@ class Observation:
         return [Times(*each) for each in zip(self.own_us, self.waits_us, errors, strict=True)]
 
 
-class Window:
+class Window(HasSnapshot):
     """The next rounds to be looked at, of all groups that are in the job."""
+
+    STATE = Fields(
+        {
+            int: "first",
+            dict[int, dict[int, Times]]: "_rounds",
+        }
+    )
 
     def __init__(self, *, num_groups: int, first: int) -> None:
         self.first = first
@@ -126,18 +134,18 @@ class Watched(Protocol):
     def add(self, seen: Observation) -> None: ...
 
 
-class Controller(ABC):
+class Controller(HasSnapshot, ABC):
     """What :mod:`psdist.controller.mode`, :mod:`psdist.controller.bound` and
     :mod:`psdist.controller.codec` have in common."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
-        self._sizes: Sequence[int] = ()
+        self._sizes: tuple[int, ...] = ()
         """By level: bytes of one group's exchange, both ways; () before they are known."""
 
     def know_sizes(self, sizes: Sequence[int]) -> None:
         """Set once it is built."""
-        self._sizes = sizes
+        self._sizes = tuple(sizes)
 
     @property
     def groups(self) -> frozenset[int]:

@@ -13,6 +13,7 @@ shown to be there without bytes, 0 at first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 _COUNTS: Final = 0.10
@@ -30,14 +31,14 @@ class Seen(NamedTuple):
         return self.own_us + self.exposed_us
 
 
+@dataclass(slots=True)
 class LevelTimes:
-    """Of all groups together, or of one."""
+    """Times of all groups together, or of one."""
 
-    def __init__(self) -> None:
-        self.seen: dict[int, Seen] = {}
-        """By level."""
-        self.fixed_us = 0.0
-        """Exposed time that no bytes make shorter, as the line through two levels has said last."""
+    seen: dict[int, Seen] = field(default_factory=dict)
+    """By level."""
+    fixed_us: float = 0.0
+    """Exposed time that no bytes make shorter, as the line through two levels has said last."""
 
     def take_in(self, level: int, now: Seen) -> bool:
         """Whether the network is another one than before: then the rest is forgotten."""

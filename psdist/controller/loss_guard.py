@@ -16,12 +16,15 @@ import math
 from typing import Final
 
 from psdist.controller.kept import KeptGuard
+from psdist.controller.snapshots import Fields, HasSnapshot
 
 LEAST_FALL: Final = 1e-4
 """Of the least loss: so much lower is lower."""
 
 
-class LossGuard:
+class LossGuard(HasSnapshot):
+    STATE = Fields({int: "_count _num_vain", float: "_total", float | None: "_least"})
+
     def __init__(self, patience: int) -> None:
         self._patience = patience
         self._count, self._total = 0, 0.0

@@ -23,6 +23,7 @@ import math
 from typing import Final
 
 from psdist.controller.kept import KeptSteps, are_starts
+from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.controller.steps import Choice
 
 MOST_LOSS: Final = 1e100
@@ -36,7 +37,15 @@ def counts_nonfinite(total: float) -> bool:
     return total >= MOST_LOSS
 
 
-class LossStepControl:
+class LossStepControl(HasSnapshot):
+    STATE = Fields(
+        {
+            int: "_now _count",
+            list[float]: "_totals",
+            float | None: "_first_loss",
+        }
+    )
+
     def __init__(self, *, num_workers: int, num_groups: int, local_steps: int) -> None:
         """``local_steps``: H_0, of every group until the loss has fallen."""
         self._num_groups = num_groups

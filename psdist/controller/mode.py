@@ -35,6 +35,7 @@ from typing import Final
 
 from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
 from psdist.controller.kept import KeptModes
+from psdist.controller.snapshots import Fields, Nested
 from psdist.mode_names import Mode
 
 TO_SSP: Final = 0.15
@@ -48,6 +49,14 @@ LEFT_OUT: Final = 2
 
 
 class ModeControl(Controller):
+    STATE = Fields(
+        {
+            tuple[int, ...]: "_sizes",
+            Nested: "_window",
+            Mode: "mode",
+        }
+    )
+
     def __init__(self, *, num_groups: int, staleness: int) -> None:
         """``staleness``: the bound of ssp; the run begins in sync."""
         # What round 0 has taken nobody knows: it begins before there is an iteration.

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator
 
 from psdist.controller.decisions import WINDOW, Observation, Times
+from psdist.controller.snapshots import Fields, HasSnapshot
 
 
 class Latest(NamedTuple):
@@ -30,6 +34,10 @@ class Latest(NamedTuple):
     rounds: list[Times]
 
 
+def _latest(rounds: Iterable[Times] = ()) -> deque[Times]:
+    return deque(rounds, maxlen=WINDOW)
+
+
 @dataclass(slots=True)
 class _Told:
     first: int = 0
@@ -38,10 +46,17 @@ class _Told:
     """The round that it tells of next."""
     since: int = 0
     """Of the rounds that it has told of, the change from which on they are ruled as they are."""
-    rounds: deque[Times] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    rounds: Annotated[deque[Times], AfterValidator(_latest)] = field(default_factory=_latest)
 
 
-class OwnWindow:
+class OwnWindow(HasSnapshot):
+    STATE = Fields(
+        {
+            list[tuple[int, int]]: "_starts",
+            dict[int, _Told]: "_told",
+        }
+    )
+
     def __init__(self, *, num_groups: int, first: int, waits_for_all: bool) -> None:
         """``waits_for_all``: for all groups to come to what rules now; else for one of them: where
         nobody waits for who is behind, that may take it very long, and its rounds of now are under

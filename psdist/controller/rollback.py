@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from psdist.controller.snapshots import Fields, HasSnapshot
+
 CLOSED: Final = {"extra": "forbid"}
 """As pydantic reads it, of what is kept in files: no other fields."""
 LOOK: Final = 4
@@ -43,7 +45,15 @@ class KeptRise:
     good: int
 
 
-class RiseGuard:
+class RiseGuard(HasSnapshot):
+    STATE = Fields(
+        {
+            int: "_count _first _good _num_high",
+            float: "_total",
+            float | None: "_best",
+        }
+    )
+
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._count, self._total = 0, 0.0

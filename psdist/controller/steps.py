@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import mul, truediv
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import AfterValidator
 
 from psdist.controller.kept import KeptPaces
+from psdist.controller.snapshots import Fields, HasSnapshot
 
 KEPT: Final = 3
 """Rounds of a group whose median is its pace."""
@@ -62,13 +65,25 @@ class Choice:
     """For people; "" where nothing has changed."""
 
 
-class StepControl:
+def _last(step_us: Iterable[int] = ()) -> deque[int]:
+    return deque(step_us, maxlen=KEPT)
+
+
+class StepControl(HasSnapshot):
+    STATE = Fields(
+        {
+            tuple[int, ...]: "_steps",
+            list[Annotated[deque[int], AfterValidator(_last)]]: "_step_us",
+            bool: "_is_fixed",
+        }
+    )
+
     def __init__(self, *, sizes: Sequence[int], local_steps: int) -> None:
         """``sizes``: [groups], their workers; ``local_steps``: of each until speeds are known."""
         self._sizes = tuple(sizes)
         self._total = local_steps * sum(sizes)
         self._steps = (local_steps,) * len(self._sizes)
-        self._step_us: list[deque[int]] = [deque(maxlen=KEPT) for _ in self._sizes]
+        self._step_us: list[deque[int]] = [_last() for _ in self._sizes]
         """By group: what a step has taken, in its last rounds."""
         self._is_fixed = False
         """Whether nothing was observed since the checkpoint: what comes first may be a term that

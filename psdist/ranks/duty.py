@@ -12,9 +12,10 @@ from collections.abc import Callable
 from psdist.protocol.control import Setup
 from psdist.protocol.partition import Partition
 from psdist.ranks.context import RankContext
+from psdist.ranks.coordinating import coordinator_of, office_of
 from psdist.ranks.reporter import Reporter
 from psdist.servers.loop import Standby
-from psdist.servers.protocol.registrar import Registrar
+from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.succession.office import Office, OfficeAction
 
 
@@ -28,7 +29,7 @@ class Duty:
         self.contained: Callable[[], list[list[int]]] = list
         """By set, by group: the iterations that the chunks of this server contain."""
 
-    def begin(self, registrar: Registrar, office: Office | None, *, is_active: bool) -> Reporter:
+    def begin(self, registrar: Coordinator, office: Office | None, *, is_active: bool) -> Reporter:
         """``office``: where shards have second copies."""
         made = Reporter(self._context, registrar, office=office, is_active=is_active)
         made.contained = lambda: self.contained()
@@ -37,9 +38,15 @@ class Duty:
         self._reporter = made
         return made
 
+    def make_standby(self, state: bytes, told: bytes) -> Standby:
+        """This rank is a later deputy. ``state``: the snapshot of the office; ``told``: what users
+        have been told (:meth:`what_was_told`)."""
+        office = office_of(self._context, coordinator_of(self._context), is_active=False)
+        office.from_snapshot(state)
+        return self.standby(office, told)
+
     def standby(self, office: Office, told: bytes = b"") -> Standby:
-        """This rank is the deputy; ``told``: what the registrar has told of, if it was one before
-        (:meth:`what_was_told`)."""
+        """This rank is the deputy; ``told``: see :meth:`make_standby`."""
         reporter = self.begin(office.registrar, office, is_active=False)
         if told:
             reporter.go_on(told)
@@ -50,8 +57,6 @@ class Duty:
             on_action=reporter.on_action,
             what_was_told=reporter.standing,
         )
-
-    make_standby = standby
 
     def what_was_told(self) -> bytes:
         assert self._reporter is not None

@@ -64,22 +64,19 @@ from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.collectives import Warn
+from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob, WriteMetrics
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
-from psdist.servers.protocol.registrar import (
-    Complete,
-    EndJob,
-    Registrar,
-    WriteMetrics,
-)
-from psdist.servers.protocol.replication.takeovers import (
+from psdist.servers.protocol.losses import Losses, LossHeard
+from psdist.servers.protocol.steps import StepsChosen, StepsObserved
+from psdist.servers.protocol.succession.office import Entrusted, Office, OfficeAction
+from psdist.servers.protocol.takeovers import (
     ServerDeath,
     ShardAlone,
     ShardWhole,
     SpareDeath,
+    Takeovers,
 )
-from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
-from psdist.servers.protocol.succession.office import Entrusted, Office, OfficeAction
 from psdist.version import VERSION
 
 logger = logging.getLogger("psdist")
@@ -106,7 +103,7 @@ class Reporter:
     def __init__(
         self,
         context: RankContext,
-        registrar: Registrar,
+        registrar: Coordinator,
         *,
         office: Office | None = None,
         is_active: bool = True,
@@ -119,7 +116,8 @@ class Reporter:
         self.contained: Callable[[], list[list[int]]] = list
         """By set, by group: the iterations that the chunks of this server contain."""
         self._files = CheckpointFiles(context)
-        self._files.good_rounds = lambda: registrar.good_rounds
+        self._takeovers, losses = registrar.part(Takeovers), registrar.part(Losses)
+        self._files.good_rounds = lambda: None if losses is None else losses.good
         self._deaths = DeathReports(
             registrar.progress, started_s=context.started_s, roles=context.roles
         )
@@ -506,7 +504,7 @@ class Reporter:
             done=registrar.done,
             out=registrar.out,
             dead=[each["who"] for each in self._deaths.told()],
-            alone=registrar.alone,
+            alone=[] if self._takeovers is None else self._takeovers.alone,
             registrar=self._registrar_line(),
             num_idle_spares=registrar.num_idle_spares,
             joined=self._deaths.joined_lines(),
@@ -552,7 +550,7 @@ class Reporter:
             progress=registrar.progress,
             contained=self.contained(),
             out=registrar.out,
-            not_joined=registrar.not_joined,
+            not_joined=frozenset(registrar.membership.waiting),
         )
         restored = context.restored
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]

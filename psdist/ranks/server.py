@@ -17,36 +17,27 @@ from functools import partial
 from psdist.config.codec_rounds import is_auto
 from psdist.config.modes import (
     ModeFrom,
-    judging_mode,
-    least_bound,
     mode_by,
     modes_that_may_come,
 )
-from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
-from psdist.controller.bound import BoundControl
-from psdist.controller.decisions import Controller
-from psdist.controller.loss_steps import LossStepControl
-from psdist.controller.mode import ModeControl
-from psdist.controller.steps import StepControl
 from psdist.history.writers import ServerHistory, history_folder
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id
-from psdist.ranks.checkpointing.fidelity import codec_control, levels_of, loss_step_control
+from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import FileKeeper
-from psdist.ranks.checkpointing.ruling import begins_with
 from psdist.ranks.context import RankContext
+from psdist.ranks.coordinating import coordinator_of, office_of
 from psdist.ranks.duty import Duty
 from psdist.ranks.lobby import wait_for_job
-from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.ranks.reporter import Reporter, write_files_when_terminated
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.wire import wire_of
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
+from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.lobby import Lobby
-from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office
@@ -110,7 +101,7 @@ def serve_beside(context: RankContext) -> None:
 def write_summary_if_it_fails(context: RankContext) -> None:
     """On the registrar, or in one process: also a run that fails before its job has begun has a
     summary."""
-    Reporter(context, _registrar(context))
+    Reporter(context, coordinator_of(context))
 
 
 def ignore_signals_of_scripts() -> None:
@@ -225,13 +216,13 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         )
         return spare, duty
     is_deputy = bool(context.buddies) and server == server_id(context.buddies[0])
-    registrar: Registrar | Office | None = None
+    registrar: Coordinator | Office | None = None
     standby = None
     if is_deputy:
-        standby = duty.standby(_office(context, _registrar(context), is_active=False))
+        standby = duty.standby(office_of(context, coordinator_of(context), is_active=False))
     elif server == REGISTRAR:
-        registrar = _registrar(context)
-        office = _office(context, registrar, is_active=True) if context.buddies else None
+        registrar = coordinator_of(context)
+        office = office_of(context, registrar, is_active=True) if context.buddies else None
         duty.begin(registrar, office, is_active=True)
         registrar = office or registrar
     loop = ServerLoop(
@@ -251,71 +242,6 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
     )
     duty.contained = lambda: [each.core.contained() for each in loop.sets]
     return loop, duty
-
-
-def _registrar(context: RankContext) -> Registrar:
-    roles, first = context.roles, context.first_clocks(0)
-    kept_modes = context.fidelity.modes if context.fidelity is not None else None
-    return Registrar(
-        num_workers=roles.num_workers,
-        num_servers=roles.num_servers,
-        mode=judging_mode(context.config),
-        # Replies to iteration c are used in c + 1 + pipeline, so who waits for them waits for as
-        # many more of the others' iterations.
-        staleness=least_bound(context.config) - context.config.pipeline,
-        groups=roles.groups,
-        max_deaths=context.config.max_deaths,
-        buddies=context.buddies,
-        hosts=hosts_of(roles),
-        racks=racks_of(roles),
-        num_spares=roles.num_spares,
-        reforms=context.reforms_groups,
-        may_miss=context.config.backup > 0,
-        takes_set_mode=context.config.set_mode == "allowed",
-        control=_controller(context.config, roles.num_groups_beginning),
-        steps=_step_control(context),
-        num_substitutes=roles.num_substitutes,
-        rollback=context.config.rollback,
-        fidelity=context.fidelity,
-        first_round=max(first.clocks[: roles.num_groups_beginning]) if first is not None else 0,
-        modes=kept_modes if kept_modes is not None else begins_with(context.config),
-    )
-
-
-def _controller(config: RunConfig, num_groups: int) -> Controller | None:
-    if config.staleness_to is not None:
-        lowest, highest = config.staleness, config.staleness_to
-        return BoundControl(num_groups=num_groups, lowest=lowest, highest=highest)
-    if mode_by(config) == "auto":
-        return ModeControl(num_groups=num_groups, staleness=config.staleness)
-    if is_auto(config):
-        return codec_control(config, num_groups)
-    return None
-
-
-def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
-    config, roles = context.config, context.roles
-    if config.steps_by == "speed":
-        sizes = [len(workers) for workers in roles.groups]
-        return StepControl(sizes=sizes, local_steps=counted_steps(config))
-    if config.steps_by == "loss":
-        return loss_step_control(
-            config, num_workers=roles.num_workers, num_groups=len(roles.groups)
-        )
-    return None
-
-
-def _office(context: RankContext, registrar: Registrar, *, is_active: bool) -> Office:
-    roles = context.roles
-    return Office(
-        registrar,
-        deputy=server_id(context.buddies[0]),
-        num_workers=roles.num_workers,
-        num_servers=roles.num_servers,
-        num_spares=roles.num_spares,
-        num_substitutes=roles.num_substitutes,
-        is_active=is_active,
-    )
 
 
 def policy_of(config: RunConfig, modes: Sequence[ModeFrom]) -> Policy:

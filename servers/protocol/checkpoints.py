@@ -14,15 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 from psdist.controller.kept import Fidelity
-from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS, checkpoint_name
-from psdist.protocol.control import WriteFailed, Written
-from psdist.protocol.ids import describe_peer, server_id, worker_id
+from psdist.controller.snapshots import Fields
+from psdist.errors import InvariantError
+from psdist.protocol.checkpoints import (
+    CHECKPOINT,
+    MOST_PROBLEM_CHARACTERS,
+    WRITTEN,
+    checkpoint_name,
+    unpack_clocks,
+)
+from psdist.protocol.control import Control, WriteFailed, Written
+from psdist.protocol.ids import server_id, worker_id
+from psdist.servers.protocol.collectives import Collective
+from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse
 
-Clocks: TypeAlias = Sequence[tuple[int, ...]]
+Clocks: TypeAlias = list[tuple[int, ...]]
 """By worker, of each parameter set: how many iterations of its group the checkpoint contains."""
 
 
@@ -69,18 +78,96 @@ class _Writing:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-class Checkpoints:
+class Checkpoints(CoordinatorPart):
+    NAME = "checkpoints"
     TAKES = (Written, WriteFailed)
+    COMPLETES = (CHECKPOINT, WRITTEN)
+    STATE = Fields(
+        {
+            set[int]: "_everybody",
+            _Writing | None: "_writing",
+            int | None: "_waiting",
+        }
+    )
 
     def __init__(
-        self, *, num_workers: int, num_servers: int, substitutes: Collection[int] = ()
+        self,
+        *,
+        num_workers: int,
+        num_servers: int,
+        substitutes: Collection[int] = (),
+        may_miss: bool = False,
     ) -> None:
-        """``substitutes``: workers that have still to join."""
+        """``substitutes``: workers that have still to join; ``may_miss``: True if rounds may close
+        without some groups."""
+        self._may_miss = may_miss
         self._everybody = {
             *map(server_id, range(num_servers)),
             *map(worker_id, set(range(num_workers)) - set(substitutes)),
         }
         self._writing: _Writing | None = None
+        self._waiting: int | None = None
+        """Number of a collective that all have entered, and that waits until the files of the
+        checkpoint before are written."""
+
+    def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
+        assert isinstance(message, Written | WriteFailed)
+        return [*self.on_told(peer, message), *self._go_on(job)]
+
+    def accepts(self, name: str, payload: bytes) -> bool:
+        return name == WRITTEN or unpack_clocks(payload) is not None
+
+    def complete(self, seq: int, collective: Collective, job: Coordinator) -> Actions:
+        if collective.name == CHECKPOINT:
+            return self._begin(seq, collective, job)
+        if self.is_busy:
+            self._waiting = seq
+            return []
+        return job.resume(seq)
+
+    def _begin(self, seq: int, collective: Collective, job: Coordinator) -> Actions:
+        of_worker = {
+            worker: unpack_clocks(collective.entered[worker].payload) or ()
+            for worker in job.membership.live
+        }
+        clocks = list(of_worker.values())
+        if fault := collective.fault_of_sets(clocks):
+            return job.fail(seq, fault)
+        if self.is_busy:
+            self._waiting = seq
+            return []
+        if self._may_miss:  # a worker that has missed rounds unknowingly goes on with the others
+            highest = tuple(map(max, zip(*clocks, strict=True)))
+            of_worker = dict.fromkeys(of_worker, highest)
+        # A job that resumes from here has the failed workers again, where the others are.
+        lowest = tuple(map(min, zip(*clocks, strict=True)))
+        begun = self.begin([of_worker.get(worker, lowest) for worker in range(job.num_workers)])
+        collective.checkpoint = begun.checkpoint
+        fidelity = job.kept(lowest[0])
+        kept = [] if fidelity is None else [KeepFidelity(begun.checkpoint, fidelity)]
+        return [begun, *kept, *job.resume(seq, begun.checkpoint)]
+
+    def _go_on(self, job: Coordinator) -> Actions:
+        """Complete the collective that has waited, if no file is awaited any more."""
+        if self._waiting is None or self.is_busy:
+            return []
+        seq, self._waiting = self._waiting, None
+        return job.retry(seq)
+
+    def on_joined(self, worker: int, clocks: Sequence[int]) -> Actions:
+        self._everybody.add(worker_id(worker))
+        return []
+
+    def on_membership_changed(self, job: Coordinator) -> Actions:
+        out = [worker_id(worker) for worker in sorted(job.membership.out)]
+        return [*self.on_lost(out), *self._go_on(job)]
+
+    def ask_again(self, server: int, job: Coordinator) -> Actions:
+        is_told_again = any(
+            each.is_told and server not in each.resumed for each in job.collectives.values()
+        )
+        dropped = self.lose_server(server_id(server), is_resumed=not is_told_again)
+        return [*dropped, *self._go_on(job)]
 
     @property
     def is_busy(self) -> bool:
@@ -95,10 +182,6 @@ class Checkpoints:
         self._writing = _Writing(name, clocks, set(self._everybody))
         return BeginCheckpoint(name)
 
-    def admit(self, substitute: int) -> None:
-        """It writes a file of the next checkpoint."""
-        self._everybody.add(worker_id(substitute))
-
     def on_told(
         self, peer: int, message: Written | WriteFailed
     ) -> list[CompleteCheckpoint | DropCheckpoint]:
@@ -106,16 +189,16 @@ class Checkpoints:
         writing = self._writing
         if writing is None or message.checkpoint != writing.checkpoint:
             now = "none" if writing is None else writing.checkpoint
-            _refuse(
+            refuse(
                 peer,
                 f"told of its file of checkpoint {message.checkpoint[:80]!r}; {now} is being "
                 "written",
             )
         if peer not in writing.awaited:
-            _refuse(peer, "told of its file twice, or writes none")
+            refuse(peer, "told of its file twice, or writes none")
         if isinstance(message, Written):
             if message.num_bytes < 0 or not 0 <= message.crc32 < 2**32:
-                _refuse(
+                refuse(
                     peer,
                     f"told of a file of {message.num_bytes} bytes with the CRC-32 {message.crc32}",
                 )
@@ -123,7 +206,7 @@ class Checkpoints:
         else:
             problem = message.problem
             if len(problem) > MOST_PROBLEM_CHARACTERS or not problem.isprintable():
-                _refuse(peer, "told of a file that it cannot write in no printable words")
+                refuse(peer, "told of a file that it cannot write in no printable words")
             writing.problems[peer] = problem
         writing.awaited.remove(peer)
         return self._end_if_all_told(writing)
@@ -148,7 +231,7 @@ class Checkpoints:
         writing.awaited -= set(peers)
         return self._end_if_all_told(writing)
 
-    def on_server_lost(
+    def lose_server(
         self, peer: int, *, is_resumed: bool
     ) -> list[CompleteCheckpoint | DropCheckpoint]:
         """A server has died, and another one has its place: a file that it was to write is not
@@ -159,11 +242,6 @@ class Checkpoints:
         problem = "the server has died while it wrote"
         return self.on_told(peer, WriteFailed(checkpoint=writing.checkpoint, problem=problem))
 
-    def require_told(self, peer: int) -> None:
-        """``peer`` is done: it owes no file."""
+    def require_finished(self, peer: int) -> None:
         if self._writing is not None and peer in self._writing.awaited:
-            _refuse(peer, f"is done, and has not told of its file of {self._writing.checkpoint}")
-
-
-def _refuse(peer: int, why: str) -> NoReturn:
-    raise ProtocolError(f"the registrar: {describe_peer(peer)} {why}")
+            refuse(peer, f"is done, and has not told of its file of {self._writing.checkpoint}")

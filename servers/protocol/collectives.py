@@ -12,11 +12,15 @@ early it is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from psdist.controller.snapshots import Fields, HasSnapshot
+from psdist.protocol.collected import MOST_TOLD
 from psdist.protocol.control import Enter, Progress
 from psdist.protocol.ids import describe_workers
+from psdist.servers.protocol.snapshots import OnWire
 
 
 @dataclass(slots=True)
@@ -30,12 +34,14 @@ class Warn:
 class Collective:
     name: str
     """What its first worker called."""
-    entered: dict[int, Enter] = field(default_factory=dict)
-    earliest: dict[int | None, Progress] = field(default_factory=dict)
+    entered: dict[int, Annotated[Enter, OnWire]] = field(default_factory=dict)
+    earliest: dict[int | None, Annotated[Progress, OnWire]] = field(default_factory=dict)
     """Of those that have entered, the one with the fewest iterations, by the length of the loaders
     that these were made of (None: not all of one length)."""
     is_complete: bool = False
-    """Whether all have come, and servers were told."""
+    """True when all have come, and it is not to be retried."""
+    is_told: bool = False
+    """True when servers were told so."""
     resumed: set[int] = field(default_factory=set)
     checkpoint: str = ""
     """Its name, where it makes one that has begun."""
@@ -43,6 +49,15 @@ class Collective:
     """psdist has called it, on workers whose iterations differ."""
     error: str = ""
     """Why it has failed: whoever comes later is told the same."""
+
+    def fault_of_sets(self, clocks: Sequence[tuple[int, ...]]) -> str:
+        """Return the error if workers have brought clocks of different numbers of sets, else ""."""
+        if len(set(map(len, clocks))) < 2:
+            return ""
+        numbers = ", ".join(str(len(each)) for each in clocks[:MOST_TOLD])
+        return (
+            f"workers called {self.name} with different numbers of prepared optimizers: {numbers}"
+        )
 
     def who_called(self) -> str:
         """What, where not all have called the same."""
@@ -54,7 +69,13 @@ class Collective:
         )
 
 
-class MissedCalls:
+class MissedCalls(HasSnapshot):
+    STATE = Fields(
+        {
+            set[str]: "_warned_of",
+        }
+    )
+
     def __init__(self, *, mode: str, may_miss: bool = False) -> None:
         """``mode``: sync only where no other one may come; ``may_miss``: whether rounds may close
         without some groups."""

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import Buried, Bury, Survive
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.snapshots import OnWire
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,17 @@ class Survived:
     generation: int
 
 
-class Deaths:
+class Deaths(HasSnapshot):
     TAKES = (Buried,)
+    STATE = Fields(
+        {
+            int: "generation",
+            set[int]: "dead out waiting _awaited",
+            list[int]: "_undeclared",
+            Annotated[Bury, OnWire]: "_told",
+            Annotated[Survive, OnWire]: "settled",
+        }
+    )
 
     def __init__(
         self,

@@ -32,15 +32,27 @@ the living alone say it. Nobody joins, either, where the chief has brought no st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
+from psdist.controller.snapshots import Fields
 from psdist.errors import ProtocolError
-from psdist.protocol.control import Ready, Replace
-from psdist.protocol.ids import describe_peer, worker_id
+from psdist.protocol.control import Admit, Control, Progress, Ready, Replace, Stop, Welcome
+from psdist.protocol.ids import (
+    describe_peer,
+    server_id,
+    spare_id,
+    spare_of,
+    worker_id,
+    worker_of,
+)
+from psdist.protocol.substitutes import JOIN, unpack_join
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.collectives import Collective, Warn
+from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse
+from psdist.servers.protocol.takeovers import Takeovers
 
 FIRST_PATIENCE: Final = 16
 """Iterations."""
@@ -67,10 +79,26 @@ class SubstituteDeath:
     who: str
 
 
-class Joins:
+class Joins(CoordinatorPart):
+    NAME = "joins"
     TAKES = (Ready,)
+    COMPLETES = (JOIN,)
+    STATE = Fields(
+        {
+            deque[int]: "_idle _free",
+            dict[int, int]: "_asked _ready _place_of",
+            set[int]: "_lost",
+            tuple[int, ...]: "reached",
+            dict[int, list[Joined]]: "_admitted",
+            int: "_not_before _patience",
+        }
+    )
 
-    def __init__(self, substitutes: Iterable[int]) -> None:
+    def __init__(self, substitutes: Sequence[int], *, takeovers: Takeovers | None = None) -> None:
+        """``substitutes``: numbers of the workers that wait; ``takeovers``: given if they are the
+        spares, in the same order."""
+        self._first = substitutes[0]
+        self._takeovers = takeovers
         self._idle = deque(substitutes)
         """That were not asked, in the order in which they will be."""
         self._free: deque[int] = deque()
@@ -91,6 +119,121 @@ class Joins:
         """After how many iterations of a set anybody may join, where the chief had no state."""
         self._patience = 0
         """By so many more it was later."""
+
+    def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
+        assert isinstance(message, Ready)
+        if peer != worker_id(message.worker):
+            refuse(peer, f"sent Ready of worker {message.worker}")
+        self.on_ready(peer, message)
+        return self._call(job)
+
+    def accepts(self, name: str, payload: bytes) -> bool:
+        return unpack_join(payload) is not None
+
+    def on_progress(self, message: Progress, job: Coordinator) -> Actions:
+        names = (each.name for each in job.collectives.values() if not each.error)
+        return [] if job.pause.is_join_due or JOIN in names else self._call(job)
+
+    def _call(self, job: Coordinator) -> Actions:
+        """Call a meeting if a substitute waits to join and, as far as is known, may."""
+        live = set(job.membership.live)
+        clocks = [each.clock for worker, each in job.progress.items() if worker in live]
+        may_join = not clocks or self.may_join([max(clocks)])
+        return [*job.pause.call()] if self._ready and may_join else []
+
+    def complete(self, seq: int, collective: Collective, job: Coordinator) -> Actions:
+        """Tell servers who joins, before ``Resume``."""
+        brought = {
+            worker: unpack_join(collective.entered[worker].payload)
+            for worker in job.membership.live
+        }
+        clocks = [each.clocks for each in brought.values() if each is not None]
+        if fault := collective.fault_of_sets(clocks):
+            return job.fail(seq, fault)
+        of_chief = brought[job.membership.chief]
+        assert of_chief is not None
+        actions = Actions()
+        for worker in self.refuse(num_sets=len(clocks[0])):
+            actions += [
+                Warn(
+                    f"worker {worker}, which was to join, has prepared another number of "
+                    f"optimizers than the job, which has {len(clocks[0])}: it does not join"
+                ),
+                SendControl(worker_id(worker), Stop()),
+            ]
+        for each in self.admit(seq, clocks, state=of_chief.state):
+            actions += job.admit(each.worker, seq, each.clocks)
+            actions += job.to_servers(Admit(worker=each.worker, clocks=list(each.clocks)))
+        return [*actions, *job.resume(seq)]
+
+    def on_collected(self, name: str, seq: int, job: Coordinator) -> Actions:
+        """Tell those that have joined in the collective where they are. After another one, call a
+        meeting for those that could not join before."""
+        if name != JOIN:
+            return self._call(job)
+        actions = Actions()
+        settled = job.membership.settled  # not all servers may have evicted those that failed since
+        for each in self.take_welcome(seq):
+            welcome = Welcome(
+                worker=each.worker,
+                clocks=list(each.clocks),
+                state=each.state,
+                seq=seq,
+                generation=settled.generation,
+                dead=settled.dead,
+                chief=settled.chief,
+                meeting=job.pause.number,
+            )
+            actions += [SendControl(worker_id(each.worker), welcome), each]
+            actions += job.pause.admit(each.worker)
+        return actions
+
+    def on_evicted(self, worker: int, job: Coordinator) -> Actions:
+        self.on_died(worker)
+        return []
+
+    def on_evict_ack(self, reached: Sequence[int]) -> None:
+        self.on_buried(reached)
+
+    def on_membership_changed(self, job: Coordinator) -> Actions:
+        return self._ask(job)
+
+    def on_waiting_lost(self, worker: int, who: str, job: Coordinator) -> Actions:
+        is_told_as_spare = self._takeovers is not None and worker not in self._asked
+        if not self.on_lost(worker) or is_told_as_spare:
+            return []
+        return [SubstituteDeath(worker, who), *self._ask(job)]
+
+    def _ask(self, job: Coordinator) -> Actions:
+        """Ask substitutes to take places, if all servers know who has failed and training goes
+        on."""
+        if job.membership.is_settling or job.done:
+            return []
+        if self._takeovers is None:
+            return [*self.ask()]
+        self.keep_idle({self._first + spare_of(each) for each in self._takeovers.idle_spares})
+        asked = [(worker_of(each.peer) - self._first, each.message) for each in self.ask()]
+        for spare, _ in asked:
+            self._takeovers.lend(spare)
+        return [SendControl(spare_id(spare), message) for spare, message in asked]
+
+    def ask_again(self, server: int, job: Coordinator) -> Actions:
+        return [
+            SendControl(server_id(server), Admit(worker=each.worker, clocks=list(each.clocks)))
+            for seq, admitted in self._admitted.items()
+            if server not in job.collectives[seq].resumed
+            for each in admitted
+        ]
+
+    def to_stop(self, job: Coordinator) -> list[int]:
+        waiting = job.membership.waiting
+        if self._takeovers is not None:  # the others are stopped as spares
+            waiting = waiting & self._asked.keys()
+        return [*map(worker_id, waiting)]
+
+    @property
+    def num_idle_spares(self) -> int:
+        return len(self._idle) if self._takeovers is None else 0
 
     @property
     def idle(self) -> list[int]:
@@ -182,10 +325,6 @@ class Joins:
         if found:
             self._admitted[seq] = found
         return found
-
-    def admitted_in(self, seq: int) -> list[Joined]:
-        """Whom servers have been told of in collective ``seq``, which is not over."""
-        return self._admitted.get(seq, [])
 
     def take_welcome(self, seq: int) -> list[Joined]:
         """The collective is over: who has joined in it. Once."""

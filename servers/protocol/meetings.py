@@ -17,20 +17,35 @@ has missed several rounds by one update waits in it for the round that is open t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
+from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.errors import ProtocolError
+from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN
 from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
 from psdist.protocol.ids import worker_id
 from psdist.protocol.substitutes import JOIN
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.snapshots import OnWire
 
 REASONS = (JOIN, "checkpoint", "requeue", "end")
 """Purposes of a meeting, the weakest first: a substitute joins; a checkpoint is made, and the job
 then continues, is requeued or ends."""
 
 
-class Meetings:
+class Meetings(HasSnapshot):
     TAKES = (Held, Busy)
+    STATE = Fields(
+        {
+            int: "number _what",
+            bool: "_is_met is_join_due _is_open",
+            dict[int, Annotated[Held, OnWire]]: "_held",
+            dict[int, int]: "_last_hold _busy",
+            dict[tuple[int, int], int]: "_busy_in_group",
+            dict[int, tuple[int, int]]: "_busy_at",
+            set[int]: "_done _lost",
+        }
+    )
 
     def __init__(
         self,
@@ -159,11 +174,17 @@ class Meetings:
             for each in workers
         ]
 
+    def on_called(self, name: str) -> bool:
+        """The first worker has called a collective. True if it is called in a meeting."""
+        if name == JOIN:
+            self.is_join_due = False
+        return name in (WRITTEN, JOIN) or (name == CHECKPOINT and self._take_met())
+
     def on_entered(self) -> list[SendControl]:
         """Somebody waits in a collective, to which those who hold must come."""
         return self._release(sorted(self._held)) if self._is_open else []
 
-    def take_met(self) -> bool:
+    def _take_met(self) -> bool:
         """Whether the checkpoint that begins now is what all have met for; asked once of each."""
         is_met, self._is_met = self._is_met, False
         return is_met

@@ -19,15 +19,23 @@ checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from psdist.controller.decisions import Decision
-from psdist.controller.kept import KeptModes
+from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.snapshots import Fields, Nested
 from psdist.errors import ProtocolError
 from psdist.mode_names import Mode
-from psdist.protocol.control import CommitMode, ModeProposed, ProposeMode
-from psdist.protocol.ids import server_id
+from psdist.protocol.control import CommitMode, Control, ModeProposed, Progress, ProposeMode
+from psdist.protocol.ids import server_id, worker_id
+from psdist.protocol.modes import SET_MODE, unpack_mode
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.collectives import Collective
+from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse
+from psdist.servers.protocol.round_control import LevelsSized, RoundControl
+from psdist.servers.protocol.snapshots import OnWire
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,49 +50,36 @@ class ModeChanged:
     """Which codecs rule from there on, where psdist chooses them: then the mode is the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModeObserved:
-    """What rounds of a group have taken, from ``first_round`` on, in microseconds: for the record.
-    ``is_judged``: whether the mode could change then."""
-
-    group: int
-    first_round: int
-    own_us: list[int]
-    waits_us: list[int]
-    is_judged: bool
-    errors_ppm: list[int]
-    """Where psdist chooses the codecs, what they have left out of pushes, in millionths."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupGone:
-    """A group has died: its rounds are not looked at any more, for the record."""
-
-    group: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCame:
-    """A group has joined, and makes this round first: from the next one on its rounds are looked
-    at, for the record."""
-
-    group: int
-    first_round: int
-
-
-@dataclass(frozen=True, slots=True)
-class LevelsSized:
-    """Bytes of one group's exchange, by level of the codecs among which psdist chooses."""
-
-    sizes: list[int]
-
-
-class ModeChanges:
+class ModeChanges(CoordinatorPart):
+    NAME = "modes"
     TAKES = (ModeProposed,)
+    COMPLETES = (SET_MODE,)
+    STATE = Fields(
+        {
+            KeptModes | None: "kept",
+            int: "_number",
+            Decision | None: "_proposed",
+            dict[int, list[int]]: "_highest",
+            Annotated[CommitMode, OnWire] | None: "_committed",
+            int | None: "_collective",
+            Nested: "_control",
+        }
+    )
 
-    def __init__(self, *, num_servers: int, begins: KeptModes | None = None) -> None:
-        """``begins``: the modes with which the run begins, where it may change them."""
+    def __init__(
+        self,
+        *,
+        num_servers: int,
+        begins: KeptModes | None = None,
+        takes_set_mode: bool = False,
+        control: RoundControl | None = None,
+    ) -> None:
+        """``begins``: the modes with which the run begins, if it may change them;
+        ``takes_set_mode``: True if scripts may change the mode; ``control``: changes the mode or
+        the codecs if scripts do not."""
         self._num_servers = num_servers
+        self._takes_set_mode = takes_set_mode
+        self._control = control
         self.kept = begins
         """For a checkpoint that is made now, while no change is under way."""
         self._number = 0
@@ -93,6 +88,74 @@ class ModeChanges:
         """By server what it has answered, set by set."""
         self._committed: CommitMode | None = None
         """The last one."""
+        self._collective: int | None = None
+        """Number of the collective that ends when the mode has changed."""
+
+    def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
+        assert isinstance(message, ModeProposed)
+        job.require_server(peer, message.server, message)
+        actions: Actions = [*self.on_proposed(message.server, message)]
+        if self.is_settling:
+            return actions
+        changed = actions[-1]
+        assert isinstance(changed, ModeChanged)
+        if self._control is not None:
+            self._control.committed(changed.rounds[0])
+        # After CommitMode: whoever gets what follows finds servers that know the mode.
+        if self._collective is not None:
+            actions += job.resume(self._collective)
+            self._collective = None
+        return actions + job.retry_all()
+
+    def complete(self, seq: int, collective: Collective, job: Coordinator) -> Actions:
+        """Propose the mode for which every worker has called set_mode."""
+        asked = {enter.payload for enter in collective.entered.values()}
+        if len(asked) > 1:
+            words = ", ".join(sorted(payload.decode(errors="replace")[:40] for payload in asked))
+            return job.fail(
+                seq,
+                f"workers called set_mode with different modes: {words}; every worker must ask for "
+                "the same one",
+            )
+        found = unpack_mode(asked.pop())
+        if found is None or not self._takes_set_mode:
+            refuse(
+                worker_id(min(collective.entered)),
+                "asked for a mode that there is not, or in a run whose mode no script may change",
+            )
+        collective.is_complete = True
+        self._collective = seq
+        mode, staleness = found
+        return [*self.propose(Decision(mode, staleness, f"the script, in collective {seq}"))]
+
+    def may_change(self, job: Coordinator) -> bool:
+        """True if the mode may change now, without a collective: every worker trains."""
+        return job.is_ready and not self.is_settling and not job.done
+
+    def on_progress(self, message: Progress, job: Coordinator) -> Actions:
+        if self._control is None or not message.own_us:
+            return []
+        may_change = self.may_change(job)
+        observed, decision = self._control.observe(message, may_change=may_change)
+        return [*observed, *(self.propose(decision) if decision is not None else ())]
+
+    def on_evicted(self, worker: int, job: Coordinator) -> Actions:
+        control = self._control
+        return [] if control is None else [*control.lose(worker, job.membership.out)]
+
+    def on_joined(self, worker: int, clocks: Sequence[int]) -> Actions:
+        return [] if self._control is None else [*self._control.admit(worker, clocks[0])]
+
+    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
+        if self._control is not None:
+            fidelity = self._control.keep(fidelity, clock)
+        return fidelity if self.kept is None else replace(fidelity, modes=self.kept)
+
+    def know_sizes(self, sizes: list[int]) -> Actions:
+        if self._control is None:
+            return []
+        self._control.know_sizes(sizes)
+        return [LevelsSized(sizes)]
 
     @property
     def is_settling(self) -> bool:
@@ -107,12 +170,12 @@ class ModeChanges:
         message = ProposeMode(number=self._number)
         return [SendControl(server_id(server), message) for server in range(self._num_servers)]
 
-    def ask_again(self, server: int) -> list[SendControl]:
-        """Another one has taken the place of ``server``: it may not have heard of the last change,
-        which said again changes nothing, and owes the answer that was not given."""
+    def ask_again(self, server: int, job: Coordinator) -> Actions:
+        """Repeat the last change, which changes nothing if it is known, and ask for the answer that
+        was not given."""
         told = [] if self._committed is None else [self._committed]
         peer, number = server_id(server), self._number
-        actions = [SendControl(peer, each) for each in told]
+        actions: Actions = [SendControl(peer, each) for each in told]
         if self.is_settling and server not in self._highest:
             actions.append(SendControl(peer, ProposeMode(number=number)))
         return actions

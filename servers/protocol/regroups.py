@@ -15,16 +15,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from psdist.controller.snapshots import Fields
 from psdist.errors import ProtocolError
-from psdist.protocol.control import Regroup, Regrouped
+from psdist.protocol.control import Control, Regroup, Regrouped
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart
+from psdist.servers.protocol.round_control import RoundControl
 
 
-class Regroups:
+class Regroups(CoordinatorPart):
+    NAME = "regroups"
     TAKES = (Regroup,)
+    STATE = Fields(
+        {
+            list[tuple[int, ...]]: "_members",
+            list[int]: "_lost",
+            dict[int, dict[int, bytes]]: "_told",
+        }
+    )
 
-    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Sequence[int]],
+        *,
+        control: RoundControl | None = None,
+    ) -> None:
+        self._control = control
         self._members = [tuple(each) for each in groups]
         """Who is left of each group, as all servers know."""
         self._lost = [0] * len(self._members)
@@ -32,6 +49,18 @@ class Regroups:
         self._group_of = {worker: at for at, each in enumerate(self._members) for worker in each}
         self._told: dict[int, dict[int, bytes]] = {}
         """By group, what its workers have told behind its last death."""
+
+    def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
+        assert isinstance(message, Regroup)
+        job.require_worker(peer, message.worker, message)
+        answers = self.on_told(message)
+        if answers and self._control is not None:
+            self._control.go_on(self.members_with(message.worker))
+        return [*answers]
+
+    def on_membership_changed(self, job: Coordinator) -> Actions:
+        self.on_settled(job.membership.dead)
+        return []
 
     def on_settled(self, dead: Collection[int]) -> None:
         """All servers have taken in that these are dead."""

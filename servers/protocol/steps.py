@@ -18,13 +18,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from psdist.controller.kept import KeptPaces, KeptPass, KeptSteps, at_place, from_place
-from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
+from psdist.controller.kept import (
+    Fidelity,
+    KeptPaces,
+    KeptPass,
+    KeptSteps,
+    Rollback,
+    at_place,
+    from_place,
+    rolled_back,
+)
+from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.rollback import Rise
+from psdist.controller.snapshots import Fields, Nested
 from psdist.controller.steps import StepControl, Term, block_of
 from psdist.errors import ProtocolError
-from psdist.protocol.control import AskSteps, LossReported, RoundTook, StepsFixed
+from psdist.protocol.control import AskSteps, Control, LossReported, RoundTook, StepsFixed
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +46,6 @@ class StepsObserved:
     group: int
     round: int
     step_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class LossHeard:
-    """A worker's script has reported so many losses, before it came to a round: for the record."""
-
-    worker: int
-    round: int
-    count: int
-    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +60,6 @@ class StepsChosen:
 StepsAction = SendControl | StepsObserved | StepsChosen
 
 
-def is_loss(message: LossReported) -> bool:
-    """Whether there are such losses."""
-    return (
-        message.round >= 0
-        and message.count >= 1
-        and (abs(message.total) <= MOST_LOSS * message.count)
-    )
-
-
 @dataclass(slots=True)
 class _Asked:
     steps: tuple[int, ...] | None = None
@@ -74,8 +67,19 @@ class _Asked:
     workers: set[int] = field(default_factory=set)
 
 
-class FixedSteps:
+class FixedSteps(CoordinatorPart):
+    NAME = "steps"
     TAKES = (RoundTook, AskSteps)
+    STATE = Fields(
+        {
+            Nested: "_control",
+            dict[tuple[int, int], KeptPass]: "_passes",
+            dict[int, dict[int, int]]: "_newest",
+            dict[Term, _Asked]: "_terms",
+            list[tuple[int, int]]: "_starts",
+            int: "_num_fixed _num_before",
+        }
+    )
 
     def __init__(
         self,
@@ -109,6 +113,21 @@ class FixedSteps:
         if isinstance(control, LossStepControl):
             self._starts.append((0, control.now))
 
+    def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
+        assert isinstance(message, RoundTook | AskSteps)
+        job.require_worker(peer, message.worker, message)
+        if isinstance(message, RoundTook):
+            return [*self.on_took(message)]
+        return [*self.on_ask(message, job.away)]
+
+    def on_away(self, job: Coordinator) -> Actions:
+        return [*self.fix(job.away)]
+
+    on_membership_changed = on_away
+
+    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
+        return replace(fidelity, steps=self.kept(clock), paces=self.kept_paces())
+
     def kept(self, clock: int) -> KeptSteps | None:
         """For a checkpoint of ``clock`` rounds of the slowest group; None where the loss decides
         nothing. Blocks that have begun go on in the run that goes on from it."""
@@ -124,9 +143,10 @@ class FixedSteps:
         passes = tuple(each for _, each in sorted(self._passes.items()))
         return replace(self._control.kept(), passes=passes)
 
-    def most_since(self, clock: int) -> int:
-        """The most steps by the loss that were fixed for this round or a later one."""
-        return max(steps for _, steps in from_place(self._starts, block_of(clock)))
+    def rolled_back(self, round_number: int, rise: Rise) -> Rollback:
+        """Return what follows from a loss that has blown up in this round."""
+        most = max(steps for _, steps in from_place(self._starts, block_of(rise.good)))
+        return rolled_back(round_number, rise, most)
 
     def go_on(self, kept: KeptSteps) -> None:
         """Before anybody asks. Raises ValueError for what is not of such a run."""

@@ -124,7 +124,7 @@ HOUSE = Scope(
         "psdist/commands/check.py": ("tests/unit/history/test_modes.py",),
         "psdist/history/rules/checksums.py": ("tests/unit/history/test_check.py",),
         "servers/protocol/chunks/gathering.py": ("tests/unit/servers/test_state.py",),
-        "servers/protocol/registrar.py": ("tests/unit/servers/test_modes_and_deaths.py",),
+        "servers/protocol/coordinator.py": ("tests/unit/servers/test_modes_and_deaths.py",),
     },
     options=("--schedules=200", "--large-schedules=1"),
     sources=("psdist", "servers", "workers", "topology", "tests", "constraints.txt", "setup.cfg"),

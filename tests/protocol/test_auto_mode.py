@@ -17,7 +17,8 @@ from psdist.history.rules.modes import changes_of
 from psdist.history.rules.replay import ServerReplay
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR
-from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
+from psdist.servers.protocol.modes import ModeChanged
+from psdist.servers.protocol.round_control import LevelsSized, ModeObserved
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.proof import prove
 from tests.support.virtual.virtual_worker import VirtualWorker

@@ -63,6 +63,7 @@ from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
 from psdist.protocol.optimizer_state import StatePart
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
+from psdist.protocol.registrar_line import FOR_REGISTRAR
 from psdist.servers.protocol.actions import (
     Accept,
     Built,
@@ -72,9 +73,9 @@ from psdist.servers.protocol.actions import (
     Hold,
     SendControl,
 )
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction
-from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
@@ -483,7 +484,7 @@ class HostileRegistrar:
         self.start()
 
     def start(self) -> None:
-        self.registrar = Registrar(num_workers=4, num_servers=2)
+        self.registrar = assemble(num_workers=4, num_servers=2)
         stage = self.hostile.random.random()
         come, done = (
             (range(4), ()) if stage < 0.2 else ((), range(4)) if stage < 0.4 else ((0,), ())
@@ -497,7 +498,7 @@ class HostileRegistrar:
 
     def step(self) -> None:
         peer, message = self.hostile.says()
-        if not isinstance(message, Registrar.TAKES):
+        if not isinstance(message, FOR_REGISTRAR):
             return
         try:
             self.registrar.handle(peer, message)

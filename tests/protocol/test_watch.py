@@ -22,7 +22,7 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.protocol.chunks.receive_pool import ReceivePool
-from psdist.servers.protocol.registrar import Complete
+from psdist.servers.protocol.coordinator import Complete
 from psdist.servers.set_loop import SetLoop
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.transfers import Transfers

@@ -258,7 +258,7 @@ def _in_saving(strike: Strike) -> None:
 def _in_shutting_down(strike: Strike) -> None:
     from psdist.ranks.reporter import Reporter
     from psdist.servers.loop import ServerLoop
-    from psdist.servers.protocol.registrar import Complete
+    from psdist.servers.protocol.coordinator import Complete
     from psdist.workers.loop import WorkerLoop
 
     send, handle, report = (

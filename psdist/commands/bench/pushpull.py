@@ -40,8 +40,9 @@ from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import Async
-from psdist.servers.protocol.registrar import EndJob, Registrar
+from psdist.servers.protocol.coordinator import EndJob
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import OfficeAction
 from psdist.servers.set_loop import ServerOptions
@@ -155,7 +156,7 @@ class _ServerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
         context, roles = self.context, self.context.roles
         buffers = context.config.receive_buffers
-        registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
+        registrar = assemble(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
             lambda _set_index, _resumed_up_to: ServerCore(

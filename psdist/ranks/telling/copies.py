@@ -15,7 +15,7 @@ from typing import Any
 
 from psdist.protocol.ids import describe_peer
 from psdist.ranks.telling.deaths import told_holder
-from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole
+from psdist.servers.protocol.takeovers import ShardAlone, ShardWhole
 
 logger = logging.getLogger("psdist")
 

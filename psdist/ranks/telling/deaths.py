@@ -19,7 +19,7 @@ from psdist.protocol.ids import describe_peer, describe_workers, is_spare, worke
 from psdist.protocol.roles import Roles
 from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
-from psdist.servers.protocol.replication.takeovers import ServerDeath, SpareDeath
+from psdist.servers.protocol.takeovers import ServerDeath, SpareDeath
 
 logger = logging.getLogger("psdist")
 

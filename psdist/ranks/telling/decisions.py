@@ -18,14 +18,9 @@ from psdist.ranks.telling.codecs import CodecReports
 from psdist.ranks.telling.modes import ModeReports
 from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.checkpoints import KeepFidelity
-from psdist.servers.protocol.modes import (
-    GroupCame,
-    GroupGone,
-    LevelsSized,
-    ModeChanged,
-    ModeObserved,
-)
-from psdist.servers.protocol.steps import LossHeard
+from psdist.servers.protocol.losses import LossHeard
+from psdist.servers.protocol.modes import ModeChanged
+from psdist.servers.protocol.round_control import GroupCame, GroupGone, LevelsSized, ModeObserved
 
 Decided = ModeChanged | ModeObserved | LevelsSized | GroupGone | GroupCame
 _KINDS: dict[type, str] = {

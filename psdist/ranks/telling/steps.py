@@ -19,7 +19,8 @@ from psdist.controller.steps import first_of
 from psdist.history.hands import STEP_LINES
 from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.checkpoints import KeepFidelity
-from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
+from psdist.servers.protocol.losses import LossHeard
+from psdist.servers.protocol.steps import StepsChosen, StepsObserved
 
 logger = logging.getLogger("psdist")
 

@@ -19,17 +19,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Control
 from psdist.protocol.ids import describe_peer
+from psdist.servers.protocol.snapshots import OnWire
 
 
 @dataclass(slots=True)
 class _Line:
     num_heard: int = 0
     num_said: int = 0
-    kept: deque[Control] = field(default_factory=deque)
+    kept: deque[Annotated[Control, OnWire]] = field(default_factory=deque)
     """The last that were said: those that may not have come there."""
     num_wanted: int = 0
     """So many of what was said somebody waits for to have come there."""
@@ -41,7 +44,14 @@ class _Line:
         return self.num_said - len(self.kept)
 
 
-class Lines:
+class Lines(HasSnapshot):
+    STATE = Fields(
+        {
+            dict[int, _Line]: "_lines",
+            bool: "_are_open",
+        }
+    )
+
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
         self._are_open = True

@@ -17,11 +17,11 @@ on: ranks say again what it has not heard, and are told again what they have not
 
 Behind the death of either there is no deputy, and what follows leaves at once, until another rank
 has a whole copy of the shard of server 0. That one is *appointed*: everybody is told who it is.
-When all have received it, it is *entrusted* with all that the registrar knows (``standing``), and
+When all have received it, it is *entrusted* with the snapshot of all that the registrar knows, and
 is told every note behind that. From then on it is the deputy.
 
     office.handle(worker_id(1), ReceivedUpTo(count=3))  # [EntrustAll(deputy=..., state=...)]
-    third = Office.entrusted(state)                     # there
+    third.from_snapshot(state)                          # there
 
 Files and words to people are the registrar's, too. It says with each note how far that is done; the
 deputy does the rest when it succeeds, a part of it perhaps for the second time.
@@ -39,8 +39,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
+import msgpack
+
+from psdist.controller.snapshots import Fields, HasSnapshot, Nested
 from psdist.errors import ProtocolError, PsdistError
 from psdist.protocol.control import (
     Appoint,
@@ -71,10 +74,9 @@ from psdist.protocol.ids import (
 )
 from psdist.protocol.registrar_line import SAID_BY_REGISTRAR, TOLD_EVERY
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.registrar import Complete, Registrar, RegistrarAction
-from psdist.servers.protocol.replication.takeovers import Move, ShardWhole
+from psdist.servers.protocol.coordinator import Complete, Coordinator, CoordinatorAction
 from psdist.servers.protocol.succession.lines import Lines
-from psdist.servers.protocol.succession.standing import pack, unpack
+from psdist.servers.protocol.takeovers import Move, ShardWhole
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +100,30 @@ class Entrusted:
     deputy: int
 
 
-OfficeAction: TypeAlias = RegistrarAction | Over | EntrustAll | Entrusted
+OfficeAction: TypeAlias = CoordinatorAction
 
 
-class Office:
-    TAKES = (*Registrar.TAKES, NotedToo, ReceivedUpTo, Follows)
+SNAPSHOT_VERSION: Final = 1
+
+
+class Office(HasSnapshot):
+    STATE = Fields(
+        {
+            int | None: "deputy _appointed",
+            int: "registrar_at _number _num_done",
+            set[int]: "_unused _dead",
+            dict[int, int]: "_now",
+            list[Move]: "moves",
+            bool: "_is_shard_lost",
+            Nested: "_lines registrar",
+        }
+    )
     LAST: Final[type] = Over
     """The action behind which the registrar ends."""
 
     def __init__(
         self,
-        registrar: Registrar,
+        registrar: Coordinator,
         *,
         deputy: int,
         num_workers: int,
@@ -118,7 +133,7 @@ class Office:
         is_active: bool = True,
     ) -> None:
         """``deputy``: its stable id; ``is_active``: false there; ``num_substitutes``: as of the
-        :class:`Registrar`."""
+        assembly."""
         self.registrar = registrar
         self.deputy: int | None = deputy
         self._appointed: int | None = None
@@ -158,20 +173,31 @@ class Office:
         self._error: PsdistError | None = None
         """What a note has led to: the end of the job, which is the registrar's to tell."""
 
-    @classmethod
-    def entrusted(cls, state: bytes) -> Office:
-        """At the next deputy: with what :class:`EntrustAll` has brought. Raises
-        :class:`ProtocolError` where that is damaged."""
-        office: Any = unpack(state)
-        if not isinstance(office, Office):
-            raise ProtocolError(f"the registrar has entrusted this rank with {type(office)}")
-        office._is_active = False
-        return office
+    def to_snapshot(self) -> bytes:
+        """Return all that the next deputy needs, while nothing is pending."""
+        assert not self._pending
+        assert not self.is_complete
+        data: bytes = msgpack.packb([SNAPSHOT_VERSION, super().to_snapshot()])
+        return data
+
+    def from_snapshot(self, data: bytes) -> None:
+        """Go on, as the next deputy, with what :class:`EntrustAll` has brought. Raises
+        :class:`ProtocolError` if it is of another version or damaged."""
+        try:
+            version, state = msgpack.unpackb(data)
+            if version != SNAPSHOT_VERSION:
+                raise ValueError(f"of version {version}; this psdist reads {SNAPSHOT_VERSION}")
+            super().from_snapshot(state)
+        except (ValueError, TypeError, msgpack.UnpackException, ProtocolError) as error:
+            raise ProtocolError(
+                f"the registrar's snapshot is damaged, or of another psdist: {error}; run the same "
+                "psdist on all ranks"
+            ) from error
 
     # -- as the registrar ----------------------------------------------------------------------
 
     def handle(self, peer: int, message: Control) -> list[OfficeAction]:
-        """As :meth:`Registrar.handle`: what is to be done now."""
+        """As :meth:`Coordinator.handle`: what is to be done now."""
         if isinstance(message, Failure | WhoIsAbsent):  # these change nothing
             return [*self.registrar.handle(peer, message)]
         if isinstance(message, NotedToo):
@@ -220,7 +246,7 @@ class Office:
             return []
         self.deputy, self._appointed = deputy, None
         self._number += 1
-        state = pack(self)
+        state = self.to_snapshot()
         self._pending.append((self._number, [Entrusted(deputy)]))
         return [EntrustAll(deputy, self._number, state)]
 
@@ -294,7 +320,7 @@ class Office:
         lost = registrar.on_lost if is_worker(peer) else registrar.on_server_lost
         return self._said(lost(peer, who))
 
-    def _said(self, actions: Iterable[RegistrarAction]) -> list[OfficeAction]:
+    def _said(self, actions: Iterable[CoordinatorAction]) -> list[OfficeAction]:
         """``actions``, with what is said noted down, and the end in its order."""
         actions = list(actions)
         if any(isinstance(each, Complete) for each in actions):
@@ -333,7 +359,7 @@ class Office:
         self._now[spare] = worker
         self._unused ^= {spare, worker}
 
-    def _complete(self, actions: list[RegistrarAction]) -> list[OfficeAction]:
+    def _complete(self, actions: list[CoordinatorAction]) -> list[OfficeAction]:
         """What people are told first: whoever is stopped may end."""
         self.is_complete = True
         told = [each for each in actions if not isinstance(each, SendControl)]
@@ -343,7 +369,7 @@ class Office:
         stops = [each for each in stops if each.peer not in last]
         for each in stops:
             self._say(each)
-        left_out = map(worker_id, sorted(self.registrar.left_out))
+        left_out = map(worker_id, sorted(self.registrar.membership.out))
         self._awaited = [*(each.peer for each in stops), *left_out]
         return [*told, *stops, *self._end()]
 
@@ -402,10 +428,10 @@ class Office:
         host = self.registrar_at if self.deputy is None else self.deputy
         num_heard = self._lines.num_heard(peer)
         succeeds = Succeeds(heard=num_heard, is_over=self.is_complete, host=host)
-        is_left_out = is_worker(peer) and worker_of(peer) in self.registrar.left_out
+        is_left_out = is_worker(peer) and worker_of(peer) in self.registrar.membership.out
         if not (self.is_complete and is_left_out):
             return succeeds
-        told = self.registrar.survived
+        told = self.registrar.membership.settled
         return replace(succeeds, generation=told.generation, dead=told.dead, chief=told.chief)
 
     def succeed(

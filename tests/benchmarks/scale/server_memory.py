@@ -20,8 +20,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
@@ -62,7 +62,7 @@ def measure(
             server=0, shard_weights=(1.0,), modes=(mode,), receive_buffers=receive_buffers
         ),
         make_executor=TensorShard,
-        registrar=Registrar(num_workers=num_groups, num_servers=1),
+        registrar=assemble(num_workers=num_groups, num_servers=1),
     )
     network.spawn(server_id(0), server.actor())
     gradients = allocate_buffers(partition)

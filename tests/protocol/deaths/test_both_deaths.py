@@ -19,8 +19,8 @@ from psdist.protocol.control import Bury
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.deaths import Deaths
-from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.records import EvictRecord, Record
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
@@ -102,7 +102,7 @@ def play_an_inheritance() -> VirtualJob:
 
     job.network.run(until=is_received)
     job.network.crash(worker_id(0))
-    job.network.run(until=lambda: registrar.out and not registrar._deaths.is_settling)
+    job.network.run(until=lambda: registrar.out and not registrar.membership.is_settling)
     job.network.crash(server_id(1))
     job.run()
     return job
@@ -139,7 +139,7 @@ def tell_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def let_nobody_depart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Registrar, "_depart", lambda _registrar, _worker: [])
+    monkeypatch.setattr(Coordinator, "_depart", lambda _registrar, _worker: [])
 
 
 def log_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ import pytest
 
 from psdist.config.modes import ModeFrom
 from psdist.protocol.ids import server_id
+from psdist.servers.protocol.takeovers import Takeovers
 from tests.protocol.codecs.test_auto_codec import LADDER
 from tests.protocol.deaths.test_buddies import assert_copies_are_the_shards
+from tests.support.coordinators import part_of
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.mode_buddies import (
     Telling,
@@ -110,10 +112,10 @@ def test_a_copy_that_was_filled_knows_the_modes_of_before(mode_by: str) -> None:
     job.network.crash(server_id(2))
     job.run()
     prove(job)
-    assert not job.registrar.alone, "nothing was filled"
+    assert not part_of(job.registrar, Takeovers).alone, "nothing was filled"
     for server in range(3):
         shard = job.loop_of(server)
-        keeper = job.registrar._takeovers._shards[server].keeper
+        keeper = part_of(job.registrar, Takeovers)._shards[server].keeper
         assert keeper is not None
         replication = job.servers[keeper]._replication
         assert replication is not None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from psdist.servers.protocol.actions import HoldRounds
-from psdist.servers.protocol.modes import GroupCame
+from psdist.servers.protocol.round_control import GroupCame
 from psdist.servers.protocol.state import ServerCore
 from tests.support.virtual.going_on import schedule_with_larger_groups
 from tests.support.virtual.joining import play_with_joins

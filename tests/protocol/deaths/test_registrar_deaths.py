@@ -19,11 +19,14 @@ import torch
 from psdist.errors import PeerLostError, PsdistError, ServersLostError
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.registrar_line import RegistrarLine
+from psdist.servers.protocol.checkpoints import Checkpoints
+from psdist.servers.protocol.coordinator import Complete
 from psdist.servers.protocol.deaths import Survived
-from psdist.servers.protocol.registrar import Complete
 from psdist.servers.protocol.succession.lines import Lines
 from psdist.servers.protocol.succession.office import Office
+from psdist.servers.protocol.takeovers import Takeovers
 from psdist.transport.lines import LineTransport
+from tests.support.coordinators import part_of
 from tests.support.virtual.both_deaths import taken_over
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.proof import prove
@@ -115,19 +118,19 @@ def test_many_more() -> None:
 def has_come(job: VirtualJob) -> bool:
     """Somebody waits in a collective, behind the set-up, and others are still to come."""
     registrar = job.registrar
-    return registrar._is_ready and any(
-        each.entered and not each.is_complete for each in registrar._collectives.values()
+    return registrar.is_ready and any(
+        each.entered and not each.is_complete for each in registrar.collectives.values()
     )
 
 
 def is_resuming(job: VirtualJob) -> bool:
     """Some server has answered Resume of a collective, and some has not."""
     registrar = job.registrar
-    return registrar._is_ready and any(each.resumed for each in registrar._collectives.values())
+    return registrar.is_ready and any(each.resumed for each in registrar.collectives.values())
 
 
 def is_writing(job: VirtualJob) -> bool:
-    writing = job.registrar._checkpoints._writing
+    writing = part_of(job.registrar, Checkpoints)._writing
     return writing is not None and bool(writing.files)
 
 
@@ -144,7 +147,7 @@ def has_noted(job: VirtualJob) -> bool:
     """Of what the registrar was told last its deputy knows nothing yet."""
     assert job.office is not None
     assert job.second is not None
-    return job.registrar._is_ready and job.office._number > job.second._number
+    return job.registrar.is_ready and job.office._number > job.second._number
 
 
 @pytest.mark.parametrize(
@@ -168,12 +171,12 @@ def test_at_this_phase(phase: Callable[[VirtualJob], bool]) -> None:
 
 def settling(job: VirtualJob) -> bool:
     """A death was proposed, and some server has not taken it in."""
-    return job.registrar._deaths.is_settling
+    return job.registrar.membership.is_settling
 
 
 def half_settled(job: VirtualJob) -> bool:
     """Some server has, too."""
-    deaths = job.registrar._deaths
+    deaths = job.registrar.membership
     return deaths.is_settling and len(deaths._awaited) < job.schedule.servers
 
 
@@ -216,7 +219,7 @@ def test_while_another_server_s_place_is_taken() -> None:
             job = VirtualJob(replace(schedule, seed=seed), is_watched=False, max_deaths=9)
             job.network.run(until=lambda job=job: min(job.clocks_once_ready(), default=0) > 2)
             job.network.crash(server_id(2))
-            job.network.run(until=lambda job=job: bool(job.registrar._takeovers._names))
+            job.network.run(until=lambda job=job: bool(part_of(job.registrar, Takeovers)._names))
             for _ in range(behind):
                 job.network.step()
             job.network.crash(REGISTRAR)
@@ -251,7 +254,7 @@ def test_what_follows_leaves_when_the_deputy_knows() -> None:
 
 
 def play_without_both(order: tuple[int, int], apart: int) -> VirtualJob:
-    """Registrar and deputy die, so many events one behind the other."""
+    """Coordinator and deputy die, so many events one behind the other."""
     schedule = Schedule(
         seed=4, servers=4, iterations=(40, 40), num_chunks=8, mode="async", has_buddies=True
     )

@@ -11,6 +11,8 @@ import pytest
 
 from psdist.protocol.control import CopyLost
 from psdist.protocol.ids import REGISTRAR, server_id, spare_id
+from psdist.servers.protocol.takeovers import Takeovers
+from tests.support.coordinators import part_of
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.refills import by_hand, play_and_prove
 from tests.support.virtual.spares import play_with_spares
@@ -71,7 +73,7 @@ def until_whole(job: VirtualJob) -> None:
     """Server 3 dies: the shards of 2 and 3 have their second copies in the spare then."""
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
     job.network.crash(server_id(3))
-    takeovers = job.registrar._takeovers
+    takeovers = part_of(job.registrar, Takeovers)
     job.network.run(until=lambda: 3 in takeovers._names and not takeovers.alone)
     assert [takeovers._shards[each].keeper for each in (2, 3)] == [spare_id(0), spare_id(0)]
 
@@ -93,7 +95,7 @@ def test_that_a_spare_s_copy_is_lost_is_said_by_the_deputy_where_the_registrar_d
     job.run()
     assert job.has_succeeded
     prove_survival(job)
-    assert not job.registrar.alone
+    assert not part_of(job.registrar, Takeovers).alone
 
 
 def test_a_spare_hears_of_a_set_that_is_described_once_it_keeps_a_copy() -> None:

@@ -47,7 +47,7 @@ def play_with_cuts(seed: int) -> RefillJob:
     pick.shuffle(victims)
     num_cuts, wait, num_since = pick.choice([1, 3, 10]), int(10 ** pick.uniform(0.5, 2.5)), 0
     while job.network.step():
-        if not job.registrar._is_ready:
+        if not job.registrar.is_ready:
             continue
         num_since += 1
         if num_since < wait:

@@ -65,7 +65,7 @@ def play_with_a_server_that_loses_what_heirs_push(seed: int, **broken: Any) -> V
     servers = [server_id(pick.randrange(1, schedule.servers))]
     wait, behind = int(10 ** pick.uniform(0.0, 2.7)), pick.choice([0, 0, 1, 3, 10])
     while job.network.step():
-        if not job.registrar._is_ready:
+        if not job.registrar.is_ready:
             continue
         wait -= 1
         if wait < 0 and dying:

@@ -67,12 +67,14 @@ from psdist.protocol.memory import as_tensor
 from psdist.protocol.registrar_line import num_done
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import Changing, Policy
-from psdist.servers.protocol.modes import ModeChanged
-from psdist.servers.protocol.registrar import Registrar
+from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office, OfficeAction
+from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
@@ -86,6 +88,7 @@ from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.virtual import VirtualGroup
+from tests.support.coordinators import part_of
 from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.schedule import Schedule, small_partition
@@ -214,7 +217,9 @@ class SetOfJob:
         if living or not hosted:
             return living[0] if living else self.servers[server]
         # Who served it last has died when nobody needed it any more.
-        return hosted.get(self.registrar._takeovers._shards[server].host, self.servers[server])
+        return hosted.get(
+            part_of(self.registrar, Takeovers)._shards[server].host, self.servers[server]
+        )
 
     def make_copied_history(self, server: int, number: int, position: int) -> ServerHistory:
         history = ServerHistory(None, server, copy=number, position=position)
@@ -417,7 +422,7 @@ class VirtualJob(SetOfJob):
         """Of ranks that a death, or a mistake that the schedule wants, has ended."""
         self.buried: dict[int, BuriedError] = {}
         """Of workers that have ended because another one of their group had died."""
-        num_workers = sum(schedule.group_sizes)
+        num_workers = self._num_workers = sum(schedule.group_sizes)
         make_policy = policy or (lambda _server: schedule.policy())
         if wire.is_ladder:
             first = schedule.policy()
@@ -486,7 +491,7 @@ class VirtualJob(SetOfJob):
         return self.registrar_at in gone and (self.deputy is None or self.deputy in gone)
 
     @property
-    def registrar(self) -> Registrar:
+    def registrar(self) -> Coordinator:
         """That which lives, or has lived last."""
         if self.has_succeeded:
             assert self.office is not None
@@ -497,9 +502,9 @@ class VirtualJob(SetOfJob):
 
     def clocks_once_ready(self) -> list[int]:
         """How many iterations the scripts have made, once training may go on without some."""
-        return [each.clock for each in self.workers] if self.registrar._is_ready else []
+        return [each.clock for each in self.workers] if self.registrar.is_ready else []
 
-    def _registrar(self, num_workers: int) -> Registrar:
+    def _registrar(self, num_workers: int) -> Coordinator:
         schedule = self.schedule
         control: Controller | None = None
         if schedule.highest:
@@ -516,11 +521,11 @@ class VirtualJob(SetOfJob):
                 mode=schedule.mode,
                 staleness=schedule.staleness if schedule.mode == "ssp" else 0,
             )
-        return Registrar(
+        return assemble(
             num_workers=num_workers,
             num_servers=schedule.servers,
             mode=schedule.modes[0] if len(schedule.modes) == 1 else "ssp",
-            takes_set_mode=schedule.mode_rate > 0,
+            takes_set_mode=True,
             control=control,
             groups=self.groups,
             max_deaths=self.max_deaths,
@@ -617,8 +622,10 @@ class VirtualJob(SetOfJob):
     def _what_was_told(self) -> bytes:
         return b"what people have heard"
 
-    def _make_standby(self, peer: int, office: Office, told: bytes) -> Standby:
+    def _make_standby(self, peer: int, state: bytes, told: bytes) -> Standby:
         assert told == self._what_was_told()
+        office = self._office(self._num_workers, is_active=False)
+        office.from_snapshot(state)
         self.second, self.deputy = office, peer
         return self._standby(office, peer)
 
@@ -749,8 +756,9 @@ class VirtualJob(SetOfJob):
                 1 + len(self.wire.later)
             )
             decided = replace(decided, mode=self.schedule.mode, level=level)
-        if registrar._may_change_mode:
-            loop._do_as_registrar(registrar._modes.propose(decided))
+        modes = registrar.part(ModeChanges)
+        if modes is not None and modes.may_change(registrar):
+            loop._do_as_registrar(modes.propose(decided))
 
     @property
     def out_of_the_job(self) -> set[int]:

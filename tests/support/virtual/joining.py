@@ -174,7 +174,7 @@ def play_with_joins(
     """At which event who dies."""
     num_events = 0
     while job.network.step():
-        if not job.registrar._is_ready:
+        if not job.registrar.is_ready:
             continue
         num_events += 1
         if num_events in (schedule.proposals or proposals):

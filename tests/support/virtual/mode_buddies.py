@@ -19,7 +19,8 @@ from unittest import mock
 
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR, server_id
-from psdist.servers.protocol.modes import ModeChanged
+from psdist.servers.protocol.modes import ModeChanged, ModeChanges
+from tests.support.coordinators import part_of
 from tests.support.virtual.refills import RefillJob, play_refills
 from tests.support.virtual.schedule import Schedule, with_modes
 from tests.support.virtual.surviving import NOTICES_S, with_several_groups
@@ -105,9 +106,9 @@ class ModeBuddiesJob(RefillJob):
         num_events = 0
         while self.network.step():
             num_events += 1
-            if self._victim is None or not self.registrar._is_ready:
+            if self._victim is None or not self.registrar.is_ready:
                 continue
-            is_settling = self.registrar._modes.is_settling
+            is_settling = part_of(self.registrar, ModeChanges).is_settling
             is_time = num_events >= self._at
             is_changing = self.schedule.mode_by in ("auto", "script") or self.wire.is_ladder
             if self._is_between and is_changing:

@@ -12,6 +12,8 @@ from collections import Counter
 from typing import Any
 
 from psdist.protocol.ids import worker_id
+from psdist.servers.protocol.modes import ModeChanges
+from tests.support.coordinators import part_of
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule, with_modes
 from tests.support.virtual.surviving import NOTICES_S, with_several_groups
@@ -56,15 +58,21 @@ class ModeDeathsJob(VirtualJob):
             registrar = self.registrar
             if num_events in (self.schedule.proposals or self.proposals):
                 self._propose(num_events)
-            if not registrar._is_ready:
+            if not registrar.is_ready:
                 continue
             while self._at and num_events >= self._at[0][0]:
                 self._strike(self._at.pop(0)[1])
-            if self._between and registrar._modes.is_settling and self._pick.random() < 0.1:
+            if (
+                self._between
+                and part_of(registrar, ModeChanges).is_settling
+                and self._pick.random() < 0.1
+            ):
                 self._strike(self._between.pop())
                 self.met["between the phases"] += 1
-            if self._proposes_behind and registrar._deaths.is_settling:
-                self.met["proposed while a death was told"] += registrar._may_change_mode
+            if self._proposes_behind and registrar.membership.is_settling:
+                self.met["proposed while a death was told"] += part_of(
+                    registrar, ModeChanges
+                ).may_change(registrar)
                 self._propose(num_events)
                 self._proposes_behind = False
 

@@ -18,7 +18,7 @@ from psdist.commands.check import check_sets_of
 from psdist.errors import CollectiveError, HyperparameterError, PeerLostError
 from psdist.history.records import EventKind, History, ServerLog
 from psdist.protocol.ids import describe_peer, is_worker, server_id, worker_id
-from psdist.servers.protocol.registrar import Complete, EndJob, WriteMetrics
+from psdist.servers.protocol.coordinator import Complete, EndJob, WriteMetrics
 from psdist.servers.shard.regions import starts_of
 from tests.support.history.summaries import summary_of
 from tests.support.virtual.job import SetOfJob, VirtualJob

@@ -22,9 +22,10 @@ import torch
 from psdist.errors import PsdistError, ServersLostError
 from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, spare_id, worker_id
 from psdist.servers.protocol.replication.records import ChunkChange, Record
-from psdist.servers.protocol.replication.takeovers import Takeovers
+from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.set_loop import SetLoop
+from tests.support.coordinators import part_of
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S, prove_survival, schedule_with_deaths
@@ -57,7 +58,7 @@ class RefillJob(VirtualJob):
 
     @property
     def takeovers(self) -> Takeovers:
-        return self.registrar._takeovers
+        return part_of(self.registrar, Takeovers)
 
 
 def schedule_with_refills(seed: int) -> Schedule:
@@ -92,7 +93,7 @@ def play_refills(
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar._is_ready:
+        if not job.registrar.is_ready:
             continue
         num_since += 1
         if num_since < wait:

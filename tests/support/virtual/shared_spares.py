@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from psdist.protocol.ids import REGISTRAR, is_spare, spare_id, worker_id
+from psdist.servers.protocol.joins import Joins
+from tests.support.coordinators import part_of
 from tests.support.virtual.joining import JoiningJob, schedule_with_joins, with_buddies
 from tests.support.virtual.refills import RefillJob, dead_processes, end
 from tests.support.virtual.schedule import Schedule
@@ -61,12 +63,12 @@ def play_with_shared_spares(
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar._is_ready:
+        if not job.registrar.is_ready:
             continue
         num_ready += 1
         num_since += 1
         if num_ready == registrar_wait and REGISTRAR in job.network._actors:
-            job.met["registrar while a spare is asked"] += bool(job.registrar._joins.asked)
+            job.met["registrar while a spare is asked"] += bool(part_of(job.registrar, Joins).asked)
             _end(job, REGISTRAR, "registrar", pick)
         if num_since < wait or not num_deaths:
             continue
@@ -103,7 +105,7 @@ def _candidates(
     job: SharedSparesJob, wanted: str, at_risk: list[int], *, spares_deputy: bool
 ) -> list[int]:
     """Who may die now, if that is the moment for it."""
-    actors, takeovers, joins = job.network._actors, job.takeovers, job.registrar._joins
+    actors, takeovers, joins = job.network._actors, job.takeovers, part_of(job.registrar, Joins)
     workers = [each for each in at_risk if each in actors]
     processes = {each for each in takeovers.alive if each in actors} - {REGISTRAR}
     if spares_deputy:

@@ -46,7 +46,7 @@ def play_with_spares(
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar._is_ready:
+        if not job.registrar.is_ready:
             continue
         num_ready += 1
         num_since += 1

@@ -50,7 +50,7 @@ def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: A
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar._is_ready or not num_deaths:
+        if not job.registrar.is_ready or not num_deaths:
             continue
         num_since += 1
         if num_since < wait:

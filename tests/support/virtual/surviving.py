@@ -16,8 +16,9 @@ from psdist.codecs.wire import RAW_WIRE
 from psdist.commands.check import check_sets_of
 from psdist.history.records import EventKind
 from psdist.protocol.ids import is_worker, worker_id, worker_of
+from psdist.servers.protocol.coordinator import Complete, Coordinator, WriteMetrics
 from psdist.servers.protocol.deaths import Death, Survived
-from psdist.servers.protocol.registrar import Complete, Registrar, WriteMetrics
+from psdist.servers.protocol.joins import Joins
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.proof import prove_values
 from tests.support.virtual.schedule import Schedule
@@ -66,7 +67,7 @@ def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: A
         num_events += 1
         registrar = job.servers[0].registrar
         assert registrar is not None
-        while wanted and num_events >= wanted[0] and registrar._is_ready:
+        while wanted and num_events >= wanted[0] and registrar.is_ready:
             wanted.pop(0)
             victim = worker_id(victims.pop())
             if victim in job.network._actors:
@@ -86,7 +87,7 @@ def crash_in_turn(
     training may go on without the one before, and each other one after ``wait()`` more."""
     num_since = 0
     while job.network.step():
-        if not victims or not job.registrar._is_ready:
+        if not victims or not job.registrar.is_ready:
             continue
         num_since += 1
         if num_since >= first:
@@ -152,7 +153,8 @@ def _prove_reached(job: VirtualJob) -> None:
     """By set, the registrar stores the most updates of a failed group that a chunk contains. A
     group whose leave had reached some servers before its failure may count or not."""
     registrar = job.servers[0].registrar
-    if not isinstance(registrar, Registrar):
+    joins = registrar.part(Joins) if isinstance(registrar, Coordinator) else None
+    if joins is None:
         return
     servers = [job.loop_of(server).sets for server in range(len(job.servers))]
     for set_index, sets in enumerate(zip(*servers, strict=True)):
@@ -163,7 +165,7 @@ def _prove_reached(job: VirtualJob) -> None:
             done = [chunk.clock.done[group] for core in dead for chunk in core._chunks.values()]
             of_some += done
             of_all += done if len(dead) == len(cores) else []
-        told = registrar._joins.reached[set_index : set_index + 1] or (0,)
+        told = joins.reached[set_index : set_index + 1] or (0,)
         assert max(of_all) <= told[0] <= max(of_some), f"set {set_index}: {told}, {of_all}"
 
 

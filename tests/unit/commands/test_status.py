@@ -17,7 +17,7 @@ from psdist.protocol.roles import Place, Roles
 from psdist.ranks.telling.status import OpenCall, StatusWriter
 from psdist.report.run_directory import RunDirectory
 from psdist.report.status import read_status
-from psdist.servers.protocol.registrar import Registrar
+from psdist.servers.protocol.assembly import assemble
 
 ROLES = Roles(
     places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(5)),
@@ -107,7 +107,7 @@ def test_the_next_call_is_waited_for_from_its_own_beginning(tmp_path: Path) -> N
 
 
 def test_the_registrar_knows_which_collectives_are_open() -> None:
-    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar = assemble(num_workers=3, num_servers=1)
     assert registrar.open_collectives() == []
     registrar.handle(worker_id(2), Enter(worker=2, seq=1, name="save", payload=b""))
     assert registrar.open_collectives() == [(1, "save", [2], [0, 1])]

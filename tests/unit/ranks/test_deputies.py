@@ -10,19 +10,19 @@ import pytest
 
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.ranks import coordinating
 from psdist.ranks.context import RankContext
+from psdist.ranks.coordinating import coordinator_of
 from psdist.ranks.duty import Duty
-from psdist.ranks.server import _office, _registrar
-from psdist.servers.protocol.registrar import WriteMetrics
-from psdist.servers.protocol.replication.takeovers import ServerDeath, ShardAlone
+from psdist.servers.protocol.coordinator import WriteMetrics
 from psdist.servers.protocol.succession.office import Entrusted, Office
-from psdist.servers.protocol.succession.standing import pack
+from psdist.servers.protocol.takeovers import ServerDeath, ShardAlone
 from psdist.transport.lines import LineTransport
 from tests.unit.ranks.test_shared_spares import SPARE, context_of
 
 
 def office_of(context: RankContext, *, is_active: bool) -> Office:
-    return _office(context, _registrar(context), is_active=is_active)
+    return coordinating.office_of(context, coordinator_of(context), is_active=is_active)
 
 
 def test_a_rank_without_a_duty_reports_nothing(tmp_path: Path) -> None:
@@ -47,9 +47,8 @@ def test_the_next_deputy_tells_what_the_registrar_has_told(
 
     active.deputy = SPARE
     active.registrar.progress[0] = Progress(worker=0, clock=3, samples=1)
-    third = Office.entrusted(pack(active))
     second = Duty(context_of(tmp_path, SPARE))
-    standby = second.make_standby(third, first.what_was_told())
+    standby = second.make_standby(active.to_snapshot(), first.what_was_told())
     assert standby.what_was_told() == first.what_was_told()
     assert second._context.joined == {2: 0}
     standby.on_succeed([WriteMetrics({"worker": 0, "clock": 3})])

@@ -32,6 +32,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import Fail, MembershipEvent, SendControl, TakeSnapshot
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
@@ -39,7 +40,7 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.collectives import Warn
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_state import built, core_of
 
@@ -71,8 +72,8 @@ def test_clocks_travel_as_they_are() -> None:
 # -- the registrar ---------------------------------------------------------------------------------
 
 
-def enter(registrar: Registrar, seq: int, *clocks: str) -> list[RegistrarAction]:
-    actions: list[RegistrarAction] = []
+def enter(registrar: Coordinator, seq: int, *clocks: str) -> list[CoordinatorAction]:
+    actions: list[CoordinatorAction] = []
     for worker, each in enumerate(clocks):
         message = Enter(worker=worker, seq=seq, name="checkpoint", payload=each.encode())
         actions += registrar.handle(worker_id(worker), message)
@@ -83,8 +84,8 @@ def written(name: str = STEP) -> Written:
     return Written(checkpoint=name, num_bytes=9, crc32=1)
 
 
-def begun() -> Registrar:
-    registrar = Registrar(num_workers=2, num_servers=1)
+def begun() -> Coordinator:
+    registrar = assemble(num_workers=2, num_servers=1)
     resume = SendControl(server_id(0), Resume(seq=1, checkpoint=STEP))
     assert enter(registrar, 1, "3 8", "5 1") == [BeginCheckpoint(STEP), resume]
     return registrar
@@ -103,12 +104,12 @@ def test_a_checkpoint_is_named_after_the_lowest_clock_and_told_to_all() -> None:
 def test_workers_that_psdist_calls_together_at_different_clocks_have_missed_nothing(
     name: str, is_met: bool
 ) -> None:
-    registrar = Registrar(num_workers=2, num_servers=1, mode="ssp", staleness=3)
+    registrar = assemble(num_workers=2, num_servers=1, mode="ssp", staleness=3)
     if is_met:
         for worker, clock in enumerate((3, 5)):
             held = Held(worker=worker, number=1, hold=1, what="checkpoint", clocks=[clock])
             registrar.handle(worker_id(worker), held)
-    actions: list[RegistrarAction] = []
+    actions: list[CoordinatorAction] = []
     for worker, clock in enumerate((3, 5)):
         progress = Progress(worker=worker, clock=clock, samples=clock)
         actions += registrar.handle(worker_id(worker), progress)
@@ -188,14 +189,14 @@ def test_nobody_tells_of_a_file_twice_or_of_none() -> None:
     with pytest.raises(ProtocolError, match="told of its file twice"):
         registrar.handle(PEERS[0], written())
     with pytest.raises(ProtocolError, match="none is being written"):
-        Registrar(num_workers=1, num_servers=1).handle(PEERS[0], written())
+        assemble(num_workers=1, num_servers=1).handle(PEERS[0], written())
 
 
 def test_what_are_no_clocks_is_refused_and_other_numbers_of_sets_fail_for_all() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
-    with pytest.raises(ProtocolError, match="worker 0 entered a checkpoint with what are no clo"):
+    registrar = assemble(num_workers=2, num_servers=1)
+    with pytest.raises(ProtocolError, match="worker 0 entered checkpoint with an invalid pay"):
         enter(registrar, 1, "-3")
-    actions = enter(Registrar(num_workers=2, num_servers=1), 1, "3", "3 4")
+    actions = enter(assemble(num_workers=2, num_servers=1), 1, "3", "3 4")
     errors = [each.message.error for each in actions if isinstance(each, SendControl)]  # type: ignore[union-attr]
     assert len(errors) == 2
     assert "different numbers of prepared optimizers: 1, 2" in errors[0]

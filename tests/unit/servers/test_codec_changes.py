@@ -12,8 +12,10 @@ from psdist.errors import ProtocolError
 from psdist.protocol.control import CommitMode, ModeProposed, Progress, ProposeMode
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.modes import LevelsSized, ModeChanged, ModeObserved
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.assembly import assemble
+from psdist.servers.protocol.coordinator import CoordinatorAction
+from psdist.servers.protocol.modes import ModeChanged
+from psdist.servers.protocol.round_control import LevelsSized, ModeObserved
 
 TIMES: dict[str, Any] = {"own_us": [1000] * WINDOW, "waits_us": [9000] * WINDOW}
 
@@ -23,12 +25,12 @@ class Job:
 
     def __init__(self, **settings: Any) -> None:
         self.control = CodecControl(num_groups=2, names=["none", "int8"])
-        self.registrar = Registrar(
+        self.registrar = assemble(
             num_workers=2, num_servers=2, groups=[(0,), (1,)], control=self.control, **settings
         )
-        self.registrar._is_ready = True
+        self.registrar.is_ready = True
 
-    def tell(self, worker: int, first_round: int = FIRST, **told: Any) -> list[RegistrarAction]:
+    def tell(self, worker: int, first_round: int = FIRST, **told: Any) -> list[CoordinatorAction]:
         clock = first_round + WINDOW
         given = {"errors_ppm": [5] * WINDOW, **TIMES, **told}
         message = Progress(worker=worker, clock=clock, samples=0, first_round=first_round, **given)
@@ -57,7 +59,7 @@ def test_a_level_is_proposed_committed_and_told_to_the_controller() -> None:
 def test_while_nothing_may_change_it_is_observed_and_said_so() -> None:
     job = Job()
     job.registrar.know_sizes([1000, 250])
-    job.registrar._is_ready = False
+    job.registrar.is_ready = False
     (seen,) = job.tell(0)
     assert isinstance(seen, ModeObserved)
     assert not seen.is_judged
@@ -74,4 +76,4 @@ def test_what_is_damaged_names_the_worker(wrong: dict[str, list[int]]) -> None:
 
 
 def test_without_a_controller_bytes_are_nobodys() -> None:
-    assert Registrar(num_workers=1, num_servers=1).know_sizes([5]) == []
+    assert assemble(num_workers=1, num_servers=1).know_sizes([5]) == []

@@ -49,14 +49,15 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
     DropCheckpoint,
 )
 from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.deaths import Death, Deaths, Survived
-from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_registrar_machine import sent, tell
 from tests.unit.servers.test_state import core_of, only, push
@@ -174,9 +175,9 @@ def test_an_answer_of_another_generation_is_refused_and_so_is_a_second_one(messa
 # -- the registrar ---------------------------------------------------------------------------------
 
 
-def registrar_of(num_workers: int = 3, num_servers: int = 1, **settings: Any) -> Registrar:
+def registrar_of(num_workers: int = 3, num_servers: int = 1, **settings: Any) -> Coordinator:
     """Whose workers have prepared, in collective 1."""
-    registrar = Registrar(
+    registrar = assemble(
         num_workers=num_workers, num_servers=num_servers, **{"max_deaths": 2, **settings}
     )
     for worker in range(num_workers):
@@ -187,16 +188,16 @@ def registrar_of(num_workers: int = 3, num_servers: int = 1, **settings: Any) ->
 
 
 def enter(
-    registrar: Registrar, worker: int, seq: int, name: str = "mean", payload: bytes = b""
+    registrar: Coordinator, worker: int, seq: int, name: str = "mean", payload: bytes = b""
 ) -> list[Any]:
     values = struct.pack("<d", 10.0**worker) if name == "mean" else b""
     message = Enter(worker=worker, seq=seq, name=name, payload=payload, values=values)
     return tell(registrar, message)
 
 
-def lose(registrar: Registrar, worker: int, num_servers: int = 1) -> list[Any]:
+def lose(registrar: Coordinator, worker: int, num_servers: int = 1) -> list[Any]:
     """What follows when all servers have taken it in."""
-    generation = registrar._deaths.generation + 1
+    generation = registrar.membership.generation + 1
     registrar.on_lost(worker_id(worker), f"worker {worker}")
     told = [Buried(generation=generation, server=server) for server in range(num_servers)]
     return [each for each in tell(registrar, *told) if not isinstance(each, Survived)]
@@ -211,7 +212,7 @@ def but_survive(actions: list[Any]) -> list[Any]:
 
 
 def test_a_death_before_the_end_of_prepare_ends_the_job() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1, max_deaths=1)
+    registrar = assemble(num_workers=2, num_servers=1, max_deaths=1)
     with pytest.raises(PeerLostError, match="before training had begun"):
         registrar.on_lost(worker_id(1), WHO)
 
@@ -347,7 +348,7 @@ def test_late_words_of_the_dead_are_not_heard() -> None:
     assert tell(registrar, Done(worker=1, statistics={})) == []
     assert registrar.done == {}
     assert enter(registrar, 1, seq=2) == []
-    assert not registrar._collectives
+    assert not registrar.collectives
 
 
 def test_the_next_chief_says_what_is_last() -> None:

@@ -51,13 +51,14 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Step,
 )
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import CompleteCheckpoint
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.collectives import Warn
+from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.meetings import Meetings
-from psdist.servers.protocol.registrar import Complete, EndJob, Registrar
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_registrar_machine import sent, tell
 from tests.unit.servers.test_state import HYPER, Frame, built, only, push
@@ -101,9 +102,8 @@ def test_all_who_are_ready_join_where_the_farthest_is_in_each_set() -> None:
     assert joins.admit(7, [(9, 2), (4, 5)], state=STATE) == joined
     assert joins.ready == []
     assert joins.take_welcome(6) == []
-    assert joins.admitted_in(7) == joined
     assert joins.take_welcome(7) == joined
-    assert joins.take_welcome(7) == joins.admitted_in(7) == []
+    assert joins.take_welcome(7) == []
 
 
 def test_nobody_joins_before_one_who_lives_is_where_the_dead_have_come() -> None:
@@ -188,9 +188,9 @@ def test_who_has_prepared_another_number_of_sets_does_not_join() -> None:
 # -- the registrar ---------------------------------------------------------------------------------
 
 
-def registrar_of(num_servers: int = 1, num_substitutes: int = 2, **settings: Any) -> Registrar:
+def registrar_of(num_servers: int = 1, num_substitutes: int = 2, **settings: Any) -> Coordinator:
     """Of workers 0 to 2, which have prepared in collective 1, and substitutes 3 and 4."""
-    registrar = Registrar(
+    registrar = assemble(
         num_workers=WORKERS + num_substitutes,
         num_servers=num_servers,
         num_substitutes=num_substitutes,
@@ -204,13 +204,13 @@ def registrar_of(num_servers: int = 1, num_substitutes: int = 2, **settings: Any
 
 
 def enter(
-    registrar: Registrar, worker: int, seq: int, *, name: str = JOIN, payload: bytes = b""
+    registrar: Coordinator, worker: int, seq: int, *, name: str = JOIN, payload: bytes = b""
 ) -> list[Any]:
     message = Enter(worker=worker, seq=seq, name=name, payload=payload, values=b"")
     return tell(registrar, message)
 
 
-def join(registrar: Registrar, *clocks: int, workers: tuple[int, ...], seq: int = 2) -> list[Any]:
+def join(registrar: Coordinator, *clocks: int, workers: tuple[int, ...], seq: int = 2) -> list[Any]:
     """What follows when these have come to the collective."""
     each = zip(workers, clocks, strict=True)
     told = [
@@ -220,14 +220,14 @@ def join(registrar: Registrar, *clocks: int, workers: tuple[int, ...], seq: int 
     return [action for actions in told for action in actions]
 
 
-def lose(registrar: Registrar, worker: int, num_servers: int = 1) -> list[Any]:
-    generation = registrar._deaths.generation + 1
+def lose(registrar: Coordinator, worker: int, num_servers: int = 1) -> list[Any]:
+    generation = registrar.membership.generation + 1
     registrar.on_lost(worker_id(worker), f"worker {worker}")
     told = [Buried(generation=generation, server=server) for server in range(num_servers)]
     return tell(registrar, *told)
 
 
-def ready(registrar: Registrar, worker: int = SUBSTITUTE, num_sets: int = 1) -> list[Any]:
+def ready(registrar: Coordinator, worker: int = SUBSTITUTE, num_sets: int = 1) -> list[Any]:
     return tell(registrar, Ready(worker=worker, num_sets=num_sets))
 
 
@@ -278,7 +278,7 @@ def test_who_has_joined_is_waited_for_in_the_next_collective() -> None:
     assert [peer for peer, _ in told] == [worker_id(worker) for worker in (0, 2, SUBSTITUTE)]
 
 
-def joined(**settings: Any) -> Registrar:
+def joined(**settings: Any) -> Coordinator:
     registrar = registrar_of(**settings)
     lose(registrar, 1)
     ready(registrar)
@@ -317,7 +317,7 @@ def test_the_last_who_lives_may_be_a_substitute() -> None:
     registrar = joined()
     lose(registrar, 0)
     lose(registrar, 2)
-    assert registrar._deaths.chief == SUBSTITUTE
+    assert registrar.membership.chief == SUBSTITUTE
     with pytest.raises(PeerLostError, match="leaves no group"):
         registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
 
@@ -330,7 +330,7 @@ def test_a_substitute_that_dies_before_it_has_joined_is_no_death() -> None:
     assert lost == SubstituteDeath(SUBSTITUTE, "worker 3")
     assert sent(asked) == [(worker_id(4), Replace(worker=1))]
     assert registrar.on_lost(worker_id(SUBSTITUTE), "worker 3") == []
-    assert (registrar.num_idle_spares, registrar.not_joined) == (0, {3, 4})
+    assert (registrar.num_idle_spares, registrar.membership.waiting) == (0, {3, 4})
     assert registrar.out == {1, 3, 4}
     assert sent(join(registrar, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
 
@@ -399,7 +399,7 @@ def test_no_other_meeting_is_called_between_one_and_its_collective() -> None:
     assert tell(registrar, told_of(4)) == []
 
 
-def hold_all(registrar: Registrar) -> None:
+def hold_all(registrar: Coordinator) -> None:
     for worker in (0, 2):
         tell(registrar, Held(worker=worker, number=1, hold=1, what=JOIN, clocks=[4]))
 
@@ -420,7 +420,7 @@ def test_a_substitute_says_nothing_else_before_it_has_joined() -> None:
     lose(registrar, 1)
     with pytest.raises(ProtocolError, match=r"worker 3 sent Done before it had joined"):
         tell(registrar, Done(worker=SUBSTITUTE, statistics={}))
-    with pytest.raises(ProtocolError, match=r"worker 4 sent Ready before it had joined"):
+    with pytest.raises(ProtocolError, match=r"worker 4 sent Ready of worker 3"):
         registrar.handle(worker_id(4), Ready(worker=SUBSTITUTE, num_sets=1))
     failure = Failure(heading="worker 3", text="no such file", exit_status=1)
     assert registrar.handle(worker_id(SUBSTITUTE), failure) == [EndJob(failure)]
@@ -473,7 +473,7 @@ def test_workers_of_different_numbers_of_sets_cannot_be_joined() -> None:
     assert "workers called join with different numbers of prepared optimizers: 1, 2" in (
         answer.error
     )
-    with pytest.raises(ProtocolError, match="entered a join with what are no clocks"):
+    with pytest.raises(ProtocolError, match="entered join with an invalid payload"):
         enter(registrar_of(), 0, 2, payload=b"five")
 
 

@@ -27,9 +27,13 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.modes import SET_MODE
 from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.assembly import assemble
+from psdist.servers.protocol.coordinator import CoordinatorAction
 from psdist.servers.protocol.deaths import Death
-from psdist.servers.protocol.modes import GroupCame, GroupGone, ModeChanged, ModeObserved
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction
+from psdist.servers.protocol.joins import Joins
+from psdist.servers.protocol.modes import ModeChanged
+from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved
+from tests.support.coordinators import part_of
 
 SKEWED = [[9000, 1000] * (WINDOW // 2), [1000, 9000] * (WINDOW // 2)]
 """Of each of two groups what its rounds have taken by themselves: by turns."""
@@ -46,7 +50,7 @@ class Job:
         groups += [(each,) for each in range(2, num_workers)]
         num_groups = len(groups) - num_substitutes
         self.control = ModeControl(num_groups=num_groups, staleness=3)
-        self.registrar = Registrar(
+        self.registrar = assemble(
             num_workers=num_workers,
             num_servers=2,
             groups=groups,
@@ -64,31 +68,31 @@ class Job:
             self.enter(worker, name, payload)
         self.resumed()
 
-    def enter(self, worker: int, name: str, payload: bytes = b"") -> list[RegistrarAction]:
+    def enter(self, worker: int, name: str, payload: bytes = b"") -> list[CoordinatorAction]:
         message = Enter(worker=worker, seq=self.seq, name=name, payload=payload)
         return self.registrar.handle(worker_id(worker), message)
 
-    def resumed(self) -> list[RegistrarAction]:
+    def resumed(self) -> list[CoordinatorAction]:
         return self.of_servers(lambda each: Resumed(seq=self.seq, server=each))
 
-    def of_servers(self, message: Any) -> list[RegistrarAction]:
-        actions: list[RegistrarAction] = []
+    def of_servers(self, message: Any) -> list[CoordinatorAction]:
+        actions: list[CoordinatorAction] = []
         for server in (0, 1):
             actions += self.registrar.handle(server_id(server), message(server))
         return actions
 
-    def answer(self, *rounds: int, number: int = 1) -> list[RegistrarAction]:
+    def answer(self, *rounds: int, number: int = 1) -> list[CoordinatorAction]:
         return self.of_servers(
             lambda each: ModeProposed(number=number, server=each, rounds=[*rounds])
         )
 
-    def buried(self, generation: int = 1) -> list[RegistrarAction]:
+    def buried(self, generation: int = 1) -> list[CoordinatorAction]:
         return self.of_servers(lambda each: Buried(generation=generation, server=each))
 
-    def die(self, worker: int) -> list[RegistrarAction]:
+    def die(self, worker: int) -> list[CoordinatorAction]:
         return self.registrar.on_lost(worker_id(worker), f"worker {worker}")
 
-    def tell(self, worker: int, own_us: list[int], first_round: int = 1) -> list[RegistrarAction]:
+    def tell(self, worker: int, own_us: list[int], first_round: int = 1) -> list[CoordinatorAction]:
         message = Progress(
             worker=worker,
             clock=first_round + len(own_us),
@@ -100,18 +104,18 @@ class Job:
         return self.registrar.handle(worker_id(worker), message)
 
 
-def told(actions: list[RegistrarAction]) -> list[Control]:
+def told(actions: list[CoordinatorAction]) -> list[Control]:
     return [each.message for each in actions if isinstance(each, SendControl)]
 
 
-def kinds(actions: list[RegistrarAction]) -> list[type]:
+def kinds(actions: list[CoordinatorAction]) -> list[type]:
     return [type(each) for each in told(actions)]
 
 
 # -- a change, and a death within it ---------------------------------------------------------------
 
 
-def propose_by_script(job: Job) -> list[RegistrarAction]:
+def propose_by_script(job: Job) -> list[CoordinatorAction]:
     job.seq += 1
     job.enter(0, SET_MODE, b"ssp:2")
     job.enter(1, SET_MODE, b"ssp:2")
@@ -195,8 +199,8 @@ def test_a_group_dies_once() -> None:
 
 
 def test_where_the_mode_is_nobodys_to_choose_nothing_is_said() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1, groups=[(0,), (1,)], max_deaths=1)
-    registrar._is_ready = True
+    registrar = assemble(num_workers=2, num_servers=1, groups=[(0,), (1,)], max_deaths=1)
+    registrar.is_ready = True
     actions = registrar.on_lost(worker_id(1), "worker 1")
     assert [type(each) for each in actions] == [Death, SendControl]
 
@@ -206,8 +210,8 @@ def test_a_substitute_is_looked_at_from_where_it_joins() -> None:
     assert job.control.groups == {0, 1, 2}
     job.die(2)
     job.buried()
-    job.registrar._joins._asked[3] = 2
-    job.registrar._joins._ready[3] = 1
+    part_of(job.registrar, Joins)._asked[3] = 2
+    part_of(job.registrar, Joins)._ready[3] = 1
     job.seq += 1
     job.enter(0, JOIN, pack_join([6], "state"))
     actions = job.enter(1, JOIN, pack_join([6], ""))

@@ -29,12 +29,13 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.collectives import Warn
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction, is_plain
+from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction, is_plain
 from psdist.workers.data.position import EqualPasses
 
 
-def tell(registrar: Registrar, message: Control) -> list[RegistrarAction]:
+def tell(registrar: Coordinator, message: Control) -> list[CoordinatorAction]:
     """As the peer whose message it is."""
     worker, server = getattr(message, "worker", None), getattr(message, "server", None)
     if isinstance(message, Metrics):
@@ -91,9 +92,9 @@ def is_alike(other: Script, first: Script) -> bool:
 
 def play(scripts: Sequence[Script], mode: str, chance: Random) -> tuple[list[str], list[str]]:
     """The errors and the warnings, in an order of arrival that ``chance`` chooses."""
-    registrar = Registrar(num_workers=len(scripts), num_servers=1, mode=mode)
+    registrar = assemble(num_workers=len(scripts), num_servers=1, mode=mode)
     queues = [each.messages(worker, chance) for worker, each in enumerate(scripts)]
-    actions: list[RegistrarAction] = []
+    actions: list[CoordinatorAction] = []
     while left := [queue for queue in queues if queue]:
         actions += tell(registrar, chance.choice(left).pop(0))
     sent = [each.message for each in actions if isinstance(each, SendControl)]
@@ -157,7 +158,7 @@ def test_the_words_are_the_same_whatever_the_order_of_arrival(seed: int) -> None
 
 
 def test_a_worker_that_goes_on_is_told_of_at_its_first_iteration_too_many() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     for message in Script((12,) * 5).messages(0):
         assert tell(registrar, message) == []
     *on_time, late = Script((12,) * 6).messages(1)[:6]
@@ -170,7 +171,7 @@ def test_a_worker_that_goes_on_is_told_of_at_its_first_iteration_too_many() -> N
 
 
 def test_whoever_comes_to_it_after_all_is_told_the_same() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     told = []
     for message in [*Script((12,) * 5).messages(0), *Script((12,) * 6).messages(1)]:
         told += tell(registrar, message)
@@ -181,7 +182,7 @@ def test_whoever_comes_to_it_after_all_is_told_the_same() -> None:
 
 
 def test_a_warning_comes_once_for_each_call() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1, mode="ssp")
+    registrar = assemble(num_workers=2, num_servers=1, mode="ssp")
     warnings = []
     for seq, name in enumerate(["mean", "mean", "save"], start=1):
         for worker, clock in ((0, 2 * seq), (1, 2 * seq + 1)):
@@ -198,7 +199,7 @@ def test_a_warning_comes_once_for_each_call() -> None:
 # -- entering, resuming, failing -------------------------------------------------------------------
 
 
-def answers(actions: list[RegistrarAction]) -> dict[int, object]:
+def answers(actions: list[CoordinatorAction]) -> dict[int, object]:
     sent = [action for action in actions if isinstance(action, SendControl)]
     assert len(sent) == len(actions)
     return {action.peer: action.message for action in sent}
@@ -209,7 +210,7 @@ def enter(worker: int, name: str = "save", seq: int = 1) -> Enter:
 
 
 def test_a_collective_ends_when_all_workers_have_come_and_all_servers_have_resumed() -> None:
-    registrar = Registrar(num_workers=2, num_servers=2)
+    registrar = assemble(num_workers=2, num_servers=2)
     assert tell(registrar, enter(1)) == []
     resumes = answers(tell(registrar, enter(0)))
     assert resumes == {server_id(0): Resume(seq=1), server_id(1): Resume(seq=1)}
@@ -220,7 +221,7 @@ def test_a_collective_ends_when_all_workers_have_come_and_all_servers_have_resum
 
 
 def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> None:
-    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar = assemble(num_workers=3, num_servers=1)
     tell(registrar, enter(0, "barrier"))
     failed = answers(tell(registrar, enter(2, "mean")))
     late = answers(tell(registrar, enter(1, "mean")))
@@ -238,7 +239,7 @@ def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> Non
 def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
     finishes_first: bool,
 ) -> None:
-    registrar = Registrar(num_workers=12, num_servers=1)
+    registrar = assemble(num_workers=12, num_servers=1)
     if finishes_first:
         tell(registrar, Done(worker=11, statistics={}))
     for worker in range(10):
@@ -256,7 +257,7 @@ def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
 
 
 def test_who_is_absent_is_answered_while_the_collective_lasts_only() -> None:
-    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar = assemble(num_workers=3, num_servers=1)
     tell(registrar, enter(2))
     asked = WhoIsAbsent(worker=2, seq=1)
     assert answers(tell(registrar, asked)) == {
@@ -269,7 +270,7 @@ def test_who_is_absent_is_answered_while_the_collective_lasts_only() -> None:
 
 
 def test_a_server_that_resumes_what_is_not_complete_breaks_the_protocol() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     tell(registrar, enter(0))
     for seq in (1, 7):
         with pytest.raises(ProtocolError, match=f"server 0 resumed collective {seq}"):
@@ -364,7 +365,7 @@ DONE = Done(worker=1, statistics={})
 def test_what_cannot_be_is_an_error_that_names_the_peer(
     peer: int, messages: list[Control], what: str
 ) -> None:
-    registrar = Registrar(num_workers=2, num_servers=2)
+    registrar = assemble(num_workers=2, num_servers=2)
     *before, last = messages
     for message in before:
         registrar.handle(peer, message)
@@ -373,7 +374,7 @@ def test_what_cannot_be_is_an_error_that_names_the_peer(
 
 
 def test_a_server_resumes_a_collective_once_and_reports_once() -> None:
-    registrar = Registrar(num_workers=1, num_servers=3)
+    registrar = assemble(num_workers=1, num_servers=3)
     tell(registrar, enter(0))
     tell(registrar, Resumed(seq=1, server=2))
     tell(registrar, Resumed(seq=1, server=1))

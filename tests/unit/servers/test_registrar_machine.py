@@ -10,58 +10,45 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from psdist.errors import InvariantError
+from psdist.errors import ProtocolError
 from psdist.protocol.control import (
     Absent,
-    AskSteps,
-    Buried,
-    Busy,
     Collected,
     Control,
-    CopyFilled,
     Done,
     Enter,
     Failure,
     Finish,
     Finished,
-    Held,
-    KeepsCopy,
-    LossReported,
     Metrics,
-    ModeProposed,
     Progress,
-    Ready,
-    Regroup,
     Resume,
     Resumed,
-    RoundTook,
     Stop,
-    TakenOver,
     WhoIsAbsent,
-    WriteFailed,
-    Written,
 )
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.collectives import Warn
-from psdist.servers.protocol.registrar import (
+from psdist.servers.protocol.coordinator import (
     Complete,
+    Coordinator,
+    CoordinatorAction,
     EndJob,
-    Registrar,
-    RegistrarAction,
     WriteMetrics,
     is_plain,
 )
 
 
-def sent(actions: list[RegistrarAction]) -> list[tuple[int, Control]]:
+def sent(actions: list[CoordinatorAction]) -> list[tuple[int, Control]]:
     assert all(isinstance(action, SendControl) for action in actions), actions
     return [(each.peer, each.message) for each in actions if isinstance(each, SendControl)]
 
 
-def tell(registrar: Registrar, *messages: Control) -> list[RegistrarAction]:
+def tell(registrar: Coordinator, *messages: Control) -> list[CoordinatorAction]:
     """Each as the peer whose message it is."""
-    actions: list[RegistrarAction] = []
+    actions: list[CoordinatorAction] = []
     for message in messages:
         server, worker = getattr(message, "server", None), getattr(message, "worker", None)
         if isinstance(message, Metrics):
@@ -77,7 +64,7 @@ class Job(RuleBasedStateMachine):
 
     @initialize(num_workers=st.integers(1, 4), num_servers=st.integers(1, 3))
     def start(self, num_workers: int, num_servers: int) -> None:
-        self.registrar = Registrar(num_workers=num_workers, num_servers=num_servers, mode="ssp")
+        self.registrar = assemble(num_workers=num_workers, num_servers=num_servers, mode="ssp")
         self.workers = range(num_workers)
         self.servers = range(num_servers)
         self.seq = 0
@@ -191,7 +178,7 @@ def enter(worker: int, name: str = "save", seq: int = 1) -> Enter:
     return Enter(worker=worker, seq=seq, name=name, payload=b"")
 
 
-def errors(actions: list[RegistrarAction]) -> dict[int, str]:
+def errors(actions: list[CoordinatorAction]) -> dict[int, str]:
     return {
         peer: message.error
         for peer, message in sent(actions)
@@ -200,7 +187,7 @@ def errors(actions: list[RegistrarAction]) -> dict[int, str]:
 
 
 def test_values_of_a_metrics_line_stand_beside_what_it_says_of_the_worker() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     line = {"worker": 1, "clock": 7, "values": {"loss": 2.0, "epoch": 1}}
     assert tell(registrar, Metrics(line=line)) == [
         WriteMetrics({"worker": 1, "clock": 7, "loss": 2.0, "epoch": 1})
@@ -209,7 +196,7 @@ def test_values_of_a_metrics_line_stand_beside_what_it_says_of_the_worker() -> N
 
 
 def test_the_chiefs_last_values_are_kept_and_nobody_elses() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     for worker, values in ((0, {"loss": 3.0, "epoch": 1}), (0, {"loss": 1.0}), (1, {"loss": 9.0})):
         tell(registrar, Metrics(line={"worker": worker, "values": values}))
     tell(registrar, Metrics(line={"worker": 0}))
@@ -217,25 +204,19 @@ def test_the_chiefs_last_values_are_kept_and_nobody_elses() -> None:
 
 
 def test_a_failure_ends_the_job() -> None:
-    registrar = Registrar(num_workers=1, num_servers=1)
+    registrar = assemble(num_workers=1, num_servers=1)
     failure = Failure(heading="worker 0", text="it broke", exit_status=1)
     assert tell(registrar, failure) == [EndJob(failure)]
 
 
 def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
-    registrar = Registrar(num_workers=1, num_servers=1)
-    with pytest.raises(InvariantError, match="the registrar was given Stop"):
-        tell(registrar, Stop())
-    assert {*Registrar.TAKES} == {
-        *(Enter, Resumed, Done, Finished, Metrics, Progress, Failure, WhoIsAbsent),
-        *(Written, WriteFailed, Held, Busy, Buried, ModeProposed),
-        *(TakenOver, KeepsCopy, CopyFilled, RoundTook, LossReported, AskSteps, Ready),
-        Regroup,
-    }
+    registrar = assemble(num_workers=1, num_servers=1)
+    with pytest.raises(ProtocolError, match="worker 0 sent Stop, unasked: no part of this job"):
+        registrar.handle(worker_id(0), Stop())
 
 
 def test_another_call_ends_the_collective_for_all_who_have_come_and_for_all_who_will() -> None:
-    registrar = Registrar(num_workers=4, num_servers=1)
+    registrar = assemble(num_workers=4, num_servers=1)
     assert tell(registrar, enter(3)) == []
     assert tell(registrar, enter(1)) == []
     first = errors(tell(registrar, enter(2, "mean")))
@@ -250,13 +231,13 @@ def test_another_call_ends_the_collective_for_all_who_have_come_and_for_all_who_
 
 
 def test_finished_scripts_are_named_in_the_error_of_a_collective_that_they_miss() -> None:
-    registrar = Registrar(num_workers=4, num_servers=1)
+    registrar = assemble(num_workers=4, num_servers=1)
     tell(registrar, enter(0))
     assert errors(tell(registrar, Done(worker=2, statistics={}))) == {
         worker_id(0): "save was called by worker 0 only; absent: worker 2, whose script has "
         "finished; save must be called by every worker"
     }
-    registrar = Registrar(num_workers=4, num_servers=1)
+    registrar = assemble(num_workers=4, num_servers=1)
     tell(registrar, Done(worker=3, statistics={}), Done(worker=2, statistics={}))
     (error,) = errors(tell(registrar, enter(1, "mean"))).values()
     assert error == (
@@ -266,14 +247,14 @@ def test_finished_scripts_are_named_in_the_error_of_a_collective_that_they_miss(
 
 
 def test_calls_are_named_in_the_order_of_the_workers_that_made_them() -> None:
-    registrar = Registrar(num_workers=5, num_servers=1)
+    registrar = assemble(num_workers=5, num_servers=1)
     tell(registrar, enter(4, "mean"))
     (error, _) = errors(tell(registrar, enter(2, "save"))).values()
     assert "worker 2 called save; worker 4 called mean;" in error
 
 
 def test_an_error_is_told_as_the_answer_to_the_collective_that_was_entered() -> None:
-    registrar = Registrar(num_workers=4, num_servers=1)
+    registrar = assemble(num_workers=4, num_servers=1)
     tell(registrar, Done(worker=0, statistics={}))
     for seq in (1, 2):
         ((peer, answer),) = sent(tell(registrar, enter(3, seq=seq)))
@@ -282,7 +263,7 @@ def test_an_error_is_told_as_the_answer_to_the_collective_that_was_entered() -> 
 
 
 def test_the_collective_after_one_that_has_failed_is_judged_by_itself() -> None:
-    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar = assemble(num_workers=3, num_servers=1)
     tell(registrar, enter(0), enter(1, "mean"), enter(2))
     assert tell(registrar, enter(0, seq=2)) == []
     failed = errors(tell(registrar, Done(worker=2, statistics={})))
@@ -291,7 +272,7 @@ def test_the_collective_after_one_that_has_failed_is_judged_by_itself() -> None:
 
 
 def test_workers_and_servers_are_told_apart_by_their_own_numbers_not_by_the_collectives() -> None:
-    registrar = Registrar(num_workers=2, num_servers=2)
+    registrar = assemble(num_workers=2, num_servers=2)
     for seq in (1, 2, 3):
         for worker in (1, 0):
             actions = tell(registrar, enter(worker, seq=seq))
@@ -303,7 +284,7 @@ def test_workers_and_servers_are_told_apart_by_their_own_numbers_not_by_the_coll
 
 
 def test_of_many_who_are_absent_the_first_are_named_and_all_are_counted() -> None:
-    registrar = Registrar(num_workers=12, num_servers=1)
+    registrar = assemble(num_workers=12, num_servers=1)
     tell(registrar, enter(3))
     absent = [0, 1, 2, 4, 5, 6, 7, 8]
     assert sent(tell(registrar, WhoIsAbsent(worker=3, seq=1))) == [
@@ -340,7 +321,7 @@ def warnings(actions: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize("clock", [4, 5, 6])
 def test_only_whoever_has_finished_more_iterations_has_passed(clock: int) -> None:
-    registrar = Registrar(num_workers=2, num_servers=1, mode="async")
+    registrar = assemble(num_workers=2, num_servers=1, mode="async")
     actions = tell(registrar, progress(0, 5), enter(0), progress(1, clock))
     assert bool(warnings(actions)) == (clock == 6)
 
@@ -349,7 +330,7 @@ def test_only_whoever_has_finished_more_iterations_has_passed(clock: int) -> Non
 def test_in_sync_passing_within_loaders_of_one_length_is_an_error(
     until: int, is_error: bool
 ) -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     first = tell(registrar, progress(0, 5, batches=12), enter(0))
     assert first == []
     actions = tell(registrar, progress(1, 6, batches=12, until=until))
@@ -358,7 +339,7 @@ def test_in_sync_passing_within_loaders_of_one_length_is_an_error(
 
 
 def test_who_has_fewest_iterations_and_then_the_lowest_number_is_named() -> None:
-    registrar = Registrar(num_workers=4, num_servers=1, mode="ssp")
+    registrar = assemble(num_workers=4, num_servers=1, mode="ssp")
     for worker, clock, batches in ((2, 3, 0), (1, 3, 5), (0, 4, 7)):
         tell(registrar, progress(worker, clock, batches=batches))
     registrar._missed_calls._warned_of.add("save")
@@ -372,7 +353,7 @@ def test_who_has_fewest_iterations_and_then_the_lowest_number_is_named() -> None
 
 
 def test_a_worker_that_enters_late_names_the_one_that_was_passed_first() -> None:
-    registrar = Registrar(num_workers=3, num_servers=1, mode="ssp")
+    registrar = assemble(num_workers=3, num_servers=1, mode="ssp")
     tell(registrar, progress(2, 9), progress(1, 8), progress(0, 5))
     assert warnings(tell(registrar, enter(0))) == [
         "worker 0 called save after 5 iterations, but worker 1 continued past iteration 5 without "
@@ -383,13 +364,13 @@ def test_a_worker_that_enters_late_names_the_one_that_was_passed_first() -> None
 def test_iterations_of_another_kind_at_the_end_do_not_count_as_the_loaders() -> None:
     """Worker 0 entered after 5 iterations of which the last was not a loader's: nobody who made
     6 of a loader's has passed it within that loader."""
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     tell(registrar, progress(0, 5, batches=12, until=4), enter(0))
     actions = tell(registrar, progress(1, 6, batches=12))
     assert len(warnings(actions)) == len(actions) == 1
 
 
-def failed(actions: list[RegistrarAction]) -> list[tuple[int, int]]:
+def failed(actions: list[CoordinatorAction]) -> list[tuple[int, int]]:
     """Who was told of an error, as the answer to which collective."""
     assert all(
         isinstance(message, Collected) and "although both" in message.error
@@ -398,13 +379,13 @@ def failed(actions: list[RegistrarAction]) -> list[tuple[int, int]]:
     return [(peer - worker_id(0), getattr(message, "seq", 0)) for peer, message in sent(actions)]
 
 
-def end_a_collective(registrar: Registrar, num_workers: int) -> None:
+def end_a_collective(registrar: Coordinator, num_workers: int) -> None:
     tell(registrar, *[enter(worker) for worker in range(num_workers)])
     tell(registrar, Resumed(seq=1, server=0))
 
 
 def test_whoever_enters_behind_others_ends_the_collective_and_nothing_is_resumed() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     end_a_collective(registrar, 2)
     tell(registrar, progress(1, 6, batches=12), progress(0, 5, batches=12))
     assert tell(registrar, enter(1, seq=2)) == []
@@ -412,7 +393,7 @@ def test_whoever_enters_behind_others_ends_the_collective_and_nothing_is_resumed
 
 
 def test_whoever_enters_past_others_ends_the_collective_for_all_who_are_in_it() -> None:
-    registrar = Registrar(num_workers=5, num_servers=1)
+    registrar = assemble(num_workers=5, num_servers=1)
     end_a_collective(registrar, 5)
     tell(registrar, progress(4, 5, batches=12), enter(4, seq=2))
     registrar.progress[3] = progress(3, 6, batches=12)
@@ -422,7 +403,7 @@ def test_whoever_enters_past_others_ends_the_collective_for_all_who_are_in_it() 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_of_several_that_were_passed_the_lowest_is_named(order: tuple[int, int]) -> None:
-    registrar = Registrar(num_workers=3, num_servers=1)
+    registrar = assemble(num_workers=3, num_servers=1)
     for worker in order:
         tell(registrar, progress(worker, 3, batches=12), enter(worker))
     actions = tell(registrar, progress(2, 4, batches=12))
@@ -432,13 +413,13 @@ def test_of_several_that_were_passed_the_lowest_is_named(order: tuple[int, int])
 
 
 def test_iterations_of_no_one_length_are_not_those_of_loaders_of_one_batch() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     tell(registrar, progress(0, 5, batches=3, until=2), enter(0))
     actions = tell(registrar, progress(1, 6, batches=1))
     assert len(warnings(actions)) == len(actions) == 1
 
 
 def test_nothing_is_judged_of_a_worker_that_has_said_nothing() -> None:
-    registrar = Registrar(num_workers=2, num_servers=1)
+    registrar = assemble(num_workers=2, num_servers=1)
     assert tell(registrar, enter(0)) == []
     assert tell(registrar, progress(1, 6, batches=12)) == []

@@ -35,13 +35,12 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Step,
 )
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.deaths import Death, Deaths
-from psdist.servers.protocol.decided import Decided
 from psdist.servers.protocol.membership import Membership, Standing
-from psdist.servers.protocol.modes import GroupCame, GroupGone, ModeObserved
-from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.regroups import Regroups
+from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved, RoundControl
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_state import HYPER, built, only
@@ -120,30 +119,30 @@ def took(worker: int, first_round: int) -> Progress:
 
 def test_another_worker_tells_of_rounds_where_the_one_that_did_has_died() -> None:
     control = ModeControl(num_groups=2, staleness=2)
-    decided = Decided(num_workers=4, groups=GROUPS, mode="sync", control=control)
-    decided.observe(took(0, 2), may_change=False)
-    assert decided.lose(2, {2}) == []
-    decided.go_on((0, 1))
-    (observed,), _ = decided.observe(took(0, 3), may_change=False)
+    rounds = RoundControl(control, groups=GROUPS)
+    rounds.observe(took(0, 2), may_change=False)
+    assert rounds.lose(2, {2}) == []
+    rounds.go_on((0, 1))
+    (observed,), _ = rounds.observe(took(0, 3), may_change=False)
     assert isinstance(observed, ModeObserved)
-    assert decided.lose(0, {0, 2}) == []
-    decided.go_on((1,))
-    (came, _), _ = decided.observe(took(1, 6), may_change=False)
+    assert rounds.lose(0, {0, 2}) == []
+    rounds.go_on((1,))
+    (came, _), _ = rounds.observe(took(1, 6), may_change=False)
     assert came == GroupCame(0, 5)
-    assert len(decided.observe(took(1, 7), may_change=False)[0]) == 1
+    assert len(rounds.observe(took(1, 7), may_change=False)[0]) == 1
     with pytest.raises(ProtocolError, match="told what rounds took, unasked"):
-        decided.observe(took(0, 6), may_change=False)
-    decided.observe(took(3, 6), may_change=False)
-    assert decided.lose(3, {0, 2, 3}) == [GroupGone(1)]
+        rounds.observe(took(0, 6), may_change=False)
+    rounds.observe(took(3, 6), may_change=False)
+    assert rounds.lose(3, {0, 2, 3}) == [GroupGone(1)]
     assert control.groups == {0}
 
 
 def test_the_registrar_says_who_tells_when_all_are_answered() -> None:
     control = ModeControl(num_groups=2, staleness=2)
-    registrar = Registrar(
+    registrar = assemble(
         num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True, control=control
     )
-    registrar._is_ready = True
+    registrar.is_ready = True
     registrar.on_lost(worker_id(0), "worker 0")
     registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
     assert control.groups == {0, 1}
@@ -155,15 +154,15 @@ def test_the_registrar_says_who_tells_when_all_are_answered() -> None:
 
 def test_rounds_are_judged_again_however_many_iterations_were_skipped() -> None:
     control = ModeControl(num_groups=2, staleness=2)
-    decided = Decided(num_workers=4, groups=GROUPS, mode="sync", control=control)
+    rounds = RoundControl(control, groups=GROUPS)
     control.go_on(None, 0)
-    decided.go_on((1, 2))
+    rounds.go_on((1, 2))
     decisions = []
     for round_number in range(20, 20 + 80):
         for place, worker in enumerate((1, 3)):
             own_us = [1000, 9000][(round_number + place) % 2]  # each is slow in every other round
             message = replace(took(worker, round_number), own_us=[own_us])
-            decisions.append(decided.observe(message, may_change=True)[1])
+            decisions.append(rounds.observe(message, may_change=True)[1])
     assert any(decisions)
 
 
@@ -198,8 +197,8 @@ def test_a_group_counts_while_one_of_it_lives() -> None:
 
 
 def test_the_registrar_takes_what_a_group_tells_when_all_servers_know() -> None:
-    registrar = Registrar(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True)
-    registrar._is_ready = True
+    registrar = assemble(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True)
+    registrar.is_ready = True
     registrar.on_lost(worker_id(1), "worker 1")
     with pytest.raises(ProtocolError, match="it has lost 0"):
         registrar.handle(worker_id(0), told(0))
@@ -212,8 +211,8 @@ def test_the_registrar_takes_what_a_group_tells_when_all_servers_know() -> None:
 
 
 def test_without_the_setting_nobody_tells() -> None:
-    registrar = Registrar(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2)
-    with pytest.raises(ProtocolError, match="it has lost none"):
+    registrar = assemble(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2)
+    with pytest.raises(ProtocolError, match="sent Regroup, unasked"):
         registrar.handle(worker_id(0), told(0))
 
 

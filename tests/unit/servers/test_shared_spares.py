@@ -32,12 +32,14 @@ from psdist.protocol.control import (
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.joins import Joined, SubstituteDeath
+from psdist.servers.protocol.assembly import assemble
+from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.lobby import Lobby
-from psdist.servers.protocol.registrar import Registrar
 from psdist.servers.protocol.replication.pairs import next_keeper
-from psdist.servers.protocol.replication.takeovers import SpareDeath
 from psdist.servers.protocol.succession.office import Office
+from psdist.servers.protocol.takeovers import SpareDeath, Takeovers
+from tests.support.coordinators import part_of
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.unit.servers.test_registrar_machine import tell
 
@@ -46,9 +48,9 @@ FIRST, SECOND = WORKERS, WORKERS + 1
 """What the two spares are as workers."""
 
 
-def registrar_of(num_spares: int = 2) -> Registrar:
+def registrar_of(num_spares: int = 2) -> Coordinator:
     """All have prepared; server 1 has the second copy of server 0, and the other way round."""
-    registrar = Registrar(
+    registrar = assemble(
         num_workers=WORKERS + num_spares,
         num_servers=SERVERS,
         max_deaths=9,
@@ -56,7 +58,7 @@ def registrar_of(num_spares: int = 2) -> Registrar:
         num_spares=num_spares,
         num_substitutes=num_spares,
     )
-    registrar._is_ready = True
+    registrar.is_ready = True
     return registrar
 
 
@@ -64,15 +66,15 @@ def said(actions: Any) -> list[tuple[int, Any]]:
     return [(each.peer, each.message) for each in actions if isinstance(each, SendControl)]
 
 
-def lose_worker(registrar: Registrar, worker: int) -> list[tuple[int, Any]]:
+def lose_worker(registrar: Coordinator, worker: int) -> list[tuple[int, Any]]:
     """What is said when all servers have taken it in."""
     registrar.on_lost(worker_id(worker), f"worker {worker}")
-    generation = registrar._deaths.generation
+    generation = registrar.membership.generation
     told = [Buried(generation=generation, server=server) for server in range(SERVERS)]
     return said(tell(registrar, *told))
 
 
-def lose_server(registrar: Registrar) -> list[tuple[int, Any]]:
+def lose_server(registrar: Coordinator) -> list[tuple[int, Any]]:
     """Server 1 dies, and 0 goes on in its place."""
     registrar.on_server_lost(server_id(1), "server 1")
     return said(registrar.handle(server_id(0), TakenOver(server=1)))
@@ -87,7 +89,7 @@ def test_a_spare_is_asked_by_the_id_that_it_has_and_works_under_the_other() -> N
     assert asked(lose_worker(registrar, 1)) == [(spare_id(0), 1)]
     assert registrar.num_idle_spares == 1
     registrar.handle(worker_id(FIRST), Ready(worker=FIRST, num_sets=1))
-    assert registrar._joins.ready == [FIRST]
+    assert part_of(registrar, Joins).ready == [FIRST]
 
 
 def test_one_that_is_to_keep_a_copy_becomes_no_worker() -> None:
@@ -104,7 +106,7 @@ def test_one_that_is_a_worker_keeps_no_copy() -> None:
     lose_worker(registrar, 1)
     told = lose_server(registrar)
     assert not any(isinstance(each, KeepCopy) for _, each in told)
-    assert registrar.alone == [0, 1]
+    assert part_of(registrar, Takeovers).alone == [0, 1]
 
 
 def test_where_shards_are_hears_who_is_spoken_to_by_the_id_that_it_has() -> None:
@@ -143,7 +145,7 @@ def test_at_the_end_each_is_stopped_once_by_the_id_that_it_has() -> None:
     registrar = registrar_of()
     lose_worker(registrar, 1)
     registrar.done = {0: {}}
-    registrar._is_finishing = True
+    registrar.is_finishing = True
     told = said(tell(registrar, *(Finished(server=each, statistics={}) for each in range(SERVERS))))
     stopped = [peer for peer, each in told if isinstance(each, Stop)]
     assert stopped == [worker_id(0), worker_id(FIRST), server_id(1), spare_id(1)]
@@ -181,7 +183,7 @@ def office(*, is_active: bool = True) -> Office:
 
 
 class Pair:
-    """Registrar and deputy, who knows everything at once."""
+    """Coordinator and deputy, who knows everything at once."""
 
     def __init__(self) -> None:
         self.first, self.second = office(), office(is_active=False)

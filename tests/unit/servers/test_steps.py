@@ -27,25 +27,28 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepFidelity
-from psdist.servers.protocol.registrar import Registrar, RegistrarAction
-from psdist.servers.protocol.steps import FixedSteps, LossHeard, StepsChosen, StepsObserved
+from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
+from psdist.servers.protocol.losses import Losses, LossHeard
+from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
+from tests.support.coordinators import part_of
 
 
-def registrar(*, is_by_speed: bool = True) -> Registrar:
+def registrar(*, is_by_speed: bool = True) -> Coordinator:
     """Groups of one and of two workers."""
     steps = StepControl(sizes=[1, 2], local_steps=8) if is_by_speed else None
-    return Registrar(num_workers=3, num_servers=1, groups=((0,), (1, 2)), steps=steps)
+    return assemble(num_workers=3, num_servers=1, groups=((0,), (1, 2)), steps=steps)
 
 
-def by_loss(mode: str = "sync") -> Registrar:
+def by_loss(mode: str = "sync") -> Coordinator:
     steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
-    return Registrar(num_workers=3, num_servers=1, groups=((0,), (1, 2)), steps=steps, mode=mode)
+    return assemble(num_workers=3, num_servers=1, groups=((0,), (1, 2)), steps=steps, mode=mode)
 
 
 def tell(
-    machine: Registrar, message: RoundTook | LossReported | AskSteps | Enter | Done
-) -> list[RegistrarAction]:
+    machine: Coordinator, message: RoundTook | LossReported | AskSteps | Enter | Done
+) -> list[CoordinatorAction]:
     return machine.handle(worker_id(message.worker), message)
 
 
@@ -223,9 +226,9 @@ def test_nobody_reports_where_speeds_decide() -> None:
 
 
 def test_codecs_are_guarded_by_what_is_reported_where_that_is_asked_for() -> None:
-    def machine(patience: int | None) -> Registrar:
+    def machine(patience: int | None) -> Coordinator:
         control = CodecControl(num_groups=2, names=("none", "int8"), loss_patience=patience)
-        return Registrar(num_workers=3, num_servers=1, groups=((0,), (1, 2)), control=control)
+        return assemble(num_workers=3, num_servers=1, groups=((0,), (1, 2)), control=control)
 
     assert tell(machine(2), loss(2, -3.0, count=2)) == [LossHeard(2, 1, 2, -3.0)]
     with pytest.raises(ProtocolError, match="unasked"):
@@ -239,9 +242,9 @@ def test_codecs_are_guarded_by_what_is_reported_where_that_is_asked_for() -> Non
 # -- from attempt to attempt ---------------------------------------------------------------------
 
 
-def resumed(fidelity: Fidelity, mode: str = "sync") -> Registrar:
+def resumed(fidelity: Fidelity, mode: str = "sync") -> Coordinator:
     steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
-    return Registrar(
+    return assemble(
         num_workers=3,
         num_servers=1,
         groups=((0,), (1, 2)),
@@ -268,7 +271,7 @@ def test_blocks_that_had_begun_are_not_decided_again() -> None:
     assert isinstance(chosen, StepsChosen)
     assert chosen.steps == (4, 4)  # a loss of 1, where it was 4
     assert len(answers) == 3
-    assert machine._decided.kept(13) == Fidelity(
+    assert machine.kept(13) == Fidelity(
         steps=KeptSteps(
             starts=((0, 4),), num_fixed=5, first_loss=4.0, totals=(0.0, 0.0, 0.0), count=0
         )
@@ -278,7 +281,7 @@ def test_blocks_that_had_begun_are_not_decided_again() -> None:
 def test_what_was_fixed_is_kept_by_block() -> None:
     machine = by_loss("async")
     tell(machine, LossReported(worker=0, round=0, count=1, total=4.0))
-    assert machine._decided.kept(0) == Fidelity(
+    assert machine.kept(0) == Fidelity(
         steps=KeptSteps(
             starts=((0, 8),), num_fixed=0, first_loss=None, totals=(4.0, 0.0, 0.0), count=1
         )
@@ -286,7 +289,7 @@ def test_what_was_fixed_is_kept_by_block() -> None:
     for block, loss in ((0, 1.0), (1, 4.0), (2, 1.0)):
         tell(machine, of_block(0, block))
         tell(machine, LossReported(worker=0, round=block, count=1, total=loss))
-    found = machine._decided.kept(1)
+    found = machine.kept(1)
     assert found is not None
     assert found.steps is not None
     assert (found.steps.starts, found.steps.num_fixed) == (((0, 4),), 3)
@@ -294,34 +297,34 @@ def test_what_was_fixed_is_kept_by_block() -> None:
     for block, loss in ((0, 4.0), (1, 4.0), (2, 1.0), (3, 1.0)):
         tell(machine, of_block(0, block))
         tell(machine, LossReported(worker=0, round=block, count=1, total=loss))
-    found = machine._decided.kept(1)
+    found = machine.kept(1)
     assert found is not None
     assert found.steps is not None
     assert (found.steps.starts, found.steps.num_fixed) == (((0, 8), (3, 4)), 4)
 
 
 def test_where_nothing_is_chosen_by_the_loss_nothing_is_kept() -> None:
-    assert Registrar(num_workers=3, num_servers=1)._decided.kept(3) is None
+    assert assemble(num_workers=3, num_servers=1).kept(3) is None
 
 
 def test_steps_by_speed_go_on_with_nothing() -> None:
     kept = KeptSteps(starts=((0, 6),), num_fixed=4, first_loss=4.0, totals=(1.0,), count=1)
     steps = StepControl(sizes=[1, 2], local_steps=8)
     with pytest.raises(ValueError, match=r"^of local steps by the loss$"):
-        Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(steps=kept))
+        assemble(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(steps=kept))
 
 
 def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
     machine = registrar()
     for worker, step_us in ((0, 3000), (1, 1000)):
         tell(machine, RoundTook(worker=worker, round=0, step_us=step_us))
-    kept = machine._decided.kept(1)
+    kept = machine.kept(1)
     assert kept == Fidelity(
         paces=KeptPaces(sizes=(1, 2), total=24, steps=(8, 8), step_us=((3000,), (1000,)))
     )
     steps = StepControl(sizes=[1, 2], local_steps=8)
     groups = ((0,), (1, 2))
-    again = Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=kept, groups=groups)
+    again = assemble(num_workers=3, num_servers=1, steps=steps, fidelity=kept, groups=groups)
     for block in (1, 2, 3):
         if block == 3:
             tell(again, RoundTook(worker=0, round=1, step_us=3000))
@@ -404,13 +407,13 @@ def test_steps_by_the_loss_go_on_with_no_speeds() -> None:
     paces = KeptPaces(sizes=(1,), total=8, steps=(8,), step_us=((),))
     steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
     with pytest.raises(ValueError, match=r"^of local steps by speed$"):
-        Registrar(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(paces=paces))
+        assemble(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(paces=paces))
 
 
 def test_a_checkpoint_is_told_what_it_keeps_when_it_begins() -> None:
     control = CodecControl(num_groups=3, names=["none", "fp16"])
-    machine = Registrar(num_workers=3, num_servers=1, control=control, groups=((0,), (1,), (2,)))
-    actions: list[RegistrarAction] = []
+    machine = assemble(num_workers=3, num_servers=1, control=control, groups=((0,), (1,), (2,)))
+    actions: list[CoordinatorAction] = []
     for worker in range(3):
         enter = Enter(worker=worker, seq=1, name=CHECKPOINT, payload=pack_clocks([7]))
         actions += tell(machine, enter)
@@ -424,7 +427,7 @@ def test_a_checkpoint_is_told_what_it_keeps_when_it_begins() -> None:
 NAMES = ("none", "fp16", "int8")
 
 
-def rises(machine: Registrar, *, good: int = 2) -> list[RegistrarAction]:
+def rises(machine: Coordinator, *, good: int = 2) -> list[CoordinatorAction]:
     """What the registrar makes of looks that are good and then high."""
     losses = [1.0] * good + [9.0] * 3
     return [
@@ -436,10 +439,10 @@ def rises(machine: Registrar, *, good: int = 2) -> list[RegistrarAction]:
     ]
 
 
-def guarded(level: int, factor: float | None = 2.0) -> Registrar:
+def guarded(level: int, factor: float | None = 2.0) -> Coordinator:
     control = CodecControl(num_groups=3, names=NAMES)
     kept = replace(control.kept(0), starts=((0, 0), (9, level), (15, 0)))
-    return Registrar(
+    return assemble(
         num_workers=3,
         num_servers=1,
         groups=((0,), (1,), (2,)),
@@ -457,30 +460,30 @@ def test_a_rise_leads_to_less_lossy_codecs(level: int, allowed: int) -> None:
     assert last == Rollback(
         round=20, loss=9.0, best=1.0, good=7, names=NAMES, lossiest=level, allowed=allowed
     )
-    assert machine.good_rounds == 7
-    kept = machine._decided.kept(4)
+    assert part_of(machine, Losses).good == 7
+    kept = machine.kept(4)
     assert kept is not None
     assert kept.rise == KeptRise(best=1.0, good=7)
 
 
 def test_a_rise_leads_to_half_as_many_steps() -> None:
     steps = LossStepControl(num_workers=3, num_groups=3, local_steps=8)
-    machine = Registrar(num_workers=3, num_servers=1, steps=steps, rollback=2.0)
+    machine = assemble(num_workers=3, num_servers=1, steps=steps, rollback=2.0)
     last = rises(machine)[-1]
     assert last == Rollback(round=20, loss=9.0, best=1.0, good=7, names=(), lossiest=8, allowed=4)
 
 
 def test_where_nobody_looks_for_a_rise_losses_are_not_asked_for() -> None:
     machine = guarded(2, factor=None)
-    assert machine.good_rounds is None
-    with pytest.raises(ProtocolError, match=r"sent LossReported, unasked or damaged"):
+    assert machine.part(Losses) is None
+    with pytest.raises(ProtocolError, match=r"sent LossReported, unasked"):
         rises(machine)
 
 
 def test_a_run_that_goes_on_knows_the_least_loss() -> None:
     control = CodecControl(num_groups=3, names=NAMES)
     fidelity = Fidelity(codecs=control.kept(0), rise=KeptRise(best=1.0, good=0))
-    machine = Registrar(
+    machine = assemble(
         num_workers=3, num_servers=1, control=control, rollback=2.0, fidelity=fidelity
     )
     assert isinstance(rises(machine, good=0)[-1], Rollback)
@@ -494,7 +497,7 @@ def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good(
 ) -> None:
     control = CodecControl(num_groups=3, names=NAMES)
     kept = None if isinstance(rise, bool) else Fidelity(codecs=control.kept(0), rise=rise)
-    machine = Registrar(
+    machine = assemble(
         num_workers=3,
         num_servers=1,
         groups=((0,), (1,), (2,)),
@@ -503,13 +506,13 @@ def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good(
         fidelity=kept,
         first_round=100,
     )
-    assert machine.good_rounds == good
+    assert part_of(machine, Losses).good == good
 
 
 def test_losses_that_are_none_say_nothing_but_that_the_loss_has_blown_up() -> None:
     """NaN counts as the largest loss: of the first one all others would be a nothing."""
     steps = LossStepControl(num_workers=1, num_groups=1, local_steps=8)
-    machine = Registrar(num_workers=1, num_servers=1, groups=((0,),), steps=steps, rollback=2.0)
+    machine = assemble(num_workers=1, num_servers=1, groups=((0,),), steps=steps, rollback=2.0)
     tell(machine, loss(0, MOST_LOSS, count=2))
     assert tell(machine, ask(0, 1))[0] == StepsChosen(Term(1, 0, 1), (8,), "")
     for block, total in ((2, 4.0), (3, 1.0)):
@@ -524,12 +527,12 @@ def test_losses_that_are_none_say_nothing_but_that_the_loss_has_blown_up() -> No
 def test_losses_that_are_none_do_not_stand_still() -> None:
     control = CodecControl(num_groups=1, names=NAMES, loss_patience=1)
     told = {"num_workers": 1, "num_servers": 1, "groups": ((0,),)}
-    machine = Registrar(**told, control=control, rollback=2.0)
+    machine = assemble(**told, control=control, rollback=2.0)
     tell(machine, loss(0, MOST_LOSS))
     guard = control.kept(0).guard
     assert guard is not None
     assert guard.count == 0
-    machine = Registrar(**told, control=control)
+    machine = assemble(**told, control=control)
     tell(machine, loss(0, MOST_LOSS))
     guard = control.kept(0).guard
     assert guard is not None

@@ -8,7 +8,7 @@ import pytest
 
 from psdist.protocol.ids import spare_id
 from psdist.ranks.telling.copies import CopyReports
-from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole
+from psdist.servers.protocol.takeovers import ShardAlone, ShardWhole
 
 
 def test_a_shard_is_told_alone_once_and_whole_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,14 +12,9 @@ from psdist.config.settings import RunConfig
 from psdist.history.rules.decisions import DECISION_LINES, read_decision_lines
 from psdist.ranks.telling.decisions import Decided, DecisionReports
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.modes import (
-    GroupCame,
-    GroupGone,
-    LevelsSized,
-    ModeChanged,
-    ModeObserved,
-)
-from psdist.servers.protocol.steps import LossHeard
+from psdist.servers.protocol.losses import LossHeard
+from psdist.servers.protocol.modes import ModeChanged
+from psdist.servers.protocol.round_control import GroupCame, GroupGone, LevelsSized, ModeObserved
 
 SEEN = ModeObserved(1, 5, [7], [9], is_judged=True, errors_ppm=[3])
 SIZED = LevelsSized([10, 5, 3, 2, 1])

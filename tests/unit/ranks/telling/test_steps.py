@@ -14,7 +14,8 @@ from psdist.controller.steps import Term
 from psdist.history.hands import STEP_LINES
 from psdist.ranks.telling.steps import StepReports
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
+from psdist.servers.protocol.losses import LossHeard
+from psdist.servers.protocol.steps import StepsChosen, StepsObserved
 
 HEARD = LossHeard(2, 5, 3, 1.5)
 

@@ -26,6 +26,7 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Unchanged,
 )
+from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import BARRED, Changing, Policy, Sync, policy_for
 from psdist.servers.protocol.modes import ModeChanges
 from psdist.servers.protocol.replication.records import (
@@ -157,19 +158,22 @@ def test_what_cannot_have_been_is_refused(records: list[Record], words: str) -> 
         picture(*records)
 
 
+JOB = assemble(num_workers=1, num_servers=2)
+
+
 def test_who_has_taken_a_place_is_told_the_last_change_and_asked_what_is_owed() -> None:
     modes = ModeChanges(num_servers=2)
-    assert modes.ask_again(1) == []
+    assert modes.ask_again(1, JOB) == []
     modes.propose(Decision("ssp", 3, "a test"))
-    assert modes.ask_again(1) == [SendControl(server_id(1), ProposeMode(number=1))]
+    assert modes.ask_again(1, JOB) == [SendControl(server_id(1), ProposeMode(number=1))]
     for server in (0, 1):
         modes.on_proposed(server, ModeProposed(number=1, server=server, rounds=[6]))
     commit = CommitMode(number=1, rounds=[7], mode="ssp", staleness=3)
-    assert modes.ask_again(1) == [SendControl(server_id(1), commit)]
+    assert modes.ask_again(1, JOB) == [SendControl(server_id(1), commit)]
     modes.propose(Decision("sync", 0, "a test"))
     modes.on_proposed(1, ModeProposed(number=2, server=1, rounds=[9]))
-    assert modes.ask_again(1) == [SendControl(server_id(1), commit)]
-    assert modes.ask_again(0) == [
+    assert modes.ask_again(1, JOB) == [SendControl(server_id(1), commit)]
+    assert modes.ask_again(0, JOB) == [
         SendControl(server_id(0), commit),
         SendControl(server_id(0), ProposeMode(number=2)),
     ]

@@ -28,7 +28,7 @@ from psdist.servers.protocol.replication.records import (
 )
 from psdist.servers.protocol.replication.replica import MOST_TAKEN, Replica
 from psdist.servers.protocol.replication.shard_state import ShardState
-from psdist.servers.protocol.replication.takeovers import (
+from psdist.servers.protocol.takeovers import (
     Move,
     ServerDeath,
     ShardAlone,

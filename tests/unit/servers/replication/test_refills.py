@@ -36,7 +36,7 @@ from psdist.servers.protocol.replication.records import (
     ValuesRecord,
 )
 from psdist.servers.protocol.replication.shard_state import ShardState
-from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole, Takeovers
+from psdist.servers.protocol.takeovers import ShardAlone, ShardWhole, Takeovers
 from psdist.servers.replication.chunk_bytes import pack_regions, unpack_regions
 from psdist.servers.shard.regions import Region
 from tests.unit.servers.replication.test_machines import step

@@ -24,8 +24,9 @@ from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
 from psdist.protocol.registrar_line import SAID_BY_REGISTRAR
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.replication.pairs import next_keeper
-from psdist.servers.protocol.replication.takeovers import ShardAlone, SpareDeath, Takeovers
+from psdist.servers.protocol.takeovers import ShardAlone, SpareDeath, Takeovers
 from psdist.transport.waiting import Waiting
+from tests.support.coordinators import part_of
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.schedule import small_partition
 from tests.unit.servers.replication.test_refills import sent
@@ -187,8 +188,8 @@ def test_the_registrar_begins_without_a_spare_that_has_died_before() -> None:
     lost.update({spare_id(0): "spare 0", server_id(1): "server 1"})
     loop._has_finished = True
     loop.run(Waiting(is_spinning=False))
-    assert job.registrar.idle_spares == [spare_id(1)]
-    assert job.registrar._takeovers.alive == [server_id(0), server_id(1), spare_id(1)]
+    assert part_of(job.registrar, Takeovers).idle_spares == [spare_id(1)]
+    assert part_of(job.registrar, Takeovers).alive == [server_id(0), server_id(1), spare_id(1)]
 
 
 def test_spares_are_told_who_succeeds_the_registrar_and_what_is_said_to_them_is_counted() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgpack
 import pytest
 
 from psdist.errors import PeerLostError, ProtocolError, ServersLostError
@@ -41,8 +42,8 @@ from psdist.protocol.control import (
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.registrar_line import TOLD_EVERY
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.registrar import Complete, EndJob, Registrar, WriteMetrics
-from psdist.servers.protocol.replication.takeovers import ShardAlone
+from psdist.servers.protocol.assembly import assemble
+from psdist.servers.protocol.coordinator import Complete, EndJob, WriteMetrics
 from psdist.servers.protocol.succession.office import (
     EntrustAll,
     Entrusted,
@@ -50,7 +51,7 @@ from psdist.servers.protocol.succession.office import (
     OfficeAction,
     Over,
 )
-from psdist.servers.protocol.succession.standing import pack
+from psdist.servers.protocol.takeovers import ShardAlone
 
 NUM_WORKERS, NUM_SERVERS = 2, 3
 DEPUTY = server_id(1)
@@ -60,7 +61,7 @@ DEAD = "server 0 (rank 0 on n1)"
 def office(*, is_active: bool = True, groups: Sequence[Sequence[int]] = ()) -> Office:
     """With ``groups`` workers may die."""
     num_workers = sum(map(len, groups)) or NUM_WORKERS
-    registrar = Registrar(
+    registrar = assemble(
         num_workers=num_workers,
         num_servers=NUM_SERVERS,
         buddies=(1, 2, 0),
@@ -77,7 +78,7 @@ def office(*, is_active: bool = True, groups: Sequence[Sequence[int]] = ()) -> O
 
 
 class Pair:
-    """Registrar and deputy; the network between them is as fast as a test wants."""
+    """Coordinator and deputy; the network between them is as fast as a test wants."""
 
     def __init__(self, groups: Sequence[Sequence[int]] = ()) -> None:
         self.first, self.second = office(groups=groups), office(is_active=False, groups=groups)
@@ -421,7 +422,13 @@ def entrusting() -> tuple[Office, Office, EntrustAll]:
     assert receive(first, ALL[:-1]) == []
     (entrust,) = receive(first, ALL[-1:])
     assert isinstance(entrust, EntrustAll)
-    return first, Office.entrusted(entrust.state), entrust
+    return first, restored(entrust.state), entrust
+
+
+def restored(state: bytes) -> Office:
+    third = office(is_active=False)
+    third.from_snapshot(state)
+    return third
 
 
 def test_who_has_another_copy_of_the_registrar_s_shard_is_its_deputy_when_all_know_that() -> None:
@@ -518,7 +525,13 @@ def test_it_goes_on_and_without_a_whole_copy_of_what_it_has_the_job_ends() -> No
 
 def test_damaged_knowledge_is_refused() -> None:
     _, _, entrust = entrusting()
-    with pytest.raises(ProtocolError, match="has come damaged"):
-        Office.entrusted(entrust.state[:-1])
-    with pytest.raises(ProtocolError, match="has entrusted this rank with"):
-        Office.entrusted(pack({"not": "an office"}))
+    version, state = msgpack.unpackb(entrust.state)
+    for data, why in (
+        (entrust.state[:-1], "incomplete input"),
+        (msgpack.packb({"not": "an office"}), "not enough values"),
+        (msgpack.packb([version, 7]), "not msgpack"),
+        (msgpack.packb([version + 1, state]), "of version 2; this psdist reads 1"),
+        (msgpack.packb([version, state[:-1]]), "not msgpack"),
+    ):
+        with pytest.raises(ProtocolError, match=f"^the registrar's snapshot is damaged.*{why}"):
+            restored(data)

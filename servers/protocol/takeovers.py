@@ -23,12 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
+from psdist.controller.snapshots import Fields
 from psdist.errors import InvariantError, ProtocolError, ServersLostError
 from psdist.protocol.control import (
+    Control,
     CopyFilled,
     CopyLost,
+    Departed,
     FillCopy,
     KeepCopy,
     KeepsCopy,
@@ -38,7 +41,9 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import describe_peer, is_spare, server_id, spare_id, spare_of, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart
 from psdist.servers.protocol.replication.pairs import next_keeper
+from psdist.servers.protocol.snapshots import OnWire
 
 
 @dataclass(slots=True)
@@ -101,8 +106,19 @@ class _Shard:
     """Whether another server than the first goes on with it."""
 
 
-class Takeovers:
+class Takeovers(CoordinatorPart):
+    NAME = "takeovers"
     TAKES = (TakenOver, KeepsCopy, CopyFilled)
+    STATE = Fields(
+        {
+            list[int]: "_workers",
+            set[int]: "_lent _pending",
+            list[_Shard]: "_shards",
+            dict[int, str]: "_names",
+            bool: "is_ending",
+            list[Annotated[Departed, OnWire]]: "_departed",
+        }
+    )
 
     def __init__(
         self,
@@ -143,6 +159,39 @@ class Takeovers:
         self.is_ending = False
         """Whether all workers are done: no copy is begun any more."""
 
+        self._departed: list[Departed] = []
+        """Workers that have failed after they were done."""
+
+    def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
+        if isinstance(message, KeepsCopy):
+            return [*self.on_keeps_copy(peer, message)]
+        if isinstance(message, CopyFilled):
+            return [*self.on_copy_filled(peer, message)]
+        assert isinstance(message, TakenOver)
+        return [*self.on_taken_over(peer, message), *job.ask_again(message.server)]
+
+    def on_done_lost(self, worker: int, job: Coordinator) -> Actions:
+        """Servers that go on in place of others may lack what the worker had sent to those."""
+        left = job.left.pop(worker, None)
+        if left is None:
+            return []
+        departed = Departed(worker=worker, left=left)
+        self._departed.append(departed)
+        return [SendControl(server_id(each), departed) for each in self.taken]
+
+    def ask_again(self, server: int, job: Coordinator) -> Actions:
+        return [SendControl(server_id(server), each) for each in self._departed]
+
+    def on_finishing(self) -> None:
+        self.is_ending = True
+
+    def to_stop(self, job: Coordinator) -> list[int]:
+        return self.alive
+
+    @property
+    def num_idle_spares(self) -> int:
+        return len(self.idle_spares)
+
     @property
     def alive(self) -> list[int]:
         """The ids of servers and spares whose processes live."""
@@ -170,13 +219,9 @@ class Takeovers:
         """Servers of whose shards there is one copy."""
         return [server for server, each in enumerate(self._shards) if each.keeper is None]
 
-    @property
-    def has_buddies(self) -> bool:
-        return bool(self._shards)
-
     # -- deaths --------------------------------------------------------------------------------
 
-    def on_server_lost(self, peer: int, who: str) -> list[TakeoverAction]:
+    def on_server_lost(self, peer: int, who: str) -> Actions:
         """Raises :class:`ServersLostError` where nobody has some shard any more."""
         dead = peer
         if dead not in self._processes:
@@ -188,7 +233,7 @@ class Takeovers:
         gone = {each.lost for each in self._of(served) if each.keeper is None}
         if gone:
             raise ServersLostError(who, sorted(gone))
-        actions: list[TakeoverAction] = []
+        actions = Actions()
         if is_spare(dead):
             actions.append(SpareDeath(spare_of(dead), who))
         for server, shard in enumerate(self._shards):
