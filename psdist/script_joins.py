@@ -25,7 +25,7 @@ from psdist.config.derived import without_substitutes
 from psdist.config.settings import RunConfig
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import Welcome
+from psdist.protocol.control import JoinAccepted
 from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.ranks.context import RankContext
 from psdist.workers.loop import WorkerLoop
@@ -91,7 +91,7 @@ class ScriptJoins:
 
     # -- who joins -----------------------------------------------------------------------------
 
-    def come(self) -> tuple[Welcome, dict[str, Any]] | None:
+    def come(self) -> tuple[JoinAccepted, dict[str, Any]] | None:
         """Wait until all who live hold; where this worker joins, and the state of the chief's
         script there. None where the job is over before. Raises :class:`CheckpointError` for what no
         chief has written."""

@@ -25,14 +25,16 @@ from psdist.codecs.wire import Wire
 from psdist.errors import InvariantError, ProtocolError, PsdistError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import (
-    Admit,
-    Buried,
-    Bury,
+    AdmitWorker,
+    Append,
+    AppendAck,
     CommitMode,
     Control,
     CopyLost,
     Departed,
     Entrust,
+    Evict,
+    EvictAck,
     FillCopy,
     Finish,
     Finished,
@@ -40,8 +42,6 @@ from psdist.protocol.control import (
     Leave,
     ModeProposed,
     Moved,
-    Noted,
-    NotedToo,
     ProposeMode,
     Resume,
     Resumed,
@@ -322,11 +322,11 @@ class ServerLoop:
         index = self._numbers.of(event)
         if isinstance(event.message, Resume):
             return self._resume(event, event.message)
-        if isinstance(event.message, Bury):
+        if isinstance(event.message, Evict):
             return self._bury(event, event.message)
         if isinstance(event.message, ProposeMode | CommitMode):
             return self._change_mode(event.peer, event.message)
-        if isinstance(event.message, Admit):
+        if isinstance(event.message, AdmitWorker):
             return self._admit(event.peer, event.message)
         if isinstance(event.message, Departed):
             return self._depart(event.peer, event.message)
@@ -363,22 +363,22 @@ class ServerLoop:
         return decided
 
     def _bury(
-        self, event: ControlArrived, message: Bury
+        self, event: ControlArrived, message: Evict
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """Somebody is declared dead, for all sets; the registrar is answered once."""
         decided = [(each, list(each.decide(event))) for each in self.sets]
-        answer = Buried(
+        answer = EvictAck(
             generation=message.generation,
             server=self._options.server,
             reached=[clock for each in self.sets for clock in each.core.reached_by(message.dead)],
         )
         return [*decided, (self.sets[0], [SendControl(event.peer, answer)])]
 
-    def _admit(self, peer: int, message: Admit) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
+    def _admit(self, peer: int, message: AdmitWorker) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A substitute joins, in every set; :class:`Resumed` says that it is taken in."""
         if peer != REGISTRAR or len(message.clocks) != len(self.sets):
             raise ProtocolError(
-                f"server {self._options.server}: {describe_peer(peer)} sent Admit of "
+                f"server {self._options.server}: {describe_peer(peer)} sent AdmitWorker of "
                 f"{len(message.clocks)} parameter sets; {describe_peer(REGISTRAR)} admits who "
                 f"joins, and there are {len(self.sets)}"
             )
@@ -485,7 +485,7 @@ class ServerLoop:
                 )
             self._is_asked_to_finish = True
             return True
-        if isinstance(message, Noted):
+        if isinstance(message, Append):
             self._note(peer, message)
             return True
         if isinstance(message, Entrust):
@@ -541,18 +541,18 @@ class ServerLoop:
         state = b"".join(parts)
         parts.clear()
         self._standby = self._make_standby(state, message.told)
-        self.transport.send_control(REGISTRAR, NotedToo(number=message.number))
+        self.transport.send_control(REGISTRAR, AppendAck(number=message.number))
 
-    def _note(self, peer: int, note: Noted) -> None:
+    def _note(self, peer: int, note: Append) -> None:
         """The registrar was told something; it waits for the answer."""
         if peer != REGISTRAR or self._standby is None:
             raise ProtocolError(
-                f"server {self._options.server}: {describe_peer(peer)} sent Noted; "
+                f"server {self._options.server}: {describe_peer(peer)} sent Append; "
                 f"{describe_peer(REGISTRAR)} does, to its deputy"
             )
         for action in self._standby.office.note(note):
             self._standby.on_done(action)
-        self.transport.send_control(REGISTRAR, NotedToo(number=note.number))
+        self.transport.send_control(REGISTRAR, AppendAck(number=note.number))
 
     def _succeed(self, who: str) -> None:
         """The registrar, ``who``, has died, whose deputy this is: go on in its place, with its

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Moved, Replace, Setup
+from psdist.protocol.control import Moved, Setup, TakePlace
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
 from psdist.protocol.partition import Partition
@@ -54,7 +54,7 @@ class SpareLoop(ServerLoop):
             replication=replication,
             has_shard=False,
         )
-        self.replace: Replace | None = None
+        self.replace: TakePlace | None = None
         """What it was asked, where it is to be a worker; what comes behind that is the worker's."""
         self.heard: list[PeerLost | ControlArrived] = []
         """Deaths of servers, and where shards have moved: what a worker has to know."""
@@ -73,7 +73,7 @@ class SpareLoop(ServerLoop):
             if isinstance(event.message, Setup):
                 self._take_description(event.peer, event.message, event.set_index)
                 return ()
-            if isinstance(event.message, Replace):
+            if isinstance(event.message, TakePlace):
                 self._go_as_worker(event.peer, event.message)
                 return ()
             if self._handle_outside_sets(event.peer, event.message):
@@ -91,12 +91,12 @@ class SpareLoop(ServerLoop):
             assert isinstance(event, PeerLost | ControlArrived)
             self.heard.append(event)
 
-    def _go_as_worker(self, peer: int, message: Replace) -> None:
+    def _go_as_worker(self, peer: int, message: TakePlace) -> None:
         """Nothing is served or kept here, and nobody will ask for that any more."""
         assert self._replication is not None
         if peer != REGISTRAR or self._replication.kept:
             raise ProtocolError(
-                f"{describe_peer(self._options.server)}: {describe_peer(peer)} sent Replace of "
+                f"{describe_peer(self._options.server)}: {describe_peer(peer)} sent TakePlace of "
                 f"worker {message.worker}; {describe_peer(REGISTRAR)} asks spares that have no "
                 f"shard, and here are those of servers {sorted(self._replication.kept)}"
             )

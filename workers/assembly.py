@@ -17,7 +17,7 @@ import torch
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import ModelError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.control import Replace
+from psdist.protocol.control import TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR
 from psdist.protocol.partition import Partition
@@ -44,7 +44,7 @@ def make_loop(
     describe_group: Callable[[int], str] = lambda group: f"group {group}",
     tracer: Tracer | None = None,
     survives_workers: bool = False,
-    replace: Replace | None = None,
+    replace: TakePlace | None = None,
     heard: Sequence[PeerLost | ControlArrived] = (),
 ) -> WorkerLoop:
     """A worker that can take part in collectives. ``now_s()``: the job's clock, by which it

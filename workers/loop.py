@@ -34,13 +34,13 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
+    JoinAccepted,
     Metrics,
     Missing,
     Moved,
     Setup,
     StateHeld,
     StateValues,
-    Welcome,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
@@ -523,7 +523,7 @@ class WorkerLoop:
             self.begin_register()
         self.carry_on(self._wait_until(lambda: not self.core.is_joining))
 
-    def join_running(self, waiting: Waiting) -> Welcome | None:
+    def join_running(self, waiting: Waiting) -> JoinAccepted | None:
         """A substitute: come into the job that goes on; where, or None if it is over before."""
         core = self.core
         self.turn()

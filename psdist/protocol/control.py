@@ -24,7 +24,7 @@ from psdist.mode_names import Mode
 
 CONTROL_LIMIT_BYTES = 64 * 2**20
 NOTE_BYTES = 4096
-"""So much larger may be what carries another message (:class:`Noted`)."""
+"""So much larger may be what carries another message (:class:`Append`)."""
 _NOTE_BEGINS = b"\xa4type\xa5Noted"
 
 # One error is told, so a list of millions of wrong items must not become millions of errors.
@@ -145,8 +145,8 @@ class Suspend(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume(Control):
-    """Registrar to every server: collective ``seq`` is over, its groups count again.
-    ``checkpoint``: before they do, keep what there is for the checkpoint of this name."""
+    """Coordinator to every server: all workers have entered collective ``seq``; its groups count
+    again. ``checkpoint``: first keep what this checkpoint contains."""
 
     seq: int
     checkpoint: str = ""
@@ -241,9 +241,8 @@ class Collected(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done(Control):
-    """A worker to the registrar: my script has finished; ``statistics`` go into summary.json.
-    ``left``: where servers have buddies, by set after how many iterations its group has left, of
-    which it is the leader."""
+    """Worker to coordinator: my script has finished. ``statistics``: for summary.json. ``left``:
+    from the leader of a group, with replication, the iterations of the group by set."""
 
     worker: int
     statistics: dict[str, Any]
@@ -252,7 +251,7 @@ class Done(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics(Control):
-    """A worker to the registrar: one line for metrics.jsonl."""
+    """Worker to coordinator: one line for metrics.jsonl."""
 
     line: dict[str, Any]
 
@@ -295,12 +294,12 @@ class Progress(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finish(Control):
-    """Registrar to every other server: all workers are done; send your statistics and end."""
+    """Coordinator to every server: all workers are done. Send your statistics and end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished(Control):
-    """A server's answer to :class:`Finish`."""
+    """Answer to :class:`Finish`."""
 
     server: int
     statistics: dict[str, Any]
@@ -308,12 +307,12 @@ class Finished(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop(Control):
-    """Registrar to every worker: the job is complete."""
+    """Coordinator to every worker: the job is complete."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure(Control):
-    """Anybody to the registrar: I have failed with this text; print it once and end the job."""
+    """Any rank to coordinator: I have failed with this text. Print it once and end the job."""
 
     heading: str
     text: str
@@ -346,7 +345,7 @@ class Missing(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhoIsAbsent(Control):
-    """A worker that has waited long in collective ``seq``, to the registrar."""
+    """Worker to coordinator: I have waited long in collective ``seq``."""
 
     worker: int
     seq: int
@@ -354,7 +353,8 @@ class WhoIsAbsent(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Absent(Control):
-    """The answer to :class:`WhoIsAbsent`: the first of those who have not come, and how many."""
+    """Answer to :class:`WhoIsAbsent`: the first workers that have not come, and how many there
+    are."""
 
     seq: int
     workers: _Numbers
@@ -363,8 +363,9 @@ class Absent(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held(Control):
-    """A worker to the registrar: I wait at a boundary of iterations, after ``clocks`` of each set,
-    in meeting ``number``, for ``what``; for the ``hold``-th time in this job."""
+    """Worker to coordinator: I wait at an iteration boundary in pause ``number``, for ``what``.
+    ``clocks``: finished iterations by parameter set. ``hold``: how often this worker has held in
+    the job."""
 
     worker: int
     number: int
@@ -374,9 +375,9 @@ class Held(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Busy(Control):
-    """A worker to the registrar, while a meeting is open: I may wait for others in this iteration
-    of this set before I come to a boundary."""
+class Blocked(Control):
+    """Worker to coordinator, while a pause is requested: in this iteration of this set I may wait
+    for other workers before I reach a boundary."""
 
     worker: int
     number: int
@@ -385,53 +386,53 @@ class Busy(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Propose(Control):
-    """Registrar to a worker: hold at your next boundary, in meeting ``number``."""
+class PauseRequest(Control):
+    """Coordinator to a worker: hold at your next iteration boundary, in pause ``number``."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Release(Control):
-    """Registrar to a worker: others wait for you; go on, and hold at your next boundary."""
+class Proceed(Control):
+    """Coordinator to a worker: others wait for you. Continue, and hold at your next boundary."""
 
     number: int
     hold: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Commit(Control):
-    """Registrar to every worker: all hold; do now what the meeting is for."""
+class Paused(Control):
+    """Coordinator to every worker: all workers hold. Do now what the pause is for."""
 
     number: int
     what: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cancel(Control):
-    """Registrar to a worker: not everybody can come any more; go on."""
+class PauseAborted(Control):
+    """Coordinator to a worker: some worker cannot hold any more. Continue."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeOver(Control):
-    """Registrar to the buddy of a server that has died: go on with its shard in its place."""
+    """Coordinator to the replica of a failed server: serve its shard in its place."""
 
     server: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenOver(Control):
-    """The buddy's answer to :class:`TakeOver`: the shard is served here from now on."""
+    """Answer to :class:`TakeOver`: I serve the shard from now on."""
 
     server: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepCopy(Control):
-    """Registrar to a server: the shard of ``server`` has one copy left; keep another one, the
-    ``number``-th that there is (its buddy's at the start was the first)."""
+    """Coordinator to a server or spare: the shard of ``server`` has no replica. Keep its
+    ``number``-th one; the replica at the start is number 1."""
 
     server: int
     number: int
@@ -439,7 +440,7 @@ class KeepCopy(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepsCopy(Control):
-    """The answer to :class:`KeepCopy`: records of that shard are taken from now on."""
+    """Answer to :class:`KeepCopy`: I take log entries of that shard from now on."""
 
     server: int
     number: int
@@ -447,8 +448,8 @@ class KeepsCopy(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FillCopy(Control):
-    """Registrar to the process that serves ``server``: fill the ``number``-th copy of that shard,
-    which ``keeper``, a server or a spare, keeps."""
+    """Coordinator to the process that serves ``server``: send a snapshot of that shard to
+    ``keeper``, which keeps the ``number``-th replica."""
 
     server: int
     keeper: int
@@ -457,8 +458,8 @@ class FillCopy(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyFilled(Control):
-    """The answer to :class:`FillCopy`: the copy is the shard, and nothing is acknowledged any more
-    that is not in it."""
+    """Answer to :class:`FillCopy`: the replica is complete. From now on nothing is acknowledged
+    that it lacks."""
 
     server: int
     number: int
@@ -466,16 +467,16 @@ class CopyFilled(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyLost(Control):
-    """Registrar to the process that serves ``server``: the spare that had the copy of that shard,
-    or was to have it, has died; go on alone. (Of a server that has died :class:`Moved` says so.)"""
+    """Coordinator to the process that serves ``server``: the spare with its replica has failed.
+    Continue without a replica. (For a failed server, :class:`Moved` says so.)"""
 
     server: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moved(Control):
-    """Registrar to everybody: ``server`` has died, and what is sent to it goes to ``host``, another
-    server or a spare, from now on, which has taken its place."""
+    """Coordinator to every rank: ``server`` has failed. Send what is for it to ``host``, a server
+    or spare that has taken its place."""
 
     server: int
     host: int
@@ -483,8 +484,8 @@ class Moved(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Departed(Control):
-    """Registrar to who has taken a dead server's place: ``worker`` was done, with what it said in
-    :class:`Done`, and has died; what it had told the dead server nobody else will say again."""
+    """Coordinator to the process that serves a failed server's shard: ``worker`` has failed after
+    its :class:`Done`. ``left``: as there. The failed server may have had its leave."""
 
     worker: int
     left: _Numbers
@@ -492,8 +493,8 @@ class Departed(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begin(Control):
-    """A worker to the registrar: my script has called psdist.init, with these ``settings``, for job
-    number ``job`` of this world, counted from 1."""
+    """Worker to coordinator: my script has called psdist.init with these ``settings``, for job
+    ``job`` of this world, counted from 1."""
 
     worker: int
     job: int
@@ -502,8 +503,8 @@ class Begin(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun(Control):
-    """Registrar to everybody: every worker has called, and the job begins; or, to the workers that
-    have called, why it does not."""
+    """Coordinator to every rank: every worker has called and the job begins. With an error, to the
+    workers that have called: why it does not."""
 
     job: int
     settings: dict[str, Any]
@@ -512,30 +513,30 @@ class Begun(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gone(Control):
-    """A worker to the registrar: my process ends, outside of any job."""
+    """Worker to coordinator: my process ends, outside of any job."""
 
     worker: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End(Control):
-    """Registrar to every other server: the last worker's process ends; end, too."""
+    """Coordinator to every other server: the process of the last worker ends. End, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bury(Control):
-    """Registrar to every server: from membership generation ``generation`` on these workers are
-    dead, all that have died in the job. Answered with :class:`Buried`."""
+class Evict(Control):
+    """Coordinator to every server: in view ``generation`` the workers ``dead``, all that have
+    failed in the job, are evicted. Answered with :class:`EvictAck`."""
 
     generation: int
     dead: _Numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Buried(Control):
-    """A server to the registrar: the groups of the dead are out of every chunk's clocks here, and
-    what had arrived of them is decided. ``reached``: by set, and in each by those who are dead in
-    :class:`Bury`, the most updates of its group that a chunk contains, or will contain."""
+class EvictAck(Control):
+    """Server to coordinator: the groups of evicted workers are out of every chunk's clocks, and
+    their pushes that had arrived are decided. ``reached``: by set and, within it, by worker in
+    :class:`Evict`, the most updates of its group that a chunk contains or will contain."""
 
     generation: int
     server: int
@@ -543,10 +544,10 @@ class Buried(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Survive(Control):
-    """Registrar to every worker: all servers have taken in this generation. ``dead``: as in
-    :class:`Bury`; ``chief``: who has the chief's duties now. Whoever is in the group of one of the
-    dead is not in the job any more, unless groups re-form (``on_group_death``)."""
+class MembershipChanged(Control):
+    """Coordinator to every worker: all servers have evicted ``dead`` (as in :class:`Evict`).
+    ``chief``: the worker with the chief's duties. The other workers of their groups are out of the
+    job, too, unless groups shrink (``on_group_death``)."""
 
     generation: int
     dead: _Numbers
@@ -555,8 +556,8 @@ class Survive(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regroup(Control):
-    """A worker to the registrar: its group has lost ``num_lost`` workers. ``standing``: the group
-    operations that this worker has finished, and what the others need to reduce with it again
+    """Worker to coordinator: my group has lost ``num_lost`` workers. ``standing``: the group
+    operations that this worker has finished, and what others need to reduce with it again
     (psdist.workers.reforming)."""
 
     worker: int
@@ -566,45 +567,46 @@ class Regroup(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regrouped(Control):
-    """The registrar's answer, when all who are left have told: what each did, by place."""
+    """Coordinator's answer to :class:`Regroup` when all workers that are left have sent it: what
+    each sent, by place."""
 
     num_lost: int
     standings: _Payloads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replace(Control):
-    """Registrar to a substitute: run the script, and join the job in place of ``worker``, which has
-    died."""
+class TakePlace(Control):
+    """Coordinator to a spare worker: run the script and join the job in place of ``worker``, which
+    has failed."""
 
     worker: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ready(Control):
-    """A substitute's answer to :class:`Replace`, as ``worker``: its script has prepared
-    ``num_sets`` parameter sets, and it may join."""
+class JoinReady(Control):
+    """Answer to :class:`TakePlace`, from ``worker``: my script has prepared ``num_sets`` parameter
+    sets, and I can join."""
 
     worker: int
     num_sets: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Admit(Control):
-    """Registrar to every server, while all workers wait in a collective, in front of its
-    :class:`Resume`: the group of this substitute has clocks from now on, which stand at ``clocks``
-    (by set)."""
+class AdmitWorker(Control):
+    """Coordinator to every server, while all workers wait in a collective, before its
+    :class:`Resume`: the group of ``worker`` has clocks from now on, which begin at ``clocks`` (by
+    set)."""
 
     worker: int
     clocks: _Numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Welcome(Control):
-    """Registrar to a substitute, when all servers have taken :class:`Admit` in: it is a worker of
-    the job from now on, which goes on at ``clocks`` (by set). ``seq``: number of the collective
-    that is over; ``generation``, ``dead``, ``chief``: as in :class:`Survive`; ``meeting``: number
-    of the last one that is over; ``state``: the name of what its script goes on with."""
+class JoinAccepted(Control):
+    """Coordinator to a spare worker, when all servers have taken :class:`AdmitWorker`: you are in
+    the job and continue at ``clocks`` (by set). ``seq``: number of the last collective;
+    ``generation``, ``dead``, ``chief``: as in :class:`MembershipChanged`; ``meeting``: number of
+    the last pause; ``state``: name of the state from which the script continues."""
 
     worker: int
     clocks: _Numbers
@@ -618,16 +620,16 @@ class Welcome(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposeMode(Control):
-    """Registrar to every server: the mode is to change, for the ``number``-th time. From now on
-    keep back what is for rounds later than any for which you have sent parameters."""
+    """Coordinator to every server: the mode is to change for the ``number``-th time. Hold what is
+    for rounds after the last round whose parameters you have sent."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeProposed(Control):
-    """A server's answer to :class:`ProposeMode`: for each parameter set the highest round for which
-    it has sent parameters, -1 for none."""
+    """Answer to :class:`ProposeMode`: by parameter set, the last round whose parameters this server
+    has sent, -1 for none."""
 
     number: int
     server: int
@@ -636,10 +638,9 @@ class ModeProposed(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitMode(Control):
-    """Registrar to every server: the mode is this one, in each parameter set from the round in
-    ``rounds`` on; in sets that come later from the start. ``staleness`` is 0 but for ssp.
-    ``level``: where psdist chooses the codecs, which of them rule from there on; -1 elsewhere,
-    where they are none of what changes."""
+    """Coordinator to every server: this mode rules from the round in ``rounds`` on (by set; later
+    sets from the start). ``staleness``: 0 except in ssp. ``level``: the codec level from then on,
+    -1 if codecs do not change."""
 
     number: int
     rounds: _Numbers
@@ -660,8 +661,7 @@ class BeginCodecs(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTook(Control):
-    """A group's leader to the registrar, before it pushes this round: what each local step has
-    taken, in microseconds."""
+    """Group leader to coordinator, before it pushes this round: microseconds of each local step."""
 
     worker: int
     round: int
@@ -670,8 +670,8 @@ class RoundTook(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossReported(Control):
-    """A worker to the registrar, before it asks for the steps of round ``round``: its script has
-    reported ``count`` losses since the last message of this kind, with the sum ``total``."""
+    """Worker to coordinator, before it asks for the steps of ``round``: the script has reported
+    ``count`` losses with sum ``total`` since the last such message."""
 
     worker: int
     round: int
@@ -681,9 +681,9 @@ class LossReported(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskSteps(Control):
-    """A worker to the registrar: how many local steps does each group make in this term
-    (psdist.controller.steps)? Once for each term that it comes to; answered with
-    :class:`StepsFixed`, alike for all workers."""
+    """Worker to coordinator: how many local steps does each group make in this term
+    (psdist.controller.steps)? Sent once for each term. All workers get the same
+    :class:`StepsFixed`."""
 
     worker: int
     loader: int
@@ -693,7 +693,7 @@ class AskSteps(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepsFixed(Control):
-    """The registrar's answer to :class:`AskSteps`: by group."""
+    """Answer to :class:`AskSteps`: local steps, by group."""
 
     loader: int
     number: int
@@ -702,10 +702,10 @@ class StepsFixed(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Noted(Control):
-    """Registrar to its deputy: what it was told, or (no ``message``) that ``peer`` has died, as
-    ``who``. What follows from it leaves when :class:`NotedToo` has come. ``done``: what concerns
-    files and people has been done up to this number."""
+class Append(Control):
+    """Coordinator to standby: the next log entry, a ``message`` of ``peer``, or (without a message)
+    the failure of ``peer``, described by ``who``. Actions that follow leave after
+    :class:`AppendAck`. ``done``: files and output are done up to this entry."""
 
     number: int
     peer: int
@@ -715,40 +715,40 @@ class Noted(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NotedToo(Control):
-    """The deputy's answer to :class:`Noted`: two ranks know it."""
+class AppendAck(Control):
+    """Standby's answer to :class:`Append`: I have stored the entry."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeardUpTo(Control):
-    """Registrar to a rank: so many of your messages are known to the deputy, too: they need not be
-    said again (psdist.protocol.registrar_line)."""
+    """Coordinator to a rank: the standby has stored the first ``count`` of your messages. You need
+    not send them again (psdist.protocol.coordinator_line)."""
 
     count: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceivedUpTo(Control):
-    """A rank to the registrar: so many of your messages are here; likewise."""
+    """Rank to coordinator: I have the first ``count`` of your messages."""
 
     count: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Appoint(Control):
-    """Registrar to everybody: if I die, nobody but ``deputy`` goes on in my place. It does when it
-    has been told all that I know (:class:`Entrust`), which is when everybody has received this."""
+class Nominate(Control):
+    """Coordinator to every rank: ``deputy`` is to be the next standby. It becomes that with
+    :class:`Entrust`, which follows when every rank has received this."""
 
     deputy: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entrust(Control):
-    """Registrar to its next deputy: all that it knows (psdist.servers.protocol.succession), as of
-    its note ``number``; the answer to the last part is :class:`NotedToo`. ``told``: likewise, what
-    people have been told (psdist.ranks.telling)."""
+    """Coordinator to the nominee: a part of the coordinator's snapshot, as of log entry ``number``.
+    The last part is answered with :class:`AppendAck`. ``told``: what users have been told
+    (psdist.ranks.telling)."""
 
     number: int
     part: int
@@ -758,11 +758,12 @@ class Entrust(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Succeeds(Control):
-    """Deputy to everybody: the registrar has died, and is found in the process of ``host``, which
-    is mine, from now on. ``heard``: so many of your messages are known here. ``is_over``: the job
-    was complete, which makes this :class:`Stop`; ``generation``, ``dead``, ``chief``: to a worker
-    that was out by then, and may not have heard so, :class:`Survive`."""
+class LeaderChanged(Control):
+    """Standby to every rank: the coordinator has failed. From now on it runs in the process of
+    ``host``, which is this one. ``heard``: number of your messages that the new coordinator has.
+    ``is_over``: the job was complete, which makes this a :class:`Stop`. ``generation``, ``dead``,
+    ``chief``: as in :class:`MembershipChanged`, for a worker that was out and may not have received
+    it."""
 
     heard: int
     is_over: bool
@@ -773,19 +774,40 @@ class Succeeds(Control):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Follows(Control):
-    """A rank's answer to :class:`Succeeds`, before it says anything else: so many messages of the
-    registrar have come here."""
+class Rejoined(Control):
+    """Answer to :class:`LeaderChanged`, before anything else: number of the coordinator's messages
+    that this rank has received."""
 
     received: int
 
 
-_TYPES: dict[str, type[Control]] = {cls.__name__: cls for cls in Control.__subclasses__()}
+_SENT_AS = {
+    "Append": "Noted",
+    "AppendAck": "NotedToo",
+    "Nominate": "Appoint",
+    "LeaderChanged": "Succeeds",
+    "Rejoined": "Follows",
+    "Evict": "Bury",
+    "EvictAck": "Buried",
+    "MembershipChanged": "Survive",
+    "TakePlace": "Replace",
+    "JoinReady": "Ready",
+    "AdmitWorker": "Admit",
+    "JoinAccepted": "Welcome",
+    "PauseRequest": "Propose",
+    "Blocked": "Busy",
+    "Proceed": "Release",
+    "Paused": "Commit",
+    "PauseAborted": "Cancel",
+}
+"""Names of types on the wire, where they are not those of the classes."""
+_NAMES = {cls: _SENT_AS.get(cls.__name__, cls.__name__) for cls in Control.__subclasses__()}
+_TYPES = {name: cls for cls, name in _NAMES.items()}
 
 
 def encode_control(message: Control) -> bytes:
     """One msgpack map: {"type": ..., field: value, ...}."""
-    body: dict[str, Any] = {"type": type(message).__name__}
+    body: dict[str, Any] = {"type": _NAMES[type(message)]}
     for field in dataclasses.fields(message):
         body[field.name] = getattr(message, field.name)
     packed: bytes = msgpack.packb(body, use_bin_type=True)

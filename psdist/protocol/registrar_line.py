@@ -9,13 +9,13 @@ somebody who dies is a beginning of what left him: numbers need not be sent.
     line = RegistrarLine(me=worker_id(0), deputy=server_id(1))
     line.say(enter)                             # True: send it now
     line.handle(PeerLost(REGISTRAR, "server 0"))
-    line.handle(ControlArrived(server_id(1), Succeeds(heard=0, is_over=False, host=1)))
-                                                # Follow(1), Say(Follows(received=0)), Say(enter)
+    line.handle(ControlArrived(server_id(1), LeaderChanged(heard=0, is_over=False, host=1)))
+                                                # Follow(1), Say(Rejoined(received=0)), Say(enter)
 
 Whoever goes on with the deputy has heard both: from the network that the registrar has died, so
 that nothing of it comes any more, and from the deputy that it has its place. Nobody obeys two.
 
-A registrar without a deputy may appoint another one (``Appoint``). Before that is entrusted with
+A registrar without a deputy may appoint another one (``Nominate``). Before that is entrusted with
 anything every line has received who it is: so whoever hears of a registrar's death knows for whom
 to wait. Who is appointed and not entrusted yet says that nobody goes on.
 """
@@ -29,15 +29,11 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
-    Admit,
-    Appoint,
+    AdmitWorker,
+    AppendAck,
     AskSteps,
-    Buried,
-    Bury,
-    Busy,
-    Cancel,
+    Blocked,
     Collected,
-    Commit,
     CommitMode,
     Control,
     CopyFilled,
@@ -46,39 +42,43 @@ from psdist.protocol.control import (
     Done,
     Enter,
     Entrust,
+    Evict,
+    EvictAck,
     Failure,
     FillCopy,
     Finish,
     Finished,
-    Follows,
     HeardUpTo,
     Held,
+    JoinAccepted,
+    JoinReady,
     KeepCopy,
     KeepsCopy,
+    LeaderChanged,
     LossReported,
+    MembershipChanged,
     Metrics,
     ModeProposed,
     Moved,
-    NotedToo,
+    Nominate,
+    PauseAborted,
+    Paused,
+    PauseRequest,
+    Proceed,
     Progress,
-    Propose,
     ProposeMode,
-    Ready,
     ReceivedUpTo,
     Regroup,
     Regrouped,
-    Release,
-    Replace,
+    Rejoined,
     Resume,
     Resumed,
     RoundTook,
     StepsFixed,
     Stop,
-    Succeeds,
-    Survive,
     TakenOver,
     TakeOver,
-    Welcome,
+    TakePlace,
     WhoIsAbsent,
     WriteFailed,
     Written,
@@ -87,20 +87,31 @@ from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR, describe_peer
 
 SAID_TO_REGISTRAR: Final = (
-    *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Busy),
-    *(Buried, TakenOver, ModeProposed, KeepsCopy, CopyFilled, Ready),
+    *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Blocked),
+    *(EvictAck, TakenOver, ModeProposed, KeepsCopy, CopyFilled, JoinReady),
     *(RoundTook, LossReported, AskSteps, Regroup),
 )
 SAID_BY_REGISTRAR: Final = (
-    *(Resume, Finish, Collected, Stop, Propose, Release, Commit, Cancel, TakeOver, Moved),
-    *(Departed, Bury, Survive, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
-    *(CopyLost, Admit, Welcome, Replace, Appoint, Regrouped),
+    *(
+        Resume,
+        Finish,
+        Collected,
+        Stop,
+        PauseRequest,
+        Proceed,
+        Paused,
+        PauseAborted,
+        TakeOver,
+        Moved,
+    ),
+    *(Departed, Evict, MembershipChanged, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
+    *(CopyLost, AdmitWorker, JoinAccepted, TakePlace, Nominate, Regrouped),
 )
 """Messages that are counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends
 the job."""
 FOR_REGISTRAR: Final = (
     *SAID_TO_REGISTRAR,
-    *(WhoIsAbsent, Failure, NotedToo, ReceivedUpTo, Follows),
+    *(WhoIsAbsent, Failure, AppendAck, ReceivedUpTo, Rejoined),
 )
 """All that is for the registrar; what else is sent to its id is for the shard of server 0."""
 TOLD_EVERY: Final = 16
@@ -161,7 +172,7 @@ class RegistrarLine:
         """What the deputy may not know."""
         self._num_said = 0
         self._num_received = 0
-        self._succession: Succeeds | None = None
+        self._succession: LeaderChanged | None = None
         self._is_over = False
 
     @property
@@ -201,7 +212,7 @@ class RegistrarLine:
         if isinstance(event, PeerLost):
             return self._on_lost(event)
         message = event.message
-        if isinstance(message, Succeeds):
+        if isinstance(message, LeaderChanged):
             return self._on_succeeds(event.peer, message)
         if event.peer != REGISTRAR:
             return [event]
@@ -214,7 +225,7 @@ class RegistrarLine:
             return [event]
         self._num_received += 1
         received = Say(ReceivedUpTo(count=self._num_received))
-        if isinstance(message, Appoint):
+        if isinstance(message, Nominate):
             self._deputy = message.deputy
             self._is_entrusted = False
             return [received]
@@ -246,7 +257,7 @@ class RegistrarLine:
             return False
         return self._deputy != self._me or self._is_entrusted or self._is_hosted
 
-    def _on_succeeds(self, peer: int, message: Succeeds) -> list[LineAction]:
+    def _on_succeeds(self, peer: int, message: LeaderChanged) -> list[LineAction]:
         if message.host not in (self._deputy, self._at) or peer not in (message.host, REGISTRAR):
             self._refuse(peer, "says that it is the registrar's successor")
         if message.is_over:
@@ -254,7 +265,9 @@ class RegistrarLine:
             said: list[Control] = [Stop()]
             if message.dead:
                 generation, chief = message.generation, message.chief
-                said.insert(0, Survive(generation=generation, dead=message.dead, chief=chief))
+                said.insert(
+                    0, MembershipChanged(generation=generation, dead=message.dead, chief=chief)
+                )
             return [ControlArrived(REGISTRAR, each) for each in said]
         if message.host == self._at:
             if not self._is_awaiting:
@@ -263,13 +276,13 @@ class RegistrarLine:
         self._succession = message
         return self._follow(message) if self._has_lost_registrar else []
 
-    def _follow(self, succession: Succeeds) -> list[LineAction]:
+    def _follow(self, succession: LeaderChanged) -> list[LineAction]:
         died = self._at
         if succession.host != died:
             self._at, self._deputy, self._succession = succession.host, None, None
         self._is_awaiting = False
         self._forget(succession.heard)
-        follows = Say(Follows(received=self._num_received))
+        follows = Say(Rejoined(received=self._num_received))
         return [Follow(self._at, died), follows, *map(Say, self._said)]
 
     def _forget(self, count: int) -> None:

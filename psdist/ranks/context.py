@@ -31,7 +31,7 @@ from psdist.controller.kept import Fidelity
 from psdist.errors import BuriedError, HostLostError, JobEndedError, PeerLostError, PsdistError
 from psdist.install.launcher import survives_deaths
 from psdist.protocol.checkpoints import FirstClocks
-from psdist.protocol.control import Ended, Failure, Replace, Survive
+from psdist.protocol.control import Ended, Failure, MembershipChanged, TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import (
     REGISTRAR,
@@ -136,7 +136,7 @@ class RankContext:
     """Where this rank's spans of the job go; None without ``--trace``."""
     clock_comm: MPI.Comm | None = None
     """Between all ranks, over which their clocks are compared, once they were."""
-    replace: Replace | None = None
+    replace: TakePlace | None = None
     """On a spare that was asked to take a dead worker's place: the message."""
     heard: Sequence[PeerLost | ControlArrived] = ()
     """What it had heard of servers before that."""
@@ -175,7 +175,9 @@ class RankContext:
         """Whether this rank waits to take a dead worker's place, or has taken one."""
         return self.roles.is_substitute(self.me)
 
-    def go_on_as_worker(self, replace: Replace, heard: Sequence[PeerLost | ControlArrived]) -> None:
+    def go_on_as_worker(
+        self, replace: TakePlace, heard: Sequence[PeerLost | ControlArrived]
+    ) -> None:
         """This spare, which may take servers' places, too, is to take a worker's."""
         self.replace, self.heard = replace, heard
         worker = worker_id(self.roles.worker_of_spare(spare_of(self.me)))
@@ -492,7 +494,7 @@ class RankContext:
         """Whether the registrar has said that the job goes on without somebody of this group."""
         with suppress(PsdistError):
             event = self.transport.poll()
-            if isinstance(event, ControlArrived) and isinstance(event.message, Survive):
+            if isinstance(event, ControlArrived) and isinstance(event.message, MembershipChanged):
                 self._has_survived |= not set(event.message.dead).isdisjoint(self._group)
         return self._has_survived
 

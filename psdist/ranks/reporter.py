@@ -65,7 +65,6 @@ from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob, WriteMetrics
-from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.losses import Losses, LossHeard
 from psdist.servers.protocol.steps import StepsChosen, StepsObserved
@@ -77,6 +76,7 @@ from psdist.servers.protocol.takeovers import (
     SpareDeath,
     Takeovers,
 )
+from psdist.servers.protocol.views import Death, Survived
 from psdist.version import VERSION
 
 logger = logging.getLogger("psdist")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 
 from psdist.errors import PeerLostError, ProtocolError
-from psdist.protocol.control import Replace, Stop
+from psdist.protocol.control import Stop, TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost, Sent
 from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
 from psdist.ranks.context import RankContext
@@ -45,7 +45,7 @@ def _is_asked(context: RankContext) -> bool:
         elif isinstance(event, ControlArrived) and event.peer == REGISTRAR:
             if isinstance(event.message, Stop):
                 return False
-            if not isinstance(event.message, Replace):
+            if not isinstance(event.message, TakePlace):
                 raise _unexpected(context, event.peer, event.message)
             context.replace = event.message
             logger.info("this rank takes the place of worker %d", event.message.worker)

@@ -19,15 +19,15 @@ from psdist.controller.steps import StepControl
 from psdist.servers.protocol.checkpoints import Checkpoints
 from psdist.servers.protocol.collectives import MissedCalls
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorPart
-from psdist.servers.protocol.deaths import Deaths
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.losses import Losses
-from psdist.servers.protocol.meetings import Meetings
 from psdist.servers.protocol.modes import ModeChanges
+from psdist.servers.protocol.pauses import Pauses
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import RoundControl
 from psdist.servers.protocol.steps import FixedSteps
 from psdist.servers.protocol.takeovers import Takeovers
+from psdist.servers.protocol.views import Views
 
 
 def assemble(
@@ -70,14 +70,14 @@ def assemble(
     ``modes``: with which the run begins. ``fidelity``, ``first_round``: what a checkpoint keeps of
     these choices, and the most rounds of a group in it; ValueError if it is of other choices."""
     substitutes = range(num_workers - num_substitutes, num_workers)
-    membership = Deaths(
+    membership = Views(
         groups=groups or [(worker,) for worker in range(num_workers)],
         num_servers=num_servers,
         max_deaths=max_deaths,
         substitutes=substitutes,
         reforms=reforms,
     )
-    pause = Meetings(
+    pause = Pauses(
         num_workers=num_workers,
         groups=groups,
         staleness={"sync": 0, "ssp": staleness}.get(mode),

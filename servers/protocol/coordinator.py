@@ -34,12 +34,12 @@ from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN
 from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
 from psdist.protocol.control import (
     Absent,
-    Buried,
-    Busy,
+    Blocked,
     Collected,
     Control,
     Done,
     Enter,
+    EvictAck,
     Failure,
     Finish,
     Finished,
@@ -64,9 +64,9 @@ from psdist.protocol.modes import SET_MODE
 from psdist.protocol.substitutes import JOIN
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.collectives import Collective, MissedCalls, Warn
-from psdist.servers.protocol.deaths import Death, Deaths
-from psdist.servers.protocol.meetings import Meetings
+from psdist.servers.protocol.pauses import Pauses
 from psdist.servers.protocol.snapshots import OnWire
+from psdist.servers.protocol.views import Death, Views
 
 OF_PARTS: Final = (CHECKPOINT, WRITTEN, SET_MODE, JOIN)
 """Names of the collectives that a part completes; refused where no part of the job does."""
@@ -218,8 +218,8 @@ class Coordinator(HasSnapshot):
         *,
         num_workers: int,
         num_servers: int,
-        membership: Deaths,
-        pause: Meetings,
+        membership: Views,
+        pause: Pauses,
         missed_calls: MissedCalls,
         parts: Sequence[CoordinatorPart] = (),
     ) -> None:
@@ -284,11 +284,11 @@ class Coordinator(HasSnapshot):
             return self._on_who_is_absent(message)
         if isinstance(message, Failure):
             return [EndJob(message)]
-        if isinstance(message, Held | Busy):
+        if isinstance(message, Held | Blocked):
             self.require_worker(peer, message.worker, message)
             is_collecting = any(not each.error for each in self.collectives.values())
             return [*self.pause.on_told(message.worker, message, is_collecting=is_collecting)]
-        if isinstance(message, Buried):
+        if isinstance(message, EvictAck):
             self.require_server(peer, message.server, message)
             return self._on_buried(message)
         parts = self._routes.get(type(message))
@@ -632,7 +632,7 @@ class Coordinator(HasSnapshot):
         :class:`ServersLostError` if the job cannot go on."""
         return self._ask(lambda part: part.on_server_lost(peer, who))
 
-    def _on_buried(self, message: Buried) -> Actions:
+    def _on_buried(self, message: EvictAck) -> Actions:
         reached = self.membership.reached(message)
         actions: Actions = [*self.membership.on_buried(message.server, message)]
         for part in self.parts:

@@ -1,32 +1,29 @@
-"""Substitutes: workers that join a running job in place of those that have died; the registrar's
-machine of who takes whose place; pure.
+"""Workers that join a running job in place of failed ones; pure.
 
-A substitute has a number and a group of its own, the last ones, which nobody counts before it has
-joined: what the dead have sent is never taken for its own. When a death has been taken in by all
-servers, a substitute that idles is asked to take the dead one's place (``Replace``): it runs the
-script and says that it is ready (``Ready``).
+A spare worker has a number and a group of its own, the last ones. Nothing counts that group before
+it has joined, so pushes of the failed worker are never taken for its own. When all servers have
+evicted a failed worker, an idle spare worker is asked to take its place (``TakePlace``). It runs
+the script and reports when it can join (``JoinReady``).
 
-It joins where nothing is under way, in a collective of all workers that is called for it
-(``JOIN``), in two steps: every server is told (``Admit``) in front of the collective's ``Resume``,
-and the substitute (``Welcome``) when all have answered that. So whoever hears that it has joined
-finds no server that does not count it.
+It joins in a collective of all workers that is called for this (``JOIN``). Every server gets
+``AdmitWorker`` before the collective's ``Resume``. The worker gets ``JoinAccepted`` when all have
+answered. So every server counts it before any rank learns that it has joined.
 
-Its clock begins where the farthest of the living has come: none of them has made an update of that
-round, so all servers have the same contributors of each round from there on, and nobody waits for
-rounds that it will never make. A dead one may have come farther; then nobody joins until a living
-one is there, so that of what the dead had brought from their parts of the data nothing is brought
-again, and the substitute's script begins at a place where a living one's is. With several parameter
-sets the dead may have died between the steps of two of them, which is no place of a script: then
-the living alone say it. Nobody joins, either, where the chief has brought no state for the script.
+Its clocks begin where the farthest live worker is. No live worker has pushed that round yet, so all
+servers have the same contributors for each round from there on. A failed worker may have been
+farther. Then no worker joins until a live one is as far, so that no part of the data is used twice.
+With several parameter sets a worker may fail between the steps of two sets, which is no place of a
+script; then the live workers alone decide. No worker joins either while the chief has no state for
+its script.
 
     joins = Joins([3])
     joins.on_died(1)
     joins.on_buried([13])
-    joins.ask()                                         # [SendControl(3, Replace(worker=1))]
-    joins.on_ready(worker_id(3), Ready(worker=3, num_sets=1))
-    clocks = [(12,), (14,)]                             # of the living, who all wait
-    joins.admit(seq=7, clocks=clocks, state="state-12-1")     # [Joined(3, 1, (14,), "state-12-1")]
-    joins.take_welcome(7)                               # the same, once: servers have answered
+    joins.ask()                                   # [SendControl(3, TakePlace(worker=1))]
+    joins.on_ready(worker_id(3), JoinReady(worker=3, num_sets=1))
+    clocks = [(12,), (14,)]                       # of the live workers, which all wait
+    joins.admit(seq=7, clocks=clocks, state="state-12-1")   # [Joined(3, 1, (14,), "state-12-1")]
+    joins.take_welcome(7)                         # the same, once: servers have answered
 """
 
 from __future__ import annotations
@@ -39,7 +36,15 @@ from typing import Final
 
 from psdist.controller.snapshots import Fields
 from psdist.errors import ProtocolError
-from psdist.protocol.control import Admit, Control, Progress, Ready, Replace, Stop, Welcome
+from psdist.protocol.control import (
+    AdmitWorker,
+    Control,
+    JoinAccepted,
+    JoinReady,
+    Progress,
+    Stop,
+    TakePlace,
+)
 from psdist.protocol.ids import (
     describe_peer,
     server_id,
@@ -81,7 +86,7 @@ class SubstituteDeath:
 
 class Joins(CoordinatorPart):
     NAME = "joins"
-    TAKES = (Ready,)
+    TAKES = (JoinReady,)
     COMPLETES = (JOIN,)
     STATE = Fields(
         {
@@ -121,9 +126,9 @@ class Joins(CoordinatorPart):
         """By so many more it was later."""
 
     def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
-        assert isinstance(message, Ready)
+        assert isinstance(message, JoinReady)
         if peer != worker_id(message.worker):
-            refuse(peer, f"sent Ready of worker {message.worker}")
+            refuse(peer, f"sent JoinReady of worker {message.worker}")
         self.on_ready(peer, message)
         return self._call(job)
 
@@ -163,7 +168,7 @@ class Joins(CoordinatorPart):
             ]
         for each in self.admit(seq, clocks, state=of_chief.state):
             actions += job.admit(each.worker, seq, each.clocks)
-            actions += job.to_servers(Admit(worker=each.worker, clocks=list(each.clocks)))
+            actions += job.to_servers(AdmitWorker(worker=each.worker, clocks=list(each.clocks)))
         return [*actions, *job.resume(seq)]
 
     def on_collected(self, name: str, seq: int, job: Coordinator) -> Actions:
@@ -174,7 +179,7 @@ class Joins(CoordinatorPart):
         actions = Actions()
         settled = job.membership.settled  # not all servers may have evicted those that failed since
         for each in self.take_welcome(seq):
-            welcome = Welcome(
+            welcome = JoinAccepted(
                 worker=each.worker,
                 clocks=list(each.clocks),
                 state=each.state,
@@ -219,7 +224,9 @@ class Joins(CoordinatorPart):
 
     def ask_again(self, server: int, job: Coordinator) -> Actions:
         return [
-            SendControl(server_id(server), Admit(worker=each.worker, clocks=list(each.clocks)))
+            SendControl(
+                server_id(server), AdmitWorker(worker=each.worker, clocks=list(each.clocks))
+            )
             for seq, admitted in self._admitted.items()
             if server not in job.collectives[seq].resumed
             for each in admitted
@@ -276,7 +283,7 @@ class Joins(CoordinatorPart):
         while self._idle and self._free:
             substitute, place = self._idle.popleft(), self._free.popleft()
             self._asked[substitute] = place
-            asked.append(SendControl(worker_id(substitute), Replace(worker=place)))
+            asked.append(SendControl(worker_id(substitute), TakePlace(worker=place)))
         return asked
 
     def on_lost(self, substitute: int) -> bool:
@@ -292,7 +299,7 @@ class Joins(CoordinatorPart):
             self._free.append(place)
         return True
 
-    def on_ready(self, peer: int, message: Ready) -> None:
+    def on_ready(self, peer: int, message: JoinReady) -> None:
         """A substitute can join."""
         if message.num_sets < 1 or message.worker not in self._asked:
             raise ProtocolError(

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Bury, Leave, Register, Suspend
+from psdist.protocol.control import Evict, Leave, Register, Suspend
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import (
     REGISTRAR,
@@ -274,12 +274,12 @@ class Membership:
         self._count_out(group)
         return True
 
-    def bury(self, peer: int, message: Bury) -> dict[int, bool] | None:
+    def bury(self, peer: int, message: Evict) -> dict[int, bool] | None:
         """Groups that are out from now on, ascending, of those that have not left, and whether each
         had registered; None for a generation that was taken in before. Who has died of groups that
         go on, :meth:`take_lost` says."""
         if peer != REGISTRAR:
-            self._refuse(peer, f"sent Bury; {describe_peer(REGISTRAR)} says who is dead")
+            self._refuse(peer, f"sent Evict; {describe_peer(REGISTRAR)} says who is dead")
         if message.generation <= self.generation:
             return None
         if any(worker_id(worker) not in self.group_of for worker in message.dead):

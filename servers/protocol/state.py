@@ -30,8 +30,8 @@ from psdist.errors import PeerLostError, ProtocolError, PsdistError
 from psdist.protocol.checkpoints import FirstClocks, number_of
 from psdist.protocol.control import (
     BeginCodecs,
-    Bury,
     CloseRound,
+    Evict,
     Leave,
     Missing,
     Register,
@@ -228,7 +228,7 @@ class ServerCore:
             Leave: self._on_leave,
             SumsOfSquares: self._on_sums_of_squares,
             CloseRound: self._on_close_round,
-            Bury: self._on_bury,
+            Evict: self._on_bury,
             WhoIsMissing: self._on_who_is_missing,
             StateValues: self._on_state_values,
             StateWanted: self._on_state_wanted,
@@ -642,7 +642,7 @@ class ServerCore:
         pool.forget_offers({event.peer})
         return pool.give_up({event.peer})
 
-    def _on_bury(self, peer: int, message: Bury) -> list[Action]:
+    def _on_bury(self, peer: int, message: Evict) -> list[Action]:
         """Nobody waits for the groups of the dead. What has arrived of them whole is contained as
         if they lived, chunk by chunk; nothing else of theirs is."""
         chief = self._membership.chief

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from psdist.errors import InvariantError
-from psdist.protocol.control import Bury, Resume
+from psdist.protocol.control import Evict, Resume
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.ids import worker_of
 from psdist.protocol.partition import Chunk
@@ -64,7 +64,7 @@ class RecordingSetLoop(SetLoop):
             return actions
         if isinstance(event.message, Resume) and self.core.resumed_up_to != resumed_up_to:
             return [*actions, Append(ResumedRecord(seq=self.core.resumed_up_to))]
-        if isinstance(event.message, Bury) and self.core.generation != before:
+        if isinstance(event.message, Evict) and self.core.generation != before:
             actions = list(actions)
             return [Append(self._eviction(event.message, actions)), *actions]
         return actions
@@ -77,7 +77,7 @@ class RecordingSetLoop(SetLoop):
             return actions
         return [*actions, Append(HeldRoundsRecord(highest=held_above))]
 
-    def _eviction(self, message: Bury, actions: Iterable[Action]) -> EvictRecord:
+    def _eviction(self, message: Evict, actions: Iterable[Action]) -> EvictRecord:
         """Return the record that goes before ``actions``, which depend on it."""
         events = [each for each in actions if isinstance(each, MembershipEvent)]
         losses = [each for each in events if each.kind in LOSSES]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from psdist.errors import ProtocolError
-from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
+from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
 from psdist.protocol.ids import REGISTRAR, worker_id, worker_of
-from psdist.servers.protocol.meetings import Meetings as Registrar
+from psdist.servers.protocol.pauses import Pauses
 from psdist.workers.protocol.actions import Action, SendControl
 from psdist.workers.protocol.meetings import Meetings
 
@@ -43,7 +43,7 @@ class Play:
         self.random = random.Random(self.seed)
         self.count = len(self.lengths)
         bound = {"sync": 0, "ssp": self.staleness}.get(self.mode)
-        self.registrar = Registrar(num_workers=self.count, groups=self.groups, staleness=bound)
+        self.registrar = Pauses(num_workers=self.count, groups=self.groups, staleness=bound)
         self.workers = [Meetings(worker) for worker in range(self.count)]
         self.up: list[deque[object]] = [deque() for _ in range(self.count)]
         self.down: list[deque[object]] = [deque() for _ in range(self.count)]
@@ -86,18 +86,18 @@ class Play:
                 self.entered[worker] += 1
                 self.tell(self.registrar.on_entered())
             else:
-                assert isinstance(message, Held | Busy)
+                assert isinstance(message, Held | Blocked)
                 is_collecting = len(set(self.entered)) > 1
                 self.tell(self.registrar.on_told(worker, message, is_collecting=is_collecting))
         if self.down[worker] and self.random.random() < 0.5:
             moved = True
             message = self.down[worker].popleft()
             meetings = self.workers[worker]
-            if isinstance(message, Propose):
+            if isinstance(message, PauseRequest):
                 self.send(worker, meetings.on_propose(REGISTRAR, message))
-            elif isinstance(message, Release):
+            elif isinstance(message, Proceed):
                 meetings.on_release(REGISTRAR, message)
-            elif isinstance(message, Commit):
+            elif isinstance(message, Paused):
                 assert all(each.is_held for each in self.workers) or worker in self.committed
                 if not self.committed:
                     self.commits.append(list(self.clocks))
@@ -105,7 +105,7 @@ class Play:
                 self.committed.discard(worker)
                 meetings.on_commit(REGISTRAR, message)
             else:
-                assert isinstance(message, Cancel)
+                assert isinstance(message, PauseAborted)
                 self.cancelled += 1
                 meetings.on_cancel(REGISTRAR, message)
         return moved
@@ -208,11 +208,11 @@ def held(worker: int, number: int = 1, hold: int = 1, clock: int = 3) -> Held:
 
 
 def test_the_strongest_reason_counts() -> None:
-    registrar = Registrar(num_workers=2, groups=(), staleness=0)
+    registrar = Pauses(num_workers=2, groups=(), staleness=0)
     registrar.on_told(0, held(0), is_collecting=False)
     requeue = Held(worker=1, number=1, hold=1, what="requeue", clocks=[3])
     actions = registrar.on_told(1, requeue, is_collecting=False)
-    assert [action.message for action in actions] == [Commit(number=1, what="requeue")] * 2
+    assert [action.message for action in actions] == [Paused(number=1, what="requeue")] * 2
     assert [action.peer for action in actions] == [worker_id(0), worker_id(1)]
 
 
@@ -224,22 +224,22 @@ def test_who_has_missed_several_rounds_waits_for_those_who_hold(
     may_miss: bool, busy_at: int, is_released: bool
 ) -> None:
     """It sits out the round in front of which they hold; who has missed one is told at once."""
-    registrar = Registrar(num_workers=3, groups=(), staleness=0, may_miss=may_miss)
+    registrar = Pauses(num_workers=3, groups=(), staleness=0, may_miss=may_miss)
     registrar.on_told(0, held(0, clock=7), is_collecting=False)
-    late = Busy(worker=2, number=1, set_index=0, clock=busy_at)
+    late = Blocked(worker=2, number=1, set_index=0, clock=busy_at)
     for actions in (
         registrar.on_told(2, late, is_collecting=False),
         registrar.on_told(1, held(1, clock=7), is_collecting=False),
     ):
-        assert [action.message for action in actions] == [Release(number=1, hold=1)] * is_released
+        assert [action.message for action in actions] == [Proceed(number=1, hold=1)] * is_released
     actions = registrar.on_told(2, held(2, clock=8), is_collecting=False)
     actions += registrar.on_told(0, held(0, hold=2, clock=8), is_collecting=False)
     messages = [action.message for action in actions]
-    assert not any(isinstance(each, Release) for each in messages), "it holds by now"
+    assert not any(isinstance(each, Proceed) for each in messages), "it holds by now"
 
 
 def test_a_second_delivery_changes_nothing() -> None:
-    registrar = Registrar(num_workers=2, groups=(), staleness=0)
+    registrar = Pauses(num_workers=2, groups=(), staleness=0)
     assert registrar.on_told(0, held(0), is_collecting=False)
     assert registrar.on_told(0, held(0), is_collecting=False) == []
 
@@ -251,11 +251,11 @@ def test_a_second_delivery_changes_nothing() -> None:
         Held(worker=0, number=1, hold=1, what="lunch", clocks=[1]),
         Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[]),
         Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[-1]),
-        Busy(worker=0, number=1, set_index=0, clock=1),
+        Blocked(worker=0, number=1, set_index=0, clock=1),
     ],
 )
-def test_what_no_worker_says_is_refused(message: Held | Busy) -> None:
-    registrar = Registrar(num_workers=2, groups=(), staleness=0)
+def test_what_no_worker_says_is_refused(message: Held | Blocked) -> None:
+    registrar = Pauses(num_workers=2, groups=(), staleness=0)
     with pytest.raises(ProtocolError, match="worker 0"):
         registrar.on_told(0, message, is_collecting=False)
 
@@ -263,18 +263,18 @@ def test_what_no_worker_says_is_refused(message: Held | Busy) -> None:
 @pytest.mark.parametrize(
     ("peer", "message"),
     [
-        (worker_id(1), Propose(number=1)),
-        (REGISTRAR, Propose(number=2)),
-        (REGISTRAR, Commit(number=1, what="checkpoint")),
-        (REGISTRAR, Release(number=1, hold=1)),
+        (worker_id(1), PauseRequest(number=1)),
+        (REGISTRAR, PauseRequest(number=2)),
+        (REGISTRAR, Paused(number=1, what="checkpoint")),
+        (REGISTRAR, Proceed(number=1, hold=1)),
     ],
 )
 def test_what_the_registrar_does_not_say_is_refused(peer: int, message: object) -> None:
     meetings = Meetings(3)
     handlers = {
-        Propose: meetings.on_propose,
-        Commit: meetings.on_commit,
-        Release: meetings.on_release,
+        PauseRequest: meetings.on_propose,
+        Paused: meetings.on_commit,
+        Proceed: meetings.on_release,
     }
     with pytest.raises(ProtocolError, match="worker 3"):
         handlers[type(message)](peer, message)  # type: ignore[index, operator]

@@ -36,24 +36,24 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
     BeginCodecs,
-    Cancel,
     Collected,
-    Commit,
+    JoinAccepted,
+    MembershipChanged,
     Missing,
     Moved,
-    Propose,
+    PauseAborted,
+    Paused,
+    PauseRequest,
+    Proceed,
     Registered,
     Regrouped,
-    Release,
-    Replace,
     Settings,
     Setup,
     StateHeld,
     StateTaken,
     StepsFixed,
     Stop,
-    Survive,
-    Welcome,
+    TakePlace,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
@@ -160,14 +160,14 @@ class WorkerCore:
                 Stop: self._membership.on_stop,
                 Collected: self._collectives.on_collected,
                 Absent: self._collectives.on_absent,
-                Survive: self._on_survive,
+                MembershipChanged: self._on_survive,
                 Regrouped: self.regrouping.on_regrouped,
-                Replace: self._membership.on_replace,
-                Welcome: self._on_welcome,
-                Propose: self.meetings.on_propose,
-                Release: self.meetings.on_release,
-                Commit: self.meetings.on_commit,
-                Cancel: self.meetings.on_cancel,
+                TakePlace: self._membership.on_replace,
+                JoinAccepted: self._on_welcome,
+                PauseRequest: self.meetings.on_propose,
+                Proceed: self.meetings.on_release,
+                Paused: self.meetings.on_commit,
+                PauseAborted: self.meetings.on_cancel,
                 StepsFixed: self.steps.on_fixed,
             }
         self._checked: tuple[int, ...] = ()
@@ -268,7 +268,7 @@ class WorkerCore:
             actions += transfers.send_again(server)
         return actions + self._state.ask_again(server)
 
-    def _on_survive(self, peer: int, message: Survive) -> list[Action]:
+    def _on_survive(self, peer: int, message: MembershipChanged) -> list[Action]:
         actions = self._membership.on_survive(peer, message)
         for each in self.sets:
             if each._slice is not None:
@@ -288,7 +288,7 @@ class WorkerCore:
             )
         return actions
 
-    def _on_welcome(self, peer: int, message: Welcome) -> list[Action]:
+    def _on_welcome(self, peer: int, message: JoinAccepted) -> list[Action]:
         if self._membership.on_welcome(peer, message):
             for each in self.sets[1:]:
                 each._membership.take_in(message)
@@ -381,7 +381,7 @@ class WorkerCore:
         return membership.place if membership.has_place else None
 
     @property
-    def welcome(self) -> Welcome | None:
+    def welcome(self) -> JoinAccepted | None:
         """Where a substitute has joined."""
         return self.sets[0]._membership.welcome
 

@@ -1,4 +1,4 @@
-"""A worker's side of a meeting (psdist.servers.protocol.meetings): hold at a boundary of
+"""A worker's side of a meeting (psdist.servers.protocol.pauses): hold at a boundary of
 iterations until all do, or go on to the next one; pure.
 
     meetings = Meetings(worker=3)
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
+from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
 from psdist.protocol.ids import REGISTRAR, describe_peer
 from psdist.workers.protocol.actions import Action, SendControl
 
@@ -60,7 +60,9 @@ class Meetings:
         if not self.is_open or self.is_held or self._doing is None:
             return []
         index, clock = self._doing
-        message = Busy(worker=self._worker, number=self._number + 1, set_index=index, clock=clock)
+        message = Blocked(
+            worker=self._worker, number=self._number + 1, set_index=index, clock=clock
+        )
         return [SendControl(REGISTRAR, message)]
 
     def take(self) -> str | None:
@@ -68,7 +70,7 @@ class Meetings:
         committed, self._committed = self._committed, None
         return committed
 
-    def on_propose(self, peer: int, message: Propose) -> list[Action]:
+    def on_propose(self, peer: int, message: PauseRequest) -> list[Action]:
         if self._is_late(peer, message):
             return []
         if self.is_open:
@@ -76,7 +78,7 @@ class Meetings:
         self.is_open = True
         return self._busy()
 
-    def on_release(self, peer: int, message: Release) -> list[Action]:
+    def on_release(self, peer: int, message: Proceed) -> list[Action]:
         if self._is_late(peer, message):
             return []
         if message.hold > self._hold:
@@ -87,7 +89,7 @@ class Meetings:
         self.is_held = False
         return []
 
-    def on_commit(self, peer: int, message: Commit) -> list[Action]:
+    def on_commit(self, peer: int, message: Paused) -> list[Action]:
         if self._is_late(peer, message):
             return []
         if not self.is_held:
@@ -96,7 +98,7 @@ class Meetings:
         self._end()
         return []
 
-    def on_cancel(self, peer: int, message: Cancel) -> list[Action]:
+    def on_cancel(self, peer: int, message: PauseAborted) -> list[Action]:
         if not self._is_late(peer, message):
             self._end()
         return []
@@ -105,7 +107,7 @@ class Meetings:
         self._number += 1
         self.is_open = self.is_held = False
 
-    def _is_late(self, peer: int, message: Propose | Release | Commit | Cancel) -> bool:
+    def _is_late(self, peer: int, message: PauseRequest | Proceed | Paused | PauseAborted) -> bool:
         if peer != REGISTRAR or message.number > self._number + 1:
             self._refuse(peer, message)
         is_late = message.number <= self._number

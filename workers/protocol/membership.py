@@ -21,16 +21,16 @@ from psdist.errors import BuriedError, InvariantError, ProtocolError
 from psdist.protocol.control import (
     Control,
     Done,
+    JoinAccepted,
+    JoinReady,
     Leave,
-    Ready,
+    MembershipChanged,
     Register,
     Registered,
-    Replace,
     Setup,
     Stop,
-    Survive,
     Suspend,
-    Welcome,
+    TakePlace,
 )
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import (
@@ -54,7 +54,7 @@ class Membership:
         self._has_asked = False
         self._registered: set[int] = set()
         """Servers that have answered."""
-        self.welcome: Welcome | None = None
+        self.welcome: JoinAccepted | None = None
         """What the registrar has told a substitute that has joined."""
         self.place = seat.worker
         """Whose part of the data this worker has: of a substitute that of the dead one in whose
@@ -157,11 +157,11 @@ class Membership:
         registration."""
         return bool(self._initial) or (self._has_asked and not self.is_registered)
 
-    def on_replace(self, peer: int, message: Replace) -> list[Action]:
+    def on_replace(self, peer: int, message: TakePlace) -> list[Action]:
         """A substitute may run the script."""
         if peer != REGISTRAR or not self._seat.is_substitute or self.has_place:
             raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent Replace of worker "
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent TakePlace of worker "
                 f"{message.worker}; server {REGISTRAR} asks substitutes, once"
             )
         self.place, self.has_place = message.worker, True
@@ -175,14 +175,14 @@ class Membership:
                 "once"
             )
         self._has_asked = True
-        return [SendControl(REGISTRAR, Ready(worker=self._seat.worker, num_sets=num_sets))]
+        return [SendControl(REGISTRAR, JoinReady(worker=self._seat.worker, num_sets=num_sets))]
 
-    def on_welcome(self, peer: int, message: Welcome) -> bool:
+    def on_welcome(self, peer: int, message: JoinAccepted) -> bool:
         """False for a second delivery."""
         is_ours = self._seat.is_substitute and self._has_asked
         if peer != REGISTRAR or not is_ours or message.worker != self._seat.worker:
             raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent Welcome of worker "
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent JoinAccepted of worker "
                 f"{message.worker}; server {REGISTRAR} welcomes substitutes that have asked"
             )
         if self.welcome is not None:
@@ -191,7 +191,7 @@ class Membership:
         self.take_in(message)
         return True
 
-    def take_in(self, welcome: Welcome) -> None:
+    def take_in(self, welcome: JoinAccepted) -> None:
         """Every server counts the group, in this set as well."""
         self.welcome = welcome
         self._has_asked = True
@@ -277,12 +277,12 @@ class Membership:
 
     # -- deaths --------------------------------------------------------------------------------
 
-    def on_survive(self, peer: int, message: Survive) -> list[Action]:
+    def on_survive(self, peer: int, message: MembershipChanged) -> list[Action]:
         """Who is dead, and has the chief's duties now. Raises :class:`BuriedError` where this
         worker's group is out."""
         if peer != REGISTRAR:
             raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent Survive; server "
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent MembershipChanged; server "
                 f"{REGISTRAR} says who is dead"
             )
         if message.generation <= self.generation:

@@ -17,9 +17,9 @@ from typing import Any
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import describe_peer, describe_workers, is_spare, worker_id
 from psdist.protocol.roles import Roles
-from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.takeovers import ServerDeath, SpareDeath
+from psdist.servers.protocol.views import Death, Survived
 
 logger = logging.getLogger("psdist")
 

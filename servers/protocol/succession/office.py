@@ -8,8 +8,8 @@ on: ranks say again what it has not heard, and are told again what they have not
 (``lines``).
 
     office = Office(registrar, deputy=server_id(1), num_workers=2, num_servers=2)   # on server 0
-    office.handle(worker_id(0), enter)          # [SendControl(1, Noted(...))]
-    office.handle(server_id(1), NotedToo(number=1))     # what follows from it
+    office.handle(worker_id(0), enter)          # [SendControl(1, Append(...))]
+    office.handle(server_id(1), AppendAck(number=1))     # what follows from it
 
     second = Office(same_registrar, ..., is_active=False)                           # on server 1
     second.note(noted)                          # the same
@@ -46,17 +46,17 @@ import msgpack
 from psdist.controller.snapshots import Fields, HasSnapshot, Nested
 from psdist.errors import ProtocolError, PsdistError
 from psdist.protocol.control import (
-    Appoint,
+    Append,
+    AppendAck,
     Control,
     Failure,
-    Follows,
     HeardUpTo,
-    Noted,
-    NotedToo,
+    LeaderChanged,
+    Nominate,
     ReceivedUpTo,
-    Replace,
-    Succeeds,
+    Rejoined,
     TakenOver,
+    TakePlace,
     WhoIsAbsent,
     decode_control,
     encode_control,
@@ -200,9 +200,9 @@ class Office(HasSnapshot):
         """As :meth:`Coordinator.handle`: what is to be done now."""
         if isinstance(message, Failure | WhoIsAbsent):  # these change nothing
             return [*self.registrar.handle(peer, message)]
-        if isinstance(message, NotedToo):
+        if isinstance(message, AppendAck):
             return self._on_noted_too(peer, message.number)
-        if isinstance(message, Follows):
+        if isinstance(message, Rejoined):
             again = self._lines.on_follows(self._now.get(peer, peer), message.received)
             again_said = [SendControl(peer, each) for each in again]
             return [*again_said, *self._end(), *self._entrust()]
@@ -229,7 +229,7 @@ class Office(HasSnapshot):
         self._pending.append((self._number, self._follows_from(peer, message, who)))
         if self.deputy is None:
             return [*self._let_go(self._number), *self._entrust()]
-        note = Noted(
+        note = Append(
             number=self._number,
             peer=peer,
             message=b"" if message is None else encode_control(message),
@@ -281,7 +281,7 @@ class Office(HasSnapshot):
         if action.peer == REGISTRAR:
             return not self._is_shard_lost
         peer = self._now.get(action.peer, action.peer)
-        return self._lines.is_open(peer) or isinstance(action.message, Succeeds)
+        return self._lines.is_open(peer) or isinstance(action.message, LeaderChanged)
 
     # -- what follows from a note, on both -----------------------------------------------------
 
@@ -301,7 +301,7 @@ class Office(HasSnapshot):
             self._lines.reset(server_id(taken))
         actions = self._said(self.registrar.handle(peer, message))
         if taken != REGISTRAR and not self._lines.is_open(server_id(taken)):
-            succeeds = Succeeds(heard=0, is_over=False, host=self.registrar_at)
+            succeeds = LeaderChanged(heard=0, is_over=False, host=self.registrar_at)
             actions.append(SendControl(server_id(taken), succeeds))
         if taken != REGISTRAR and self._appointed is not None:
             actions += self._appoint(self._appointed, [server_id(taken)])
@@ -340,7 +340,7 @@ class Office(HasSnapshot):
         self._appointed = keeper
         # It first: who is named to others and does not know it would wait for the first of them.
         in_order = sorted(peers, key=lambda peer: peer != keeper)
-        said = [SendControl(peer, Appoint(deputy=keeper)) for peer in in_order]
+        said = [SendControl(peer, Nominate(deputy=keeper)) for peer in in_order]
         for each in said:
             self._say(each)
             self._lines.want(each.peer)
@@ -349,7 +349,7 @@ class Office(HasSnapshot):
     def _say(self, action: SendControl) -> None:
         if action.peer != REGISTRAR and isinstance(action.message, SAID_BY_REGISTRAR):
             self._lines.say(action.peer, action.message)
-        if isinstance(action.message, Replace) and is_spare(action.peer):
+        if isinstance(action.message, TakePlace) and is_spare(action.peer):
             self._rename(action.peer)
 
     def _rename(self, spare: int) -> None:
@@ -388,7 +388,7 @@ class Office(HasSnapshot):
 
     # -- as the deputy -------------------------------------------------------------------------
 
-    def note(self, note: Noted) -> list[OfficeAction]:
+    def note(self, note: Append) -> list[OfficeAction]:
         """What concerns files and people, and is known to have been done."""
         if self._is_active or note.number != self._number + 1 or note.done > self._number:
             raise ProtocolError(
@@ -423,11 +423,11 @@ class Office(HasSnapshot):
             )
         ]
 
-    def _succeeds(self, peer: int) -> Succeeds:
+    def _succeeds(self, peer: int) -> LeaderChanged:
         """For ``peer``; with how it ends where it is out, and nobody will tell it."""
         host = self.registrar_at if self.deputy is None else self.deputy
         num_heard = self._lines.num_heard(peer)
-        succeeds = Succeeds(heard=num_heard, is_over=self.is_complete, host=host)
+        succeeds = LeaderChanged(heard=num_heard, is_over=self.is_complete, host=host)
         is_left_out = is_worker(peer) and worker_of(peer) in self.registrar.membership.out
         if not (self.is_complete and is_left_out):
             return succeeds

@@ -15,15 +15,15 @@ import pytest
 
 from psdist.errors import PsdistError
 from psdist.history.records import EventKind
-from psdist.protocol.control import Bury
+from psdist.protocol.control import Evict
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.deaths import Deaths
 from psdist.servers.protocol.replication.records import EvictRecord, Record
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.views import Views
 from tests.support.virtual.both_deaths import play_with_both_deaths, taken_over
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.surviving import deaths_of, prove_survival
@@ -132,10 +132,10 @@ def forget_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tell_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask_again(_deaths: Deaths, _server: int) -> list[SendControl]:
+    def ask_again(_deaths: Views, _server: int) -> list[SendControl]:
         return []
 
-    monkeypatch.setattr(Deaths, "ask_again", ask_again)
+    monkeypatch.setattr(Views, "ask_again", ask_again)
 
 
 def let_nobody_depart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_generation_that_was_taken_in_is_not_taken_in_again() -> None:
         for hosted in loop.hosted:
             for each in hosted.sets:
                 generation = each.core.generation
-                again = Bury(generation=generation, dead=[0])
+                again = Evict(generation=generation, dead=[0])
                 assert each.core._on_bury(REGISTRAR, again) == []
 
 

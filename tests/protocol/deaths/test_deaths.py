@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from psdist.errors import PeerLostError
-from psdist.protocol.control import Bury, Survive
+from psdist.protocol.control import Evict, MembershipChanged
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import SetLoop
@@ -96,7 +96,7 @@ def test_one_death_more_than_is_allowed_ends_the_job_for_all_with_one_error() ->
 def test_a_server_that_does_nothing_about_a_death_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def take_in(core: ServerCore, _peer: int, message: Bury) -> list[Any]:
+    def take_in(core: ServerCore, _peer: int, message: Evict) -> list[Any]:
         core._membership.generation = message.generation
         return []
 
@@ -108,7 +108,7 @@ def test_a_server_that_does_nothing_about_a_death_is_noticed(
 def test_a_worker_that_does_not_hear_that_its_group_is_out_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hear(_core: WorkerCore, _peer: int, _message: Survive) -> list[Any]:
+    def hear(_core: WorkerCore, _peer: int, _message: MembershipChanged) -> list[Any]:
         return []
 
     monkeypatch.setattr(WorkerCore, "_on_survive", hear)

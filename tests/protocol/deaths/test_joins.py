@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from psdist.protocol.control import Replace
+from psdist.protocol.control import TakePlace
 from psdist.protocol.ids import REGISTRAR
 from psdist.servers.protocol.actions import AdmitGroup
 from psdist.servers.protocol.joins import Joins
@@ -109,7 +109,7 @@ def test_a_registrar_that_lets_the_slowest_decide_is_noticed(
 def test_a_substitute_that_does_not_begin_is_waited_for_by_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hear(_membership: Membership, _peer: int, _message: Replace) -> list[Any]:
+    def hear(_membership: Membership, _peer: int, _message: TakePlace) -> list[Any]:
         return []
 
     monkeypatch.setattr(Membership, "on_replace", hear)

@@ -21,10 +21,10 @@ from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.protocol.registrar_line import RegistrarLine
 from psdist.servers.protocol.checkpoints import Checkpoints
 from psdist.servers.protocol.coordinator import Complete
-from psdist.servers.protocol.deaths import Survived
 from psdist.servers.protocol.succession.lines import Lines
 from psdist.servers.protocol.succession.office import Office
 from psdist.servers.protocol.takeovers import Takeovers
+from psdist.servers.protocol.views import Survived
 from psdist.transport.lines import LineTransport
 from tests.support.coordinators import part_of
 from tests.support.virtual.both_deaths import taken_over

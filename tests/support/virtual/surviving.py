@@ -17,8 +17,8 @@ from psdist.commands.check import check_sets_of
 from psdist.history.records import EventKind
 from psdist.protocol.ids import is_worker, worker_id, worker_of
 from psdist.servers.protocol.coordinator import Complete, Coordinator, WriteMetrics
-from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joins
+from psdist.servers.protocol.views import Death, Survived
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.proof import prove_values
 from tests.support.virtual.schedule import Schedule

@@ -7,20 +7,20 @@ import pytest
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
     Absent,
-    Appoint,
+    AppendAck,
     Collected,
     Control,
     Enter,
     Entrust,
     Failure,
-    Follows,
     HeardUpTo,
-    NotedToo,
+    LeaderChanged,
+    MembershipChanged,
+    Nominate,
     Progress,
     ReceivedUpTo,
+    Rejoined,
     Stop,
-    Succeeds,
-    Survive,
     WhoIsAbsent,
 )
 from psdist.protocol.events import ControlArrived, PeerLost
@@ -36,7 +36,8 @@ from psdist.protocol.registrar_line import (
     Say,
     num_done,
 )
-from psdist.servers.protocol.succession.office import Office
+from psdist.servers.protocol import assembly  # noqa: F401 # all parts
+from psdist.servers.protocol.coordinator import CoordinatorPart
 
 DEPUTY = server_id(2)
 DEATH = PeerLost(REGISTRAR, "server 0 (rank 0 on n1)")
@@ -55,7 +56,7 @@ def progress(clock: int) -> Progress:
 def succeeds(
     heard: int, *, peer: int = DEPUTY, host: int = DEPUTY, is_over: bool = False
 ) -> ControlArrived:
-    return ControlArrived(peer, Succeeds(heard=heard, is_over=is_over, host=host))
+    return ControlArrived(peer, LeaderChanged(heard=heard, is_over=is_over, host=host))
 
 
 def hear(line: RegistrarLine, message: Control, peer: int = REGISTRAR) -> list[LineAction]:
@@ -63,7 +64,9 @@ def hear(line: RegistrarLine, message: Control, peer: int = REGISTRAR) -> list[L
 
 
 def test_what_is_for_the_registrar_and_what_for_the_shard_of_server_0_are_told_apart() -> None:
-    assert set(FOR_REGISTRAR) == set(Office.TAKES)
+    of_parts = {each for part in CoordinatorPart.__subclasses__() for each in part.TAKES}
+    assert len(of_parts) > 10
+    assert of_parts < set(FOR_REGISTRAR)
     assert not set(SAID_TO_REGISTRAR) & set(SAID_BY_REGISTRAR)
 
 
@@ -84,7 +87,7 @@ def test_whoever_goes_on_says_again_what_the_deputy_does_not_know(is_told_first:
     for clock in range(3):
         line.say(progress(clock))
     hear(line, ANSWER)
-    told = [Follow(DEPUTY, REGISTRAR), Say(Follows(received=1)), Say(progress(2))]
+    told = [Follow(DEPUTY, REGISTRAR), Say(Rejoined(received=1)), Say(progress(2))]
     if is_told_first:
         assert line.handle(succeeds(2)) == []
         assert line.handle(DEATH) == [DEATH, *told]
@@ -102,7 +105,7 @@ def test_what_is_not_counted_may_be_lost() -> None:
     for message in (
         WhoIsAbsent(worker=0, seq=1),
         Failure(heading="", text="", exit_status=1),
-        NotedToo(number=1),
+        AppendAck(number=1),
     ):
         assert line.say(message)
     assert not line.num_kept
@@ -148,8 +151,8 @@ def test_the_end_is_told_by_the_deputy_where_the_registrar_could_not() -> None:
 def test_who_may_not_have_heard_that_it_is_out_hears_it_before_the_end() -> None:
     line = line_of_worker()
     line.handle(DEATH)
-    told = Succeeds(heard=0, is_over=True, host=DEPUTY, generation=2, dead=[1], chief=3)
-    survive = Survive(generation=2, dead=[1], chief=3)
+    told = LeaderChanged(heard=0, is_over=True, host=DEPUTY, generation=2, dead=[1], chief=3)
+    survive = MembershipChanged(generation=2, dead=[1], chief=3)
     ended = [ControlArrived(REGISTRAR, survive), ControlArrived(REGISTRAR, Stop())]
     assert hear(line, told, DEPUTY) == ended
 
@@ -184,7 +187,7 @@ def test_without_a_deputy_all_is_kept_that_the_registrar_has_not_heard() -> None
 
 NEXT = spare_id(1)
 NEXTS_DEATH = PeerLost(NEXT, "spare 1 (rank 7 on n3)")
-APPOINT = ControlArrived(REGISTRAR, Appoint(deputy=NEXT))
+APPOINT = ControlArrived(REGISTRAR, Nominate(deputy=NEXT))
 
 
 def test_who_is_appointed_goes_on_where_the_deputy_had_died() -> None:
@@ -194,7 +197,7 @@ def test_who_is_appointed_goes_on_where_the_deputy_had_died() -> None:
     assert line.handle(APPOINT) == [Say(ReceivedUpTo(count=1))]
     assert line.deputy == NEXT
     assert line.handle(DEATH) == [DEATH]
-    told = [Follow(NEXT, REGISTRAR), Say(Follows(received=1)), Say(progress(0))]
+    told = [Follow(NEXT, REGISTRAR), Say(Rejoined(received=1)), Say(progress(0))]
     assert line.handle(succeeds(0, peer=NEXT, host=NEXT)) == told
 
 
@@ -209,7 +212,7 @@ def test_a_registrar_that_has_followed_another_one_dies() -> None:
     assert hear(line, HeardUpTo(count=2)) == []
     assert line.handle(DEPUTYS_DEATH) == [DEPUTYS_DEATH]
     assert not line.say(progress(3))
-    told = [Follow(NEXT, DEPUTY), Say(Follows(received=1)), Say(progress(2)), Say(progress(3))]
+    told = [Follow(NEXT, DEPUTY), Say(Rejoined(received=1)), Say(progress(2)), Say(progress(3))]
     assert line.handle(succeeds(2, peer=NEXT, host=NEXT)) == told
     assert (line.registrar_at, line.deputy) == (NEXT, None)
     assert line.say(progress(4))
@@ -255,7 +258,7 @@ def test_who_is_entrusted_goes_on() -> None:
     for part in range(2):
         hear(line, entrust(part, 2))
     assert line.handle(DEATH) == [DEATH]
-    told = [Follow(NEXT, REGISTRAR), Say(Follows(received=1))]
+    told = [Follow(NEXT, REGISTRAR), Say(Rejoined(received=1))]
     assert line.handle(succeeds(0, peer=NEXT, host=NEXT)) == told
 
 
@@ -269,7 +272,7 @@ def test_who_goes_on_for_another_one_waits_until_a_later_registrar_asks() -> Non
     assert (line.registrar_at, line.deputy) == (DEPUTY, NEXT)
     assert not line.say(progress(0))
     again = succeeds(0, peer=REGISTRAR)
-    told = [Follow(DEPUTY, DEPUTY), Say(Follows(received=0)), Say(progress(0))]
+    told = [Follow(DEPUTY, DEPUTY), Say(Rejoined(received=0)), Say(progress(0))]
     assert line.handle(again) == told
     with pytest.raises(ProtocolError, match="says again that it is the registrar's successor"):
         line.handle(again)
@@ -288,7 +291,7 @@ def test_who_had_died_before_a_rank_was_there_is_known_to_be_dead() -> None:
     line = RegistrarLine(me=server_id(3), deputy=None, before=line_of_worker())
     line.know_dead({REGISTRAR: DEATH.who})
     assert not line.say(progress(0))
-    told = [Follow(DEPUTY, REGISTRAR), Say(Follows(received=0)), Say(progress(0))]
+    told = [Follow(DEPUTY, REGISTRAR), Say(Rejoined(received=0)), Say(progress(0))]
     assert line.handle(succeeds(0, peer=REGISTRAR)) == told
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from psdist.commands import run_rank
 from psdist.config.settings import RunConfig
-from psdist.protocol.control import Ended, Moved, Replace
+from psdist.protocol.control import Ended, Moved, TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id, worker_id
 from psdist.protocol.roles import Place, Roles
@@ -96,16 +96,16 @@ def test_it_becomes_a_worker_for_itself_and_for_others(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     assert (context.role, context.is_substitute) == ("spare", False)
     heard = (PeerLost(server_id(1), "server 1"),)
-    context.go_on_as_worker(Replace(worker=1), heard)
+    context.go_on_as_worker(TakePlace(worker=1), heard)
     assert (context.me, context.role, context.is_substitute) == (AS_WORKER, "worker", True)
-    assert (context.replace, context.heard) == (Replace(worker=1), heard)
+    assert (context.replace, context.heard) == (TakePlace(worker=1), heard)
     context.comm = object()  # type: ignore[assignment]
     assert context.who == "worker 3, a spare (rank 5 on n1)"
 
 
 def test_the_death_of_a_server_beside_it_does_not_end_the_job_with_it(tmp_path: Path) -> None:
     context = context_of(tmp_path)
-    context.go_on_as_worker(Replace(worker=1), ())
+    context.go_on_as_worker(TakePlace(worker=1), ())
     context.transport.lost[server_id(1)] = "server 1"  # type: ignore[index]
     assert context._may_end_alone
     context.buddies = ()
@@ -118,7 +118,7 @@ def test_whoever_speaks_for_the_job_speaks_by_the_id_that_it_has(tmp_path: Path)
     dead = [server_id(0), server_id(1), worker_id(0), worker_id(1)]
     lost.update(dict.fromkeys(dead, "dead"))
     assert context._speaker() == spare_id(0)
-    context.go_on_as_worker(Replace(worker=1), ())
+    context.go_on_as_worker(TakePlace(worker=1), ())
     assert context._speaker() == AS_WORKER
     lost.pop(worker_id(1))
     assert context._speaker() == worker_id(1)
@@ -144,15 +144,15 @@ def test_the_end_of_the_job_is_told_to_every_rank_once(
 class Asked:
     """In place of a spare's loop: it ends at once, asked or not."""
 
-    def __init__(self, replace: Replace | None) -> None:
+    def __init__(self, replace: TakePlace | None) -> None:
         self.replace, self.heard = replace, [PeerLost(server_id(1), "server 1")]
 
     def run(self, *_waiting: Any, **_more: Any) -> None: ...
 
 
-@pytest.mark.parametrize("replace", [Replace(worker=1), None])
+@pytest.mark.parametrize("replace", [TakePlace(worker=1), None])
 def test_serving_ends_in_the_job_where_a_worker_is_wanted(
-    replace: Replace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replace: TakePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, ends = context_of(tmp_path), []
     loop = object.__new__(type("Loop", (Asked, SpareLoop), {}))
@@ -169,9 +169,9 @@ def test_serving_ends_in_the_job_where_a_worker_is_wanted(
     assert is_spare(context.me) == (replace is None)
 
 
-@pytest.mark.parametrize("replace", [Replace(worker=1), None])
+@pytest.mark.parametrize("replace", [TakePlace(worker=1), None])
 def test_the_script_runs_in_a_spare_that_is_asked(
-    replace: Replace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replace: TakePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, done = context_of(tmp_path), []
 
@@ -187,9 +187,9 @@ def test_the_script_runs_in_a_spare_that_is_asked(
     assert done == (["script", "finish"] if replace else [])
 
 
-@pytest.mark.parametrize("replace", [Replace(worker=1), None])
+@pytest.mark.parametrize("replace", [TakePlace(worker=1), None])
 def test_a_plain_script_goes_on_in_a_spare_that_is_asked(
-    replace: Replace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replace: TakePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = context_of(tmp_path, comm=object())
     monkeypatch.setattr(plain_script, "connect", lambda _outcome: context)
@@ -226,7 +226,7 @@ def test_the_worker_knows_where_shards_are_before_it_says_anything() -> None:
         seat,
         waiting=Waiting(is_spinning=False),
         survives_workers=True,
-        replace=Replace(worker=0),
+        replace=TakePlace(worker=0),
         heard=heard,
     )
     assert endpoint.moved.keys() == {server_id(1)}

@@ -17,8 +17,8 @@ from psdist.protocol.control import (
     End,
     Failure,
     Gone,
-    Replace,
     Stop,
+    TakePlace,
 )
 from psdist.protocol.events import ControlArrived, Event, PeerLost
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
@@ -90,11 +90,11 @@ BEGUN = Begun(job=1, settings={})
 def test_a_spare_takes_the_place_that_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = Network(BEGUN, PeerLost(worker_id(1), "worker 1"), Replace(worker=1))
+    network = Network(BEGUN, PeerLost(worker_id(1), "worker 1"), TakePlace(worker=1))
     context = context_of(network, tmp_path, monkeypatch, spin="on")
     assert not context.waiting().is_spinning  # its cores are others'
     assert take_place(context)
-    assert context.replace == Replace(worker=1)
+    assert context.replace == TakePlace(worker=1)
     assert context.is_in_job
     assert context.waiting().is_spinning
     join_job(context, {})  # the job has begun
@@ -127,7 +127,7 @@ def test_no_other_job_begins_in_a_spare_that_has_taken_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = context_of(Network(), tmp_path, monkeypatch)
-    context.replace = Replace(worker=1)
+    context.replace = TakePlace(worker=1)
     with pytest.raises(PeerLostError, match="worker 1"):
         join_job(context, {})
 
@@ -227,7 +227,7 @@ def test_a_spare_that_fails_before_it_has_trained_ends_alone(
     monkeypatch.setattr("os._exit", end)
     network = Network()
     context = context_of(network, tmp_path, monkeypatch)
-    context.replace = Replace(worker=1)
+    context.replace = TakePlace(worker=1)
     if has_joined:
         context.joined[2] = 1
     with pytest.raises(EndedError) as ended:

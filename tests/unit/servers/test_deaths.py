@@ -13,24 +13,24 @@ from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN, pack_clocks
 from psdist.protocol.collected import PREPARED, Brought
 from psdist.protocol.control import (
-    Buried,
-    Bury,
     Collected,
-    Commit,
     Departed,
     Done,
     Enter,
+    Evict,
+    EvictAck,
     Finish,
     Finished,
     Held,
     Leave,
+    MembershipChanged,
     Metrics,
+    Paused,
+    PauseRequest,
     Progress,
-    Propose,
     Resume,
     Resumed,
     Stop,
-    Survive,
     Suspend,
     TakenOver,
     Written,
@@ -57,22 +57,22 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.deaths import Death, Deaths, Survived
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.views import Death, Survived, Views
 from tests.unit.servers.test_registrar_machine import sent, tell
 from tests.unit.servers.test_state import core_of, only, push
 
 WHO = "worker 1 (rank 3 on n2)"
 
 
-def deaths_of(num_workers: int = 4, num_servers: int = 2, **limits: int) -> Deaths:
+def deaths_of(num_workers: int = 4, num_servers: int = 2, **limits: int) -> Views:
     groups = [(worker,) for worker in range(num_workers)]
-    return Deaths(groups=groups, num_servers=num_servers, **{"max_deaths": 9, **limits})
+    return Views(groups=groups, num_servers=num_servers, **{"max_deaths": 9, **limits})
 
 
-def buried_by(deaths: Deaths, *servers: int) -> list[Any]:
+def buried_by(deaths: Views, *servers: int) -> list[Any]:
     told = [
-        deaths.on_buried(server, Buried(generation=deaths.generation, server=server))
+        deaths.on_buried(server, EvictAck(generation=deaths.generation, server=server))
         for server in servers
     ]
     return [action for actions in told for action in actions]
@@ -83,14 +83,14 @@ def buried_by(deaths: Deaths, *servers: int) -> list[Any]:
 
 def test_every_server_takes_a_death_in_before_any_worker_hears_of_it() -> None:
     deaths = deaths_of()
-    bury = Bury(generation=1, dead=[1])
+    bury = Evict(generation=1, dead=[1])
     assert deaths.on_lost(1, WHO, is_ready=True) == [
         Death(1, WHO, generation=1, left=(), chief=0),
         *(SendControl(server_id(server), bury) for server in (0, 1)),
     ]
     assert (deaths.live, deaths.is_settling) == ([0, 2, 3], True)
     assert buried_by(deaths, 1) == []
-    survive = Survive(generation=1, dead=[1], chief=0)
+    survive = MembershipChanged(generation=1, dead=[1], chief=0)
     assert buried_by(deaths, 0) == [
         *(SendControl(worker_id(worker), survive) for worker in range(4)),
         Survived(1),
@@ -107,9 +107,9 @@ def test_deaths_that_come_meanwhile_are_the_next_generation_of_which_workers_hea
     assert deaths.on_lost(2, "worker 2", is_ready=True) == [
         Death(2, "worker 2", generation=2, left=(), chief=1)
     ]
-    assert buried_by(deaths, 0) == [SendControl(0, Bury(generation=2, dead=[0, 2, 3]))]
+    assert buried_by(deaths, 0) == [SendControl(0, Evict(generation=2, dead=[0, 2, 3]))]
     *survive, survived = buried_by(deaths, 0)
-    told = Survive(generation=2, dead=[0, 2, 3], chief=1)
+    told = MembershipChanged(generation=2, dead=[0, 2, 3], chief=1)
     assert all(each.message == told for each in survive)
     assert survived == Survived(2)
 
@@ -120,12 +120,12 @@ def test_who_goes_on_for_a_dead_server_is_asked_what_that_one_owed() -> None:
     deaths.on_lost(2, "worker 2", is_ready=True)
     buried_by(deaths, 0)
     assert deaths.ask_again(0) == []
-    bury = Bury(generation=1, dead=[1])
+    bury = Evict(generation=1, dead=[1])
     assert deaths.ask_again(1) == [SendControl(server_id(1), bury)], "not who died meanwhile"
 
 
 def test_the_loss_of_whoever_is_out_already_is_no_death() -> None:
-    deaths = Deaths(groups=[(0, 1, 2), (3,)], num_servers=1, max_deaths=1)
+    deaths = Views(groups=[(0, 1, 2), (3,)], num_servers=1, max_deaths=1)
     death, _ = deaths.on_lost(1, WHO, is_ready=True)
     assert death == Death(1, WHO, generation=1, left=(0, 2), chief=3)
     assert deaths.live == [3]
@@ -153,19 +153,23 @@ def test_a_death_that_the_job_cannot_do_without_is_one_error(
 
 
 def test_the_last_group_cannot_die() -> None:
-    deaths = Deaths(groups=[(0,), (1,)], num_servers=1, max_deaths=9)
+    deaths = Views(groups=[(0,), (1,)], num_servers=1, max_deaths=9)
     deaths.on_lost(0, "worker 0", is_ready=True)
     with pytest.raises(PeerLostError, match=f"{re.escape(WHO)} has died; which leaves no group"):
         deaths.on_lost(1, WHO, is_ready=True)
 
 
 @pytest.mark.parametrize(
-    "message", [Buried(generation=2, server=0), Buried(generation=0, server=0)]
+    "message", [EvictAck(generation=2, server=0), EvictAck(generation=0, server=0)]
 )
-def test_an_answer_of_another_generation_is_refused_and_so_is_a_second_one(message: Buried) -> None:
+def test_an_answer_of_another_generation_is_refused_and_so_is_a_second_one(
+    message: EvictAck,
+) -> None:
     deaths = deaths_of()
     deaths.on_lost(1, WHO, is_ready=True)
-    with pytest.raises(ProtocolError, match=r"server 0 sent Buried of generation \d in generation"):
+    with pytest.raises(
+        ProtocolError, match=r"server 0 sent EvictAck of generation \d in generation"
+    ):
         deaths.on_buried(0, message)
     buried_by(deaths, 0)
     with pytest.raises(ProtocolError, match="in generation 1, or twice"):
@@ -199,7 +203,7 @@ def lose(registrar: Coordinator, worker: int, num_servers: int = 1) -> list[Any]
     """What follows when all servers have taken it in."""
     generation = registrar.membership.generation + 1
     registrar.on_lost(worker_id(worker), f"worker {worker}")
-    told = [Buried(generation=generation, server=server) for server in range(num_servers)]
+    told = [EvictAck(generation=generation, server=server) for server in range(num_servers)]
     return [each for each in tell(registrar, *told) if not isinstance(each, Survived)]
 
 
@@ -207,7 +211,7 @@ def but_survive(actions: list[Any]) -> list[Any]:
     return [
         each
         for each in actions
-        if not (isinstance(each, SendControl) and isinstance(each.message, Survive))
+        if not (isinstance(each, SendControl) and isinstance(each.message, MembershipChanged))
     ]
 
 
@@ -264,7 +268,7 @@ def test_a_complete_collective_is_asked_again_before_a_death() -> None:
     registrar.on_server_lost(server_id(1), "server 1")
     actions = registrar.handle(server_id(2), TakenOver(server=1))
     asked = [message for peer, message in sent_to(actions, server_id(1))]
-    assert asked == [Resume(seq=2), Bury(generation=2, dead=[1, 2])]
+    assert asked == [Resume(seq=2), Evict(generation=2, dead=[1, 2])]
 
 
 def sent_to(actions: Sequence[Any], peer: int) -> list[tuple[int, Any]]:
@@ -300,10 +304,10 @@ def test_no_collective_goes_on_between_a_death_and_its_last_answer() -> None:
     enter(registrar, 0, seq=2)
     registrar.on_lost(worker_id(1), WHO)
     assert enter(registrar, 2, seq=2) == []
-    assert tell(registrar, Buried(generation=1, server=1)) == []
-    actions = tell(registrar, Buried(generation=1, server=0))
+    assert tell(registrar, EvictAck(generation=1, server=1)) == []
+    actions = tell(registrar, EvictAck(generation=1, server=0))
     messages = [message for _, message in sent([x for x in actions if isinstance(x, SendControl)])]
-    survive = Survive(generation=1, dead=[1], chief=0)
+    survive = MembershipChanged(generation=1, dead=[1], chief=0)
     assert messages == [survive] * 3 + [Resume(seq=2)] * 2
 
 
@@ -363,10 +367,10 @@ def test_a_meeting_is_of_the_living() -> None:
     registrar = registrar_of()
     held = {"number": 1, "hold": 1, "what": "checkpoint", "clocks": [4]}
     told = sent(tell(registrar, Held(worker=0, **held)))
-    assert {message for _, message in told} == {Propose(number=1)}
+    assert {message for _, message in told} == {PauseRequest(number=1)}
     tell(registrar, Held(worker=2, **held))
     assert but_survive(lose(registrar, 1)) == [
-        SendControl(worker_id(worker), Commit(number=1, what="checkpoint")) for worker in (0, 2)
+        SendControl(worker_id(worker), Paused(number=1, what="checkpoint")) for worker in (0, 2)
     ]
 
 
@@ -377,7 +381,7 @@ def test_who_held_and_died_is_not_counted_among_those_who_hold() -> None:
     assert but_survive(lose(registrar, 1)) == []
     assert tell(registrar, Held(worker=0, **held)) == []
     told = sent(tell(registrar, Held(worker=2, **held)))
-    assert [message for _, message in told] == [Commit(number=1, what="checkpoint")] * 2
+    assert [message for _, message in told] == [Paused(number=1, what="checkpoint")] * 2
 
 
 def test_a_checkpoint_that_misses_a_file_of_the_dead_is_dropped() -> None:
@@ -417,7 +421,7 @@ def test_a_checkpoint_behind_a_death_has_the_dead_where_the_lowest_of_the_others
 
 
 def bury(core: ServerCore, *dead: int, generation: int = 1, peer: int = REGISTRAR) -> list[Any]:
-    return core.handle(ControlArrived(peer, Bury(generation=generation, dead=list(dead))))
+    return core.handle(ControlArrived(peer, Evict(generation=generation, dead=list(dead))))
 
 
 def survivor(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> ServerCore:
@@ -574,7 +578,7 @@ def test_a_generation_is_taken_in_once_and_is_the_registrars_to_give() -> None:
     assert only(bury(core, 1, 2, generation=3), MembershipEvent) == [died(2, 0)]
     assert core.generation == 3
     (fail,) = bury(core, 0, generation=4, peer=worker_id(0))
-    assert "sent Bury; server 0 says who is dead" in str(fail.error)
+    assert "sent Evict; server 0 says who is dead" in str(fail.error)
     (fail,) = bury(core, 7, generation=4)
     assert "declared worker 7 dead, who are not all of this run" in str(fail.error)
 
@@ -635,12 +639,12 @@ def test_what_the_dead_has_offered_is_not_received_before_its_death_is_declared(
 
 def test_by_set_the_farthest_of_the_failed_groups_is_what_a_server_tells() -> None:
     deaths = deaths_of()
-    assert deaths.reached(Buried(generation=0, server=0, reached=[7])) == []
+    assert deaths.reached(EvictAck(generation=0, server=0, reached=[7])) == []
     deaths.on_lost(1, WHO, is_ready=True)
-    assert deaths.reached(Buried(generation=1, server=0, reached=[7, 4])) == [7, 4]
-    assert deaths.reached(Buried(generation=2, server=0, reached=[7, 4])) == []
+    assert deaths.reached(EvictAck(generation=1, server=0, reached=[7, 4])) == [7, 4]
+    assert deaths.reached(EvictAck(generation=2, server=0, reached=[7, 4])) == []
     buried_by(deaths, 0, 1)
     deaths.on_lost(2, WHO, is_ready=True)
-    assert deaths.reached(Buried(generation=2, server=0, reached=[7, 9, 4, 3])) == [9, 4]
-    with pytest.raises(ProtocolError, match="server 0 sent Buried with 3 clocks of 2 workers"):
-        deaths.reached(Buried(generation=2, server=0, reached=[3, 3, 3]))
+    assert deaths.reached(EvictAck(generation=2, server=0, reached=[7, 9, 4, 3])) == [9, 4]
+    with pytest.raises(ProtocolError, match="server 0 sent EvictAck with 3 clocks of 2 workers"):
+        deaths.reached(EvictAck(generation=2, server=0, reached=[3, 3, 3]))

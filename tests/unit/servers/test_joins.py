@@ -10,33 +10,33 @@ from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, pack_clocks
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
-    Admit,
-    Buried,
-    Bury,
-    Busy,
-    Cancel,
+    AdmitWorker,
+    Blocked,
     Collected,
-    Commit,
     Done,
     Enter,
+    Evict,
+    EvictAck,
     Failure,
     Finished,
     Held,
+    JoinAccepted,
+    JoinReady,
     Leave,
+    MembershipChanged,
     Metrics,
+    PauseAborted,
+    Paused,
+    PauseRequest,
     Progress,
-    Propose,
-    Ready,
     Register,
-    Replace,
     Resume,
     Resumed,
     Settings,
     Setup,
     Stop,
-    Survive,
     TakenOver,
-    Welcome,
+    TakePlace,
     Written,
 )
 from psdist.protocol.events import ControlArrived
@@ -58,7 +58,7 @@ from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
-from psdist.servers.protocol.meetings import Meetings
+from psdist.servers.protocol.pauses import Pauses
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_registrar_machine import sent, tell
 from tests.unit.servers.test_state import HYPER, Frame, built, only, push
@@ -79,7 +79,7 @@ def asked(*dead: int, substitutes: tuple[int, ...] = (3, 4)) -> Joins:
 
 def are_ready(joins: Joins, *workers: int, num_sets: int = 1) -> None:
     for worker in workers:
-        joins.on_ready(worker_id(worker), Ready(worker=worker, num_sets=num_sets))
+        joins.on_ready(worker_id(worker), JoinReady(worker=worker, num_sets=num_sets))
 
 
 def test_substitutes_are_asked_one_for_each_place_as_long_as_there_are_some() -> None:
@@ -88,8 +88,8 @@ def test_substitutes_are_asked_one_for_each_place_as_long_as_there_are_some() ->
     for worker in (1, 0, 2):
         joins.on_died(worker)
     assert sent(joins.ask()) == [  # type: ignore[arg-type]
-        (worker_id(3), Replace(worker=1)),
-        (worker_id(4), Replace(worker=0)),
+        (worker_id(3), TakePlace(worker=1)),
+        (worker_id(4), TakePlace(worker=0)),
     ]
     assert joins.ask() == []
 
@@ -152,7 +152,7 @@ def test_the_place_of_a_substitute_that_dies_before_it_joins_is_anothers(is_read
     assert joins.on_lost(3)
     assert not joins.on_lost(3)
     assert joins.ready == []
-    assert sent(joins.ask()) == [(worker_id(4), Replace(worker=1))]  # type: ignore[arg-type]
+    assert sent(joins.ask()) == [(worker_id(4), TakePlace(worker=1))]  # type: ignore[arg-type]
 
 
 def test_the_place_of_a_substitute_that_dies_behind_that_is_the_one_that_it_had_taken() -> None:
@@ -160,14 +160,14 @@ def test_the_place_of_a_substitute_that_dies_behind_that_is_the_one_that_it_had_
     are_ready(joins, 3)
     joins.admit(7, [(5,)], state=STATE)
     joins.on_died(3)
-    assert sent(joins.ask()) == [(worker_id(4), Replace(worker=1))]  # type: ignore[arg-type]
+    assert sent(joins.ask()) == [(worker_id(4), TakePlace(worker=1))]  # type: ignore[arg-type]
 
 
 def test_who_dies_while_it_idles_is_not_asked() -> None:
     joins = Joins([3, 4])
     joins.on_lost(3)
     joins.on_died(1)
-    assert sent(joins.ask()) == [(worker_id(4), Replace(worker=1))]  # type: ignore[arg-type]
+    assert sent(joins.ask()) == [(worker_id(4), TakePlace(worker=1))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("worker", "num_sets"), [(4, 1), (3, 0)], ids=["not asked", "no set"])
@@ -223,12 +223,12 @@ def join(registrar: Coordinator, *clocks: int, workers: tuple[int, ...], seq: in
 def lose(registrar: Coordinator, worker: int, num_servers: int = 1) -> list[Any]:
     generation = registrar.membership.generation + 1
     registrar.on_lost(worker_id(worker), f"worker {worker}")
-    told = [Buried(generation=generation, server=server) for server in range(num_servers)]
+    told = [EvictAck(generation=generation, server=server) for server in range(num_servers)]
     return tell(registrar, *told)
 
 
 def ready(registrar: Coordinator, worker: int = SUBSTITUTE, num_sets: int = 1) -> list[Any]:
-    return tell(registrar, Ready(worker=worker, num_sets=num_sets))
+    return tell(registrar, JoinReady(worker=worker, num_sets=num_sets))
 
 
 def messages(actions: list[Any]) -> list[tuple[int, Any]]:
@@ -238,12 +238,12 @@ def messages(actions: list[Any]) -> list[tuple[int, Any]]:
 def test_servers_hear_who_joins_in_front_of_the_collectives_end_and_he_behind_it() -> None:
     registrar = registrar_of(num_servers=2)
     told = messages(lose(registrar, 1, num_servers=2))
-    assert told[-1] == (worker_id(SUBSTITUTE), Replace(worker=1))  # behind Survive
+    assert told[-1] == (worker_id(SUBSTITUTE), TakePlace(worker=1))  # behind MembershipChanged
     assert messages(ready(registrar)) == [
-        (worker_id(worker), Propose(number=1)) for worker in (0, 2)
+        (worker_id(worker), PauseRequest(number=1)) for worker in (0, 2)
     ]
     actions = join(registrar, 5, 8, workers=(0, 2))
-    admit = Admit(worker=SUBSTITUTE, clocks=[8])
+    admit = AdmitWorker(worker=SUBSTITUTE, clocks=[8])
     assert sent(actions) == [
         *((server_id(server), admit) for server in range(2)),
         *((server_id(server), Resume(seq=2)) for server in range(2)),
@@ -254,7 +254,7 @@ def test_servers_hear_who_joins_in_front_of_the_collectives_end_and_he_behind_it
     (first, second, third, fourth) = messages(actions)
     assert [first[0], second[0]] == [worker_id(0), worker_id(2)]
     assert isinstance(first[1], Collected)
-    welcome = Welcome(
+    welcome = JoinAccepted(
         worker=SUBSTITUTE,
         clocks=[8],
         state=STATE,
@@ -265,7 +265,7 @@ def test_servers_hear_who_joins_in_front_of_the_collectives_end_and_he_behind_it
         meeting=0,
     )
     assert third == (worker_id(SUBSTITUTE), welcome)
-    assert fourth == (worker_id(SUBSTITUTE), Propose(number=1))  # which is open
+    assert fourth == (worker_id(SUBSTITUTE), PauseRequest(number=1))  # which is open
 
 
 def test_who_has_joined_is_waited_for_in_the_next_collective() -> None:
@@ -291,7 +291,7 @@ def joined(**settings: Any) -> Coordinator:
 def test_the_job_ends_when_who_has_joined_is_done_too() -> None:
     registrar = joined()
     told = messages(tell(registrar, Done(worker=0, statistics={}), Done(worker=2, statistics={})))
-    assert {message for _, message in told} == {Cancel(number=1)}
+    assert {message for _, message in told} == {PauseAborted(number=1)}
     tell(registrar, Done(worker=SUBSTITUTE, statistics={}))
     *stops, last = tell(registrar, Finished(server=0, statistics={}))
     assert last == Complete()
@@ -302,14 +302,14 @@ def test_the_job_ends_when_who_has_joined_is_done_too() -> None:
 def test_the_death_of_who_has_joined_is_one_like_another_and_leaves_a_place() -> None:
     registrar = joined()
     actions = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
-    assert messages(actions) == [(0, Bury(generation=2, dead=[1, 3]))]
-    told = messages(tell(registrar, Buried(generation=2, server=0)))
-    heard = [peer for peer, message in told if isinstance(message, Survive)]
+    assert messages(actions) == [(0, Evict(generation=2, dead=[1, 3]))]
+    told = messages(tell(registrar, EvictAck(generation=2, server=0)))
+    heard = [peer for peer, message in told if isinstance(message, MembershipChanged)]
     assert heard == [worker_id(worker) for worker in range(4)]  # not who is outside
-    assert told[-1] == (worker_id(4), Replace(worker=1))
+    assert told[-1] == (worker_id(4), TakePlace(worker=1))
     ready(registrar, 4)
     (admit, resume) = sent(join(registrar, 9, 9, workers=(0, 2), seq=3))
-    assert admit == (0, Admit(worker=4, clocks=[9]))
+    assert admit == (0, AdmitWorker(worker=4, clocks=[9]))
     assert resume == (0, Resume(seq=3))
 
 
@@ -328,7 +328,7 @@ def test_a_substitute_that_dies_before_it_has_joined_is_no_death() -> None:
     ready(registrar)
     lost, *asked = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
     assert lost == SubstituteDeath(SUBSTITUTE, "worker 3")
-    assert sent(asked) == [(worker_id(4), Replace(worker=1))]
+    assert sent(asked) == [(worker_id(4), TakePlace(worker=1))]
     assert registrar.on_lost(worker_id(SUBSTITUTE), "worker 3") == []
     assert (registrar.num_idle_spares, registrar.membership.waiting) == (0, {3, 4})
     assert registrar.out == {1, 3, 4}
@@ -341,7 +341,7 @@ def test_a_substitute_that_dies_between_admit_and_the_collectives_end_is_a_death
     ready(registrar)
     join(registrar, 5, 8, workers=(0, 2))
     actions = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
-    assert messages(actions) == [(0, Bury(generation=2, dead=[1, 3]))]
+    assert messages(actions) == [(0, Evict(generation=2, dead=[1, 3]))]
     told = messages(tell(registrar, Resumed(seq=2, server=0)))
     assert [peer for peer, _ in told if _.__class__ is Collected] == [worker_id(0), worker_id(2)]
 
@@ -352,8 +352,8 @@ def test_nobody_joins_while_a_death_is_being_taken_in() -> None:
     ready(registrar)
     registrar.on_lost(worker_id(2), "worker 2")
     assert join(registrar, 5, workers=(0,)) == []
-    told = messages(tell(registrar, Buried(generation=2, server=0)))
-    assert told[-2:] == [(0, Admit(worker=SUBSTITUTE, clocks=[5])), (0, Resume(seq=2))]
+    told = messages(tell(registrar, EvictAck(generation=2, server=0)))
+    assert told[-2:] == [(0, AdmitWorker(worker=SUBSTITUTE, clocks=[5])), (0, Resume(seq=2))]
 
 
 def test_nobody_joins_where_nobody_has_died() -> None:
@@ -364,7 +364,7 @@ def test_nobody_joins_where_nobody_has_died() -> None:
 def test_nobody_is_asked_where_a_script_has_finished() -> None:
     registrar = registrar_of()
     tell(registrar, Done(worker=0, statistics={}))
-    assert not [each for _, each in messages(lose(registrar, 1)) if isinstance(each, Replace)]
+    assert not [each for _, each in messages(lose(registrar, 1)) if isinstance(each, TakePlace)]
 
 
 def told_of(clock: int, worker: int = 2) -> Progress:
@@ -374,19 +374,19 @@ def told_of(clock: int, worker: int = 2) -> Progress:
 def test_who_waits_to_join_does_so_when_one_who_lives_is_where_the_dead_has_come() -> None:
     registrar = registrar_of()
     registrar.on_lost(worker_id(1), "worker 1")
-    tell(registrar, Buried(generation=1, server=0, reached=[11]))
+    tell(registrar, EvictAck(generation=1, server=0, reached=[11]))
     assert len(ready(registrar)) == 2  # nobody has told where it stands
     hold_all(registrar)
     assert tell(registrar, told_of(5)) == []  # the collective of that meeting comes
     assert sent(join(registrar, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
     told = messages(tell(registrar, Resumed(seq=2, server=0)))
     assert [type(message) for _, message in told] == [Collected, Collected]
-    proposed = [(worker_id(worker), Propose(number=2)) for worker in (0, 2)]
+    proposed = [(worker_id(worker), PauseRequest(number=2)) for worker in (0, 2)]
     assert tell(registrar, told_of(10)) == []
     assert sent(tell(registrar, told_of(11))) == proposed
     assert tell(registrar, told_of(11, worker=0)) == []  # which is open
     (admit, _) = sent(join(registrar, 10, 11, workers=(0, 2), seq=3))
-    assert admit == (0, Admit(worker=SUBSTITUTE, clocks=[11]))
+    assert admit == (0, AdmitWorker(worker=SUBSTITUTE, clocks=[11]))
 
 
 def test_no_other_meeting_is_called_between_one_and_its_collective() -> None:
@@ -412,7 +412,7 @@ def test_who_goes_on_for_a_dead_server_hears_again_who_joins() -> None:
     registrar.on_server_lost(server_id(1), "server 1")
     actions = messages(registrar.handle(server_id(2), TakenOver(server=1)))
     again = [message for peer, message in actions if peer == server_id(1)]
-    assert again[-2:] == [Admit(worker=SUBSTITUTE, clocks=[8]), Resume(seq=2)]
+    assert again[-2:] == [AdmitWorker(worker=SUBSTITUTE, clocks=[8]), Resume(seq=2)]
 
 
 def test_a_substitute_says_nothing_else_before_it_has_joined() -> None:
@@ -420,8 +420,8 @@ def test_a_substitute_says_nothing_else_before_it_has_joined() -> None:
     lose(registrar, 1)
     with pytest.raises(ProtocolError, match=r"worker 3 sent Done before it had joined"):
         tell(registrar, Done(worker=SUBSTITUTE, statistics={}))
-    with pytest.raises(ProtocolError, match=r"worker 4 sent Ready of worker 3"):
-        registrar.handle(worker_id(4), Ready(worker=SUBSTITUTE, num_sets=1))
+    with pytest.raises(ProtocolError, match=r"worker 4 sent JoinReady of worker 3"):
+        registrar.handle(worker_id(4), JoinReady(worker=SUBSTITUTE, num_sets=1))
     failure = Failure(heading="worker 3", text="no such file", exit_status=1)
     assert registrar.handle(worker_id(SUBSTITUTE), failure) == [EndJob(failure)]
 
@@ -446,10 +446,10 @@ def test_who_joins_is_told_of_the_deaths_that_all_servers_know() -> None:
     join(registrar, 5, 8, workers=(0, 2))
     registrar.on_lost(worker_id(0), "worker 0")
     told = messages(tell(registrar, Resumed(seq=2, server=0)))
-    (welcome,) = (each for _, each in told if isinstance(each, Welcome))
+    (welcome,) = (each for _, each in told if isinstance(each, JoinAccepted))
     assert (welcome.generation, welcome.dead, welcome.chief) == (1, [1], 0)
-    told = messages(tell(registrar, Buried(generation=2, server=0)))
-    survive = Survive(generation=2, dead=[0, 1], chief=2)
+    told = messages(tell(registrar, EvictAck(generation=2, server=0)))
+    survive = MembershipChanged(generation=2, dead=[0, 1], chief=2)
     assert (worker_id(SUBSTITUTE), survive) in told
 
 
@@ -497,33 +497,35 @@ def test_a_meeting_is_called_again_where_another_one_was_for_something_else() ->
     for worker, what in ((0, "checkpoint"), (2, JOIN)):
         held = Held(worker=worker, number=1, hold=1, what=what, clocks=[4])
         actions = tell(registrar, held)
-    assert sent(actions) == [(worker_id(w), Commit(number=1, what="checkpoint")) for w in (0, 2)]
+    assert sent(actions) == [(worker_id(w), Paused(number=1, what="checkpoint")) for w in (0, 2)]
     for worker in (0, 2):
         enter(registrar, worker, 2, name="barrier")
     told = messages(tell(registrar, Resumed(seq=2, server=0)))
-    assert told[2:] == [(worker_id(worker), Propose(number=2)) for worker in (0, 2)]
+    assert told[2:] == [(worker_id(worker), PauseRequest(number=2)) for worker in (0, 2)]
 
 
 # -- meetings --------------------------------------------------------------------------------------
 
 
-def meetings_of(num_workers: int = 4) -> Meetings:
-    return Meetings(num_workers=num_workers, groups=(), staleness=0, substitutes=(3,))
+def meetings_of(num_workers: int = 4) -> Pauses:
+    return Pauses(num_workers=num_workers, groups=(), staleness=0, substitutes=(3,))
 
 
-def hold(meetings: Meetings, worker: int, *, number: int = 1, hold: int = 1) -> list[Any]:
+def hold(meetings: Pauses, worker: int, *, number: int = 1, hold: int = 1) -> list[Any]:
     message = Held(worker=worker, number=number, hold=hold, what=JOIN, clocks=[4])
     return meetings.on_told(worker, message, is_collecting=False)
 
 
 def test_a_meeting_that_is_called_is_of_those_who_are_in_the_job() -> None:
     meetings = meetings_of()
-    assert sent(meetings.call()) == [(worker_id(worker), Propose(number=1)) for worker in range(3)]  # type: ignore[arg-type]
+    assert sent(meetings.call()) == [
+        (worker_id(worker), PauseRequest(number=1)) for worker in range(3)
+    ]  # type: ignore[arg-type]
     assert meetings.call() == []
     for worker in range(2):
         assert hold(meetings, worker) == []
     assert sent(hold(meetings, 2)) == [
-        (worker_id(worker), Commit(number=1, what=JOIN)) for worker in range(3)
+        (worker_id(worker), Paused(number=1, what=JOIN)) for worker in range(3)
     ]
     assert meetings.admit(3) == []
     assert len(meetings.call()) == 4
@@ -541,8 +543,8 @@ def test_no_meeting_is_called_where_a_script_has_finished() -> None:
 def test_who_joins_while_a_meeting_is_open_hears_of_it() -> None:
     meetings = meetings_of()
     hold(meetings, 0)
-    assert meetings.admit(3) == [SendControl(worker_id(3), Propose(number=1))]
-    busy = Busy(worker=3, number=1, set_index=0, clock=4)
+    assert meetings.admit(3) == [SendControl(worker_id(3), PauseRequest(number=1))]
+    busy = Blocked(worker=3, number=1, set_index=0, clock=4)
     assert len(meetings.on_told(3, busy, is_collecting=False)) == 1
 
 
@@ -606,7 +608,7 @@ def settings(core: ServerCore, group: int) -> None:
 
 
 def bury(core: ServerCore, *dead: int, generation: int = 1) -> list[Any]:
-    return core.handle(ControlArrived(REGISTRAR, Bury(generation=generation, dead=list(dead))))
+    return core.handle(ControlArrived(REGISTRAR, Evict(generation=generation, dead=list(dead))))
 
 
 def admit(core: ServerCore, clock: int, worker: int = 2) -> list[Any]:

@@ -8,20 +8,20 @@ from psdist.controller.decisions import WINDOW
 from psdist.controller.mode import ModeControl
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
-    Buried,
-    Bury,
     Collected,
     CommitMode,
     Control,
     Done,
     Enter,
+    Evict,
+    EvictAck,
     Finish,
+    MembershipChanged,
     ModeProposed,
     Progress,
     ProposeMode,
     Resume,
     Resumed,
-    Survive,
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.modes import SET_MODE
@@ -29,10 +29,10 @@ from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import CoordinatorAction
-from psdist.servers.protocol.deaths import Death
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved
+from psdist.servers.protocol.views import Death
 from tests.support.coordinators import part_of
 
 SKEWED = [[9000, 1000] * (WINDOW // 2), [1000, 9000] * (WINDOW // 2)]
@@ -87,7 +87,7 @@ class Job:
         )
 
     def buried(self, generation: int = 1) -> list[CoordinatorAction]:
-        return self.of_servers(lambda each: Buried(generation=generation, server=each))
+        return self.of_servers(lambda each: EvictAck(generation=generation, server=each))
 
     def die(self, worker: int) -> list[CoordinatorAction]:
         return self.registrar.on_lost(worker_id(worker), f"worker {worker}")
@@ -125,12 +125,12 @@ def propose_by_script(job: Job) -> list[CoordinatorAction]:
 def test_a_death_between_the_phases_lets_the_change_be_as_servers_have_answered() -> None:
     job = Job()
     assert kinds(propose_by_script(job)) == [ProposeMode, ProposeMode]
-    assert kinds(job.die(1)) == [Bury, Bury]
+    assert kinds(job.die(1)) == [Evict, Evict]
     changed = job.answer(7)
     assert kinds(changed) == [CommitMode, CommitMode, Resume, Resume]
     assert isinstance(changed[2], ModeChanged)
     assert changed[2].rounds == (8,)
-    assert kinds(job.buried()) == [Survive] * 3
+    assert kinds(job.buried()) == [MembershipChanged] * 3
     ended = told(job.resumed())
     assert [type(each) for each in ended] == [Collected] * 2, "the dead one is told nothing"
 
@@ -141,7 +141,7 @@ def test_set_mode_waits_until_servers_know_who_is_dead() -> None:
     job.enter(0, SET_MODE, b"ssp:2")
     job.die(2)
     assert kinds(job.enter(1, SET_MODE, b"ssp:2")) == []
-    assert kinds(job.buried()) == [*[Survive] * 3, ProposeMode, ProposeMode]
+    assert kinds(job.buried()) == [*[MembershipChanged] * 3, ProposeMode, ProposeMode]
 
 
 def test_what_the_dead_had_asked_for_is_dropped() -> None:
@@ -232,5 +232,5 @@ def test_the_jobs_end_waits_for_a_change_that_a_death_has_come_into() -> None:
     for worker in (0, 1):
         done = Done(worker=worker, statistics={})
         assert kinds(job.registrar.handle(worker_id(worker), done)) == []
-    assert kinds(job.buried()) == [Survive] * 3
+    assert kinds(job.buried()) == [MembershipChanged] * 3
     assert kinds(job.answer(30)) == [CommitMode, CommitMode, Finish, Finish]

@@ -11,8 +11,8 @@ import pytest
 from psdist.controller.mode import ModeControl
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import (
-    Buried,
-    Bury,
+    Evict,
+    EvictAck,
     Leave,
     Progress,
     Register,
@@ -37,12 +37,12 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.deaths import Death, Deaths
 from psdist.servers.protocol.membership import Membership, Standing
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved, RoundControl
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.views import Death, Views
 from tests.unit.servers.test_state import HYPER, built, only
 
 GROUPS = ((0, 1, 2), (3,))
@@ -144,7 +144,7 @@ def test_the_registrar_says_who_tells_when_all_are_answered() -> None:
     )
     registrar.is_ready = True
     registrar.on_lost(worker_id(0), "worker 0")
-    registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
+    registrar.handle(server_id(0), EvictAck(generation=1, server=0, reached=[3]))
     assert control.groups == {0, 1}
     for worker in (1, 2):
         registrar.handle(worker_id(worker), told(worker))
@@ -169,7 +169,7 @@ def test_rounds_are_judged_again_however_many_iterations_were_skipped() -> None:
 # -- what is declared ------------------------------------------------------------------------------
 
 
-def declared(deaths: Deaths, worker: int) -> Death:
+def declared(deaths: Views, worker: int) -> Death:
     return next(
         each
         for each in deaths.on_lost(worker, f"worker {worker}", is_ready=True)
@@ -178,7 +178,7 @@ def declared(deaths: Deaths, worker: int) -> Death:
 
 
 def test_the_others_of_the_group_stay_until_the_last_one_dies() -> None:
-    deaths = Deaths(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
+    deaths = Views(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
     first = declared(deaths, 0)
     assert (first.left, first.group, first.stay, first.chief) == ((), 0, (1, 2), 1)
     assert (deaths.out, deaths.live) == ({0}, [1, 2, 3])
@@ -189,7 +189,7 @@ def test_the_others_of_the_group_stay_until_the_last_one_dies() -> None:
 
 
 def test_a_group_counts_while_one_of_it_lives() -> None:
-    deaths = Deaths(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
+    deaths = Views(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
     for worker in (3, 0, 1):
         declared(deaths, worker)
     with pytest.raises(PeerLostError, match="which leaves no group: restart the job"):
@@ -202,7 +202,7 @@ def test_the_registrar_takes_what_a_group_tells_when_all_servers_know() -> None:
     registrar.on_lost(worker_id(1), "worker 1")
     with pytest.raises(ProtocolError, match="it has lost 0"):
         registrar.handle(worker_id(0), told(0))
-    registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
+    registrar.handle(server_id(0), EvictAck(generation=1, server=0, reached=[3]))
     assert registrar.handle(worker_id(1), told(1)) == []  # a late word of the dead
     assert registrar.handle(worker_id(0), told(0)) == []
     assert len(registrar.handle(worker_id(2), told(2))) == 2
@@ -229,7 +229,7 @@ def membership() -> Membership:
 
 
 def bury(made: Membership, *dead: int, generation: int = 1) -> Any:
-    return made.bury(REGISTRAR, Bury(generation=generation, dead=list(dead)))
+    return made.bury(REGISTRAR, Evict(generation=generation, dead=list(dead)))
 
 
 def test_a_group_goes_on_with_those_who_are_left() -> None:
@@ -327,7 +327,7 @@ def push(core: ServerCore, worker: int, *, clock: int, chunk: int = 0, **more: A
 
 
 def lose(core: ServerCore, *dead: int, generation: int = 1) -> list[Any]:
-    return core.handle(ControlArrived(REGISTRAR, Bury(generation=generation, dead=list(dead))))
+    return core.handle(ControlArrived(REGISTRAR, Evict(generation=generation, dead=list(dead))))
 
 
 def again(

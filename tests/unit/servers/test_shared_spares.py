@@ -9,25 +9,25 @@ import pytest
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import (
+    Append,
+    AppendAck,
     Begin,
     Begun,
-    Buried,
     End,
     Enter,
+    EvictAck,
     Finished,
-    Follows,
     Gone,
+    JoinReady,
     KeepCopy,
+    LeaderChanged,
     Moved,
-    Noted,
-    NotedToo,
-    Ready,
     ReceivedUpTo,
-    Replace,
+    Rejoined,
     Resumed,
     Stop,
-    Succeeds,
     TakenOver,
+    TakePlace,
 )
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
@@ -70,7 +70,7 @@ def lose_worker(registrar: Coordinator, worker: int) -> list[tuple[int, Any]]:
     """What is said when all servers have taken it in."""
     registrar.on_lost(worker_id(worker), f"worker {worker}")
     generation = registrar.membership.generation
-    told = [Buried(generation=generation, server=server) for server in range(SERVERS)]
+    told = [EvictAck(generation=generation, server=server) for server in range(SERVERS)]
     return said(tell(registrar, *told))
 
 
@@ -81,14 +81,14 @@ def lose_server(registrar: Coordinator) -> list[tuple[int, Any]]:
 
 
 def asked(told: list[tuple[int, Any]]) -> list[tuple[int, int]]:
-    return [(peer, each.worker) for peer, each in told if isinstance(each, Replace)]
+    return [(peer, each.worker) for peer, each in told if isinstance(each, TakePlace)]
 
 
 def test_a_spare_is_asked_by_the_id_that_it_has_and_works_under_the_other() -> None:
     registrar = registrar_of()
     assert asked(lose_worker(registrar, 1)) == [(spare_id(0), 1)]
     assert registrar.num_idle_spares == 1
-    registrar.handle(worker_id(FIRST), Ready(worker=FIRST, num_sets=1))
+    registrar.handle(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
     assert part_of(registrar, Joins).ready == [FIRST]
 
 
@@ -138,7 +138,7 @@ def test_one_that_was_asked_dies_as_a_worker_and_the_next_has_the_place() -> Non
     assert registrar.on_server_lost(spare_id(0), "spare 0") == []
     lost, *more = registrar.on_lost(worker_id(FIRST), "worker 2, a spare")
     assert lost == SubstituteDeath(FIRST, "worker 2, a spare")
-    assert said(more) == [(spare_id(1), Replace(worker=1))]
+    assert said(more) == [(spare_id(1), TakePlace(worker=1))]
 
 
 def test_at_the_end_each_is_stopped_once_by_the_id_that_it_has() -> None:
@@ -197,9 +197,9 @@ class Pair:
     def settle(self, actions: Any) -> list[tuple[int, Any]]:
         told = []
         for peer, message in said(actions):
-            if isinstance(message, Noted):
+            if isinstance(message, Append):
                 self.second.note(message)
-                answer = NotedToo(number=message.number)
+                answer = AppendAck(number=message.number)
                 told += said(self.first.handle(server_id(1), answer))
             else:
                 told.append((peer, message))
@@ -207,8 +207,8 @@ class Pair:
 
     def lose_worker(self) -> list[tuple[int, Any]]:
         self.lose(worker_id(1), "worker 1")
-        self.tell(server_id(0), Buried(generation=1, server=0))
-        return self.tell(server_id(1), Buried(generation=1, server=1))
+        self.tell(server_id(0), EvictAck(generation=1, server=0))
+        return self.tell(server_id(1), EvictAck(generation=1, server=1))
 
 
 def test_the_line_of_a_spare_goes_on_under_its_other_id() -> None:
@@ -216,11 +216,11 @@ def test_the_line_of_a_spare_goes_on_under_its_other_id() -> None:
     assert asked(pair.lose_worker()) == [(spare_id(0), 1)]
     for each in (pair.first, pair.second):
         lines = each._lines
-        assert [type(one) for one in lines._of(worker_id(FIRST)).kept] == [Replace]
+        assert [type(one) for one in lines._of(worker_id(FIRST)).kept] == [TakePlace]
     # What it has told before it heard that is of the same line.
     pair.tell(spare_id(0), ReceivedUpTo(count=1))
     assert not pair.second._lines._of(worker_id(FIRST)).kept
-    pair.tell(worker_id(FIRST), Ready(worker=FIRST, num_sets=1))
+    pair.tell(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
     assert pair.second._lines.num_heard(worker_id(FIRST)) == 1
     assert spare_id(0) not in pair.second._lines._lines
 
@@ -240,10 +240,10 @@ def test_who_has_not_heard_that_it_is_asked_hears_it_of_the_successor(peer: int)
     pair = Pair()
     pair.lose_worker()
     pair.second.succeed("server 0", lost={})
-    again = said(pair.second.handle(peer, Follows(received=0)))
-    assert again[:1] == [(peer, Replace(worker=1))]
+    again = said(pair.second.handle(peer, Rejoined(received=0)))
+    assert again[:1] == [(peer, TakePlace(worker=1))]
     assert pair.second._lines.is_open(worker_id(FIRST))
-    assert isinstance(pair.second.announcements()[0].message, Succeeds)
+    assert isinstance(pair.second.announcements()[0].message, LeaderChanged)
 
 
 def test_a_spare_that_has_not_followed_is_asked_when_it_has() -> None:
@@ -251,12 +251,12 @@ def test_a_spare_that_has_not_followed_is_asked_when_it_has() -> None:
     second.succeed("server 0", lost={})
     second.on_lost(worker_id(1), "worker 1")
     told = [
-        *said(second.handle(server_id(0), Buried(generation=1, server=0))),
-        *said(second.handle(server_id(1), Buried(generation=1, server=1))),
+        *said(second.handle(server_id(0), EvictAck(generation=1, server=0))),
+        *said(second.handle(server_id(1), EvictAck(generation=1, server=1))),
     ]
     assert asked(told) == []
     assert second._now == {spare_id(0): worker_id(FIRST)}
-    assert asked(said(second.handle(spare_id(0), Follows(received=0)))) == [(spare_id(0), 1)]
+    assert asked(said(second.handle(spare_id(0), Rejoined(received=0)))) == [(spare_id(0), 1)]
 
 
 # -- between jobs ----------------------------------------------------------------------------------
@@ -293,34 +293,34 @@ def test_a_spare_that_is_asked_ends_with_what_it_has_heard_of_servers() -> None:
     for event in (*heard, PeerLost(worker_id(0), "worker 0")):
         loop._decide(event)
     assert not loop.is_finished
-    loop._decide(ControlArrived(REGISTRAR, Replace(worker=0)))
+    loop._decide(ControlArrived(REGISTRAR, TakePlace(worker=0)))
     assert loop.is_finished
-    assert (loop.replace, loop.heard) == (Replace(worker=0), heard)
+    assert (loop.replace, loop.heard) == (TakePlace(worker=0), heard)
 
 
 def test_what_comes_behind_is_the_workers() -> None:
     loop = idle_spare()
-    for message in (Replace(worker=0), Stop()):
+    for message in (TakePlace(worker=0), Stop()):
         loop.transport._transport.inbox.append(ControlArrived(REGISTRAR, message))
     loop.turn()
-    assert loop.replace == Replace(worker=0)
+    assert loop.replace == TakePlace(worker=0)
     assert loop.transport.poll() == ControlArrived(REGISTRAR, Stop())
 
 
 def test_a_spare_with_a_copy_is_asked_by_nobody_nor_by_a_server() -> None:
     loop = idle_spare()
-    with pytest.raises(ProtocolError, match="spare 0: server 1 sent Replace of worker 0"):
-        loop._decide(ControlArrived(server_id(1), Replace(worker=0)))
+    with pytest.raises(ProtocolError, match="spare 0: server 1 sent TakePlace of worker 0"):
+        loop._decide(ControlArrived(server_id(1), TakePlace(worker=0)))
     loop._decide(ControlArrived(REGISTRAR, KeepCopy(server=0, number=2)))
     with pytest.raises(ProtocolError, match=r"and here are those of servers \[0\]"):
-        loop._decide(ControlArrived(REGISTRAR, Replace(worker=0)))
+        loop._decide(ControlArrived(REGISTRAR, TakePlace(worker=0)))
     assert loop.replace is None
 
 
 def test_who_has_joined_is_reported_by_its_number_as_a_worker() -> None:
     registrar = registrar_of()
     lose_worker(registrar, 1)
-    registrar.handle(worker_id(FIRST), Ready(worker=FIRST, num_sets=1))
+    registrar.handle(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
     enter = Enter(worker=0, seq=1, name="join", payload=b"4/state-4-0-1")
     tell(registrar, enter)
     actions = tell(registrar, *(Resumed(seq=1, server=server) for server in range(SERVERS)))

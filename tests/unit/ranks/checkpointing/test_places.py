@@ -11,7 +11,7 @@ import pytest
 
 from psdist.config.modes import ModeFrom
 from psdist.config.settings import RunConfig
-from psdist.protocol.control import Replace
+from psdist.protocol.control import TakePlace
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.checkpointing.files import CheckpointFiles
@@ -109,6 +109,6 @@ def test_a_spare_that_takes_a_place_goes_on_from_no_checkpoint(tmp_path: Path) -
     )
     context.go_on(checkpoint, attempt)
     assert context.restored is not None
-    context.replace = Replace(worker=1)
+    context.replace = TakePlace(worker=1)
     assert context.restored is None
     assert context.first_clocks(0) is None

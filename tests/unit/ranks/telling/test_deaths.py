@@ -13,9 +13,9 @@ from psdist.protocol.control import Progress
 from psdist.protocol.ids import spare_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.telling.deaths import DeathReports
-from psdist.servers.protocol.deaths import Death, Survived
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.takeovers import ServerDeath, SpareDeath
+from psdist.servers.protocol.views import Death, Survived
 
 ROLES = Roles(
     places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(5)),

@@ -11,29 +11,29 @@ import pytest
 from psdist.errors import PeerLostError, ProtocolError, ServersLostError
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
-    Appoint,
-    Buried,
+    Append,
+    AppendAck,
     Collected,
     Control,
     CopyFilled,
     Done,
     Enter,
+    EvictAck,
     Failure,
     Finished,
-    Follows,
     HeardUpTo,
     KeepCopy,
     KeepsCopy,
+    LeaderChanged,
+    MembershipChanged,
     Metrics,
-    Noted,
-    NotedToo,
+    Nominate,
     Progress,
     ReceivedUpTo,
+    Rejoined,
     Resume,
     Resumed,
     Stop,
-    Succeeds,
-    Survive,
     TakenOver,
     TakeOver,
     WhoIsAbsent,
@@ -82,19 +82,19 @@ class Pair:
 
     def __init__(self, groups: Sequence[Sequence[int]] = ()) -> None:
         self.first, self.second = office(groups=groups), office(is_active=False, groups=groups)
-        self.notes: list[Noted] = []
+        self.notes: list[Append] = []
         self.done: list[OfficeAction] = []
 
     def tell(self, peer: int, message: Control) -> list[OfficeAction]:
         """What leaves the registrar at once, but notes."""
         actions = self.first.handle(peer, message)
-        self.notes += [each.message for each in sent(actions) if isinstance(each.message, Noted)]
+        self.notes += [each.message for each in sent(actions) if isinstance(each.message, Append)]
         return [each for each in actions if not is_note(each)]
 
     def lose(self, peer: int) -> list[OfficeAction]:
         """``peer`` has died."""
         (note,) = sent(self.first.on_lost(peer, f"peer {peer}"))
-        assert isinstance(note.message, Noted)
+        assert isinstance(note.message, Append)
         self.notes = [note.message]
         return self.settle()
 
@@ -103,7 +103,7 @@ class Pair:
         actions = []
         for note in self.notes:
             self.done += self.second.note(note)
-            actions += self.first.handle(DEPUTY, NotedToo(number=note.number))
+            actions += self.first.handle(DEPUTY, AppendAck(number=note.number))
         self.notes.clear()
         return actions
 
@@ -117,7 +117,7 @@ def sent(actions: list[OfficeAction]) -> list[SendControl]:
 
 
 def is_note(action: OfficeAction) -> bool:
-    return isinstance(action, SendControl) and isinstance(action.message, Noted)
+    return isinstance(action, SendControl) and isinstance(action.message, Append)
 
 
 def enter(worker: int, seq: int = 1) -> Enter:
@@ -168,10 +168,10 @@ def test_an_answer_to_no_note_is_refused() -> None:
     pair.say(worker_id(0), enter(0))
     for number in (1, 2):
         with pytest.raises(ProtocolError, match="says that it knows"):
-            pair.first.handle(DEPUTY, NotedToo(number=number))
+            pair.first.handle(DEPUTY, AppendAck(number=number))
     pair.tell(worker_id(1), enter(1))
     with pytest.raises(ProtocolError, match="server 2 says that it knows"):
-        pair.first.handle(server_id(2), NotedToo(number=2))
+        pair.first.handle(server_id(2), AppendAck(number=2))
 
 
 def test_a_note_that_is_missing_is_noticed() -> None:
@@ -211,14 +211,14 @@ def test_the_deputy_goes_on_with_the_collective() -> None:
     pair = Pair()
     pair.say(worker_id(0), enter(0))
     heard = {each.peer: each.message for each in pair.second.announcements()}
-    assert heard[worker_id(0)] == Succeeds(heard=1, is_over=False, host=DEPUTY)
-    assert heard[worker_id(1)] == Succeeds(heard=0, is_over=False, host=DEPUTY)
+    assert heard[worker_id(0)] == LeaderChanged(heard=1, is_over=False, host=DEPUTY)
+    assert heard[worker_id(1)] == LeaderChanged(heard=0, is_over=False, host=DEPUTY)
     assert heard.keys() == {*map(server_id, (1, 2)), *map(worker_id, (0, 1))}
     undone, actions = succeed(pair)
     alone = ShardAlone(server=2, host=2)
     assert (undone, actions) == ([], [alone]), "nobody knows yet who the registrar is"
     for peer in heard:
-        again = pair.second.handle(peer, Follows(received=0))
+        again = pair.second.handle(peer, Rejoined(received=0))
         assert again == [SendControl(peer, TakeOver(server=0))] * (peer == DEPUTY)
     resumed = sent(pair.second.handle(worker_id(1), enter(1)))
     assert {each.peer for each in resumed} == {server_id(1), server_id(2)}, (
@@ -233,8 +233,8 @@ def test_answers_are_told_again_to_who_lacks_them() -> None:
     answers = sent(run_collective(pair))
     assert [type(each.message) for each in answers] == [Collected, Collected]
     succeed(pair)
-    assert pair.second.handle(worker_id(0), Follows(received=1)) == []
-    assert pair.second.handle(worker_id(1), Follows(received=0)) == [answers[1]]
+    assert pair.second.handle(worker_id(0), Rejoined(received=1)) == []
+    assert pair.second.handle(worker_id(1), Rejoined(received=0)) == [answers[1]]
 
 
 def test_what_concerns_people_is_done_by_one_of_them() -> None:
@@ -262,7 +262,7 @@ def test_the_end_of_the_job_is_the_registrar_s_to_tell_while_it_lives() -> None:
     pair.say(worker_id(0), done)
     with pytest.raises(ProtocolError, match="Done twice"):
         pair.tell(worker_id(0), done)
-    note = Noted(number=2, peer=worker_id(0), message=encode_control(done), who="", done=0)
+    note = Append(number=2, peer=worker_id(0), message=encode_control(done), who="", done=0)
     assert pair.second.note(note) == []
     with pytest.raises(ProtocolError, match="Done twice"):
         succeed(pair)
@@ -292,7 +292,7 @@ GROUPS = ((0, 1), (2,))
 OUT = worker_id(1)
 """Lives when worker 0 has died."""
 LIVE = worker_id(2)
-SURVIVE = Survive(generation=1, dead=[0], chief=2)
+SURVIVE = MembershipChanged(generation=1, dead=[0], chief=2)
 
 
 def bury_one() -> Pair:
@@ -305,7 +305,7 @@ def bury_one() -> Pair:
         pair.say(server_id(server), Resumed(seq=1, server=server))
     pair.lose(worker_id(0))
     for server in range(NUM_SERVERS):
-        told = pair.say(server_id(server), Buried(generation=1, server=server, reached=[0]))
+        told = pair.say(server_id(server), EvictAck(generation=1, server=server, reached=[0]))
     assert SendControl(OUT, SURVIVE) in told
     return pair
 
@@ -332,19 +332,19 @@ def test_who_is_out_hears_so_of_the_deputy() -> None:
     pair = bury_one()
     second = pair.second
     told_of_all = {each.peer: each.message for each in second.announcements()}
-    assert told_of_all[OUT] == Succeeds(heard=1, is_over=False, host=DEPUTY), (
+    assert told_of_all[OUT] == LeaderChanged(heard=1, is_over=False, host=DEPUTY), (
         "the rest is still to be said"
     )
     succeed(pair)
     for peer in (DEPUTY, server_id(2), LIVE):
-        second.handle(peer, Follows(received=second._lines._of(peer).num_received))
+        second.handle(peer, Rejoined(received=second._lines._of(peer).num_received))
     second.handle(DEPUTY, TakenOver(server=0))
     second.handle(LIVE, Done(worker=2, statistics={}))
     for server in range(NUM_SERVERS):
         ended = second.handle(server_id(server), Finished(server=server, statistics={}))
     assert any(isinstance(each, Complete) for each in ended)
     assert not any(isinstance(each, Over) for each in ended), "worker 1 does not know whom to ask"
-    told = second.handle(OUT, Follows(received=1))
+    told = second.handle(OUT, Rejoined(received=1))
     assert told[0] == SendControl(OUT, SURVIVE)
     assert told[-2:] == [SendControl(DEPUTY, Stop()), Over()]
 
@@ -353,10 +353,10 @@ def test_who_is_out_hears_so_where_the_job_was_complete() -> None:
     pair = bury_one()
     finish(pair, workers=[2])
     told = {each.peer: each.message for each in pair.second.announcements()}
-    assert told[OUT] == Succeeds(
+    assert told[OUT] == LeaderChanged(
         heard=1, is_over=True, host=DEPUTY, generation=1, dead=[0], chief=2
     )
-    assert told[LIVE] == Succeeds(heard=2, is_over=True, host=DEPUTY)
+    assert told[LIVE] == LeaderChanged(heard=2, is_over=True, host=DEPUTY)
     assert worker_id(0) not in told
 
 
@@ -371,7 +371,7 @@ def test_the_deputy_stops_all_where_the_registrar_could_not() -> None:
     finish(pair)
     said = pair.second.announcements()
     assert len(said) == NUM_WORKERS + NUM_SERVERS - 1
-    assert all(each.message == Succeeds(heard=1, is_over=True, host=DEPUTY) for each in said)
+    assert all(each.message == LeaderChanged(heard=1, is_over=True, host=DEPUTY) for each in said)
     undone, actions = succeed(pair)
     assert any(isinstance(each, Complete) for each in undone)
     assert actions == []
@@ -398,7 +398,7 @@ def appointing() -> Office:
     assert SendControl(NEXT, KeepCopy(server=0, number=2)) in keep
     first.handle(NEXT, KeepsCopy(server=0, number=2))
     said = sent(first.handle(REGISTRAR, filled(2, server=0)))
-    appointed = [each.peer for each in said if each.message == Appoint(deputy=NEXT)]
+    appointed = [each.peer for each in said if each.message == Nominate(deputy=NEXT)]
     assert appointed == [NEXT, server_id(1), worker_id(0), worker_id(1)], "who is named knows first"
     assert first.deputy is None
     return first
@@ -435,12 +435,12 @@ def test_who_has_another_copy_of_the_registrar_s_shard_is_its_deputy_when_all_kn
     first, third, entrust = entrusting()
     assert (entrust.deputy, first.deputy, third.deputy) == (NEXT, NEXT, NEXT)
     (note,) = sent(first.handle(worker_id(0), enter(0)))
-    assert isinstance(note.message, Noted)
+    assert isinstance(note.message, Append)
     assert note.peer == NEXT
     assert third.note(note.message) == []
-    answered = first.handle(NEXT, NotedToo(number=entrust.number))
+    answered = first.handle(NEXT, AppendAck(number=entrust.number))
     assert answered == [Entrusted(NEXT)]
-    assert first.handle(NEXT, NotedToo(number=note.message.number)) == []
+    assert first.handle(NEXT, AppendAck(number=note.message.number)) == []
     first.check_invariants()
     third.check_invariants()
 
@@ -450,7 +450,7 @@ def test_until_who_is_entrusted_has_answered_nothing_leaves() -> None:
     first.handle(worker_id(0), enter(0))
     told = first.handle(worker_id(1), enter(1))
     assert all(is_note(each) for each in told), "and no Resume"
-    answered = first.handle(NEXT, NotedToo(number=entrust.number + 2))
+    answered = first.handle(NEXT, AppendAck(number=entrust.number + 2))
     resumed = [each.peer for each in sent(answered) if isinstance(each.message, Resume)]
     assert resumed == [server_id(each) for each in range(NUM_SERVERS)]
 
@@ -502,7 +502,7 @@ def test_who_goes_on_for_another_one_is_told_again_who_is_appointed() -> None:
     first.on_lost(DEPUTY, LAST_DEAD)
     first._appointed = NEXT
     told = sent(first.handle(server_id(2), TakenOver(server=1)))
-    assert SendControl(server_id(1), Appoint(deputy=NEXT)) in told
+    assert SendControl(server_id(1), Nominate(deputy=NEXT)) in told
     assert not first._lines.has_received_wanted([server_id(1)])
 
 
@@ -511,7 +511,7 @@ def test_the_next_deputy_knows_what_was_said_and_heard() -> None:
     heard = {each.peer: each.message for each in third.announcements()}
     for peer in ALL:
         num_heard = first._lines.num_heard(peer)
-        assert heard[peer] == Succeeds(heard=num_heard, is_over=False, host=NEXT)
+        assert heard[peer] == LeaderChanged(heard=num_heard, is_over=False, host=NEXT)
     assert third.registrar_at == REGISTRAR
 
 

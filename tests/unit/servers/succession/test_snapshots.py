@@ -20,9 +20,9 @@ from psdist.errors import ProtocolError
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
     AskSteps,
-    Bury,
     Control,
     Enter,
+    Evict,
     Finish,
     LossReported,
     ModeProposed,
@@ -292,7 +292,7 @@ def test_another_message_in_place_of_one_is_refused() -> None:
     state[at], whole = Lines.__name__.encode(), state[at]
     with pytest.raises((ValueError, ProtocolError)):
         membership.from_snapshot(msgpack.packb(state))
-    assert whole == encode_control(Bury(generation=0, dead=[]))
+    assert whole == encode_control(Evict(generation=0, dead=[]))
     state[at] = encode_control(Finish())
-    with pytest.raises(ValueError, match="Finish in place of Bury"):
+    with pytest.raises(ValueError, match="Finish in place of Evict"):
         membership.from_snapshot(msgpack.packb(state))

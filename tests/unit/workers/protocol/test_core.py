@@ -13,11 +13,11 @@ from psdist.protocol.control import (
     BeginCodecs,
     Collected,
     Control,
+    MembershipChanged,
     Missing,
     Registered,
     Settings,
     Stop,
-    Survive,
     WhoIsAbsent,
     WhoIsMissing,
 )
@@ -382,7 +382,7 @@ def surviving(worker: int = 1, members: tuple[int, ...] = (1,)) -> WorkerCore:
 
 
 def survive(core: WorkerCore, *dead: int, generation: int = 1, chief: int = 0) -> None:
-    control(core, REGISTRAR, Survive(generation=generation, dead=list(dead), chief=chief))
+    control(core, REGISTRAR, MembershipChanged(generation=generation, dead=list(dead), chief=chief))
 
 
 def test_the_loss_of_another_worker_is_the_registrars_matter() -> None:
@@ -419,8 +419,10 @@ def test_a_worker_whose_group_is_out_ends_whatever_its_script_catches() -> None:
 
 
 def test_the_registrar_alone_says_who_is_dead() -> None:
-    with pytest.raises(ProtocolError, match="server 1 sent Survive; server 0 says who is dead"):
-        control(surviving(), server_id(1), Survive(generation=1, dead=[0], chief=1))
+    with pytest.raises(
+        ProtocolError, match="server 1 sent MembershipChanged; server 0 says who is dead"
+    ):
+        control(surviving(), server_id(1), MembershipChanged(generation=1, dead=[0], chief=1))
 
 
 def test_the_next_chief_has_the_chiefs_rights_and_nobody_else() -> None:

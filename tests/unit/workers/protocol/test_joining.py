@@ -9,13 +9,13 @@ import pytest
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import (
     Collected,
-    Commit,
     Control,
-    Propose,
-    Ready,
-    Replace,
+    JoinAccepted,
+    JoinReady,
+    Paused,
+    PauseRequest,
     Stop,
-    Welcome,
+    TakePlace,
 )
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import REGISTRAR, server_id
@@ -24,7 +24,7 @@ from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import OWNERS, PARTITION, RULE, Network, messages, push
 
-WELCOME = Welcome(
+WELCOME = JoinAccepted(
     worker=3, clocks=[8, 2], state="state-8-1", seq=5, generation=2, dead=[0, 1], chief=2, meeting=4
 )
 
@@ -45,7 +45,7 @@ def hear(core: WorkerCore, message: Control, peer: int = REGISTRAR) -> list[Any]
 
 def asked() -> WorkerCore:
     core = substitute()
-    hear(core, Replace(worker=1))
+    hear(core, TakePlace(worker=1))
     core.begin_join()
     return core
 
@@ -61,9 +61,9 @@ def joined() -> WorkerCore:
 def test_it_says_that_it_is_ready_with_all_its_sets_and_waits() -> None:
     core = substitute()
     assert core.place is None
-    assert hear(core, Replace(worker=1)) == []
+    assert hear(core, TakePlace(worker=1)) == []
     assert core.place == 1
-    assert messages(core.begin_join()) == [(REGISTRAR, Ready(worker=3, num_sets=2))]
+    assert messages(core.begin_join()) == [(REGISTRAR, JoinReady(worker=3, num_sets=2))]
     assert core.is_joining
     assert core.welcome is None
     assert "come to where a substitute can join" in core.awaits()
@@ -97,10 +97,10 @@ def test_its_collectives_are_counted_on_from_those_that_are_over() -> None:
 
 def test_its_meetings_are_counted_on_too() -> None:
     core = joined()
-    hear(core, Propose(number=5))
+    hear(core, PauseRequest(number=5))
     (held,) = core.meetings.hold("join", clocks=[8, 2])
     assert held.message.number == 5  # type: ignore[union-attr]
-    hear(core, Commit(number=5, what="join"))
+    hear(core, Paused(number=5, what="join"))
     assert core.meetings.take() == "join"
 
 
@@ -129,10 +129,10 @@ def test_a_second_welcome_changes_nothing() -> None:
 )
 def test_none_but_the_registrar_welcomes_it(peer: int, worker: int) -> None:
     core = asked()
-    welcome = Welcome(
+    welcome = JoinAccepted(
         worker=worker, clocks=[1], state="s", seq=1, generation=1, dead=[0], chief=1, meeting=0
     )
-    with pytest.raises(ProtocolError, match="sent Welcome of worker"):
+    with pytest.raises(ProtocolError, match="sent JoinAccepted of worker"):
         hear(core, welcome, peer)
 
 
@@ -140,11 +140,13 @@ def test_none_but_the_registrar_welcomes_it(peer: int, worker: int) -> None:
 def test_a_substitute_is_asked_by_the_registrar_once(peer: int) -> None:
     core = substitute()
     if peer == REGISTRAR:
-        hear(core, Replace(worker=1))
-    with pytest.raises(ProtocolError, match=r"sent Replace of worker 0; server 0 asks substitutes"):
-        hear(core, Replace(worker=0), peer)
-    with pytest.raises(ProtocolError, match="sent Replace"):
-        hear(WorkerCore(Seat(worker=3, group=3, members=(3,), num_servers=2)), Replace(worker=1))
+        hear(core, TakePlace(worker=1))
+    with pytest.raises(
+        ProtocolError, match=r"sent TakePlace of worker 0; server 0 asks substitutes"
+    ):
+        hear(core, TakePlace(worker=0), peer)
+    with pytest.raises(ProtocolError, match="sent TakePlace"):
+        hear(WorkerCore(Seat(worker=3, group=3, members=(3,), num_servers=2)), TakePlace(worker=1))
 
 
 def test_nobody_is_welcome_who_has_not_asked() -> None:

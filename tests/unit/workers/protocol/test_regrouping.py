@@ -9,11 +9,11 @@ import pytest
 from psdist.errors import BuriedError, InvariantError, ProtocolError
 from psdist.protocol.control import (
     Leave,
+    MembershipChanged,
     Registered,
     Regroup,
     Regrouped,
     Settings,
-    Survive,
     Suspend,
 )
 from psdist.protocol.events import Arrived, ControlArrived
@@ -44,7 +44,7 @@ def made(worker: int, *, credits: int = 8, reforms: bool = True) -> WorkerCore:
 
 def hear(core: WorkerCore, *dead: int, generation: int = 1) -> list[Action]:
     chief = min(set(MEMBERS) - set(dead), default=3)
-    survive = Survive(generation=generation, dead=list(dead), chief=chief)
+    survive = MembershipChanged(generation=generation, dead=list(dead), chief=chief)
     return core.handle(ControlArrived(REGISTRAR, survive))
 
 

@@ -1,17 +1,18 @@
-"""The registrar's side of a meeting: all workers at a boundary of iterations, without a call of
-the script's; pure.
+"""Pauses: all workers hold at an iteration boundary without a call of the script; pure.
 
-Who has a reason (a checkpoint is due, a signal came) holds at its next boundary and says so; the
-others are told, and hold at theirs. One that cannot come to a boundary because somebody holds (it
-waits in a step for what that one has still to push, or in a collective) says what it waits in, and
-those who are in its way are released to their next boundary. When all hold, it is committed. A
-worker whose script has finished holds never again: the meeting is cancelled. With backup groups who
-has missed several rounds by one update waits in it for the round that is open to close
-(psdist.servers.protocol.chunks.closing), so those who hold in front of that are in its way.
+A worker with a reason (a checkpoint is due, a signal came) holds at its next boundary and reports
+that. The others are asked to hold at theirs. A worker may be blocked: it waits in a step, or in a
+collective, for a worker that holds. It reports what it waits in, and the workers in its way proceed
+to their next boundary. When all hold, the pause begins. A worker whose script has finished never
+holds again, so the pause is aborted. With backup groups a worker that has missed several rounds
+waits for the open round to close (psdist.servers.protocol.chunks.closing), so workers that hold
+before that round are in its way.
 
-    meetings = Meetings(num_workers=2, groups=((0,), (1,)), staleness=0)
-    meetings.on_held(Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[7]))   # Propose
-    meetings.on_busy(Busy(worker=1, number=1, set_index=0, clock=7))                    # Release
+    pauses = Pauses(num_workers=2, groups=((0,), (1,)), staleness=0)
+    held = Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[7])
+    pauses.on_told(0, held, is_collecting=False)                        # PauseRequest for worker 1
+    blocked = Blocked(worker=1, number=1, set_index=0, clock=7)
+    pauses.on_told(1, blocked, is_collecting=False)                     # Proceed for worker 0
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Annotated
 from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.errors import ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN
-from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
+from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
 from psdist.protocol.ids import worker_id
 from psdist.protocol.substitutes import JOIN
 from psdist.servers.protocol.actions import SendControl
@@ -33,8 +34,8 @@ REASONS = (JOIN, "checkpoint", "requeue", "end")
 then continues, is requeued or ends."""
 
 
-class Meetings(HasSnapshot):
-    TAKES = (Held, Busy)
+class Pauses(HasSnapshot):
+    TAKES = (Held, Blocked)
     STATE = Fields(
         {
             int: "number _what",
@@ -84,7 +85,7 @@ class Meetings(HasSnapshot):
         """Workers that are not in the job: not any more, or not yet."""
 
     def on_told(
-        self, worker: int, message: Held | Busy, *, is_collecting: bool
+        self, worker: int, message: Held | Blocked, *, is_collecting: bool
     ) -> list[SendControl]:
         """``is_collecting``: somebody waits in a collective. Raises :class:`ProtocolError` for what
         no worker says."""
@@ -111,11 +112,11 @@ class Meetings(HasSnapshot):
         self._held[worker] = message
         self._busy_at.pop(worker, None)
         if self._done:
-            return self._end(Cancel(number=message.number))
+            return self._end(PauseAborted(number=message.number))
         actions = [] if self._is_open else self._open(worker, message.number)
         self._what = max(self._what, REASONS.index(message.what))
         if len(self._held) + len(self._lost) == self._num_workers:
-            return actions + self._end(Commit(number=message.number, what=REASONS[self._what]))
+            return actions + self._end(Paused(number=message.number, what=REASONS[self._what]))
         if is_collecting or self._is_in_the_way(message):
             actions += self._release([worker])
         return actions
@@ -125,7 +126,7 @@ class Meetings(HasSnapshot):
         others = (
             each for each in range(self._num_workers) if each != worker and each not in self._lost
         )
-        return [SendControl(worker_id(each), Propose(number=number)) for each in others]
+        return [SendControl(worker_id(each), PauseRequest(number=number)) for each in others]
 
     def call(self) -> list[SendControl]:
         """The registrar itself has a reason, the weakest one."""
@@ -133,7 +134,7 @@ class Meetings(HasSnapshot):
             return []
         return self._open(-1, self.number + 1)
 
-    def _on_busy(self, message: Busy) -> list[SendControl]:
+    def _on_busy(self, message: Blocked) -> list[SendControl]:
         if message.clock < 0 or not self._is_open:
             raise ProtocolError(
                 f"worker {message.worker} waits in iteration {message.clock} of a meeting that "
@@ -169,7 +170,7 @@ class Meetings(HasSnapshot):
     def _release(self, workers: Sequence[int]) -> list[SendControl]:
         return [
             SendControl(
-                worker_id(each), Release(number=self.number + 1, hold=self._held.pop(each).hold)
+                worker_id(each), Proceed(number=self.number + 1, hold=self._held.pop(each).hold)
             )
             for each in workers
         ]
@@ -195,7 +196,7 @@ class Meetings(HasSnapshot):
         self._held.pop(worker, None)
         if not self._is_open:
             return []
-        return self._end(Cancel(number=self.number + 1))
+        return self._end(PauseAborted(number=self.number + 1))
 
     def on_lost(self, workers: Collection[int]) -> list[SendControl]:
         """These are not in the job any more: nobody waits for them to hold."""
@@ -204,19 +205,19 @@ class Meetings(HasSnapshot):
             self._held.pop(worker, None)
         if not self._is_open or len(self._held) + len(self._lost) < self._num_workers:
             return []
-        return self._end(Commit(number=self.number + 1, what=REASONS[self._what]))
+        return self._end(Paused(number=self.number + 1, what=REASONS[self._what]))
 
     def admit(self, substitute: int) -> list[SendControl]:
         """It is in the job from now on."""
         self._lost.remove(substitute)
         if not self._is_open:
             return []
-        return [SendControl(worker_id(substitute), Propose(number=self.number + 1))]
+        return [SendControl(worker_id(substitute), PauseRequest(number=self.number + 1))]
 
-    def _end(self, message: Commit | Cancel) -> list[SendControl]:
+    def _end(self, message: Paused | PauseAborted) -> list[SendControl]:
         self.number += 1
-        self._is_met = isinstance(message, Commit)
-        self.is_join_due = isinstance(message, Commit) and message.what == JOIN
+        self._is_met = isinstance(message, Paused)
+        self.is_join_due = isinstance(message, Paused) and message.what == JOIN
         self._is_open, self._what = False, 0
         self._held.clear()
         self._busy.clear()

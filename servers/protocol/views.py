@@ -1,16 +1,15 @@
-"""Which workers have died, and which servers have still to take that in: the registrar's machine of
-the membership's generations; pure.
+"""Views of the membership: which workers have failed, and which servers have evicted them; pure.
 
-Every rank's network notices a death, but the registrar alone declares it, in two steps. Each time
-is another *generation*: every server is told (``Bury``) and takes the groups of the dead out of its
-clocks; when all have answered, every worker is told (``Survive``). So whoever hears that somebody
-is dead finds no server that still waits for him. Deaths that come meanwhile are the next
-generation's.
+The network of every rank notices a failure, but only the coordinator declares it, in two steps.
+Each time begins another view. Every server gets ``Evict`` and takes the failed groups out of its
+clocks. When all have answered, every worker gets ``MembershipChanged``. So when a worker learns of
+a failure, no server waits for the failed worker any longer. Failures in between are part of the
+next view.
 
-    deaths = Deaths(groups=((0,), (1,)), num_servers=2, max_deaths=1)
-    deaths.on_lost(1, "worker 1 (rank 3 on n2)")      # Bury for every server
-    deaths.on_buried(0, Buried(generation=1, server=0))
-    deaths.on_buried(1, Buried(generation=1, server=1))   # Survive for every worker
+    views = Views(groups=((0,), (1,)), num_servers=2, max_deaths=1)
+    views.on_lost(1, "worker 1 (rank 3 on n2)", is_ready=True)   # Evict for every server
+    views.on_buried(0, EvictAck(generation=1, server=0))
+    views.on_buried(1, EvictAck(generation=1, server=1))          # MembershipChanged for workers
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Annotated
 
 from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.errors import PeerLostError, ProtocolError
-from psdist.protocol.control import Buried, Bury, Survive
+from psdist.protocol.control import Evict, EvictAck, MembershipChanged
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.snapshots import OnWire
@@ -52,15 +51,15 @@ class Survived:
     generation: int
 
 
-class Deaths(HasSnapshot):
-    TAKES = (Buried,)
+class Views(HasSnapshot):
+    TAKES = (EvictAck,)
     STATE = Fields(
         {
             int: "generation",
             set[int]: "dead out waiting _awaited",
             list[int]: "_undeclared",
-            Annotated[Bury, OnWire]: "_told",
-            Annotated[Survive, OnWire]: "settled",
+            Annotated[Evict, OnWire]: "_told",
+            Annotated[MembershipChanged, OnWire]: "settled",
         }
     )
 
@@ -93,9 +92,9 @@ class Deaths(HasSnapshot):
         """Dead, but not declared yet: a generation before is still being taken in."""
         self._awaited: set[int] = set()
         """Servers that have not taken in the newest generation."""
-        self._told = Bury(generation=0, dead=[])
+        self._told = Evict(generation=0, dead=[])
         """What they were told of it."""
-        self.settled = Survive(generation=0, dead=[], chief=self.chief)
+        self.settled = MembershipChanged(generation=0, dead=[], chief=self.chief)
         """What workers were told last, behind all servers."""
 
     @property
@@ -156,7 +155,7 @@ class Deaths(HasSnapshot):
         self._undeclared.clear()
         self.generation += 1
         self._awaited = set(range(self._num_servers))
-        self._told = Bury(generation=self.generation, dead=sorted(self.dead))
+        self._told = Evict(generation=self.generation, dead=sorted(self.dead))
         return [SendControl(server_id(server), self._told) for server in range(self._num_servers)]
 
     def ask_again(self, server: int) -> list[SendControl]:
@@ -165,7 +164,7 @@ class Deaths(HasSnapshot):
             return []
         return [SendControl(server_id(server), self._told)]
 
-    def reached(self, message: Buried) -> list[int]:
+    def reached(self, message: EvictAck) -> list[int]:
         """Return by set the most updates of a failed group that the server's chunks contain.
 
         Empty for another generation than the newest, which :meth:`on_buried` refuses. Raises
@@ -175,17 +174,17 @@ class Deaths(HasSnapshot):
             return []
         if len(message.reached) % num_dead:
             raise ProtocolError(
-                f"the registrar: server {message.server} sent Buried with {len(message.reached)} "
+                f"the registrar: server {message.server} sent EvictAck with {len(message.reached)} "
                 f"clocks of {num_dead} workers"
             )
         starts = range(0, len(message.reached), num_dead)
         return [max(message.reached[start : start + num_dead]) for start in starts]
 
-    def on_buried(self, server: int, message: Buried) -> list[Survived | SendControl]:
+    def on_buried(self, server: int, message: EvictAck) -> list[Survived | SendControl]:
         """A server has taken it in; with the last one workers are told."""
         if message.generation != self.generation or server not in self._awaited:
             raise ProtocolError(
-                f"the registrar: server {server} sent Buried of generation {message.generation} "
+                f"the registrar: server {server} sent EvictAck of generation {message.generation} "
                 f"in generation {self.generation}, or twice"
             )
         self._awaited.remove(server)
@@ -193,7 +192,7 @@ class Deaths(HasSnapshot):
             return []
         if self._undeclared:
             return [*self._declare()]
-        self.settled = told = Survive(
+        self.settled = told = MembershipChanged(
             generation=self.generation, dead=sorted(self.dead), chief=self.chief
         )
         heard_by = sorted(self._group_of.keys() - self.waiting)
