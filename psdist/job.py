@@ -836,7 +836,7 @@ class Job:
         if name == CHECKPOINT and self._config.steps_by == "loss":
             # It keeps all that was reported; what others have still to tell of a block, too.
             tell_losses(self._losses, self.worker, self.clock, self._context.transport)
-        self._send_progress()  # the registrar judges by it who has missed the call
+        self._send_progress()  # the coordinator judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
 
     def _require_open(self, what: str) -> None:

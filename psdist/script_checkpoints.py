@@ -271,7 +271,7 @@ class ScriptCheckpoints:
         return False
 
     def tell(self) -> None:
-        """Report a file of this worker that is complete to the registrar."""
+        """Report a file of this worker that is complete to the coordinator."""
         self._files.tell()
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ script goes on with, and the spare reads it.
     joins.come()                       # on the spare: what the chief's script had there, or None
 
 The file lies in RUN_DIR/joins as long as it may be read. Where nothing can be written nobody joins,
-and the chief says why. Who joins is decided by psdist.servers.protocol.joins, on the registrar.
+and the chief says why. Who joins is decided by psdist.servers.protocol.joins, on the coordinator.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from psdist.history.lengths import LengthRecords
 from psdist.history.writers import history_folder
 from psdist.prepared import ParameterSets
 from psdist.protocol.control import RoundTook
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import COORDINATOR
 from psdist.ranks.context import RankContext
 from psdist.workers.data.hands import Dealing, Dealt
 from psdist.workers.loop import WorkerLoop
@@ -98,14 +98,14 @@ class SpeedSteps:
     def _tell(self, clock: int, step_us: int) -> None:
         if self._is_leader:
             took = RoundTook(worker=self._worker, round=clock, step_us=step_us)
-            self._context.transport.send_control(REGISTRAR, took)
+            self._context.transport.send_control(COORDINATOR, took)
 
     def _clock(self) -> int:
         trainers = self._sets().trainers
         return trainers[0].clock if trainers else 0
 
     def _steps_of(self, term: Term) -> tuple[int, ...]:
-        """Local steps of each group in a term, once the registrar has said them."""
+        """Local steps of each group in a term, once the coordinator has said them."""
         self._require_open("loader")
         sets = self._sets()
         sets.take_over()

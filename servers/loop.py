@@ -2,7 +2,7 @@
 
     Offered, Arrived, ControlArrived -> the state machine of its set   psdist.servers.protocol.state
                                      -> what that decides is done      psdist.servers.set_loop
-    a message to the registrar       -> psdist.servers.protocol.coordinator
+    a message to the coordinator       -> psdist.servers.protocol.coordinator
 
 It decides nothing about consistency, nor about who has come to a collective.
 
@@ -50,10 +50,17 @@ from psdist.protocol.control import (
     TakenOver,
     TakeOver,
 )
+from psdist.protocol.coordinator_line import FOR_COORDINATOR
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, worker_id
+from psdist.protocol.ids import (
+    COORDINATOR,
+    describe_peer,
+    is_spare,
+    is_worker,
+    server_id,
+    worker_id,
+)
 from psdist.protocol.partition import Partition
-from psdist.protocol.registrar_line import FOR_REGISTRAR
 from psdist.servers.protocol.actions import (
     Action,
     AdmitGroup,
@@ -64,9 +71,14 @@ from psdist.servers.protocol.actions import (
     WriteSnapshots,
 )
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.failover.coordinator_log import (
+    CoordinatorLog,
+    EntrustAll,
+    LogAction,
+    Over,
+)
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import CHIEF, ServerCore
-from psdist.servers.protocol.succession.office import EntrustAll, Office, OfficeAction, Over
 from psdist.servers.protocol.takeovers import Move
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.replication.replication import Replication, ReplicationOptions
@@ -77,26 +89,26 @@ from psdist.transport.waiting import Waiting
 
 _DATA = (Offered, Arrived)
 _PART_BYTES = 16 * 2**20
-"""Of what the registrar knows, in one message."""
+"""Of what the coordinator knows, in one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standby:
-    """On the registrar's deputy."""
+    """On the coordinator's standby."""
 
-    office: Office
-    on_done: Callable[[OfficeAction], None] = lambda _action: None
-    """Gets what the registrar has done that concerns files and people."""
-    on_succeed: Callable[[Sequence[OfficeAction]], None] = lambda _actions: None
-    """The registrar has died, and may not have done these; from now on:"""
-    on_action: Callable[[OfficeAction], None] = lambda _action: None
-    """as ``on_registrar``,"""
+    coordinator_log: CoordinatorLog
+    on_done: Callable[[LogAction], None] = lambda _action: None
+    """Gets what the coordinator has done that concerns files and people."""
+    on_succeed: Callable[[Sequence[LogAction]], None] = lambda _actions: None
+    """The coordinator has died, and may not have done these; from now on:"""
+    on_action: Callable[[LogAction], None] = lambda _action: None
+    """as ``on_coordinator``,"""
     what_was_told: Callable[[], bytes] = bytes
     """and as this."""
 
 
-def _no_deputy(_state: bytes, _told: bytes) -> Standby:
-    raise InvariantError("this server was entrusted with what the registrar knows")
+def _no_standby(_state: bytes, _told: bytes) -> Standby:
+    raise InvariantError("this server was entrusted with what the coordinator knows")
 
 
 class ServerLoop:
@@ -108,11 +120,11 @@ class ServerLoop:
         *,
         make_executor: MakeExecutor,
         make_history: Callable[[int], ServerHistory | EventCount | None] = lambda _set_index: None,
-        registrar: Coordinator | Office | None = None,
-        on_registrar: Callable[[OfficeAction], None] = lambda _action: None,
+        coordinator: Coordinator | CoordinatorLog | None = None,
+        on_coordinator: Callable[[LogAction], None] = lambda _action: None,
         standby: Standby | None = None,
         what_was_told: Callable[[], bytes] = bytes,
-        make_standby: Callable[[bytes, bytes], Standby] = _no_deputy,
+        make_standby: Callable[[bytes, bytes], Standby] = _no_standby,
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
         replication: ReplicationOptions | None = None,
@@ -122,20 +134,18 @@ class ServerLoop:
     ) -> None:
         """``make_core(set_index, resumed_up_to)`` and ``make_history(set_index)`` are called for
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
-        ``registrar`` on server 0 only, where shards have second copies with an office around it;
-        ``on_registrar`` gets its actions that concern files and people (everything but
-        SendControl); ``standby`` on its deputy only; ``make_standby`` makes that of who is the
-        deputy later, out of the snapshot of its office and of what ``what_was_told()`` has given
-        at the registrar;
-        ``make_set`` is for spans, and for tests that break a server on purpose; ``replication``:
-        where shards have second copies; ``is_hosted``: this one goes on in place of a server that
-        has died; ``has_shard``: not of a spare; ``made_wires``: by set, of executors that
-        ``make_executor`` does not make anew."""
+        ``coordinator`` on server 0 only, inside its log where shards are replicated;
+        ``on_coordinator`` gets its actions that are for files and users (all except SendControl);
+        ``standby`` on the standby only; ``make_standby(snapshot, told)`` makes a later one out of
+        the coordinator's snapshot and of its ``what_was_told()``; ``make_set`` is for spans, and
+        for tests that break a server on purpose; ``replication``: given where shards are
+        replicated; ``is_hosted``: this one goes on in place of a failed server; ``has_shard``:
+        False for a spare; ``made_wires``: by set, those of executors that are not made again."""
         self._made_wires = made_wires
         self.transport = transport
         self.sets: list[SetLoop] = []
         """By index; the first is there from the start."""
-        self.registrar = registrar
+        self.coordinator = coordinator
         self.hosted: list[ServerLoop] = []
         """Those of servers that have died, whose places this one has taken."""
         self._has_finished = False
@@ -144,12 +154,12 @@ class ServerLoop:
         self._make_core = make_core
         self._make_executor = make_executor
         self._make_history = make_history
-        self._on_registrar = on_registrar
+        self._on_coordinator = on_coordinator
         self._standby = standby
         self._what_was_told = what_was_told
         self._make_standby = make_standby
         self._entrusted: list[bytes] = []
-        """Parts of what the registrar knows, while not all are here."""
+        """Parts of what the coordinator knows, while not all are here."""
         self._is_hosted = is_hosted
         self._on_built = on_built
         self._replication: Replication | None = None
@@ -162,7 +172,7 @@ class ServerLoop:
             )
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
         self._changed: ChangeMode | None = None
-        """The mode, where the registrar has changed it, as of a set that comes later."""
+        """The mode, where the coordinator has changed it, as of a set that comes later."""
         self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
         if has_shard:
@@ -201,31 +211,31 @@ class ServerLoop:
             self._replication.on_built(set_index, partition, owners, setup)
 
     def _tell_sizes(self, set_index: int, sizes: list[int]) -> None:
-        """To the registrar, if it is here. Its deputy finds out by itself, before anything is
+        """To the coordinator, if it is here. Its standby finds out by itself, before anything is
         decided."""
-        if isinstance(self.registrar, Coordinator):
-            self._do_as_registrar(self.registrar.know_sizes(sizes))
-        elif self.registrar is not None and not self.sets[set_index].core.has_taken_over:
-            self._do_as_registrar(self.registrar.registrar.know_sizes(sizes))
+        if isinstance(self.coordinator, Coordinator):
+            self._do_as_coordinator(self.coordinator.know_sizes(sizes))
+        elif self.coordinator is not None and not self.sets[set_index].core.has_taken_over:
+            self._do_as_coordinator(self.coordinator.coordinator.know_sizes(sizes))
         elif self._standby is not None:
-            self._standby.office.registrar.know_sizes(sizes)
+            self._standby.coordinator_log.coordinator.know_sizes(sizes)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the registrar knows that this server, and those in whose places it is, have done
-        all that there was to do."""
+        """Whether the coordinator knows that this server, and those in whose places it is, have
+        done all that there was to do."""
         return self._has_finished and all(each.is_finished for each in self.hosted)
 
     def run(self, waiting: Waiting, *, on_idle: Callable[[], None] = lambda: None) -> None:
-        """Serve until the registrar says that the job is complete; nothing that this loop has sent
-        is under way then. ``on_idle`` is called between events; a server waits as long as its
+        """Serve until the coordinator says that the job is complete; nothing that this loop has
+        sent is under way then. ``on_idle`` is called between events; a server waits as long as its
         workers need, so waiting never times out here."""
-        if self.registrar is not None:
+        if self.coordinator is not None:
             for peer, who in self.transport.lost.items():
                 if is_spare(peer):  # before the job began
-                    self._do_as_registrar(self.registrar.on_server_lost(peer, who))
+                    self._do_as_coordinator(self.coordinator.on_server_lost(peer, who))
                 elif is_worker(peer):  # one that was to wait for another one's place
-                    self._do_as_registrar(self.registrar.on_lost(peer, who))
+                    self._do_as_coordinator(self.coordinator.on_lost(peer, who))
         while not self.is_finished:
             if self.turn():
                 waiting.reset()
@@ -340,7 +350,7 @@ class ServerLoop:
     def _resume(
         self, event: ControlArrived, message: Resume
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """A collective is over for all sets; the registrar is answered once."""
+        """A collective is over for all sets; the coordinator is answered once."""
         decided = [(each, each.decide(event)) for each in self.sets]
         if message.checkpoint:
             decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
@@ -348,24 +358,24 @@ class ServerLoop:
         return [*decided, (self.sets[0], [SendControl(event.peer, resumed)])]
 
     def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """A rank is dead: every set gives up what it was to receive, and the registrar says what
+        """A rank is dead: every set gives up what it was to receive, and the coordinator says what
         follows. What the death of a server means to other shards' copies its host finds out."""
         if self._is_hosted and not is_worker(event.peer):
             if self._replication is not None:
                 self._replication.on_server_lost(event.peer)
-            if self.registrar is not None:
-                self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
+            if self.coordinator is not None:
+                self._do_as_coordinator(self.coordinator.on_server_lost(event.peer, event.who))
             return ()
         decided = [(each, each.decide(event)) for each in self.sets]
         failed = [each for _, actions in decided for each in actions if isinstance(each, Fail)]
-        if self.registrar is not None and not failed:
-            self._do_as_registrar(self.registrar.on_lost(event.peer, event.who))
+        if self.coordinator is not None and not failed:
+            self._do_as_coordinator(self.coordinator.on_lost(event.peer, event.who))
         return decided
 
     def _bury(
         self, event: ControlArrived, message: Evict
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """Somebody is declared dead, for all sets; the registrar is answered once."""
+        """Somebody is declared dead, for all sets; the coordinator is answered once."""
         decided = [(each, list(each.decide(event))) for each in self.sets]
         answer = EvictAck(
             generation=message.generation,
@@ -376,10 +386,10 @@ class ServerLoop:
 
     def _admit(self, peer: int, message: AdmitWorker) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         """A substitute joins, in every set; :class:`Resumed` says that it is taken in."""
-        if peer != REGISTRAR or len(message.clocks) != len(self.sets):
+        if peer != COORDINATOR or len(message.clocks) != len(self.sets):
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent AdmitWorker of "
-                f"{len(message.clocks)} parameter sets; {describe_peer(REGISTRAR)} admits who "
+                f"{len(message.clocks)} parameter sets; {describe_peer(COORDINATOR)} admits who "
                 f"joins, and there are {len(self.sets)}"
             )
         return [
@@ -390,11 +400,11 @@ class ServerLoop:
     def _change_mode(
         self, peer: int, message: ProposeMode | CommitMode
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """In every set, which has rounds of its own; the registrar is answered once."""
-        if peer != REGISTRAR:
+        """In every set, which has rounds of its own; the coordinator is answered once."""
+        if peer != COORDINATOR:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent "
-                f"{type(message).__name__}; {describe_peer(REGISTRAR)} changes the mode"
+                f"{type(message).__name__}; {describe_peer(COORDINATOR)} changes the mode"
             )
         if isinstance(message, ProposeMode):
             decided = [(each, each.hold_rounds()) for each in self.sets]
@@ -425,10 +435,15 @@ class ServerLoop:
         """What a worker had told the server in whose place this one is, and can tell nobody."""
         worker, left = worker_id(message.worker), message.left
         group = self.sets[0].core.group_of(worker)
-        if peer != REGISTRAR or not self._is_hosted or group is None or len(left) != len(self.sets):
+        if (
+            peer != COORDINATOR
+            or not self._is_hosted
+            or group is None
+            or len(left) != len(self.sets)
+        ):
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent Departed of worker "
-                f"{message.worker} with clocks of {len(left)} sets; {describe_peer(REGISTRAR)} "
+                f"{message.worker} with clocks of {len(left)} sets; {describe_peer(COORDINATOR)} "
                 f"does, to who has taken a dead server's place, and this one has {len(self.sets)}"
             )
         return [
@@ -440,7 +455,7 @@ class ServerLoop:
         """What has become of this server's file of a checkpoint, once that is known."""
         keeper = self._options.keeper
         if keeper is not None and keeper.is_busy and (told := keeper.outcome()) is not None:
-            self._outputs.send_control(REGISTRAR, told)
+            self._outputs.send_control(COORDINATOR, told)
 
     def _go_on_copying(self) -> bool:
         """Between messages: one chunk for the checkpoint that is to be written; whether there was
@@ -455,9 +470,9 @@ class ServerLoop:
             any(each.reserve_snapshot(keeper.memory) for each in self.sets)
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
-        """Handle what is the loop's or the registrar's; False for what is a set's."""
+        """Handle what is the loop's or the coordinator's; False for what is a set's."""
         if isinstance(message, Moved | Stop):
-            self._require_registrar(peer, message, is_meant=self._replication is not None)
+            self._require_coordinator(peer, message, is_meant=self._replication is not None)
             if isinstance(message, Stop):
                 self._finish()
             else:
@@ -465,7 +480,7 @@ class ServerLoop:
             return True
         if isinstance(message, TakeOver | KeepCopy | FillCopy | CopyLost):
             replication = self._replication
-            self._require_registrar(peer, message, is_meant=replication is not None)
+            self._require_coordinator(peer, message, is_meant=replication is not None)
             assert replication is not None
             if isinstance(message, TakeOver):
                 self._take_over(message.server)
@@ -478,10 +493,10 @@ class ServerLoop:
                 self._served(message.server, message)[1].on_copy_lost()
             return True
         if isinstance(message, Finish):
-            if peer != REGISTRAR:
+            if peer != COORDINATOR:
                 raise ProtocolError(
                     f"server {self._options.server}: {describe_peer(peer)} sent Finish; "
-                    f"{describe_peer(REGISTRAR)} says when the job is complete"
+                    f"{describe_peer(COORDINATOR)} says when the job is complete"
                 )
             self._is_asked_to_finish = True
             return True
@@ -491,13 +506,13 @@ class ServerLoop:
         if isinstance(message, Entrust):
             self._take_entrusted(peer, message)
             return True
-        if self.registrar is not None and isinstance(message, FOR_REGISTRAR):
-            self._do_as_registrar(self.registrar.handle(peer, message))
+        if self.coordinator is not None and isinstance(message, FOR_COORDINATOR):
+            self._do_as_coordinator(self.coordinator.handle(peer, message))
             return True
         return False
 
-    def _do_as_registrar(self, actions: Iterable[OfficeAction]) -> None:
-        assert self.registrar is not None
+    def _do_as_coordinator(self, actions: Iterable[LogAction]) -> None:
+        assert self.coordinator is not None
         for action in actions:
             if isinstance(action, SendControl):
                 self.transport.send_control(action.peer, action.message)
@@ -506,11 +521,11 @@ class ServerLoop:
             elif isinstance(action, EntrustAll):
                 self._entrust(action)
             elif not isinstance(action, Over):
-                self._on_registrar(action)
-            if isinstance(action, self.registrar.LAST):
+                self._on_coordinator(action)
+            if isinstance(action, self.coordinator.LAST):
                 self._finish()
 
-    # -- the registrar's deputy ----------------------------------------------------------------
+    # -- the coordinator's standby ----------------------------------------------------------------
 
     def _entrust(self, action: EntrustAll) -> None:
         """In parts, the last of which says what people were told."""
@@ -524,15 +539,15 @@ class ServerLoop:
                 state=state[part * _PART_BYTES : (part + 1) * _PART_BYTES],
                 told=told if part == num_parts - 1 else b"",
             )
-            self.transport.send_control(action.deputy, message)
+            self.transport.send_control(action.standby, message)
 
     def _take_entrusted(self, peer: int, message: Entrust) -> None:
-        """This server is the deputy when all parts are here."""
+        """This server is the standby when all parts are here."""
         parts = self._entrusted
-        if peer != REGISTRAR or self._standby is not None or message.part != len(parts):
+        if peer != COORDINATOR or self._standby is not None or message.part != len(parts):
             raise ProtocolError(
                 f"{describe_peer(self._options.server)}: {describe_peer(peer)} sent part "
-                f"{message.part} of what the registrar knows; {describe_peer(REGISTRAR)} does, "
+                f"{message.part} of what the coordinator knows; {describe_peer(COORDINATOR)} does, "
                 f"once and in order, and {len(parts)} are here"
             )
         parts.append(message.state)
@@ -541,39 +556,41 @@ class ServerLoop:
         state = b"".join(parts)
         parts.clear()
         self._standby = self._make_standby(state, message.told)
-        self.transport.send_control(REGISTRAR, AppendAck(number=message.number))
+        self.transport.send_control(COORDINATOR, AppendAck(number=message.number))
 
     def _note(self, peer: int, note: Append) -> None:
-        """The registrar was told something; it waits for the answer."""
-        if peer != REGISTRAR or self._standby is None:
+        """The coordinator was told something; it waits for the answer."""
+        if peer != COORDINATOR or self._standby is None:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent Append; "
-                f"{describe_peer(REGISTRAR)} does, to its deputy"
+                f"{describe_peer(COORDINATOR)} does, to its standby"
             )
-        for action in self._standby.office.note(note):
+        for action in self._standby.coordinator_log.note(note):
             self._standby.on_done(action)
-        self.transport.send_control(REGISTRAR, AppendAck(number=note.number))
+        self.transport.send_control(COORDINATOR, AppendAck(number=note.number))
 
     def _succeed(self, who: str) -> None:
-        """The registrar, ``who``, has died, whose deputy this is: go on in its place, with its
+        """The coordinator, ``who``, has died, whose standby this is: go on in its place, with its
         shard at once, so that there is an endpoint to which ranks can speak."""
         assert self._standby is not None
         assert self._replication is not None
         standby, self._standby = self._standby, None
-        office, transport = standby.office, self.transport
-        died = office.registrar_at
+        coordinator_log, transport = standby.coordinator_log, self.transport
+        died = coordinator_log.coordinator_at
         lost = {peer: name for peer, name in transport.lost.items() if peer != died}
-        for action in office.moves:  # some of which this server has still to hear of
+        for action in coordinator_log.moves:  # some of which this server has still to hear of
             self._on_moved(action.server, action.host)
-        said = office.announcements()
+        said = coordinator_log.announcements()
         hosted: ServerLoop | None = None
-        if not office.is_complete:
-            hosted = self._host(REGISTRAR, standby)
-            for action in (*office.moves, Move(REGISTRAR, self._options.server)):
+        if not coordinator_log.is_complete:
+            hosted = self._host(COORDINATOR, standby)
+            for action in (*coordinator_log.moves, Move(COORDINATOR, self._options.server)):
                 hosted.transport.move(server_id(action.server), server_id(action.host))
         try:
-            undone, actions = office.succeed(who, lost=lost)
-        except PsdistError:  # the job ends, of which whoever is the registrar writes what is known
+            undone, actions = coordinator_log.succeed(who, lost=lost)
+        except (
+            PsdistError
+        ):  # the job ends, of which whoever is the coordinator writes what is known
             standby.on_succeed([])
             raise
         standby.on_succeed(undone)
@@ -583,15 +600,15 @@ class ServerLoop:
         if hosted is None:
             self._finish()
         else:
-            hosted._do_as_registrar(actions)
+            hosted._do_as_coordinator(actions)
 
     # -- deaths of servers that are survived ---------------------------------------------------
 
-    def _require_registrar(self, peer: int, message: Control, *, is_meant: bool) -> None:
-        if peer != REGISTRAR or not is_meant:
+    def _require_coordinator(self, peer: int, message: Control, *, is_meant: bool) -> None:
+        if peer != COORDINATOR or not is_meant:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent "
-                f"{type(message).__name__}; {describe_peer(REGISTRAR)} declares deaths, where "
+                f"{type(message).__name__}; {describe_peer(COORDINATOR)} declares deaths, where "
                 "servers have buddies"
             )
 
@@ -601,9 +618,11 @@ class ServerLoop:
             return False
         for each in self._replications:
             each.on_server_lost(event.peer)
-        if self.registrar is not None:
-            self._do_as_registrar(self.registrar.on_server_lost(event.peer, event.who))
-        elif self._standby is not None and event.peer == self._standby.office.registrar_at:
+        if self.coordinator is not None:
+            self._do_as_coordinator(self.coordinator.on_server_lost(event.peer, event.who))
+        elif (
+            self._standby is not None and event.peer == self._standby.coordinator_log.coordinator_at
+        ):
             self._succeed(event.who)
         return True
 
@@ -614,15 +633,15 @@ class ServerLoop:
         return (one for one in each if one is not None)
 
     def _take_over(self, server: int) -> None:
-        """Go on with the shard of a server that has died; the registrar's is served already by its
-        successor."""
-        if server != REGISTRAR:
+        """Go on with the shard of a server that has died; the coordinator's is served already by
+        its successor."""
+        if server != COORDINATOR:
             self._host(server)
-        self.transport.send_control(REGISTRAR, TakenOver(server=server))
+        self.transport.send_control(COORDINATOR, TakenOver(server=server))
 
     def _host(self, server: int, standby: Standby | None = None) -> ServerLoop:
         """A loop in place of the dead server's, from the copy that is kept here; with ``standby``
-        it is the registrar, too."""
+        it is the coordinator, too."""
         assert self._replication is not None
         options = self._replication.options
         kept = self._replication.kept_for(server_id(server))
@@ -640,8 +659,8 @@ class ServerLoop:
             kept.server_options,
             make_executor=kept.make_executor,
             make_history=kept.log_of,
-            registrar=standby.office if standby is not None else None,
-            on_registrar=standby.on_action if standby is not None else lambda _action: None,
+            coordinator=standby.coordinator_log if standby is not None else None,
+            on_coordinator=standby.on_action if standby is not None else lambda _action: None,
             what_was_told=standby.what_was_told if standby is not None else bytes,
             replication=options,
             is_hosted=True,
@@ -657,7 +676,7 @@ class ServerLoop:
         return hosted
 
     def _on_moved(self, server: int, host: int) -> None:
-        if self.registrar is None:  # who has moved it before everybody was told
+        if self.coordinator is None:  # who has moved it before everybody was told
             self.transport.move(server_id(server), server_id(host))
         for each in self._replications:
             each.on_moved(server)
@@ -668,7 +687,7 @@ class ServerLoop:
         loop = served.get(server)
         if loop is None or loop._replication is None:
             raise ProtocolError(
-                f"{describe_peer(self._options.server)}: {describe_peer(REGISTRAR)} sent "
+                f"{describe_peer(self._options.server)}: {describe_peer(COORDINATOR)} sent "
                 f"{type(message).__name__} of the shard of server {server}; served here are those "
                 f"of {sorted(served)}"
             )
@@ -682,7 +701,7 @@ class ServerLoop:
     # -- the end -------------------------------------------------------------------------------
 
     def _finish_if_all_is_over(self) -> None:
-        # Finish comes from the registrar: it may overtake the Leave of a worker, whose message
+        # Finish comes from the coordinator: it may overtake the Leave of a worker, whose message
         # would stay unreceived and whose leave would be missing in the history. And the network
         # may tell of a reply long after its worker has gone on: whoever uses the transport after
         # this loop would be told of a frame that is not theirs.
@@ -696,8 +715,8 @@ class ServerLoop:
             return
         self._is_asked_to_finish = False
         answer = Finished(server=self._options.server, statistics=self.statistics())
-        self.transport.send_control(REGISTRAR, answer)
-        if self.registrar is None and self._replication is None:
+        self.transport.send_control(COORDINATOR, answer)
+        if self.coordinator is None and self._replication is None:
             self._finish()
 
     def _finish(self) -> None:

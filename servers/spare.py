@@ -5,8 +5,8 @@ worker.
     loop.run(waiting)
     loop.replace, loop.heard              # whose place it is to take as a worker
 
-A server without a shard of its own: the chief tells it nothing, and the registrar only what is to
-be kept, taken over and filled, or to its deputy all that there is to know. Who fills a copy here
+A server without a shard of its own: the chief tells it nothing, and the coordinator only what is to
+be kept, taken over and filled, or to its standby all that there is to know. Who fills a copy here
 describes its parameter sets first. What it takes over has loops of its own, as on any server.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Moved, Setup, TakePlace
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
+from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker
 from psdist.protocol.partition import Partition
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import Action
@@ -94,10 +94,10 @@ class SpareLoop(ServerLoop):
     def _go_as_worker(self, peer: int, message: TakePlace) -> None:
         """Nothing is served or kept here, and nobody will ask for that any more."""
         assert self._replication is not None
-        if peer != REGISTRAR or self._replication.kept:
+        if peer != COORDINATOR or self._replication.kept:
             raise ProtocolError(
                 f"{describe_peer(self._options.server)}: {describe_peer(peer)} sent TakePlace of "
-                f"worker {message.worker}; {describe_peer(REGISTRAR)} asks spares that have no "
+                f"worker {message.worker}; {describe_peer(COORDINATOR)} asks spares that have no "
                 f"shard, and here are those of servers {sorted(self._replication.kept)}"
             )
         self.replace = message

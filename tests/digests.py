@@ -45,6 +45,7 @@ from tests.support.mpirun import run_mpi
 from tests.support.programs.training.cases import Case, Outcome, cases_of
 from tests.support.programs.training.random_scripts import RandomJob
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.coordinator_deaths import play_with_coordinator_death
 from tests.support.virtual.going_on import play_with_groups_that_go_on
 from tests.support.virtual.going_on_with_buddies import play_with_groups_and_servers
 from tests.support.virtual.job import Schedule, VirtualJob, play
@@ -52,7 +53,6 @@ from tests.support.virtual.joining import play_with_joins
 from tests.support.virtual.mode_buddies import play_with_mode_buddies
 from tests.support.virtual.mode_deaths import play_with_mode_deaths
 from tests.support.virtual.refills import play_refills
-from tests.support.virtual.registrar_deaths import play_with_registrar_death
 from tests.support.virtual.schedule import with_backup, with_modes, with_stale
 from tests.support.virtual.server_deaths import play_with_server_death, with_buddies
 from tests.support.virtual.shared_spares import play_with_shared_spares
@@ -83,7 +83,7 @@ FAMILIES: dict[str, tuple[Callable[[int], VirtualJob], int]] = {
     "modes-and-deaths": (play_with_mode_deaths, 4),
     "servers-die": (lambda seed: play_with_server_death(with_buddies(seed))[0], 8),
     "modes-and-servers": (play_with_mode_buddies, 3),
-    "registrar-dies": (lambda seed: play_with_registrar_death(seed)[0], 5),
+    "registrar-dies": (lambda seed: play_with_coordinator_death(seed)[0], 5),
     "groups-go-on": (play_with_groups_that_go_on, 8),
     "groups-and-servers": (play_with_groups_and_servers, 4),
     "refills": (play_refills, 4),

@@ -61,11 +61,7 @@ class Core(NamedTuple):
 
 CLASSES = {
     "ServerCore": Core("servers/protocol/state.py", 8, {"core", "_core"}),
-    "Coordinator": Core(
-        "servers/protocol/coordinator.py",
-        8,
-        {"coordinator", "_coordinator", "registrar", "_registrar"},
-    ),
+    "Coordinator": Core("servers/protocol/coordinator.py", 8, {"coordinator", "_coordinator"}),
     "Trainer": Core("workers/trainer.py", 10, {"trainer", "_trainer", "trainers"}),
     "ServerLoop": Core("servers/loop.py", 10, {"server_loop", "hosted"}),
 }
@@ -97,7 +93,7 @@ FEATURE_MODULES = (
     "servers/protocol/replication/",
     "servers/protocol/round_control.py",
     "servers/protocol/steps.py",
-    "servers/protocol/succession/",
+    "servers/protocol/failover/",
     "servers/protocol/takeovers.py",
     "workers/protocol/regrouping.py",
 )
@@ -120,9 +116,9 @@ FEATURES = {
     "overlap": "beside driver early half_pushed in_group late overlap progress sums",
     "pipeline": "ahead pipeline pipelined",
     "rollback": "rollback",
-    "second copies": "buddies buddy displaced fill hosted inherit inherited office outbox picture"
-    " replica replication shard_state standby survives_servers take_over taken_over takeover"
-    " takeovers",
+    "second copies": "buddies buddy displaced fill hosted inherit inherited coordinator_log outbox"
+    " picture replica replication shard_state standby survives_servers take_over"
+    " taken_over takeover takeovers",
     "spares": "admit admits join joined joining joins may_begin_late spare spares substitute"
     " substitutes",
     "stale lr": "compensation lr_scale stale stale_lr",

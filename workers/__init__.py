@@ -5,7 +5,7 @@
 ``late`` (a room) what is left when ``step()`` has returned,
 ``values`` are the parameters in memory, ``batches`` what was learnt from, ``pushes`` what is sent
 of gradients, ``loop`` carries actions out over the network, ``standing`` reports progress to the
-registrar, ``metrics`` what the script reports. Imported as ``psdist.workers``; never imports
+coordinator, ``metrics`` what the script reports. Imported as ``psdist.workers``; never imports
 psdist.servers.
 """
 

@@ -19,7 +19,7 @@ from psdist.errors import ModelError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.control import TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import COORDINATOR
 from psdist.protocol.partition import Partition
 from psdist.tracing.tracer import Tracer
 from psdist.transport.base import Transport
@@ -58,7 +58,7 @@ def make_loop(
     for event in heard:
         loop.hear(event)
     if replace is not None:  # it is answered later, by begin_join()
-        loop.hear(ControlArrived(REGISTRAR, replace))
+        loop.hear(ControlArrived(COORDINATOR, replace))
     return loop
 
 

@@ -44,7 +44,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag, Header
-from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
@@ -510,7 +510,7 @@ class WorkerLoop:
 
     def log(self, line: dict[str, Any]) -> None:
         """One line for metrics.jsonl."""
-        self.transport.send_control(REGISTRAR, Metrics(line=line))
+        self.transport.send_control(COORDINATOR, Metrics(line=line))
 
     # -- calls that wait -----------------------------------------------------------------------
 
@@ -596,7 +596,7 @@ class WorkerLoop:
         """Local steps of each group in a term of which nobody has asked here before."""
         steps = self.core.steps
         self._do([steps.ask(term)])
-        who = describe_peer(REGISTRAR)
+        who = describe_peer(COORDINATOR)
         yield Wait(lambda: steps.is_known(term), f"{who} to say how many local steps groups make")
         return steps.take(term)
 

@@ -1,9 +1,9 @@
 """What the workers of a group do when one of them has died and the others go on (docs/design.md,
 "Groups that re-form").
 
-Each tells the registrar where it stands as soon as it hears of the death, whatever its script waits
-for, and is told where the others do (psdist.workers.protocol.regrouping). What follows is decided
-by all alike:
+Each tells the coordinator where it stands as soon as it hears of the death, whatever its script
+waits for, and is told where the others do (psdist.workers.protocol.regrouping). What follows is
+decided by all alike:
 
 * The group goes on over another channel, with what the dead pushed and pulled shared out.
 * Somebody has ended the iteration that others are in: these get its values from there.

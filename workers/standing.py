@@ -1,4 +1,4 @@
-"""Reports a worker's progress to the registrar, for the display and for detecting missed
+"""Reports a worker's progress to the coordinator, for the display and for detecting missed
 collective calls.
 
     standing = Standing(worker, transport, now_s=now_s)
@@ -6,7 +6,7 @@ collective calls.
     standing.end_iteration(trainers, 0)        # sends a few times a second
     standing.send(trainers)                    # sends now: before every collective, and at the end
 
-The registrar judges a missed call by the last that came before it, so that must never be skipped.
+The coordinator judges a missed call by the last that came before it, so that must never be skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from psdist.protocol.control import LossReported, Progress
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import COORDINATOR
 from psdist.transport.base import Transport
 from psdist.workers.data.position import EqualPasses, Position
 from psdist.workers.losses import Losses
@@ -65,9 +65,9 @@ class Standing:
         tells_errors: bool = False,
         losses: Losses | None = None,
     ) -> None:
-        """``now_s()``: the job's clock; ``tells_rounds``: whether the registrar wants to know what
-        each round has taken, of a worker that ``leads()`` its group then; ``tells_errors``: and
-        what codecs have left out in it; ``losses``: what it is told of those that the script
+        """``now_s()``: the job's clock; ``tells_rounds``: whether the coordinator wants to know
+        what each round has taken, of a worker that ``leads()`` its group then; ``tells_errors``:
+        and what codecs have left out in it; ``losses``: what it is told of those that the script
         reports."""
         self._worker = worker
         self._transport = transport
@@ -131,15 +131,15 @@ class Standing:
             waits_us=waits_us,
             errors_ppm=errors_ppm if self._tells_errors else [],
         )
-        self._transport.send_control(REGISTRAR, progress)
+        self._transport.send_control(COORDINATOR, progress)
 
 
 def tell_losses(losses: Losses, worker: int, clock: int, transport: Transport) -> None:
-    """The registrar, of what was reported since the last time."""
+    """The coordinator, of what was reported since the last time."""
     count, total = losses.take()
     if count:
         message = LossReported(worker=worker, round=clock, count=count, total=total)
-        transport.send_control(REGISTRAR, message)
+        transport.send_control(COORDINATOR, message)
 
 
 def _waited_s(trainers: Sequence[Trainer]) -> float:

@@ -3,7 +3,7 @@
 wire = Wire(push=codec, reply=RAW, seed=config.seed)     # or RAW_WIRE
 layouts = wire.pushes(partition)                         # for both ends; None where they are raw
 layouts.at(clock)                                        # of messages of this round
-wire = wire.of_set(); wire.turns.begin(1, 900, 2)        # of a ladder: as the registrar says
+wire = wire.of_set(); wire.turns.begin(1, 900, 2)        # of a ladder: as the coordinator says
 rule = payload_rule(layouts, partition)                  # for the receiver's state machine
 """
 
@@ -62,7 +62,7 @@ class Wire:
     """What changes within the run, ascending; of a ladder its levels behind the first one, of which
     the rounds mean nothing."""
     is_ladder: bool = False
-    """Whether the registrar says which of them rules which rounds."""
+    """Whether the coordinator says which of them rules which rounds."""
     starts: tuple[tuple[int, int], ...] = ((0, 0),)
     """Of a ladder (round, level): which rule which rounds as the job begins."""
     turns: Turns | None = None

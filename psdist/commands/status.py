@@ -2,8 +2,8 @@
 
     main(Path("runs/a"))        # 0, or a ConfigError where there is nothing to read
 
-Reads status.json, which the registrar writes about once a second and when the job ends; one that is
-old, of a job that has not ended, says that the registrar is busy, stuck or gone.
+Reads status.json, which the coordinator writes about once a second and when the job ends; one that
+is old, of a job that has not ended, says that the coordinator is busy, stuck or gone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def lines_of(status: Status, *, age_s: float) -> list[str]:
         which = ", ".join(map(str, status.alone))
         lines.append(f"  one copy   of the shard of server {which}: another one is not whole")
     if status.registrar:
-        lines.append(f"  registrar  {status.registrar}")
+        lines.append(f"  coordinator  {status.registrar}")
     if status.spares and not has_ended:
         waits = "waits" if status.spares == 1 else "wait"
         lines.append(f"  spares     {status.spares}, which {waits} to take a dead one's place")

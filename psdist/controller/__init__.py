@@ -5,7 +5,7 @@ Lives here: when to change between sync and bounded staleness (``mode``), which 
 ``paces``, what it takes at each level in ``level_times``, and the rounds of groups that are in
 different ones in ``own_window``), and how many local steps groups make (``steps`` by their speed,
 ``loss_steps`` by the loss); in ``kept`` what a checkpoint has of that. Pure: numbers in, decisions
-out. The registrar runs one of them, ``psdist check`` feeds it what was recorded and must get the
+out. The coordinator runs one of them, ``psdist check`` feeds it what was recorded and must get the
 same decisions. It must not import anything of psdist but the modes' names.
 
     control = CodecControl(num_groups=4, names=["none", "fp16", "int8"])

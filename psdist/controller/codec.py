@@ -1,6 +1,6 @@
 """Which codecs to send with: the least lossy ones with which a round is about as short as can be.
 
-Pure: numbers in, decisions out. The registrar runs it (``codec = auto``), and ``psdist check``
+Pure: numbers in, decisions out. The coordinator runs it (``codec = auto``), and ``psdist check``
 feeds it what was recorded and must get the same decisions.
 
     control = CodecControl(num_groups=4, names=["none", "fp16", "int8"])

@@ -1,6 +1,6 @@
 """How many local steps all groups make in a round: decided from the loss that the script reports.
 
-Pure: numbers in, decisions out. The registrar runs it (``steps_by = loss``), and ``psdist check``
+Pure: numbers in, decisions out. The coordinator runs it (``steps_by = loss``), and ``psdist check``
 feeds it what was recorded and must get the same decisions.
 
     control = LossStepControl(num_workers=2, num_groups=2, local_steps=16)

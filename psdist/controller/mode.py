@@ -1,7 +1,7 @@
 """When to change between sync and bounded staleness: decided from what groups' rounds have taken.
 
-Pure: numbers in, decisions out. The registrar runs it (``mode = auto``), and ``psdist check`` feeds
-it what was recorded and must get the same decisions.
+Pure: numbers in, decisions out. The coordinator runs it (``mode = auto``), and ``psdist check``
+feeds it what was recorded and must get the same decisions.
 
     control = ModeControl(num_groups=4, staleness=3)
     control.observe(Observation(group, first_round, own_us, waits_us))    # as groups report

@@ -1,7 +1,7 @@
 """How many local steps each group makes in a round: decided from what its steps have taken.
 
-Pure: numbers in, decisions out. The registrar runs it (``steps_by = speed``), and ``psdist check``
-feeds it what was recorded and must get the same decisions.
+Pure: numbers in, decisions out. The coordinator runs it (``steps_by = speed``), and ``psdist
+check`` feeds it what was recorded and must get the same decisions.
 
     control = StepControl(sizes=[1, 1, 2], local_steps=16)
     control.observe(group, step_us)          # of a round, as groups report
@@ -37,7 +37,7 @@ HANDS: Final = 4
 
 
 class Term(NamedTuple):
-    """Rounds for which the registrar fixes the steps of every group."""
+    """Rounds for which the coordinator fixes the steps of every group."""
 
     loader: int
     """Of the script's, counted from 1; 0: rounds of batches that are the script's own."""

@@ -1,4 +1,4 @@
-"""What workers record of the hands that they were dealt, and the registrar of local steps that it
+"""What workers record of the hands that they were dealt, and the coordinator of local steps that it
 fixes, by speed or by the loss.
 
 Owns both files' lines: ``history/worker-N.hands``, a line for each hand of which this worker was

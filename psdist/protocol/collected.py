@@ -1,4 +1,5 @@
-"""What workers have brought to a collective: the registrar's answer, and what a worker reads in it.
+"""What workers have brought to a collective: the coordinator's answer, and what a worker reads in
+it.
 
 Everything to everybody would be the square of the workers. Payloads are there to be compared: each
 different one is told once, and of many different ones the first few. Values are there to be summed:
@@ -85,8 +86,8 @@ class Brought:
         is_known = all(ABSENT <= index <= len(message.payloads) for index in indexes)
         if len(indexes) != len(lengths) or not is_known or min(lengths, default=1) < 1:
             raise ProtocolError(
-                f"the registrar sent Collected of {len(message.payloads)} payloads with runs that "
-                "do not fit them"
+                f"the coordinator sent Collected of {len(message.payloads)} payloads with runs "
+                "that do not fit them"
             )
         runs = tuple(zip(indexes, lengths, strict=True))
         return cls(tuple(message.payloads), runs, message.values)

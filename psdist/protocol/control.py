@@ -162,7 +162,7 @@ class Resumed(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written(Control):
-    """A server or worker to the registrar: my file of this checkpoint is on the disk."""
+    """A server or worker to the coordinator: my file of this checkpoint is on the disk."""
 
     checkpoint: str
     num_bytes: int
@@ -171,7 +171,7 @@ class Written(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteFailed(Control):
-    """A server or worker to the registrar: there is no such file of mine, and why."""
+    """A server or worker to the coordinator: there is no such file of mine, and why."""
 
     checkpoint: str
     problem: str
@@ -210,7 +210,7 @@ class Leave(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Enter(Control):
-    """A worker to the registrar: I have come to collective number ``seq``, called ``name``.
+    """A worker to the coordinator: I have come to collective number ``seq``, called ``name``.
 
     ``payload`` is compared with what others bring, ``values`` (float64, little-endian) are summed.
     """
@@ -224,7 +224,7 @@ class Enter(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected(Control):
-    """Registrar to every worker: what all brought to collective ``seq``, or why it failed.
+    """Coordinator to every worker: what all brought to collective ``seq``, or why it failed.
 
     Different payloads once each, in the order of the workers that brought them first, and no more
     than a few: a message does not grow with the workers. ``runs``: workers from 0 on, as pairs of
@@ -258,7 +258,7 @@ class Metrics(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Control):
-    """A worker to the registrar: where it stands. A few times a second, for displays of progress,
+    """A worker to the coordinator: where it stands. A few times a second, for displays of progress,
     and always before :class:`Enter` and :class:`Done`, which are judged by it. Counts that are not
     known are 0.
 
@@ -738,7 +738,7 @@ class ReceivedUpTo(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nominate(Control):
-    """Coordinator to every rank: ``deputy`` is to be the next standby. It becomes that with
+    """Coordinator to every rank: ``standby`` is to be the next standby. It becomes that with
     :class:`Entrust`, which follows when every rank has received this."""
 
     deputy: int

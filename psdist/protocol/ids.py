@@ -1,6 +1,6 @@
 """The stable ids that servers, workers and spares are known by; never MPI ranks.
 
-server_id(0)                  # the registrar
+server_id(0)                  # the coordinator
 worker_id(3)
 spare_id(1)                   # below those of workers: it may go on in place of servers
 describe_peer(worker_id(3))   # "worker 3"
@@ -16,7 +16,7 @@ _NAMED_AT_MOST = 8
 
 
 def server_id(server: int) -> int:
-    """The stable id of server number ``server`` (0 is the registrar)."""
+    """The stable id of server number ``server`` (0 is the coordinator)."""
     return server
 
 
@@ -62,5 +62,5 @@ def describe_workers(workers: Iterable[int]) -> str:
     return f"worker{'s' * (len(numbers) > 1)} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
-REGISTRAR = server_id(0)
+COORDINATOR = server_id(0)
 """The server that also knows who has come to a collective, who is done, and who writes files."""

@@ -3,7 +3,7 @@
     payload = pack_join([12], "state-12-1")       # what the chief brings; others bring no state
     unpack_join(payload)                          # JoinBrought(clocks=(12,), state="state-12-1")
 
-Who joins, when and where the registrar decides (psdist.servers.protocol.joins).
+Who joins, when and where the coordinator decides (psdist.servers.protocol.joins).
 """
 
 from __future__ import annotations

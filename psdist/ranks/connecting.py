@@ -29,7 +29,7 @@ from psdist.controller.kept import Fidelity
 from psdist.errors import ConfigError, LaunchError, UserError
 from psdist.install.launcher import detect, explain_torchrun, survives_deaths
 from psdist.install.room import check_shared_memory
-from psdist.protocol.ids import REGISTRAR, is_worker, server_id, worker_of
+from psdist.protocol.ids import COORDINATOR, is_worker, server_id, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import (
     AgreedExit,
@@ -190,10 +190,10 @@ def _connect(
         context.hosts = HostWatch.begin(
             comm,
             placed.roles,
-            hubs=[REGISTRAR, *(server_id(each) for each in context.buddies[:1])],
+            hubs=[COORDINATOR, *(server_id(each) for each in context.buddies[:1])],
             timeout_s=config.host_timeout_s,
             dead=lambda: context.transport.lost.keys() | context.transport.moved.keys(),
-            decides=lambda: context.is_registrar,
+            decides=lambda: context.is_coordinator,
             end=context.end_cut_off,
             outlives_hubs=bool(context.buddies),
         )
@@ -201,10 +201,10 @@ def _connect(
     context.go_on(checkpoint, attempt, fidelity)
     context.resolved, context.plan, context.parent = resolved, placed.plan, parent
     if parent is not None:
-        parent.take_role(context.who, "registrar" if context.me == REGISTRAR else context.role)
+        parent.take_role(context.who, "registrar" if context.me == COORDINATOR else context.role)
     start_logs(path, rank=rank, who=context.who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
-    if context.me == REGISTRAR:
+    if context.me == COORDINATOR:
         _log_defaults(resolved)
     if pairs is not None:
         _tell_of_pairs(context, pairs)
@@ -212,7 +212,7 @@ def _connect(
 
 
 def _tell_of_pairs(context: RankContext, pairs: Pairs) -> None:
-    if context.me != REGISTRAR:
+    if context.me != COORDINATOR:
         return
     if pairs.warning:
         logger.warning("%s", pairs.warning)

@@ -34,7 +34,7 @@ from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Ended, Failure, MembershipChanged, TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     is_spare,
     is_worker,
     server_id,
@@ -125,7 +125,7 @@ class RankContext:
     advance: Callable[[], None] = lambda: None
     """Tells the network that this rank goes on into a job, or back to waiting."""
     on_abort: Callable[[str, int], None] | None = None
-    """Called with text and status before this rank ends a failed job; the registrar's files."""
+    """Called with text and status before this rank ends a failed job; the coordinator's files."""
     take_over: Callable[[], None] = lambda: None
     """Called before this rank uses the network for the end of a failed job: whoever used it beside
     the script leaves it alone."""
@@ -141,7 +141,7 @@ class RankContext:
     heard: Sequence[PeerLost | ControlArrived] = ()
     """What it had heard of servers before that."""
     joined: dict[int, int] = field(default_factory=dict)
-    """On the registrar: substitutes that have joined a job, in order, and whose places they have;
+    """On the coordinator: substitutes that have joined a job, in order, and whose places they have;
     on one of them it itself."""
     has_trained: bool = False
     """On a substitute that has joined: whether it has made an iteration."""
@@ -197,7 +197,7 @@ class RankContext:
             phase = "training"
         if self.parent is not None:
             self.parent.reach(phase)
-        elif self.comm is not None and self.me == REGISTRAR and self.config.progress != "off":
+        elif self.comm is not None and self.me == COORDINATOR and self.config.progress != "off":
             elapsed_s = time.monotonic() - self.started_s
             say_phase(phase, num_ranks=len(self.roles.places), elapsed_s=elapsed_s)
 
@@ -334,8 +334,8 @@ class RankContext:
             start_logs(self.run_directory.path, rank=self.rank, who=self.who_in_logs)
             logger.info("job %d of %d ranks begins", job, len(self.roles.places))
         if self.buddies:
-            deputy = server_id(self.buddies[0])
-            self._line = LineTransport(self._endpoint, deputy=deputy, on_follow=self._on_follow)
+            standby = server_id(self.buddies[0])
+            self._line = LineTransport(self._endpoint, standby=standby, on_follow=self._on_follow)
             self.transport = self._line
         self.advance()
         if config.trace:
@@ -344,27 +344,27 @@ class RankContext:
             begin_trace(self)
 
     def _on_follow(self, died: int) -> None:
-        """The registrar has died, in the process of ``died``, and its deputy has its place: whoever
-        has started that rank is to know that it is not missed, and may be on this rank's host
-        only."""
+        """The coordinator has died, in the process of ``died``, and its standby has its place:
+        whoever has started that rank is to know that it is not missed, and may be on this rank's
+        host only."""
         if self.parent is not None:
             self.parent.tell(RankSurvived(rank=self.roles.rank_of_peer[died]))
 
     @property
-    def has_lost_registrar(self) -> bool:
+    def has_lost_coordinator(self) -> bool:
         """Whether it has died in a job, or behind one, that survives that; no other one begins."""
-        is_dead = REGISTRAR in self.transport.lost or REGISTRAR in self.transport.moved
+        is_dead = COORDINATOR in self.transport.lost or COORDINATOR in self.transport.moved
         return bool(self.buddies) and self.job > 0 and is_dead
 
     @property
-    def is_registrar(self) -> bool:
-        """Whether the registrar is in this process."""
-        return self.me == self._registrar_at
+    def is_coordinator(self) -> bool:
+        """Whether the coordinator is in this process."""
+        return self.me == self._coordinator_at
 
     @property
-    def _registrar_at(self) -> int:
-        """In whose process the registrar is, or was until it died."""
-        return REGISTRAR if self._line is None else self._line.registrar_at
+    def _coordinator_at(self) -> int:
+        """In whose process the coordinator is, or was until it died."""
+        return COORDINATOR if self._line is None else self._line.coordinator_at
 
     @property
     def who_in_logs(self) -> str:
@@ -401,7 +401,7 @@ class RankContext:
         self._ends_without_mpi = self.survives_workers or self.survives_servers
 
     def _tell_parent_of_survived(self) -> None:
-        """The job is complete without these: the registrar that knew them may have had no parent,
+        """The job is complete without these: the coordinator that knew them may have had no parent,
         on another host than this rank's."""
         assert self.parent is not None
         if self.survives_workers or self.survives_servers:
@@ -414,7 +414,7 @@ class RankContext:
             leave_out()
 
     def fail(self, text: str, status: int) -> NoReturn:
-        """End the job: ``text`` is printed once, by the registrar if that still answers. A spare
+        """End the job: ``text`` is printed once, by the coordinator if that still answers. A spare
         that has not joined ends alone: the job goes on as before; and so does one that has, before
         its first iteration: that is the death of a worker."""
         if self._may_end_alone and not is_interruption(text, status):
@@ -426,11 +426,11 @@ class RankContext:
         flush_output()
         self._flush_records()
         heading = f"psdist: {self.who}"
-        if self.comm is not None and not self.is_registrar:
+        if self.comm is not None and not self.is_coordinator:
             failure = Failure(heading=heading, text=printable(text), exit_status=status)
             with suppress(PsdistError):  # the network may be what failed: we speak for ourselves
-                self.transport.send_control(REGISTRAR, failure)
-                told_at = self._registrar_at
+                self.transport.send_control(COORDINATOR, failure)
+                told_at = self._coordinator_at
                 deadline = time.monotonic() + _REPORT_TIMEOUT_S
                 # The speaker's Abort ends this process, or its word.
                 while self._speaker() != self.me and time.monotonic() < deadline:
@@ -440,9 +440,9 @@ class RankContext:
                         self.end_told(ended.exit_status)
                     except PsdistError:  # one failure is enough
                         pass
-                    if told_at != self._registrar_at:  # it has died, and another has its place
-                        self.transport.send_control(REGISTRAR, failure)
-                        told_at = self._registrar_at
+                    if told_at != self._coordinator_at:  # it has died, and another has its place
+                        self.transport.send_control(COORDINATOR, failure)
+                        told_at = self._coordinator_at
                     time.sleep(1e-3)
         self.abort(heading, text, status)
 
@@ -470,7 +470,7 @@ class RankContext:
     def cause_of(self, error: Exception) -> Exception:
         """The death of another rank where there is one, of which ``error`` is taken to be a
         consequence: torch.distributed says only that a connection was closed. Where the job
-        survives workers, only one of this worker's own group can be, and the registrar says what
+        survives workers, only one of this worker's own group can be, and the coordinator says what
         follows: :class:`BuriedError`, if that is not the end of the job."""
         if self.comm is None or not survives_deaths(os.environ):
             return error
@@ -491,7 +491,7 @@ class RankContext:
         return PeerLostError(lost[0]).with_traceback(error.__traceback__) if lost else error
 
     def _poll_for_survival(self) -> bool:
-        """Whether the registrar has said that the job goes on without somebody of this group."""
+        """Whether the coordinator has said that the job goes on without somebody of this group."""
         with suppress(PsdistError):
             event = self.transport.poll()
             if isinstance(event, ControlArrived) and isinstance(event.message, MembershipChanged):
@@ -531,11 +531,11 @@ class RankContext:
         return bool(self.buddies)
 
     def _speaker(self) -> int:
-        """Who prints why the job ends: the registrar, or its deputy, or the first server that
+        """Who prints why the job ends: the coordinator, or its standby, or the first server that
         lives, or the first worker."""
         dead = self.transport.lost.keys() | self.transport.moved.keys()
         if self._line is not None:
-            for known in (self._line.registrar_at, self._line.deputy):
+            for known in (self._line.coordinator_at, self._line.standby):
                 if known is not None and known not in dead:
                     return known
         unknown = self.roles.is_substitute if self.roles.has_shared_spares else lambda _: False
@@ -574,7 +574,8 @@ class RankContext:
         os._exit(status)
 
     def heed_parent(self) -> None:
-        """On the registrar, now and then: end the job where its parent wants that, or has gone."""
+        """On the coordinator, now and then: end the job where its parent wants that, or has
+        gone."""
         if self.parent is None:
             return
         if self.parent.end_signal is not None:
@@ -586,7 +587,7 @@ class RankContext:
             os._exit(1)
 
     def heed_hosts(self) -> None:
-        """On the registrar, now and then: :class:`HostLostError` where a host is cut off."""
+        """On the coordinator, now and then: :class:`HostLostError` where a host is cut off."""
         if self.hosts is not None and (verdict := self.hosts.verdict) is not None:
             raise HostLostError(verdict)
 
@@ -604,7 +605,7 @@ class RankContext:
         os._exit(HostLostError.exit_status)
 
     def write_last_files(self, text: str, status: int) -> None:
-        """Records that still lie in memory and, on the registrar, summary.json."""
+        """Records that still lie in memory and, on the coordinator, summary.json."""
         self._flush_records()
         # Whatever it meets, a full disk or half of a statistic: it must neither hide what happened
         # first nor keep the other ranks waiting.

@@ -26,7 +26,7 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.succession.office import Office
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 
 
 def coordinator_of(context: RankContext) -> Coordinator:
@@ -82,13 +82,15 @@ def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
     return None
 
 
-def office_of(context: RankContext, registrar: Coordinator, *, is_active: bool) -> Office:
+def coordinator_log_of(
+    context: RankContext, coordinator: Coordinator, *, is_active: bool
+) -> CoordinatorLog:
     """Return the coordinator with what lets the standby go on in its place; ``is_active``: False
     on the standby."""
     roles = context.roles
-    return Office(
-        registrar,
-        deputy=server_id(context.buddies[0]),
+    return CoordinatorLog(
+        coordinator,
+        standby=server_id(context.buddies[0]),
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
         num_spares=roles.num_spares,

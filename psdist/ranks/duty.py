@@ -1,7 +1,7 @@
-"""Who reports on a rank: while it is the registrar, or may become it.
+"""Who reports on a rank: while it is the coordinator, or may become it.
 
 duty = Duty(context)
-duty.begin(registrar, office, is_active=True)       # on server 0
+duty.begin(coordinator, coordinator_log, is_active=True)       # on server 0
 duty.on_action(action), duty.on_idle()              # as the job goes
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Callable
 from psdist.protocol.control import Setup
 from psdist.protocol.partition import Partition
 from psdist.ranks.context import RankContext
-from psdist.ranks.coordinating import coordinator_of, office_of
+from psdist.ranks.coordinating import coordinator_log_of, coordinator_of
 from psdist.ranks.reporter import Reporter
 from psdist.servers.loop import Standby
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.succession.office import Office, OfficeAction
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
 
 
 class Duty:
-    """Who reports on this rank: while it is the registrar, or may become it, somebody does."""
+    """Who reports on this rank: while it is the coordinator, or may become it, somebody does."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -29,9 +29,13 @@ class Duty:
         self.contained: Callable[[], list[list[int]]] = list
         """By set, by group: the iterations that the chunks of this server contain."""
 
-    def begin(self, registrar: Coordinator, office: Office | None, *, is_active: bool) -> Reporter:
-        """``office``: where shards have second copies."""
-        made = Reporter(self._context, registrar, office=office, is_active=is_active)
+    def begin(
+        self, coordinator: Coordinator, coordinator_log: CoordinatorLog | None, *, is_active: bool
+    ) -> Reporter:
+        """``coordinator log``: where shards have second copies."""
+        made = Reporter(
+            self._context, coordinator, coordinator_log=coordinator_log, is_active=is_active
+        )
         made.contained = lambda: self.contained()
         for each in self._built:
             made.on_built(*each)
@@ -39,19 +43,21 @@ class Duty:
         return made
 
     def make_standby(self, state: bytes, told: bytes) -> Standby:
-        """This rank is a later deputy. ``state``: the snapshot of the office; ``told``: what users
-        have been told (:meth:`what_was_told`)."""
-        office = office_of(self._context, coordinator_of(self._context), is_active=False)
-        office.from_snapshot(state)
-        return self.standby(office, told)
+        """This rank is a later standby. ``state``: the snapshot of the coordinator log; ``told``:
+        what users have been told (:meth:`what_was_told`)."""
+        coordinator_log = coordinator_log_of(
+            self._context, coordinator_of(self._context), is_active=False
+        )
+        coordinator_log.from_snapshot(state)
+        return self.standby(coordinator_log, told)
 
-    def standby(self, office: Office, told: bytes = b"") -> Standby:
-        """This rank is the deputy; ``told``: see :meth:`make_standby`."""
-        reporter = self.begin(office.registrar, office, is_active=False)
+    def standby(self, coordinator_log: CoordinatorLog, told: bytes = b"") -> Standby:
+        """This rank is the standby; ``told``: see :meth:`make_standby`."""
+        reporter = self.begin(coordinator_log.coordinator, coordinator_log, is_active=False)
         if told:
             reporter.go_on(told)
         return Standby(
-            office=office,
+            coordinator_log=coordinator_log,
             on_done=reporter.note,
             on_succeed=reporter.succeed,
             on_action=reporter.on_action,
@@ -69,7 +75,7 @@ class Duty:
         if self._reporter is not None:
             self._reporter.on_built(set_index, partition, owners, setup)
 
-    def on_action(self, action: OfficeAction) -> None:
+    def on_action(self, action: LogAction) -> None:
         assert self._reporter is not None
         self._reporter.on_action(action)
 

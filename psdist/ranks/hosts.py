@@ -1,13 +1,13 @@
 """Whether the hosts of this job still reach each other: who calls whom, and what follows.
 
-    context.hosts = HostWatch.begin(comm, roles, hubs=[REGISTRAR], ...)     # collective
-    context.hosts.verdict        # on the registrar: why the job ends, or None
+    context.hosts = HostWatch.begin(comm, roles, hubs=[COORDINATOR], ...)     # collective
+    context.hosts.verdict        # on the coordinator: why the job ends, or None
     context.hosts.close()
 
-Every rank has a line (psdist.reach) to the registrar, and with buddies to its deputy, unless it
-shares their host, which no network can part. The registrar alone decides that the job ends; who has
-lost all its hubs ends by itself, after the same time, because nobody can tell it anything. So no
-rank that is cut off goes on, and none of it is waited for.
+Every rank has a line (psdist.reach) to the coordinator, and with buddies to its standby, unless it
+shares their host, which no network can part. The coordinator alone decides that the job ends; who
+has lost all its hubs ends by itself, after the same time, because nobody can tell it anything. So
+no rank that is cut off goes on, and none of it is waited for.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class HostWatch:
         end: Ends,
         outlives_hubs: bool = False,
     ) -> HostWatch:
-        """``hubs``: the stable ids of the registrar and its deputy; ``dead()``: of those that the
-        job knows to have died; ``decides()``: whether this rank is the registrar now;
+        """``hubs``: the stable ids of the coordinator and its standby; ``dead()``: of those that
+        the job knows to have died; ``decides()``: whether this rank is the coordinator now;
         ``outlives_hubs``: the job goes on when they die, of which a rank that computes has not
         heard yet. Collective over ``comm``."""
         made, rank = cls(), comm.Get_rank()
@@ -118,7 +118,7 @@ class HostWatch:
 
     @property
     def verdict(self) -> str | None:
-        """On the registrar: which host is cut off, or which rank has ended without a word."""
+        """On the coordinator: which host is cut off, or which rank has ended without a word."""
         return self._hub.verdict if self._hub is not None else None
 
     def close(self) -> None:

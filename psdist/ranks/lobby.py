@@ -4,7 +4,7 @@
     join_job(context, {"mode": "ssp"})          # on a worker, in psdist.init(mode="ssp")
     leave(context)                              # on a worker, when its process ends
 
-Who has come is decided by psdist.servers.protocol.lobby, on the registrar. One process without a
+Who has come is decided by psdist.servers.protocol.lobby, on the coordinator. One process without a
 launcher waits for nobody.
 """
 
@@ -30,7 +30,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     describe_peer,
     describe_workers,
     is_spare,
@@ -49,7 +49,7 @@ _WHERE = "psdist.init"
 
 def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
     """On a server: returns when a job has begun; False when no worker is left to begin one.
-    ``lobby``: on the registrar only."""
+    ``lobby``: on the coordinator only."""
     waiting = context.waiting(has_deadline=False)
     waiting.relax()
     known: set[int] = set()
@@ -57,7 +57,7 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
         context.run_directory, roles=context.roles, mode=describe_now(context.config, 0)
     )
     while True:
-        if context.has_lost_registrar:
+        if context.has_lost_coordinator:
             return False  # who would begin another job, and who would say that nobody does
         if lobby is not None and context.survives_workers:
             for peer in context.transport.lost.keys() - known:
@@ -80,10 +80,10 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
         message = arrived.message
         if isinstance(message, Failure) and lobby is not None:
             context.abort(message.heading, message.text, message.exit_status)
-        if isinstance(message, Begun) and arrived.peer == REGISTRAR:
+        if isinstance(message, Begun) and arrived.peer == COORDINATOR:
             _begin(context, message)
             return True
-        if isinstance(message, End) and arrived.peer == REGISTRAR:
+        if isinstance(message, End) and arrived.peer == COORDINATOR:
             return False
         if lobby is None or not isinstance(message, Lobby.TAKES):
             raise _unexpected(context, arrived.peer, message)
@@ -96,7 +96,7 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
 
 
 def _take(context: RankContext, lobby: Lobby, arrived: ControlArrived) -> Begun | AllGone | None:
-    """On the registrar: what its machine decides about a message; the job that begins, or the
+    """On the coordinator: what its machine decides about a message; the job that begins, or the
     end."""
     return _tell(context, lobby.handle(arrived.peer, arrived.message))
 
@@ -135,23 +135,23 @@ def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
         return _begin(context, begun)
     worker = worker_of(context.me)
     transport = context.transport
-    _require_registrar(context)
-    transport.send_control(REGISTRAR, Begin(worker=worker, job=job, settings=dict(settings)))
+    _require_coordinator(context)
+    transport.send_control(COORDINATOR, Begin(worker=worker, job=job, settings=dict(settings)))
     waiting = context.waiting()
     waiting.reset()
     while True:
         event = transport.poll()
-        _require_registrar(context)
+        _require_coordinator(context)
         if event is None:
             if waiting.idle(f"the other workers in {_WHERE}"):
                 logger.warning("still waiting for the other workers in %s", _WHERE)
-                transport.send_control(REGISTRAR, WhoIsAbsent(worker=worker, seq=job))
+                transport.send_control(COORDINATOR, WhoIsAbsent(worker=worker, seq=job))
             continue
         arrived = _control(context, event)
         if arrived is None:
             continue
         message = arrived.message
-        if isinstance(message, Begun) and arrived.peer == REGISTRAR:
+        if isinstance(message, Begun) and arrived.peer == COORDINATOR:
             if message.error:
                 raise CollectiveError(message.error)
             return _begin(context, message)
@@ -170,15 +170,15 @@ def leave(context: RankContext) -> None:
     """On a worker, outside of any job: its process ends."""
     me = worker_of(context.me)
     if context.comm is not None and (not context.is_substitute or me in context.joined):
-        context.transport.send_control(REGISTRAR, Gone(worker=me))
+        context.transport.send_control(COORDINATOR, Gone(worker=me))
     context.close()
 
 
-def _require_registrar(context: RankContext) -> None:
+def _require_coordinator(context: RankContext) -> None:
     """Raises :class:`PeerLostError` where it has died, in the job before or behind it."""
-    if context.has_lost_registrar:
+    if context.has_lost_coordinator:
         lost, moved = context.transport.lost, context.transport.moved
-        raise PeerLostError(lost.get(REGISTRAR) or moved[REGISTRAR])
+        raise PeerLostError(lost.get(COORDINATOR) or moved[COORDINATOR])
 
 
 def _control(context: RankContext, event: Event) -> ControlArrived | None:
@@ -189,7 +189,7 @@ def _control(context: RankContext, event: Event) -> ControlArrived | None:
         if is_spare(event.peer):
             return None  # a job begins without it
         if context.survives_workers and is_worker(event.peer):
-            return None  # the registrar's lobby knows (transport.lost)
+            return None  # the coordinator's lobby knows (transport.lost)
         is_server = not is_worker(event.peer)
         if context.survives_servers and context.job and is_server:
             return None  # the job is over; another one would not begin
@@ -220,7 +220,7 @@ def _begin(context: RankContext, begun: Begun) -> None:
 
 
 def open_files(context: RankContext, begun: Begun) -> None:
-    """On the registrar, or in one process: what people read of the job that begins."""
+    """On the coordinator, or in one process: what people read of the job that begins."""
     resolved, roles, path = _resolved(context, begun), context.roles, context.path_of(begun.job)
     if begun.job == 1:
         take_settings_of_script(context.run_directory, resolved, roles)

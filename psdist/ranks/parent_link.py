@@ -58,7 +58,7 @@ from psdist.report.facts import (
 logger = logging.getLogger("psdist")
 
 LOST_S: Final = 1.0
-"""From the end of the line to the end of this rank: time for the registrar's last words."""
+"""From the end of the line to the end of this rank: time for the coordinator's last words."""
 _INPUT_TIMEOUT_S: Final = 10.0
 _MAX_DESCRIPTORS: Final = 4
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -106,7 +106,7 @@ class ParentLink:
         self.postpone: Callable[[int], bool] | None = None
         """Whether a worker's script, asked to end, goes on until it has made a checkpoint."""
         self.end_signal: int | None = None
-        """The parent wants the registrar to end the job, because of this signal."""
+        """The parent wants the coordinator to end the job, because of this signal."""
         self._send(Hello(rank=rank))
         data, pipes = self._receive()
         if not data:
@@ -126,7 +126,7 @@ class ParentLink:
         self._send(PhaseReached(phase=phase))
 
     def take_role(self, who: str, role: Role) -> None:
-        """From now on the parent's signals reach a worker; the registrar may be told to end."""
+        """From now on the parent's signals reach a worker; the coordinator may be told to end."""
         self._is_worker = role == "worker"
         if self._is_worker:
             for number in (signal.SIGTERM, signal.SIGHUP):

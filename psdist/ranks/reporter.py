@@ -1,6 +1,6 @@
 """The run's files and words to people: metrics, progress, summary, the first failure.
 
-    reporter = Reporter(context, registrar)
+    reporter = Reporter(context, coordinator)
     reporter.on_action(action), reporter.on_idle()          # as the job goes
 
 Files go through psdist.report and psdist.history; what is said is put together in
@@ -38,7 +38,7 @@ from psdist.history.writers import (
     write_run,
 )
 from psdist.protocol.control import Progress, Setup
-from psdist.protocol.ids import REGISTRAR, describe_peer, server_id
+from psdist.protocol.ids import COORDINATOR, describe_peer, server_id
 from psdist.protocol.partition import Partition
 from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles
@@ -65,10 +65,10 @@ from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob, WriteMetrics
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Entrusted, LogAction
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.losses import Losses, LossHeard
 from psdist.servers.protocol.steps import StepsChosen, StepsObserved
-from psdist.servers.protocol.succession.office import Entrusted, Office, OfficeAction
 from psdist.servers.protocol.takeovers import (
     ServerDeath,
     ShardAlone,
@@ -85,8 +85,8 @@ _SHOW_EVERY_S = 0.25
 
 
 def write_files_when_terminated(context: RankContext) -> None:
-    """On the registrar: a launcher that ends the ranks, because somebody has told it to or because
-    another rank has died, leaves a moment to write down how far the job had come."""
+    """On the coordinator: a launcher that ends the ranks, because somebody has told it to or
+    because another rank has died, leaves a moment to write down how far the job had come."""
 
     def write_and_end(number: int, _frame: FrameType | None) -> None:
         context.write_last_files(f"ended by {signal.Signals(number).name}", 128 + number)
@@ -97,29 +97,29 @@ def write_files_when_terminated(context: RankContext) -> None:
 
 
 class Reporter:
-    """The registrar's files and words to people: metrics, progress, summary, the first failure. On
-    its deputy silent, until that succeeds."""
+    """The coordinator's files and words to people: metrics, progress, summary, the first failure.
+    On its standby silent, until that succeeds."""
 
     def __init__(
         self,
         context: RankContext,
-        registrar: Coordinator,
+        coordinator: Coordinator,
         *,
-        office: Office | None = None,
+        coordinator_log: CoordinatorLog | None = None,
         is_active: bool = True,
     ) -> None:
         self._context = context
         self._is_active = is_active
-        self._registrar = registrar
-        self._office = office
+        self._coordinator = coordinator
+        self._coordinator_log = coordinator_log
         self._built: list[BuiltSet] = []
         self.contained: Callable[[], list[list[int]]] = list
         """By set, by group: the iterations that the chunks of this server contain."""
         self._files = CheckpointFiles(context)
-        self._takeovers, losses = registrar.part(Takeovers), registrar.part(Losses)
+        self._takeovers, losses = coordinator.part(Takeovers), coordinator.part(Losses)
         self._files.good_rounds = lambda: None if losses is None else losses.good
         self._deaths = DeathReports(
-            registrar.progress, started_s=context.started_s, roles=context.roles
+            coordinator.progress, started_s=context.started_s, roles=context.roles
         )
         self._copies = CopyReports(started_s=context.started_s)
         self._has_looked_for_empty_servers = False
@@ -263,7 +263,8 @@ class Reporter:
             of.resumed("" if restored is None else restored.checkpoint.name, fidelity)
 
     def standing(self) -> bytes:
-        """What people have heard, and ask for again at the end, for the registrar's next deputy."""
+        """What people have heard, and ask for again at the end, for the coordinator's next
+        standby."""
         told: bytes = msgpack.packb(
             [
                 self._deaths.standing(),
@@ -284,8 +285,8 @@ class Reporter:
         self._context.joined.update(joined)
         self._decisions.go_on(decisions)
 
-    def note(self, action: OfficeAction) -> None:
-        """On the deputy: the registrar has done this."""
+    def note(self, action: LogAction) -> None:
+        """On the standby: the coordinator has done this."""
         if isinstance(action, ServerDeath):
             self._deaths.taken_over(action, is_news=False)
         elif isinstance(action, SpareDeath):
@@ -308,8 +309,8 @@ class Reporter:
         elif isinstance(action, CheckpointAction):
             self._files.note(action)
 
-    def succeed(self, undone: Sequence[OfficeAction]) -> None:
-        """The registrar has died, and this rank has its place. ``undone``: what it may not have
+    def succeed(self, undone: Sequence[LogAction]) -> None:
+        """The coordinator has died, and this rank has its place. ``undone``: what it may not have
         done."""
         context = self._context
         self._is_active = True
@@ -320,8 +321,8 @@ class Reporter:
         lines = [each.line for each in undone if isinstance(each, WriteMetrics)]
         for line in context.run_directory.missing("metrics.jsonl", lines):
             context.run_directory.append_metrics(line)
-        if progress := self._registrar.progress:
-            behind = self._standing.behind(progress, self._registrar.out)
+        if progress := self._coordinator.progress:
+            behind = self._standing.behind(progress, self._coordinator.out)
             self._modes.reached(behind, is_news=False)
         kept = [each for each in undone if isinstance(each, Decided | KeepFidelity | LossHeard)]
         num_kept = self._decisions.num_kept(kept)
@@ -350,7 +351,7 @@ class Reporter:
         known = summary.get("exit"), summary.get("attempts")
         return known == ("completed", self._context.attempt)
 
-    def on_action(self, action: OfficeAction) -> None:
+    def on_action(self, action: LogAction) -> None:
         if isinstance(action, WriteMetrics):
             self._context.run_directory.append_metrics(action.line)
         elif isinstance(action, Warn):
@@ -373,9 +374,9 @@ class Reporter:
             self._copies.whole(action)
         elif isinstance(action, Entrusted):
             logger.warning(
-                "the registrar, in %s, has a deputy again: %s",
-                describe_peer(self._registrar_at),
-                describe_peer(action.deputy),
+                "the coordinator, in %s, has a standby again: %s",
+                describe_peer(self._coordinator_at),
+                describe_peer(action.standby),
             )
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
@@ -427,20 +428,22 @@ class Reporter:
                 print(line, flush=True)
 
     @property
-    def _registrar_at(self) -> int:
-        return REGISTRAR if self._office is None else self._office.registrar_at
+    def _coordinator_at(self) -> int:
+        return (
+            COORDINATOR if self._coordinator_log is None else self._coordinator_log.coordinator_at
+        )
 
     @property
-    def _deputy(self) -> int | None:
-        return None if self._office is None else self._office.deputy
+    def _standby(self) -> int | None:
+        return None if self._coordinator_log is None else self._coordinator_log.standby
 
-    def _registrar_line(self) -> str:
-        """Nothing while registrar and deputy are those of the start."""
-        at, deputy = self._registrar_at, self._deputy
+    def _coordinator_line(self) -> str:
+        """Nothing while coordinator and standby are those of the start."""
+        at, standby = self._coordinator_at, self._standby
         buddies = self._context.buddies
-        if not buddies or (at, deputy) == (REGISTRAR, server_id(buddies[0])):
+        if not buddies or (at, standby) == (COORDINATOR, server_id(buddies[0])):
             return ""
-        has = "without a deputy" if deputy is None else f"its deputy is {describe_peer(deputy)}"
+        has = "without a standby" if standby is None else f"its standby is {describe_peer(standby)}"
         return f"in {describe_peer(at)}, {has}"
 
     def _roll_back(self, rollback: Rollback) -> None:
@@ -450,7 +453,7 @@ class Reporter:
         self._display.close()
         (self._decisions if rollback.names else self._steps).rolled_back(rollback)
         # Also where none is left: whoever goes on with another learning rate goes on from before.
-        # And once: a registrar that has died since may have done it.
+        # And once: a coordinator that has died since may have done it.
         known = [each.attempt for each in read_rollbacks(context.run_directory.path)]
         if context.attempt not in known:
             add_rollback(context.run_directory.path, Record(context.attempt, rollback))
@@ -497,16 +500,16 @@ class Reporter:
         """To `psdist status`; ``outcome``: how the job has ended."""
         if self._context.comm is None:
             return
-        registrar = self._registrar
+        coordinator = self._coordinator
         self._status.training(
-            progress=self._last_progress() if outcome else registrar.progress,
-            calls=[OpenCall(*each) for each in registrar.open_collectives()],
-            done=registrar.done,
-            out=registrar.out,
+            progress=self._last_progress() if outcome else coordinator.progress,
+            calls=[OpenCall(*each) for each in coordinator.open_collectives()],
+            done=coordinator.done,
+            out=coordinator.out,
             dead=[each["who"] for each in self._deaths.told()],
             alone=[] if self._takeovers is None else self._takeovers.alone,
-            registrar=self._registrar_line(),
-            num_idle_spares=registrar.num_idle_spares,
+            registrar=self._coordinator_line(),
+            num_idle_spares=coordinator.num_idle_spares,
             joined=self._deaths.joined_lines(),
             training=training,
             outcome=outcome,
@@ -514,7 +517,7 @@ class Reporter:
 
     def _last_progress(self) -> dict[int, Progress]:
         """Of a job that has ended: workers that were ended by a failure had no time to tell."""
-        groups, progress = self._context.roles.group_of_worker, self._registrar.progress
+        groups, progress = self._context.roles.group_of_worker, self._coordinator.progress
         contained = next(iter(self.contained()), [])
         return {
             worker: replace(each, clock=max([each.clock, *contained[groups[worker] :][:1]]))
@@ -523,16 +526,16 @@ class Reporter:
 
     def _show(self, now_s: float) -> Training | None:
         """On a display, once training has begun."""
-        progress, parent = self._registrar.progress, self._context.parent
+        progress, parent = self._coordinator.progress, self._context.parent
         if any(each.clock for each in progress.values()):
             self._look_for_empty_servers()
-            self._modes.reached(self._standing.behind(progress, self._registrar.out))
+            self._modes.reached(self._standing.behind(progress, self._coordinator.out))
             self._standing.mode = self._status.mode = self._decisions.now
             training = self._standing.at(
                 now_s - self._context.started_s,
                 progress=progress,
-                last=self._registrar.last,
-                out=self._registrar.out,
+                last=self._coordinator.last,
+                out=self._coordinator.out,
             )
             self._display.update(training)
             if parent is not None:
@@ -542,21 +545,21 @@ class Reporter:
 
     def _summary(self, outcome: str) -> dict[str, Any]:
         """summary.json; where the run failed, what is known by then and null for what is not."""
-        context, registrar = self._context, self._registrar
+        context, coordinator = self._context, self._coordinator
         told = Told(
             roles=context.roles,
-            workers=registrar.done,
-            servers=registrar.servers,
-            progress=registrar.progress,
+            workers=coordinator.done,
+            servers=coordinator.servers,
+            progress=coordinator.progress,
             contained=self.contained(),
-            out=registrar.out,
-            not_joined=frozenset(registrar.membership.waiting),
+            out=coordinator.out,
+            not_joined=frozenset(coordinator.membership.waiting),
         )
         restored = context.restored
         sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
         sets = sets or [counts_of_set(told, None, 0)]
         sets = [each | {"modes": self._modes.of_set(n)} for n, each in enumerate(sets)]
-        is_known, workers = told.all_workers, registrar.done.values()
+        is_known, workers = told.all_workers, coordinator.done.values()
         samples = sum(each["samples"] for each in workers)
         trained_s = max((each["trained_s"] for each in workers), default=0.0)
         per_s = round(samples / trained_s, 1) if trained_s else 0.0
@@ -577,7 +580,7 @@ class Reporter:
             "dropped_samples": told.dropped_samples,
             "samples_per_s": per_s if is_known else None,
             "exit": outcome,
-            "last": dict(registrar.last),
+            "last": dict(coordinator.last),
             "replication": context.config.replication,
             "attempts": context.attempt,
             "resumed_from": restored.checkpoint.name if restored is not None else None,
@@ -588,8 +591,8 @@ class Reporter:
             "deaths": self._deaths.told(),
             "joined": self._deaths.told_of_joined(),
             "alone": self._copies.told(),
-            "registrar": told_holder(self._registrar_at),
-            "deputy": None if self._deputy is None else told_holder(self._deputy),
+            "registrar": told_holder(self._coordinator_at),
+            "deputy": None if self._standby is None else told_holder(self._standby),
             "sets": sets,
         }
 

@@ -2,7 +2,7 @@
 
     path = create_run_directory(resolved, roles, {"plan.txt": drawing})
 
-What is written later is psdist.ranks.reporter's (the registrar) and psdist.report.logs's.
+What is written later is psdist.ranks.reporter's (the coordinator) and psdist.report.logs's.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from psdist.config.modes import (
 from psdist.config.settings import RunConfig
 from psdist.history.writers import ServerHistory, history_folder
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
-from psdist.protocol.ids import REGISTRAR, is_spare, server_id
+from psdist.protocol.ids import COORDINATOR, is_spare, server_id
 from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import FileKeeper
 from psdist.ranks.context import RankContext
-from psdist.ranks.coordinating import coordinator_of, office_of
+from psdist.ranks.coordinating import coordinator_log_of, coordinator_of
 from psdist.ranks.duty import Duty
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.reporter import Reporter, write_files_when_terminated
@@ -37,10 +37,10 @@ from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.protocol.succession.office import Office
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
@@ -61,7 +61,7 @@ def serve(context: RankContext) -> int:
     torch.set_num_threads(num_threads(context))
     ignore_signals_of_scripts()
     lobby = None
-    if context.me == REGISTRAR:
+    if context.me == COORDINATOR:
         roles = context.roles
         lobby = Lobby(
             num_workers=roles.num_beginning,
@@ -99,7 +99,7 @@ def serve_beside(context: RankContext) -> None:
 
 
 def write_summary_if_it_fails(context: RankContext) -> None:
-    """On the registrar, or in one process: also a run that fails before its job has begun has a
+    """On the coordinator, or in one process: also a run that fails before its job has begun has a
     summary."""
     Reporter(context, coordinator_of(context))
 
@@ -215,24 +215,28 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
             on_built=duty.on_built,
         )
         return spare, duty
-    is_deputy = bool(context.buddies) and server == server_id(context.buddies[0])
-    registrar: Coordinator | Office | None = None
+    is_standby = bool(context.buddies) and server == server_id(context.buddies[0])
+    coordinator: Coordinator | CoordinatorLog | None = None
     standby = None
-    if is_deputy:
-        standby = duty.standby(office_of(context, coordinator_of(context), is_active=False))
-    elif server == REGISTRAR:
-        registrar = coordinator_of(context)
-        office = office_of(context, registrar, is_active=True) if context.buddies else None
-        duty.begin(registrar, office, is_active=True)
-        registrar = office or registrar
+    if is_standby:
+        standby = duty.standby(
+            coordinator_log_of(context, coordinator_of(context), is_active=False)
+        )
+    elif server == COORDINATOR:
+        coordinator = coordinator_of(context)
+        coordinator_log = (
+            coordinator_log_of(context, coordinator, is_active=True) if context.buddies else None
+        )
+        duty.begin(coordinator, coordinator_log, is_active=True)
+        coordinator = coordinator_log or coordinator
     loop = ServerLoop(
         transport,
         make_core,
         options,
         make_executor=make_executor,
         make_history=make_history,
-        registrar=registrar,
-        on_registrar=duty.on_action,
+        coordinator=coordinator,
+        on_coordinator=duty.on_action,
         standby=standby,
         what_was_told=duty.what_was_told,
         make_standby=duty.make_standby,

@@ -3,7 +3,7 @@
     if not take_place(context): ...      # the job has ended, and this rank had no part in it
     context.replace.worker               # whose place it is; psdist.init() goes on from here
 
-Who is asked to take a place is decided by psdist.servers.protocol.joins, on the registrar.
+Who is asked to take a place is decided by psdist.servers.protocol.joins, on the coordinator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import Stop, TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
+from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker
 from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import wait_for_job
 
@@ -42,7 +42,7 @@ def _is_asked(context: RankContext) -> bool:
         elif isinstance(event, PeerLost):
             if not is_worker(event.peer):
                 raise PeerLostError(event.who)
-        elif isinstance(event, ControlArrived) and event.peer == REGISTRAR:
+        elif isinstance(event, ControlArrived) and event.peer == COORDINATOR:
             if isinstance(event.message, Stop):
                 return False
             if not isinstance(event.message, TakePlace):

@@ -1,4 +1,4 @@
-"""The end of lines that listens: on the registrar, and on its deputy.
+"""The end of lines that listens: on the coordinator, and on its standby.
 
     hub = Hub(watch, key=key, num_lines=6, timeout_s=60, known=lambda: dead_ranks,
               decides=lambda: True, on_verdict=end)

@@ -125,7 +125,9 @@ class Member:
                     said = f"{address}: {error}"
             self._is_closing.wait(_AGAIN_S)
         if not self._is_closing.is_set():
-            logger.info("no line to the registrar's host, which is not watched from here: %s", said)
+            logger.info(
+                "no line to the coordinator's host, which is not watched from here: %s", said
+            )
         return None
 
     def _greeted(self, address: str, at: HubAt) -> socket.socket:

@@ -41,7 +41,7 @@ PHASES: Final[tuple[Phase, ...]] = (
 own beginning) and ``preparing``, and reports ``training`` once it serves."""
 
 Role: TypeAlias = Literal["worker", "server", "registrar", "spare"]
-"""The registrar is a server, too."""
+"""The coordinator is a server, too."""
 
 _T = TypeVar("_T")
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -83,12 +83,12 @@ class InputWanted(_Packet):
 
 
 class Training(_Packet):
-    """How the job stands, from the registrar, a few times a second. Counts that are not known
+    """How the job stands, from the coordinator, a few times a second. Counts that are not known
     are 0."""
 
     kind: Literal["training"] = "training"
     at_s: float
-    """Seconds since the registrar started."""
+    """Seconds since the coordinator started."""
     mode: _Name
     behind: _Count
     ahead: _Count
@@ -125,7 +125,7 @@ class Finished(_Packet):
 
 
 class RankSurvived(_Packet):
-    """From the registrar: this rank has died, and the job goes on."""
+    """From the coordinator: this rank has died, and the job goes on."""
 
     kind: Literal["survived"] = "survived"
     rank: _Count
@@ -148,7 +148,7 @@ class SignalCame(_Packet):
 
 
 class EndNow(_Packet):
-    """To the registrar: workers have not ended the job, so end it, interrupted by this signal."""
+    """To the coordinator: workers have not ended the job, so end it, interrupted by this signal."""
 
     kind: Literal["end"] = "end"
     number: Annotated[int, Field(ge=1, le=64)]

@@ -32,7 +32,7 @@ class Stream(Protocol):
 
 Style: TypeAlias = Literal["live", "lines", "off"]
 
-# The parts of a start that take long, and are the registrar's to see.
+# The parts of a start that take long, and are the coordinator's to see.
 _PHASE_LINES: Final[Mapping[Phase, str]] = {
     "importing": "{num_ranks} ranks are connected after {elapsed_s:.1f} s; importing torch",
     "training": "the servers are ready after {elapsed_s:.1f} s",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from psdist.errors import ConfigError, HistoryError
-from psdist.protocol.registrar_line import num_done
+from psdist.protocol.coordinator_line import num_done
 from psdist.whole_writes import append_whole
 
 logger = logging.getLogger("psdist")

@@ -3,8 +3,8 @@
     write_status(run_directory, Status(...))
     read_status(Path("runs/a"))          # ConfigError where there is none, or it is damaged
 
-The registrar writes it about once a second while it has nothing else to do, and when the job ends;
-`psdist status` reads it, without MPI. Owns what the file says; what is known is
+The coordinator writes it about once a second while it has nothing else to do, and when the job
+ends; `psdist status` reads it, without MPI. Owns what the file says; what is known is
 psdist.ranks.telling.status's.
 """
 
@@ -72,7 +72,7 @@ class Status(_Told):
     alone: tuple[_Count, ...] = ()
     """Servers of whose shards there is one copy, where each had a second one."""
     registrar: _Text = ""
-    """In whose process it is, and who is its deputy; nothing while that is as at the start."""
+    """In whose process it is, and who is its standby; nothing while that is as at the start."""
     spares: _Count = 0
     """Ranks that wait to take a dead one's place."""
     slowest: _Count | None

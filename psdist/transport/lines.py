@@ -1,9 +1,11 @@
-"""An endpoint whose line to the registrar outlives the registrar (psdist.protocol.registrar_line).
+"""An endpoint whose line to the coordinator outlives the coordinator
+(psdist.protocol.coordinator_line).
 
-    transport = LineTransport(endpoint, deputy=server_id(1))
+    transport = LineTransport(endpoint, standby=server_id(1))
 
-In front of any other transport, on every rank of a job whose servers have buddies; on the registrar
-itself, which has a line to everybody (psdist.servers.protocol.succession), it changes nothing.
+In front of any other transport, on every rank of a job whose servers have buddies; on the
+coordinator itself, which has a line to everybody (psdist.servers.protocol.failover), it changes
+nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from psdist.protocol.control import Control
+from psdist.protocol.coordinator_line import (
+    FOR_COORDINATOR,
+    CoordinatorLine,
+    Follow,
+    LineAction,
+    Say,
+)
 from psdist.protocol.events import ControlArrived, Event, Frame, PeerLost, Sent
-from psdist.protocol.ids import REGISTRAR
-from psdist.protocol.registrar_line import FOR_REGISTRAR, Follow, LineAction, RegistrarLine, Say
+from psdist.protocol.ids import COORDINATOR
 from psdist.transport.base import Transport
 
 _OF_LINE = (ControlArrived, PeerLost)
@@ -28,26 +36,26 @@ class LineTransport:
         self,
         transport: Transport,
         *,
-        deputy: int | None,
+        standby: int | None,
         before: LineTransport | None = None,
         on_follow: Callable[[int], None] = lambda _died: None,
     ) -> None:
-        """``deputy``: the stable id of the first one; ``before``: that of the process where a rank
-        goes on in place of another one; ``on_follow(died)``: called when the registrar is found
+        """``standby``: the stable id of the first one; ``before``: that of the process where a rank
+        goes on in place of another one; ``on_follow(died)``: called when the coordinator is found
         elsewhere, for the process in which it was has died."""
         self._transport = transport
         self._on_follow = on_follow
         self._ready: deque[Event] = deque()
         self._is_shard_elsewhere = False
-        """Whether the registrar was followed to where the shard of server 0 will be served, too,
-        when the registrar has said so: until then this is lost, as to any dead server."""
-        self._shard_at: int = before._shard_at if before is not None else REGISTRAR
+        """Whether the coordinator was followed to where the shard of server 0 will be served, too,
+        when the coordinator has said so: until then this is lost, as to any dead server."""
+        self._shard_at: int = before._shard_at if before is not None else COORDINATOR
         """In whose process that is served, as far as is known here."""
-        self._is_registrar_here = transport.me == REGISTRAR
-        self._line: RegistrarLine | None = None
-        if transport.me != REGISTRAR:
+        self._is_coordinator_here = transport.me == COORDINATOR
+        self._line: CoordinatorLine | None = None
+        if transport.me != COORDINATOR:
             line_before = before._line if before is not None else None
-            self._line = RegistrarLine(me=transport.me, deputy=deputy, before=line_before)
+            self._line = CoordinatorLine(me=transport.me, standby=standby, before=line_before)
             if before is not None:
                 self._line.know_dead({**transport.lost, **transport.moved})
 
@@ -68,24 +76,28 @@ class LineTransport:
         return self._transport.bytes_sent
 
     @property
-    def registrar_at(self) -> int:
-        """In whose process the registrar is, or was until it died."""
-        return self.me if self._is_registrar_here or self._line is None else self._line.registrar_at
+    def coordinator_at(self) -> int:
+        """In whose process the coordinator is, or was until it died."""
+        return (
+            self.me
+            if self._is_coordinator_here or self._line is None
+            else self._line.coordinator_at
+        )
 
     @property
-    def deputy(self) -> int | None:
-        """The registrar's, on all ranks but its own."""
-        return self._line.deputy if self._line is not None else None
+    def standby(self) -> int | None:
+        """The coordinator's, on all ranks but its own."""
+        return self._line.standby if self._line is not None else None
 
     def send(self, peer: int, frame: Frame) -> None:
-        if self._is_shard_elsewhere and peer == REGISTRAR:
+        if self._is_shard_elsewhere and peer == COORDINATOR:
             self._ready.append(Sent(frame))
             return
         self._transport.send(peer, frame)
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        if peer == REGISTRAR and self._line is not None:
-            if isinstance(message, FOR_REGISTRAR):
+        if peer == COORDINATOR and self._line is not None:
+            if isinstance(message, FOR_COORDINATOR):
                 leaves = self._line.say(message)
             else:
                 leaves = not self._is_shard_elsewhere
@@ -108,21 +120,21 @@ class LineTransport:
     def _do(self, actions: Iterable[LineAction]) -> None:
         for action in actions:
             if isinstance(action, Say):
-                self._transport.send_control(REGISTRAR, action.message)
+                self._transport.send_control(COORDINATOR, action.message)
             elif isinstance(action, Follow):
                 self._is_shard_elsewhere = self._shard_at != action.host
-                self._transport.move(REGISTRAR, action.host)
+                self._transport.move(COORDINATOR, action.host)
                 self._on_follow(action.died)
             else:
                 self._ready.append(action)
 
     def host(self, peer: int) -> LineTransport:
-        if peer == REGISTRAR:
-            self._is_registrar_here = True
-        return LineTransport(self._transport.host(peer), deputy=None, before=self)
+        if peer == COORDINATOR:
+            self._is_coordinator_here = True
+        return LineTransport(self._transport.host(peer), standby=None, before=self)
 
     def move(self, peer: int, host: int) -> None:
-        if peer == REGISTRAR:
+        if peer == COORDINATOR:
             self._is_shard_elsewhere, self._shard_at = False, host
         self._transport.move(peer, host)
 

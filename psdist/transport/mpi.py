@@ -387,7 +387,7 @@ class MpiTransport:
 
     def _announce(self, peer: int) -> None:
         who = self._roles.describe(peer)
-        if peer not in self.moved:  # the registrar may be faster than the network
+        if peer not in self.moved:  # the coordinator may be faster than the network
             self.lost[peer] = who
         for ready in (self._ready, *(each.ready for each in self._hosted.values())):
             ready.append(PeerLost(peer, who))

@@ -417,7 +417,7 @@ class ChangeMode(NamedTuple):
     mode: Mode
     staleness: int
     number: int = 0
-    """It is the run's so manieth change that the registrar has told of; 0: of a schedule."""
+    """It is the run's so manieth change that the coordinator has told of; 0: of a schedule."""
 
 
 class ChangeCodecs(NamedTuple):

@@ -1,7 +1,7 @@
 """Which checkpoint is being written, and who has still to say that its file is there; pure.
 
 Servers have copied what belongs to a checkpoint before the job goes on; files are written behind.
-Every server and worker tells the registrar what has become of its own. When all have told, the
+Every server and worker tells the coordinator what has become of its own. When all have told, the
 checkpoint is complete, or dropped: the one before stays the newest. One is written at a time.
 
     checkpoints = Checkpoints(num_workers=1, num_servers=1)

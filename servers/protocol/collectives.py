@@ -1,4 +1,4 @@
-"""A collective on its way, and who has missed its call: the registrar's; pure.
+"""A collective on its way, and who has missed its call: the coordinator's; pure.
 
 A worker that misses the call goes on alone. It is noticed by what it has finished: a worker that
 has made more iterations than another had when that one entered has *passed* it. Whether that is an

@@ -52,7 +52,7 @@ from psdist.protocol.control import (
     WhoIsAbsent,
 )
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     describe_peer,
     describe_workers,
     is_worker,
@@ -436,9 +436,8 @@ class Coordinator(HasSnapshot):
                 f"workers made different calls: {collective.who_called()}; every worker must make "
                 "the same calls in the same order",
             )
-        return self._fail_if_a_script_has_finished(message.seq, collective) or (
-            self.retry(message.seq)
-        )
+        failed = self._fail_if_a_script_has_finished(message.seq, collective)
+        return failed or self.retry(message.seq)
 
     def _on_progress(self, peer: int, message: Progress) -> Actions:
         if is_worker(peer) and worker_of(peer) in self.membership.waiting:
@@ -580,7 +579,7 @@ class Coordinator(HasSnapshot):
         others = [peer for part in self.parts for peer in part.to_stop(self)]
         workers = sorted({*live, *filter(is_worker, others)})
         # Servers last: until now one may have had to take the place of another.
-        servers = [each for each in others if not is_worker(each) and each != REGISTRAR]
+        servers = [each for each in others if not is_worker(each) and each != COORDINATOR]
         return [*(SendControl(each, Stop()) for each in (*workers, *servers)), Complete()]
 
     # -- for files and users -------------------------------------------------------------------
@@ -693,4 +692,4 @@ def is_plain(value: Any, *, depth: int = 8) -> bool:
 
 def refuse(peer: int, why: str) -> NoReturn:
     """Raise :class:`ProtocolError`: ``peer`` did what it may not do."""
-    raise ProtocolError(f"the registrar: {describe_peer(peer)} {why}")
+    raise ProtocolError(f"the coordinator: {describe_peer(peer)} {why}")

@@ -303,7 +303,7 @@ class Joins(CoordinatorPart):
         """A substitute can join."""
         if message.num_sets < 1 or message.worker not in self._asked:
             raise ProtocolError(
-                f"the registrar: {describe_peer(peer)} would join with {message.num_sets} "
+                f"the coordinator: {describe_peer(peer)} would join with {message.num_sets} "
                 f"parameter sets; of substitutes {sorted(self._asked)} were asked to"
             )
         self._ready[message.worker] = message.num_sets

@@ -1,5 +1,5 @@
-"""Who has called psdist.init, with which settings, and who is gone: the registrar's machine between
-jobs; pure.
+"""Who has called psdist.init, with which settings, and who is gone: the coordinator's machine
+between jobs; pure.
 
 A job begins when every worker has sent ``Begin`` with the same settings: then everybody is told
 ``Begun``. Until then servers wait, and nothing of a job is there. A worker whose process ends says
@@ -19,7 +19,7 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import MOST_TOLD
 from psdist.protocol.control import Absent, Begin, Begun, Control, End, Gone, WhoIsAbsent
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     describe_peer,
     describe_workers,
     is_worker,
@@ -32,14 +32,14 @@ from psdist.servers.protocol.actions import SendControl
 
 @dataclass(slots=True)
 class Open:
-    """The registrar's own part in a job that begins; it comes before anybody is told."""
+    """The coordinator's own part in a job that begins; it comes before anybody is told."""
 
     begun: Begun
 
 
 @dataclass(slots=True)
 class AllGone:
-    """No worker is left: the registrar ends as well."""
+    """No worker is left: the coordinator ends as well."""
 
 
 LobbyAction = SendControl | Open | AllGone
@@ -132,7 +132,7 @@ class Lobby:
         self._job += 1
         self._called = {}
         others = [*self._servers, *(worker_id(worker) for worker in range(self._num_workers))]
-        return [Open(begun), *(SendControl(each, begun) for each in others if each != REGISTRAR)]
+        return [Open(begun), *(SendControl(each, begun) for each in others if each != COORDINATOR)]
 
     def _on_gone(self, peer: int, message: Gone) -> list[LobbyAction]:
         if message.worker in self._gone:
@@ -141,7 +141,7 @@ class Lobby:
         self._called.pop(message.worker, None)
         if len(self._gone) == self._num_workers + len(self._joined):
             joined = {self._substitutes[each - self._num_workers] for each in self._joined}
-            others = [each for each in self._servers if each != REGISTRAR and each not in joined]
+            others = [each for each in self._servers if each != COORDINATOR and each not in joined]
             return [*(SendControl(each, End()) for each in others), AllGone()]
         return self._fail_for_the_gone() if self._called and not self._error else []
 
@@ -193,4 +193,4 @@ def _difference(called: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def _refuse(peer: int, why: str) -> NoReturn:
-    raise ProtocolError(f"the registrar: {describe_peer(peer)} {why}")
+    raise ProtocolError(f"the coordinator: {describe_peer(peer)} {why}")

@@ -5,9 +5,9 @@ an event in the history. A group is *active* from its registration to its leave;
 a collective it is suspended: it keeps its weight, but nobody waits for it. It speaks through its
 leader, and stops (is suspended, leaves) only after exactly the updates that every chunk contains.
 With the death of one of its workers it is out of the job, wherever it is, unless groups go on
-without their dead (``reforms``); the registrar alone says who is dead, each time as another
+without their dead (``reforms``); the coordinator alone says who is dead, each time as another
 *generation* of the membership. The last groups may be those of
-*substitutes*, which join only when the registrar admits them (psdist.servers.protocol.joins).
+*substitutes*, which join only when the coordinator admits them (psdist.servers.protocol.joins).
 
 Longer than other modules: every change of a group's standing, and what it must not follow.
 
@@ -27,7 +27,7 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Evict, Leave, Register, Suspend
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     describe_peer,
     describe_workers,
     is_worker,
@@ -89,7 +89,7 @@ class Membership:
         self.dead: frozenset[int] = frozenset()
         """Peers of groups that are out."""
         self.dead_workers: tuple[int, ...] = ()
-        """The workers that the registrar has declared dead."""
+        """The workers that the coordinator has declared dead."""
         self.chief = worker_id(0)
         """The first worker of the groups that are not out."""
         self._lost: dict[int, list[int]] = {}
@@ -163,7 +163,7 @@ class Membership:
         if group >= self._first_substitute:
             self._refuse(
                 peer,
-                f"registered group {group}, a substitute's; {describe_peer(REGISTRAR)} admits it",
+                f"registered group {group}, a substitute's; {describe_peer(COORDINATOR)} admits it",
             )
         self._standing[group] = Standing.ACTIVE
         self._let_push(group)
@@ -185,7 +185,7 @@ class Membership:
         )
         if not is_free or clock < 0:
             self._refuse(
-                REGISTRAR,
+                COORDINATOR,
                 f"admitted worker {worker} at clock {clock}; it admits substitutes, the workers of "
                 f"groups {self._first_substitute} to {len(self._groups) - 1}, each of them once",
             )
@@ -228,7 +228,7 @@ class Membership:
         return len(self._groups[group])
 
     def suspend(self, peer: int, message: Suspend, *, num_chunks: int | None) -> bool:
-        """False if the collective is over already: its Resume, the registrar's, came first.
+        """False if the collective is over already: its Resume, the coordinator's, came first.
         ``num_chunks``: None before there are chunks."""
         group = message.group
         self._require_leader(peer, group, "suspended")
@@ -252,7 +252,7 @@ class Membership:
         """Collective ``seq`` is over: the groups that waited in it, ascending."""
         if seq != self.resumed_up_to + 1:
             self._refuse(
-                REGISTRAR, f"resumed collective {seq} after collective {self.resumed_up_to}"
+                COORDINATOR, f"resumed collective {seq} after collective {self.resumed_up_to}"
             )
         self.resumed_up_to = seq
         resumed = sorted(self._suspended)
@@ -278,8 +278,8 @@ class Membership:
         """Groups that are out from now on, ascending, of those that have not left, and whether each
         had registered; None for a generation that was taken in before. Who has died of groups that
         go on, :meth:`take_lost` says."""
-        if peer != REGISTRAR:
-            self._refuse(peer, f"sent Evict; {describe_peer(REGISTRAR)} says who is dead")
+        if peer != COORDINATOR:
+            self._refuse(peer, f"sent Evict; {describe_peer(COORDINATOR)} says who is dead")
         if message.generation <= self.generation:
             return None
         if any(worker_id(worker) not in self.group_of for worker in message.dead):

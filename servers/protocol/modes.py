@@ -1,4 +1,4 @@
-"""Changing the mode of a run: the registrar's machine of proposals; pure.
+"""Changing the mode of a run: the coordinator's machine of proposals; pure.
 
 Every server decides by itself what it sends, so all must agree from which round on a new mode
 rules. It takes two phases. *Propose*: each server answers, for each parameter set, the highest
@@ -186,7 +186,7 @@ class ModeChanges(CoordinatorPart):
         is_damaged = not message.rounds or min(message.rounds) < -1
         if is_wrong or is_damaged or server in self._highest:
             raise ProtocolError(
-                f"the registrar: server {server} sent ModeProposed {message.number} of the rounds "
+                f"the coordinator: server {server} sent ModeProposed {message.number} of rounds "
                 f"{message.rounds[:8]} in change {self._number}, unasked, twice or damaged"
             )
         self._highest[server] = message.rounds

@@ -129,7 +129,7 @@ class Pauses(HasSnapshot):
         return [SendControl(worker_id(each), PauseRequest(number=number)) for each in others]
 
     def call(self) -> list[SendControl]:
-        """The registrar itself has a reason, the weakest one."""
+        """The coordinator itself has a reason, the weakest one."""
         if self._is_open or self._done:
             return []
         return self._open(-1, self.number + 1)

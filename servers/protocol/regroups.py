@@ -1,5 +1,5 @@
 """Who of a group that has lost workers has told where it stands, until all who are left have: the
-registrar's, for groups that go on without their dead; pure.
+coordinator's, for groups that go on without their dead; pure.
 
 The dead are those that all servers have taken in: a worker tells when it has heard of them, and is
 answered when every other one has. Who dies meanwhile is waited for until that is declared, too;
@@ -78,14 +78,14 @@ class Regroups(CoordinatorPart):
         if group is None or not 0 < num_lost <= self._lost[group]:
             known = "none" if group is None else self._lost[group]
             raise ProtocolError(
-                f"the registrar: worker {worker} sent Regroup of a group that has lost {num_lost}; "
-                f"it has lost {known} and goes on"
+                f"the coordinator: worker {worker} sent Regroup of a group that has lost "
+                f"{num_lost}; it has lost {known} and goes on"
             )
         if num_lost < self._lost[group]:
             return []  # it has not heard of the last death, and tells again when it has
         told, members = self._told.setdefault(group, {}), self._members[group]
         if worker in told:
-            raise ProtocolError(f"the registrar: worker {worker} sent Regroup twice")
+            raise ProtocolError(f"the coordinator: worker {worker} sent Regroup twice")
         told[worker] = message.standing
         if len(told) < len(members):
             return []

@@ -103,7 +103,8 @@ class RoundControl(HasSnapshot):
         )
         if group is None or is_damaged:
             raise ProtocolError(
-                f"the registrar: worker {message.worker} told what rounds took, unasked or damaged"
+                f"the coordinator: worker {message.worker} told what rounds took, unasked or "
+                "damaged"
             )
         first_round = message.first_round
         came: list[GroupCame] = []

@@ -47,7 +47,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import MOST_CREDITS, NEVER, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker, worker_id, worker_of
+from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker, worker_id, worker_of
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
 from psdist.servers.protocol.actions import (
@@ -118,7 +118,7 @@ class ServerCore:
     ) -> None:
         """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
         collectives of the job that were over before there was this set; ``first``: where it goes
-        on from a checkpoint; ``survives_workers``: the registrar decides what follows from the
+        on from a checkpoint; ``survives_workers``: the coordinator decides what follows from the
         death of a worker, which otherwise is an error; ``picture``: where it goes on in place of a
         server that has died; ``changes``: what the policy changes at known rounds, for the
         history; ``backup``: so many groups may miss a round (sync), none more than ``wait_every``
@@ -458,7 +458,7 @@ class ServerCore:
             chunk.clock.begin(group)
             if not chunk.is_loaded or chunk.loading or chunk.is_gathering_later_than(clock):
                 self._refuse(
-                    REGISTRAR,
+                    COORDINATOR,
                     f"admitted worker {worker} at clock {clock}; chunk {chunk.index} is in a later "
                     "iteration, or its values are being set",
                 )
@@ -509,8 +509,8 @@ class ServerCore:
         )
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
-        if peer != REGISTRAR:
-            self._refuse(peer, f"sent Resume; {describe_peer(REGISTRAR)} says what is over")
+        if peer != COORDINATOR:
+            self._refuse(peer, f"sent Resume; {describe_peer(COORDINATOR)} says what is over")
         is_kept, self._is_kept = self._is_kept, False
         if is_resumed := self._membership.is_resumed(message.seq):
             is_kept = True
@@ -529,14 +529,14 @@ class ServerCore:
         number = number_of(checkpoint)
         if number is None or self._num_chunks is None:
             self._refuse(
-                REGISTRAR,
+                COORDINATOR,
                 f"wants a checkpoint {checkpoint[:80]!r}"
                 + ("" if self._num_chunks is not None else " before there was a model"),
             )
         for chunk in self._chunks.values():
             if not chunk.is_loaded or chunk.has_updates or chunk.is_held or chunk.loading:
                 self._refuse(
-                    REGISTRAR,
+                    COORDINATOR,
                     f"wants {checkpoint} of chunk {chunk.index} in the middle of updates or before "
                     "there were any values",
                 )
@@ -624,7 +624,7 @@ class ServerCore:
     @property
     def _changing(self) -> Changing:
         if not isinstance(self._policy, Changing):
-            self._refuse(REGISTRAR, "changes the mode, which is the same for the whole run")
+            self._refuse(COORDINATOR, "changes the mode, which is the same for the whole run")
         return self._policy
 
     @property
@@ -635,7 +635,7 @@ class ServerCore:
     # -- deaths -------------------------------------------------------------------------------
 
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
-        """What of a worker has not arrived never will. What follows, the registrar says."""
+        """What of a worker has not arrived never will. What follows, the coordinator says."""
         if not self._survives_workers or not is_worker(event.peer):
             raise PeerLostError(event.who)
         pool = self._updates.pool
@@ -846,7 +846,7 @@ class ServerCore:
     def _refuse_generation(self, peer: int, header: Header) -> NoReturn:
         self._refuse(
             peer,
-            f"speaks of generation {header.generation} of the membership; the registrar has told "
+            f"speaks of generation {header.generation} of the membership; the coordinator has told "
             f"of {self._membership.generation}",
         )
 

@@ -1,11 +1,11 @@
-"""Local steps of each group, fixed term by term: the registrar's machine; pure.
+"""Local steps of each group, fixed term by term: the coordinator's machine; pure.
 
 Workers ask when they come to a term (:class:`psdist.controller.steps.Term`), each once, and all
 get the same answer. So nobody has to be told beforehand, and no worker ever deals or makes rounds
 of which it does not know every group's steps.
 
-The first one that asks fixes a term, by what the registrar has heard until then. In sync, steps by
-the loss are fixed when nobody is to ask any more but who waits elsewhere or is done: what was
+The first one that asks fixes a term, by what the coordinator has heard until then. In sync, steps
+by the loss are fixed when nobody is to ask any more but who waits elsewhere or is done: what was
 reported before is known then, whatever the order in which messages come.
 
     steps = FixedSteps(control, num_workers=4, leaders={0: 0, 2: 1}, waits=False)
@@ -169,8 +169,8 @@ class FixedSteps(CoordinatorPart):
         is_damaged = group is None or min(message.round, message.step_us) < 0
         if not isinstance(control, StepControl) or group is None or is_damaged:
             raise ProtocolError(
-                f"the registrar: worker {message.worker} sent RoundTook of round {message.round}, "
-                f"{message.step_us} us, which is unasked, damaged or of no leader"
+                f"the coordinator: worker {message.worker} sent RoundTook of round "
+                f"{message.round}, {message.step_us} us, which is unasked, damaged or of no leader"
             )
         control.observe(group, message.step_us)
         return [StepsObserved(group, message.round, message.step_us)]
@@ -188,7 +188,8 @@ class FixedSteps(CoordinatorPart):
         asked = self._terms.setdefault(term, _Asked())
         if message.worker in asked.workers or min(term) < 0:
             raise ProtocolError(
-                f"the registrar: worker {message.worker} sent AskSteps of {term}, twice or damaged"
+                f"the coordinator: worker {message.worker} sent AskSteps of {term}, twice or "
+                "damaged"
             )
         asked.workers.add(message.worker)
         if self._keeps_passes:

@@ -1,9 +1,9 @@
-"""What the registrar does about the death of a server that has a buddy; pure.
+"""What the coordinator does about the death of a server that has a buddy; pure.
 
-Only the registrar declares a server dead. Who keeps the copy of a shard that it served takes its
+Only the coordinator declares a server dead. Who keeps the copy of a shard that it served takes its
 place (``TakeOver``, ``TakenOver``); then everybody is told (``Moved``): workers send again what was
 not answered, and a server whose copy the dead one kept goes on without. What the dead server owed
-the registrar is asked again.
+the coordinator is asked again.
 
 A shard that has one copy left gets another, in two steps: a server that lives keeps it from now on
 (``KeepCopy``, ``KeepsCopy``), and who serves the shard fills it while training goes on
@@ -225,7 +225,7 @@ class Takeovers(CoordinatorPart):
         """Raises :class:`ServersLostError` where nobody has some shard any more."""
         dead = peer
         if dead not in self._processes:
-            raise InvariantError(f"the registrar was told that {describe_peer(dead)} has died")
+            raise InvariantError(f"the coordinator was told that {describe_peer(dead)} has died")
         if dead in self._lent:
             return []  # it was no spare any more
         self._names[dead] = who
@@ -336,4 +336,4 @@ class Takeovers(CoordinatorPart):
         return self._shards[server]
 
     def _refuse(self, peer: int, what: str) -> NoReturn:
-        raise ProtocolError(f"the registrar: {describe_peer(peer)} says that it {what}")
+        raise ProtocolError(f"the coordinator: {describe_peer(peer)} says that it {what}")

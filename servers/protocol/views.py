@@ -174,8 +174,8 @@ class Views(HasSnapshot):
             return []
         if len(message.reached) % num_dead:
             raise ProtocolError(
-                f"the registrar: server {message.server} sent EvictAck with {len(message.reached)} "
-                f"clocks of {num_dead} workers"
+                f"the coordinator: server {message.server} sent EvictAck with "
+                f"{len(message.reached)} clocks of {num_dead} workers"
             )
         starts = range(0, len(message.reached), num_dead)
         return [max(message.reached[start : start + num_dead]) for start in starts]
@@ -184,8 +184,8 @@ class Views(HasSnapshot):
         """A server has taken it in; with the last one workers are told."""
         if message.generation != self.generation or server not in self._awaited:
             raise ProtocolError(
-                f"the registrar: server {server} sent EvictAck of generation {message.generation} "
-                f"in generation {self.generation}, or twice"
+                f"the coordinator: server {server} sent EvictAck of generation "
+                f"{message.generation} in generation {self.generation}, or twice"
             )
         self._awaited.remove(server)
         if self._awaited:

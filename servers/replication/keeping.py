@@ -166,7 +166,7 @@ class KeptShard:
         self._transport.send(server_id(self._server), frame)
 
     def take_over(self) -> Sequence[ShardReplica]:
-        """The registrar says that the server has died, and that this one takes its place: what
+        """The coordinator says that the server has died, and that this one takes its place: what
         that one held. Raises :class:`PeerLostError` where its shard was not complete."""
         if self._replica.is_closed:
             raise InvariantError(f"told to take the place of server {self._server} twice")

@@ -116,12 +116,12 @@ class Outbox:
             output()
 
     def go_alone(self) -> None:
-        """The registrar has declared the buddy dead."""
+        """The coordinator has declared the buddy dead."""
         for output in self.primary.go_alone():
             output()
 
     def begin_fill(self, keeper: int) -> None:
-        """The registrar has found a server that keeps a second copy: it is told of the shard."""
+        """The coordinator has found a server that keeps a second copy: it is told of the shard."""
         self.primary.begin_fill(keeper)
 
     # -- to all others -------------------------------------------------------------------------

@@ -8,9 +8,9 @@ loop's. It decides nothing (psdist.servers.protocol.replication).
     replication.on_built(set_index, partition, owners, setup)
     replication.fill(sets, keeper=3, number=2)      # the buddy has died: another copy is made
 
-A server's place is taken in one way: the registrar, who alone declares deaths, tells who keeps the
-copy. Another copy begins in one way, too: the registrar tells the one who is to keep it, and then
-the one that fills it.
+A server's place is taken in one way: the coordinator, who alone declares deaths, tells who keeps
+the copy. Another copy begins in one way, too: the coordinator tells the one who is to keep it, and
+then the one that fills it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import CopyFilled, KeepCopy, KeepsCopy, Setup
 from psdist.protocol.events import Arrived, Event, Offered, Sent
 from psdist.protocol.header import Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, server_id
+from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, server_id
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.replication.filling import Filling
 from psdist.servers.protocol.replication.primary import Primary
@@ -114,17 +114,17 @@ class Replication:
         return kept
 
     def on_server_lost(self, peer: int) -> None:
-        """The network says that a server has died; the registrar decides what follows."""
+        """The network says that a server has died; the coordinator decides what follows."""
         if peer == self.outbox.primary.buddy:
             self.outbox.primary.on_buddy_lost()
 
     def on_moved(self, server: int) -> None:
-        """The registrar says that ``server`` has died."""
+        """The coordinator says that ``server`` has died."""
         if server_id(server) == self.outbox.primary.buddy:
             self.on_copy_lost()
 
     def on_copy_lost(self) -> None:
-        """The registrar says that who had the copy, or was to have it, has died."""
+        """The coordinator says that who had the copy, or was to have it, has died."""
         self._filling = None
         self.outbox.go_alone()
 
@@ -154,10 +154,10 @@ class Replication:
     # -- another copy --------------------------------------------------------------------------
 
     def keep(self, message: KeepCopy) -> None:
-        """The registrar wants another copy of a shard to be kept here."""
+        """The coordinator wants another copy of a shard to be kept here."""
         self._keep(message.server, number=message.number)
         answer = KeepsCopy(server=message.server, number=message.number)
-        self._transport.send_control(REGISTRAR, answer)
+        self._transport.send_control(COORDINATOR, answer)
 
     def _keep(self, server: int, *, number: int) -> None:
         known = self.kept.get(server)
@@ -191,7 +191,7 @@ class Replication:
 
     def go_on_filling(self) -> None:
         """Between events: tell of as many chunks as there is room for; when all were told, of the
-        end, and when the buddy has all that, the registrar."""
+        end, and when the buddy has all that, the coordinator."""
         filling, primary = self._filling, self.outbox.primary
         if filling is None or primary.has_lost_buddy:
             return
@@ -207,7 +207,7 @@ class Replication:
         if filling.is_over(primary.num_held):
             self._filling = None
             filled = CopyFilled(server=self._server, number=filling.number)
-            self._transport.send_control(REGISTRAR, filled)
+            self._transport.send_control(COORDINATOR, filled)
 
     def _may_tell(self, set_index: int, chunk: int) -> bool:
         return self._sets[set_index].may_tell(chunk)

@@ -16,7 +16,7 @@ from psdist.history.rules.findings import Findings
 from psdist.history.rules.modes import changes_of
 from psdist.history.rules.replay import ServerReplay
 from psdist.protocol.control import Progress
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import COORDINATOR
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.round_control import LevelsSized, ModeObserved
 from tests.support.virtual.job import Schedule, VirtualJob
@@ -47,7 +47,7 @@ def is_slow(schedule: Schedule, group: int, clock: int) -> bool:
 
 
 class Skewed(VirtualWorker):
-    """Tells the registrar what its rounds have taken, three at a time."""
+    """Tells the coordinator what its rounds have taken, three at a time."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -83,7 +83,7 @@ class Skewed(VirtualWorker):
             waits_us=self.waits_us,
             errors_ppm=self.errors_ppm,
         )
-        self.loop.transport.send_control(REGISTRAR, progress)
+        self.loop.transport.send_control(COORDINATOR, progress)
         self.own_us, self.waits_us, self.errors_ppm = [], [], []
 
 
@@ -94,7 +94,7 @@ def play(schedule: Schedule) -> VirtualJob:
 
 
 def lines_of(job: VirtualJob) -> list[DecisionLine]:
-    """As the registrar writes them."""
+    """As the coordinator writes them."""
     lines: list[DecisionLine] = []
     for each in job.reported:
         if isinstance(each, LevelsSized):

@@ -1,4 +1,4 @@
-"""Messages that are well-formed and wrong: what a server, the registrar and a worker do.
+"""Messages that are well-formed and wrong: what a server, the coordinator and a worker do.
 
 A third of them is drawn freely, a third is what an honest peer might say, and a third the same but
 for one field: these get past the first look. Each is an error that names who sent it, or dropped,
@@ -57,13 +57,13 @@ from psdist.protocol.control import (
     WriteFailed,
     Written,
 )
+from psdist.protocol.coordinator_line import FOR_COORDINATOR
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, describe_peer, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, describe_peer, server_id, worker_id
 from psdist.protocol.optimizer_state import StatePart
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
-from psdist.protocol.registrar_line import FOR_REGISTRAR
 from psdist.servers.protocol.actions import (
     Accept,
     Built,
@@ -276,8 +276,8 @@ TO_SERVER: tuple[Said, ...] = (
     (worker_id(3), Register(group=2, workers=[3], clock=0)),
     (worker_id(2), Suspend(group=1, clock=1, seq=1)),
     (worker_id(2), Leave(group=1, clock=1)),
-    (REGISTRAR, Resume(seq=1)),
-    (REGISTRAR, Resume(seq=1, checkpoint=STEP)),
+    (COORDINATOR, Resume(seq=1)),
+    (COORDINATOR, Resume(seq=1, checkpoint=STEP)),
     *(
         (server_id(0), SumsOfSquares(round=number, values=struct.pack("<3d", *values)))
         for number in (0, 0, 1)
@@ -295,7 +295,7 @@ TO_LOBBY: tuple[Said, ...] = (
     *((worker_id(w), Gone(worker=w)) for w in range(4)),
     (worker_id(0), WhoIsAbsent(worker=0, seq=1)),
 )
-TO_REGISTRAR: tuple[Said, ...] = (
+TO_COORDINATOR: tuple[Said, ...] = (
     *(
         (worker_id(worker), said)
         for worker in range(4)
@@ -370,9 +370,9 @@ TO_WORKER: tuple[Said, ...] = (
             StateHeld(number=1, chunk=chunk, start=0, described=b"", values=b""),
         )
     ),
-    (REGISTRAR, Collected(seq=1, payloads=[b""], runs=[0, 1], values=b"", error="")),
-    (REGISTRAR, Absent(seq=1, workers=[2], num_absent=1)),
-    (REGISTRAR, Stop()),
+    (COORDINATOR, Collected(seq=1, payloads=[b""], runs=[0, 1], values=b"", error="")),
+    (COORDINATOR, Absent(seq=1, workers=[2], num_absent=1)),
+    (COORDINATOR, Stop()),
 )  # fmt: skip
 
 
@@ -477,14 +477,14 @@ class HostileServer:
         self.core.check_invariants()
 
 
-class HostileRegistrar:
+class HostileCoordinator:
     def __init__(self, seed: int) -> None:
-        self.hostile = Hostile(seed, TO_REGISTRAR)
+        self.hostile = Hostile(seed, TO_COORDINATOR)
         self.errors = 0
         self.start()
 
     def start(self) -> None:
-        self.registrar = assemble(num_workers=4, num_servers=2)
+        self.coordinator = assemble(num_workers=4, num_servers=2)
         stage = self.hostile.random.random()
         come, done = (
             (range(4), ()) if stage < 0.2 else ((), range(4)) if stage < 0.4 else ((0,), ())
@@ -492,16 +492,16 @@ class HostileRegistrar:
         name, payload = self.hostile.pick((("mean", b""), ("checkpoint", b"7")))
         for worker in come:
             enter = Enter(worker=worker, seq=1, name=name, payload=payload)
-            self.registrar.handle(worker_id(worker), enter)
+            self.coordinator.handle(worker_id(worker), enter)
         for worker in done:
-            self.registrar.handle(worker_id(worker), Done(worker=worker, statistics={}))
+            self.coordinator.handle(worker_id(worker), Done(worker=worker, statistics={}))
 
     def step(self) -> None:
         peer, message = self.hostile.says()
-        if not isinstance(message, FOR_REGISTRAR):
+        if not isinstance(message, FOR_COORDINATOR):
             return
         try:
-            self.registrar.handle(peer, message)
+            self.coordinator.handle(peer, message)
         except ProtocolError as error:
             text = str(error)
         else:
@@ -593,10 +593,10 @@ class HostileWorker:
 
 def victims(
     seed: int,
-) -> Iterator[HostileServer | HostileRegistrar | HostileLobby | HostileWorker]:
+) -> Iterator[HostileServer | HostileCoordinator | HostileLobby | HostileWorker]:
     for mode in ("sync", "clipped", "ssp", "async"):
         yield HostileServer(mode, seed)
-    yield HostileRegistrar(seed)
+    yield HostileCoordinator(seed)
     yield HostileLobby(seed)
     yield HostileWorker(seed)
 
@@ -637,7 +637,7 @@ REPEATED: dict[str, Any] = {
     "an offer": Offered(worker_id(0), Kind.PUSH, 2, 4, "ticket"),
     "settings": ControlArrived(worker_id(0), Settings(version=1, hyper=HYPER, absent=[])),
     "a question": ControlArrived(worker_id(0), WhoIsMissing(chunk=0)),
-    "a resumption": ControlArrived(REGISTRAR, Resume(seq=1)),
+    "a resumption": ControlArrived(COORDINATOR, Resume(seq=1)),
     "a suspension": ControlArrived(worker_id(2), Suspend(group=1, clock=1, seq=0)),
 }
 

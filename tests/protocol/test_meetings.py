@@ -15,7 +15,7 @@ import pytest
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
-from psdist.protocol.ids import REGISTRAR, worker_id, worker_of
+from psdist.protocol.ids import COORDINATOR, worker_id, worker_of
 from psdist.servers.protocol.pauses import Pauses
 from psdist.workers.protocol.actions import Action, SendControl
 from psdist.workers.protocol.meetings import Meetings
@@ -43,7 +43,7 @@ class Play:
         self.random = random.Random(self.seed)
         self.count = len(self.lengths)
         bound = {"sync": 0, "ssp": self.staleness}.get(self.mode)
-        self.registrar = Pauses(num_workers=self.count, groups=self.groups, staleness=bound)
+        self.coordinator = Pauses(num_workers=self.count, groups=self.groups, staleness=bound)
         self.workers = [Meetings(worker) for worker in range(self.count)]
         self.up: list[deque[object]] = [deque() for _ in range(self.count)]
         self.down: list[deque[object]] = [deque() for _ in range(self.count)]
@@ -81,33 +81,33 @@ class Play:
             message = self.up[worker].popleft()
             if message == "done":
                 self.done.add(worker)
-                self.tell(self.registrar.on_done(worker))
+                self.tell(self.coordinator.on_done(worker))
             elif message == "enter":
                 self.entered[worker] += 1
-                self.tell(self.registrar.on_entered())
+                self.tell(self.coordinator.on_entered())
             else:
                 assert isinstance(message, Held | Blocked)
                 is_collecting = len(set(self.entered)) > 1
-                self.tell(self.registrar.on_told(worker, message, is_collecting=is_collecting))
+                self.tell(self.coordinator.on_told(worker, message, is_collecting=is_collecting))
         if self.down[worker] and self.random.random() < 0.5:
             moved = True
             message = self.down[worker].popleft()
             meetings = self.workers[worker]
             if isinstance(message, PauseRequest):
-                self.send(worker, meetings.on_propose(REGISTRAR, message))
+                self.send(worker, meetings.on_propose(COORDINATOR, message))
             elif isinstance(message, Proceed):
-                meetings.on_release(REGISTRAR, message)
+                meetings.on_release(COORDINATOR, message)
             elif isinstance(message, Paused):
                 assert all(each.is_held for each in self.workers) or worker in self.committed
                 if not self.committed:
                     self.commits.append(list(self.clocks))
                     self.committed = set(range(self.count))
                 self.committed.discard(worker)
-                meetings.on_commit(REGISTRAR, message)
+                meetings.on_commit(COORDINATOR, message)
             else:
                 assert isinstance(message, PauseAborted)
                 self.cancelled += 1
-                meetings.on_cancel(REGISTRAR, message)
+                meetings.on_cancel(COORDINATOR, message)
         return moved
 
     committed: set[int] = field(default_factory=set)
@@ -208,10 +208,10 @@ def held(worker: int, number: int = 1, hold: int = 1, clock: int = 3) -> Held:
 
 
 def test_the_strongest_reason_counts() -> None:
-    registrar = Pauses(num_workers=2, groups=(), staleness=0)
-    registrar.on_told(0, held(0), is_collecting=False)
+    coordinator = Pauses(num_workers=2, groups=(), staleness=0)
+    coordinator.on_told(0, held(0), is_collecting=False)
     requeue = Held(worker=1, number=1, hold=1, what="requeue", clocks=[3])
-    actions = registrar.on_told(1, requeue, is_collecting=False)
+    actions = coordinator.on_told(1, requeue, is_collecting=False)
     assert [action.message for action in actions] == [Paused(number=1, what="requeue")] * 2
     assert [action.peer for action in actions] == [worker_id(0), worker_id(1)]
 
@@ -224,24 +224,24 @@ def test_who_has_missed_several_rounds_waits_for_those_who_hold(
     may_miss: bool, busy_at: int, is_released: bool
 ) -> None:
     """It sits out the round in front of which they hold; who has missed one is told at once."""
-    registrar = Pauses(num_workers=3, groups=(), staleness=0, may_miss=may_miss)
-    registrar.on_told(0, held(0, clock=7), is_collecting=False)
+    coordinator = Pauses(num_workers=3, groups=(), staleness=0, may_miss=may_miss)
+    coordinator.on_told(0, held(0, clock=7), is_collecting=False)
     late = Blocked(worker=2, number=1, set_index=0, clock=busy_at)
     for actions in (
-        registrar.on_told(2, late, is_collecting=False),
-        registrar.on_told(1, held(1, clock=7), is_collecting=False),
+        coordinator.on_told(2, late, is_collecting=False),
+        coordinator.on_told(1, held(1, clock=7), is_collecting=False),
     ):
         assert [action.message for action in actions] == [Proceed(number=1, hold=1)] * is_released
-    actions = registrar.on_told(2, held(2, clock=8), is_collecting=False)
-    actions += registrar.on_told(0, held(0, hold=2, clock=8), is_collecting=False)
+    actions = coordinator.on_told(2, held(2, clock=8), is_collecting=False)
+    actions += coordinator.on_told(0, held(0, hold=2, clock=8), is_collecting=False)
     messages = [action.message for action in actions]
     assert not any(isinstance(each, Proceed) for each in messages), "it holds by now"
 
 
 def test_a_second_delivery_changes_nothing() -> None:
-    registrar = Pauses(num_workers=2, groups=(), staleness=0)
-    assert registrar.on_told(0, held(0), is_collecting=False)
-    assert registrar.on_told(0, held(0), is_collecting=False) == []
+    coordinator = Pauses(num_workers=2, groups=(), staleness=0)
+    assert coordinator.on_told(0, held(0), is_collecting=False)
+    assert coordinator.on_told(0, held(0), is_collecting=False) == []
 
 
 @pytest.mark.parametrize(
@@ -255,21 +255,21 @@ def test_a_second_delivery_changes_nothing() -> None:
     ],
 )
 def test_what_no_worker_says_is_refused(message: Held | Blocked) -> None:
-    registrar = Pauses(num_workers=2, groups=(), staleness=0)
+    coordinator = Pauses(num_workers=2, groups=(), staleness=0)
     with pytest.raises(ProtocolError, match="worker 0"):
-        registrar.on_told(0, message, is_collecting=False)
+        coordinator.on_told(0, message, is_collecting=False)
 
 
 @pytest.mark.parametrize(
     ("peer", "message"),
     [
         (worker_id(1), PauseRequest(number=1)),
-        (REGISTRAR, PauseRequest(number=2)),
-        (REGISTRAR, Paused(number=1, what="checkpoint")),
-        (REGISTRAR, Proceed(number=1, hold=1)),
+        (COORDINATOR, PauseRequest(number=2)),
+        (COORDINATOR, Paused(number=1, what="checkpoint")),
+        (COORDINATOR, Proceed(number=1, hold=1)),
     ],
 )
-def test_what_the_registrar_does_not_say_is_refused(peer: int, message: object) -> None:
+def test_what_the_coordinator_does_not_say_is_refused(peer: int, message: object) -> None:
     meetings = Meetings(3)
     handlers = {
         PauseRequest: meetings.on_propose,

@@ -1,5 +1,5 @@
 """Modes that change within a run, under seeded schedules: at known rounds, by the script in a
-collective, or by the registrar at any time while others train.
+collective, or by the coordinator at any time while others train.
 
 Each run is proved as every other (``proof`` of tests/support/virtual), the check judging each round
 by its rule, and each value computed again.

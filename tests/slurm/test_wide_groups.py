@@ -159,7 +159,7 @@ def test_a_worker_that_is_killed_on_one_host_ends_the_job_with_a_line_that_names
     ranks = json.loads((folder / "run" / "ranks.json").read_text())
     hosts = [each["host"] for each in ranks if each["role"] == "worker" and each["group"] == 0]
     assert hosts == ["h1", "h2"]
-    # The registrar's, and of hosts that its abort reaches late the same words once more.
+    # The coordinator's, and of hosts that its abort reaches late the same words once more.
     lines = re.findall(r"^psdist: (?:server|worker) .*", done.stdout, re.MULTILINE)
     told = (
         r"error( at killed\.py line \d+)?: worker 1 \(rank 3 on h2\) has died; .* restart the job"

@@ -9,16 +9,16 @@ STRIKE="folding chief": the chief is killed when a server folds a push of iterat
     parked          a worker waits for replies that the mode does not allow yet (not in async)
     folding         a server has added a second push of iteration 12 to a sum (in sync only)
     applying        a server steps a chunk by an update of iteration 12
-    checkpointing   it has written a part of its file of the second checkpoint; the registrar: all
+    checkpointing   it has written a part of its file of the second checkpoint; the coordinator: all
                     files are there, and the checkpoint is about to count
     collective      a worker is in a job.mean, to which others have still to come
     saving          the chief has written half of what job.save writes
     shutting down   a worker has said that its script is done; a server is told to finish; the
-                    registrar knows that all is done, and has told nobody
+                    coordinator knows that all is done, and has told nobody
 
-The victims: worker 2, the chief, server 2, its deputy server 1, the registrar server 0. Where the
-victim has no part in such a moment the first other rank that comes to it kills it. It happens once:
-RUN_DIR.struck says when, and keeps a job that goes on with that run from doing so again.
+The victims: worker 2, the chief, server 2, its standby server 1, the coordinator server 0. Where
+the victim has no part in such a moment the first other rank that comes to it kills it. It happens
+once: RUN_DIR.struck says when, and keeps a job that goes on with that run from doing so again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any, Final
 from psdist.protocol.control import Done, Finish, Register
 from psdist.protocol.events import Offered
 from psdist.protocol.header import Kind
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import COORDINATOR
 
 AT: Final = 12
 """The iteration in which it happens, where an iteration has such a moment."""
@@ -49,7 +49,7 @@ VICTIMS: Final = {
     "chief": ("worker", 0),
     "server": ("server", 2),
     "deputy": ("server", 1),
-    "registrar": ("server", REGISTRAR),
+    "registrar": ("server", COORDINATOR),
 }
 NEVER: Final = {("parked", "async"), ("folding", "ssp"), ("folding", "async")}
 """What a mode has no such moment of."""

@@ -53,7 +53,7 @@ def test_a_strike_kills_who_it_names_and_nobody_a_second_time(
         ranks = [{"role": role, "pid": process.pid} for process, role in roles]
         (run_dir / "ranks.json").write_text(json.dumps(ranks))
         monkeypatch.setenv("PSDIST_RUN_DIR", str(run_dir))
-        monkeypatch.setenv("STRIKE", "shutting down deputy")
+        monkeypatch.setenv("STRIKE", "shutting down standby")
         strike = Strike.of_environment()
         assert strike == Strike("shutting down", "deputy", run_dir)
         assert not strike.has_fallen
@@ -121,7 +121,7 @@ def test_the_table_says_what_became_of_the_job_by_mode() -> None:
     ]
     bad = replace(GOOD, mode="ssp", is_proved=False)
     rows = table([GOOD, bad, AGAIN, *parked]).splitlines()
-    assert rows[0] == "| | worker | chief | server | deputy | registrar |"
+    assert rows[0] == "| | worker | chief | server | standby | coordinator |"
     cells_of = {row.split(" | ")[0].strip("| "): row.split(" | ")[1:] for row in rows[2:]}
     assert list(cells_of) == list(PHASES)
     assert cells_of["registering"][1] == "again / – / –"

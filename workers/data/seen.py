@@ -41,7 +41,7 @@ class PassDealing:
     """How far a pass is that is dealt by hands (psdist.workers.data.hands)."""
 
     loader: int
-    """In whose pass's terms the registrar fixes steps,"""
+    """In whose pass's terms the coordinator fixes steps,"""
     number: int
     """and which of its passes."""
     hand: int = 0

@@ -1,12 +1,12 @@
 """The collectives of the job, as one worker takes part in them: prepare, save, mean, barrier.
 
-Every worker counts its collectives; the number tells the registrar which ones belong together. One
-is under way at a time. An answer to an earlier one is a duplicate, an answer to one that this
+Every worker counts its collectives; the number tells the coordinator which ones belong together.
+One is under way at a time. An answer to an earlier one is a duplicate, an answer to one that this
 worker has not entered is an error.
 
     collectives = Collectives(seat)
-    collectives.begin("mean", b"", values)  # Enter, for the registrar
-    collectives.on_collected(REGISTRAR, answer)
+    collectives.begin("mean", b"", values)  # Enter, for the coordinator
+    collectives.on_collected(COORDINATOR, answer)
     collectives.take().of(3)              # what worker 3 brought
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from psdist.errors import CollectiveError, InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Absent, Collected, Enter, WhoIsAbsent
-from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.workers.protocol.actions import Action, SendControl, Warn
 from psdist.workers.protocol.seat import Seat
 
@@ -78,7 +78,7 @@ class Collectives:
         return Brought.decode(answer)
 
     def ask_who_is_absent(self) -> SendControl:
-        return SendControl(REGISTRAR, WhoIsAbsent(worker=self._seat.worker, seq=self.seq))
+        return SendControl(COORDINATOR, WhoIsAbsent(worker=self._seat.worker, seq=self.seq))
 
     def on_absent(self, peer: int, message: Absent) -> list[Action]:
         self._check_answer(peer, "Absent", message.seq)
@@ -91,10 +91,10 @@ class Collectives:
         return [Warn(f"the collective waits for {noun} {names or 'that are on their way'}")]
 
     def _check_answer(self, peer: int, name: str, seq: int) -> None:
-        if peer != REGISTRAR or not 1 <= seq <= self.seq:
+        if peer != COORDINATOR or not 1 <= seq <= self.seq:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent {name} of collective "
-                f"{seq}; this worker has entered {self.seq}, and server {REGISTRAR} answers them"
+                f"{seq}; this worker has entered {self.seq}, and server {COORDINATOR} answers them"
             )
 
     def check_invariants(self) -> None:

@@ -58,7 +58,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.header import MOST_SETS
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_spare, is_worker, server_id, spare_of
+from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, server_id, spare_of
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.rounds import Turns
@@ -108,8 +108,8 @@ class WorkerCore:
         survives_workers: bool = False,
     ) -> None:
         """``describe_group(group)`` names a group to people; ``sets``: the machines of the sets
-        before this one; ``survives_workers``: the registrar decides what follows from the death of
-        another worker, which otherwise is an error."""
+        before this one; ``survives_workers``: the coordinator decides what follows from the death
+        of another worker, which otherwise is an error."""
         self.seat = seat
         self.sets = [] if sets is None else sets
         """Of all sets of this worker, by index."""
@@ -206,7 +206,7 @@ class WorkerCore:
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
         """Given to every set of a worker, as :class:`Moved` is."""
         if self._survives_workers and is_worker(event.peer):
-            return []  # servers wait for it until the registrar says that nobody does
+            return []  # servers wait for it until the coordinator says that nobody does
         if not self.seat.servers_have_buddies or is_worker(event.peer):
             raise PeerLostError(event.who)
         if not is_spare(event.peer):  # which nothing was set up on
@@ -216,11 +216,11 @@ class WorkerCore:
     def _on_moved(self, peer: int, message: Moved) -> list[Action]:
         server, host, count = message.server, message.host, self.seat.num_servers
         is_known = 0 <= host < count or (is_spare(host) and spare_of(host) < self.seat.num_spares)
-        if peer != REGISTRAR or not (0 <= server < count and is_known):
+        if peer != COORDINATOR or not (0 <= server < count and is_known):
             raise ProtocolError(
                 f"worker {self.seat.worker}: {describe_peer(peer)} sent Moved of server {server} "
-                f"to {describe_peer(host)}; {describe_peer(REGISTRAR)} declares deaths, and there "
-                f"are {count} servers and {self.seat.num_spares} spares"
+                f"to {describe_peer(host)}; {describe_peer(COORDINATOR)} declares deaths, and "
+                f"there are {count} servers and {self.seat.num_spares} spares"
             )
         return self._go_on_with(self._moves.on_moved(server, host=host))
 
@@ -608,7 +608,7 @@ class WorkerCore:
         for each in self.sets:
             each._is_suspended = each in stopped
         suspends = (each._membership.suspend(clock=each.clock, seq=enter.seq) for each in stopped)
-        return [*chain.from_iterable(suspends), SendControl(REGISTRAR, enter)]
+        return [*chain.from_iterable(suspends), SendControl(COORDINATOR, enter)]
 
     @property
     def is_half_pushed(self) -> bool:

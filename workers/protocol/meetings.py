@@ -2,7 +2,7 @@
 iterations until all do, or go on to the next one; pure.
 
     meetings = Meetings(worker=3)
-    meetings.hold("checkpoint", clocks=[17])    # Held, for the registrar
+    meetings.hold("checkpoint", clocks=[17])    # Held, for the coordinator
     meetings.is_held                            # until an answer has come:
     meetings.take()                             # "checkpoint": all hold; None: go on
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
-from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.workers.protocol.actions import Action, SendControl
 
 
@@ -49,7 +49,7 @@ class Meetings:
             what=what,
             clocks=list(clocks),
         )
-        return [SendControl(REGISTRAR, message)]
+        return [SendControl(COORDINATOR, message)]
 
     def begin(self, set_index: int, clock: int) -> list[Action]:
         """A step begins, or something else that may wait for others."""
@@ -63,7 +63,7 @@ class Meetings:
         message = Blocked(
             worker=self._worker, number=self._number + 1, set_index=index, clock=clock
         )
-        return [SendControl(REGISTRAR, message)]
+        return [SendControl(COORDINATOR, message)]
 
     def take(self) -> str | None:
         """What all hold for; None where this worker goes on."""
@@ -108,7 +108,7 @@ class Meetings:
         self.is_open = self.is_held = False
 
     def _is_late(self, peer: int, message: PauseRequest | Proceed | Paused | PauseAborted) -> bool:
-        if peer != REGISTRAR or message.number > self._number + 1:
+        if peer != COORDINATOR or message.number > self._number + 1:
             self._refuse(peer, message)
         is_late = message.number <= self._number
         self.duplicates += is_late

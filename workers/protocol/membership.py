@@ -4,7 +4,7 @@ The chief describes the set to every server and sends the initial values of ever
 leader registers the group with every server, suspends it in collectives and takes its leave; the
 other workers of the group send nothing of all this. For the whole job, with the first set's, every
 worker says when its script has finished, and waits for Stop. A substitute (``Seat.is_substitute``)
-says when it is ready instead, for all sets at once, and the registrar when it has joined.
+says when it is ready instead, for all sets at once, and the coordinator when it has joined.
 
     membership = Membership(seat)
     membership.begin_register()           # a SendControl for every server
@@ -34,7 +34,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     describe_peer,
     describe_workers,
     server_id,
@@ -55,7 +55,7 @@ class Membership:
         self._registered: set[int] = set()
         """Servers that have answered."""
         self.welcome: JoinAccepted | None = None
-        """What the registrar has told a substitute that has joined."""
+        """What the coordinator has told a substitute that has joined."""
         self.place = seat.worker
         """Whose part of the data this worker has: of a substitute that of the dead one in whose
         place it comes, once :attr:`has_place`."""
@@ -159,10 +159,10 @@ class Membership:
 
     def on_replace(self, peer: int, message: TakePlace) -> list[Action]:
         """A substitute may run the script."""
-        if peer != REGISTRAR or not self._seat.is_substitute or self.has_place:
+        if peer != COORDINATOR or not self._seat.is_substitute or self.has_place:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent TakePlace of worker "
-                f"{message.worker}; server {REGISTRAR} asks substitutes, once"
+                f"{message.worker}; server {COORDINATOR} asks substitutes, once"
             )
         self.place, self.has_place = message.worker, True
         return []
@@ -175,15 +175,15 @@ class Membership:
                 "once"
             )
         self._has_asked = True
-        return [SendControl(REGISTRAR, JoinReady(worker=self._seat.worker, num_sets=num_sets))]
+        return [SendControl(COORDINATOR, JoinReady(worker=self._seat.worker, num_sets=num_sets))]
 
     def on_welcome(self, peer: int, message: JoinAccepted) -> bool:
         """False for a second delivery."""
         is_ours = self._seat.is_substitute and self._has_asked
-        if peer != REGISTRAR or not is_ours or message.worker != self._seat.worker:
+        if peer != COORDINATOR or not is_ours or message.worker != self._seat.worker:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent JoinAccepted of worker "
-                f"{message.worker}; server {REGISTRAR} welcomes substitutes that have asked"
+                f"{message.worker}; server {COORDINATOR} welcomes substitutes that have asked"
             )
         if self.welcome is not None:
             self.duplicates += 1
@@ -259,15 +259,15 @@ class Membership:
             raise InvariantError(f"worker {self._seat.worker} was done twice")
         self.is_done = True
         done = Done(worker=self._seat.worker, statistics=statistics, left=left)
-        return [SendControl(REGISTRAR, done)]
+        return [SendControl(COORDINATOR, done)]
 
     def on_stop(self, peer: int, _message: Stop) -> list[Action]:
-        if peer != REGISTRAR or not (self.is_done or self.is_outside):
+        if peer != COORDINATOR or not (self.is_done or self.is_outside):
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent Stop"
                 + (
-                    f"; server {REGISTRAR} says when the job is complete"
-                    if peer != REGISTRAR
+                    f"; server {COORDINATOR} says when the job is complete"
+                    if peer != COORDINATOR
                     else " before this worker's script had finished"
                 )
             )
@@ -280,10 +280,10 @@ class Membership:
     def on_survive(self, peer: int, message: MembershipChanged) -> list[Action]:
         """Who is dead, and has the chief's duties now. Raises :class:`BuriedError` where this
         worker's group is out."""
-        if peer != REGISTRAR:
+        if peer != COORDINATOR:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent MembershipChanged; server "
-                f"{REGISTRAR} says who is dead"
+                f"{COORDINATOR} says who is dead"
             )
         if message.generation <= self.generation:
             self.duplicates += 1

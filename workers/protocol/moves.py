@@ -1,6 +1,6 @@
 """Which servers have died, and where they are served now, as a worker hears of it; pure.
 
-The network tells of a death, the registrar who goes on in the dead one's place. What was sent is
+The network tells of a death, the coordinator who goes on in the dead one's place. What was sent is
 sent again when both are known: nothing of the dead server's comes any more then, and there is
 somebody to send it to. Who has taken a place may die in turn: with it go all servers that were
 served there.
@@ -21,7 +21,7 @@ class Moves:
         self._lost: set[int] = set(before._lost) if before else set()
         """Servers whose processes have died."""
         self._told: dict[int, int] = dict(before._told) if before else {}
-        """Server -> whose process serves it, as the registrar has said last."""
+        """Server -> whose process serves it, as the coordinator has said last."""
         self._at: dict[int, int] = dict(before._at) if before else {}
         """Server -> to whose process what it is sent goes; its own where nothing stands here."""
 
@@ -32,7 +32,7 @@ class Moves:
         return self._move()
 
     def on_moved(self, server: int, *, host: int) -> list[tuple[int, int]]:
-        """The registrar says whose process serves ``server``; as :meth:`on_lost`."""
+        """The coordinator says whose process serves ``server``; as :meth:`on_lost`."""
         self._told[server] = host
         return self._move()
 

@@ -1,9 +1,9 @@
 """A worker whose group has lost others reports its standing, and receives that of the others; pure.
 
 regrouping = Regrouping(seat)
-regrouping.num_lost += 1                  # the registrar has reported a failure
+regrouping.num_lost += 1                  # the coordinator has reported a failure
 regrouping.is_due                         # True until this worker has reported
-regrouping.tell(standing)                 # Regroup, for the registrar
+regrouping.tell(standing)                 # Regroup, for the coordinator
 regrouping.answer                         # every standing, by place; None until all are here
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Regroup, Regrouped
-from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.workers.protocol.actions import Action, SendControl
 from psdist.workers.protocol.seat import Seat
 
@@ -35,7 +35,7 @@ class Regrouping:
         self._told, self._answer = self.num_lost, None
         worker, num_lost = self._seat.worker, self._told
         message = Regroup(worker=worker, num_lost=num_lost, standing=standing)
-        return [SendControl(REGISTRAR, message)]
+        return [SendControl(COORDINATOR, message)]
 
     @property
     def answer(self) -> list[bytes] | None:
@@ -43,7 +43,7 @@ class Regrouping:
         return None if self.is_due else self._answer
 
     def on_regrouped(self, peer: int, message: Regrouped) -> list[Action]:
-        if peer != REGISTRAR or not 0 < message.num_lost <= self._told:
+        if peer != COORDINATOR or not 0 < message.num_lost <= self._told:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent Regrouped of a group that "
                 f"has lost {message.num_lost}; this worker has told for {self._told}"

@@ -1,8 +1,8 @@
-"""How many local steps each group makes: what this worker has asked the registrar; pure.
+"""How many local steps each group makes: what this worker has asked the coordinator; pure.
 
 steps = FixedSteps(seat)
-steps.ask(Term(1, 0, 3))             # AskSteps for the registrar
-steps.on_fixed(REGISTRAR, StepsFixed(loader=1, number=0, block=3, steps=[11, 11, 32]))
+steps.ask(Term(1, 0, 3))             # AskSteps for the coordinator
+steps.on_fixed(COORDINATOR, StepsFixed(loader=1, number=0, block=3, steps=[11, 11, 32]))
 steps.take(Term(1, 0, 3))            # (11, 11, 32)
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import AskSteps, StepsFixed
-from psdist.protocol.ids import REGISTRAR, describe_peer
+from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.workers.protocol.actions import Action, SendControl
 from psdist.workers.protocol.seat import Seat
 
@@ -29,7 +29,7 @@ class FixedSteps:
         self._answers[term] = None
         loader, number, block = term
         return SendControl(
-            REGISTRAR,
+            COORDINATOR,
             AskSteps(worker=self._seat.worker, loader=loader, number=number, block=block),
         )
 
@@ -37,7 +37,7 @@ class FixedSteps:
         term = Term(message.loader, message.number, message.block)
         is_asked = term in self._answers and self._answers[term] is None
         is_whole = len(message.steps) > self._seat.group and min(message.steps) > 0
-        if peer != REGISTRAR or not is_asked or not is_whole:
+        if peer != COORDINATOR or not is_asked or not is_whole:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent StepsFixed of {term}, "
                 f"{message.steps[:8]}, which is unasked or damaged"

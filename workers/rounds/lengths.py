@@ -64,7 +64,7 @@ class EqualSteps:
 
 
 class StepsByLoss:
-    """As many steps as the registrar has fixed for the term, by what scripts have reported."""
+    """As many steps as the coordinator has fixed for the term, by what scripts have reported."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StepsByLoss:
         tell: Callable[[int], None],
         on_round: Callable[[int, int], None],
     ) -> None:
-        """``tell(round)``: to the registrar, what was reported until then; ``on_round(round,
+        """``tell(round)``: to the coordinator, what was reported until then; ``on_round(round,
         steps)``: it has ended, after so many."""
         self._group = group
         self._steps_of = steps_of
@@ -147,7 +147,7 @@ class PassSteps:
 
 class StepsBySpeed:
     """With a loader of psdist's a round is a hand: one step for each of its batches. A script that
-    has batches of its own makes as many steps as the registrar has fixed for its group."""
+    has batches of its own makes as many steps as the coordinator has fixed for its group."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from psdist.commands.bench.host_cpu import HostCpu
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError
-from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
+from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import leave, wait_for_job
@@ -123,7 +123,7 @@ class _Server:
     def __init__(self, context: RankContext, options: ConvergenceOptions, meet: _Meeting) -> None:
         self._context, self._options, self._meet = context, options, meet
         self._lobby: Lobby | None = None
-        if context.me == REGISTRAR:
+        if context.me == COORDINATOR:
             roles = context.roles
             self._lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
 

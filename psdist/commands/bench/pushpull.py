@@ -32,7 +32,7 @@ from psdist.commands.bench import plot
 from psdist.commands.bench.between import alone, between_ranks
 from psdist.commands.bench.raw import echo, exchange, size_text, time_text
 from psdist.protocol.control import Setup
-from psdist.protocol.ids import REGISTRAR, is_worker, worker_of
+from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
@@ -43,8 +43,8 @@ from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import Async
 from psdist.servers.protocol.coordinator import EndJob
+from psdist.servers.protocol.failover.coordinator_log import LogAction
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.protocol.succession.office import OfficeAction
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
@@ -156,7 +156,7 @@ class _ServerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
         context, roles = self.context, self.context.roles
         buffers = context.config.receive_buffers
-        registrar = assemble(num_workers=roles.num_workers, num_servers=roles.num_servers)
+        coordinator = assemble(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
             lambda _set_index, _resumed_up_to: ServerCore(
@@ -169,8 +169,8 @@ class _ServerSide(_Side):
                 receive_buffers=None if buffers == "auto" else buffers,
             ),
             make_executor=TensorShard,
-            registrar=registrar if context.me == REGISTRAR else None,
-            on_registrar=self._on_registrar,
+            coordinator=coordinator if context.me == COORDINATOR else None,
+            on_coordinator=self._on_coordinator,
         )
         waiting = context.waiting(has_deadline=False)
         self._serve(loop, waiting)  # set-up
@@ -189,7 +189,7 @@ class _ServerSide(_Side):
         loop.run(waiting)
         return []
 
-    def _on_registrar(self, action: OfficeAction) -> None:
+    def _on_coordinator(self, action: LogAction) -> None:
         if isinstance(action, EndJob):
             failure = action.failure
             self.context.abort(failure.heading, failure.text, failure.exit_status)

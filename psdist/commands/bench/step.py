@@ -43,7 +43,7 @@ from psdist.commands.bench.step_report import (
     report,
     result_of,
 )
-from psdist.protocol.ids import REGISTRAR, is_worker
+from psdist.protocol.ids import COORDINATOR, is_worker
 from psdist.protocol.memory import allocate
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
@@ -153,7 +153,7 @@ class _ServerSide(_Side):
     def measure(self) -> dict[str, Any]:
         context, roles = self.context, self.context.roles
         self._lobby: Lobby | None = None
-        if context.me == REGISTRAR:
+        if context.me == COORDINATOR:
             self._lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
         wait_for_job(context, self._lobby)
         self._loop, self._duty = build_loop(context, context.transport)

@@ -58,8 +58,8 @@ class Display:
         self._view.training(fact)
         self._lines.update(fact)
 
-    def registrar_is_elsewhere(self) -> None:
-        self._view.registrar_is_elsewhere()
+    def coordinator_is_elsewhere(self) -> None:
+        self._view.coordinator_is_elsewhere()
 
     def restart(self) -> None:
         """The job was stopped, and goes on."""

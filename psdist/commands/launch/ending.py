@@ -1,10 +1,10 @@
 """What follows when the parent is asked to end its job. Pure: signals and time in, steps out.
 
     ending = Ending()
-    ending.on_signal(signal.SIGINT, now_s=0.0, has_worker=True, has_registrar=True)
-    ending.on_time(now_s=31.0)       # TellRanks was the first step; EndByRegistrar is the second
+    ending.on_signal(signal.SIGINT, now_s=0.0, has_worker=True, has_coordinator=True)
+    ending.on_time(now_s=31.0)       # TellRanks was the first step; EndByCoordinator is the second
 
-First the scripts are told, and may save what they want; then the registrar ends the job; then the
+First the scripts are told, and may save what they want; then the coordinator ends the job; then the
 launcher ends its ranks; then all are killed. Each stage has its time, and another signal cuts it
 short. Who carries the steps out is psdist.commands.launch.parent.
 """
@@ -24,8 +24,8 @@ class TellRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class EndByRegistrar:
-    """The registrar writes its files and ends every rank."""
+class EndByCoordinator:
+    """The coordinator writes its files and ends every rank."""
 
     number: int
 
@@ -40,13 +40,13 @@ class KillRanks:
     """Those of this host that are still there."""
 
 
-Step: TypeAlias = TellRanks | EndByRegistrar | SignalLauncher | KillRanks
+Step: TypeAlias = TellRanks | EndByCoordinator | SignalLauncher | KillRanks
 
 
 class Ending:
     GRACE_S = 30.0
     """For the scripts, as much as Slurm gives."""
-    REGISTRAR_S = 3.0
+    COORDINATOR_S = 3.0
     LAUNCHER_S = 5.0
     _STAGES = ("running", "scripts", "registrar", "launcher", "killed")
 
@@ -65,13 +65,13 @@ class Ending:
         return self._stage == "killed"
 
     def on_signal(
-        self, number: int, *, now_s: float, has_worker: bool, has_registrar: bool
+        self, number: int, *, now_s: float, has_worker: bool, has_coordinator: bool
     ) -> list[Step]:
         """SIGINT, SIGTERM or SIGHUP has come. Whether ranks of this host have these roles: a worker
-        can be told, and fails for all others; the registrar can end the job."""
+        can be told, and fails for all others; the coordinator can end the job."""
         if self._stage == "running":
             self.number = number
-            first = "registrar" if has_registrar else "launcher"
+            first = "registrar" if has_coordinator else "launcher"
             return self._enter("scripts" if has_worker else first, now_s)
         return self._next(now_s)
 
@@ -92,8 +92,8 @@ class Ending:
             self.deadline_s = now_s + self._grace_s
             return [TellRanks(self.number)]
         if stage == "registrar":
-            self.deadline_s = now_s + self.REGISTRAR_S
-            return [EndByRegistrar(self.number)]
+            self.deadline_s = now_s + self.COORDINATOR_S
+            return [EndByCoordinator(self.number)]
         if stage == "launcher":
             self.deadline_s = now_s + self.LAUNCHER_S
             return [SignalLauncher(signal.SIGTERM)]

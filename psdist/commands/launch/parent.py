@@ -26,7 +26,7 @@ from typing import Final
 
 from psdist.commands.launch.display import Display
 from psdist.commands.launch.ending import (
-    EndByRegistrar,
+    EndByCoordinator,
     Ending,
     KillRanks,
     SignalLauncher,
@@ -296,8 +296,8 @@ class Parent:
             if rank.number is not None:
                 self._display.take_role(rank.number, is_worker=rank.is_worker)
             ranks = self._ranks.all
-            if all(each.who for each in ranks) and not any(each.is_registrar for each in ranks):
-                self._display.registrar_is_elsewhere()
+            if all(each.who for each in ranks) and not any(each.is_coordinator for each in ranks):
+                self._display.coordinator_is_elsewhere()
         elif isinstance(fact, InputWanted):
             rank.give_input()
         elif isinstance(fact, RankSurvived):
@@ -334,7 +334,7 @@ class Parent:
             number,
             now_s=time.monotonic(),
             has_worker=any(rank.is_worker for rank in self._ranks.connected),
-            has_registrar=any(rank.is_registrar for rank in self._ranks.connected),
+            has_coordinator=any(rank.is_coordinator for rank in self._ranks.connected),
         )
         self._take_steps(steps)
 
@@ -343,9 +343,9 @@ class Parent:
             if isinstance(step, TellRanks):
                 for rank in self._ranks.connected:
                     rank.tell(SignalCame(number=step.number))
-            elif isinstance(step, EndByRegistrar):
+            elif isinstance(step, EndByCoordinator):
                 for rank in self._ranks.connected:
-                    if rank.is_registrar:
+                    if rank.is_coordinator:
                         rank.tell(EndNow(number=step.number))
             elif isinstance(step, SignalLauncher):
                 self._launcher.send_signal(step.number)

@@ -57,7 +57,7 @@ class Rank:
         """Its rank in MPI, once it has said so."""
         self.who = ""
         """``worker 1 (rank 3 on n2)``, once it has a role."""
-        self.is_worker = self.is_registrar = False
+        self.is_worker = self.is_coordinator = False
         self.has_ended_well = False
         """It has done its part, or has told people why it ends."""
         self.is_connected = True
@@ -69,7 +69,7 @@ class Rank:
     def take_role(self, role: RoleTaken) -> None:
         self.who = role.who
         self.is_worker = role.role == "worker"
-        self.is_registrar = role.role == "registrar"
+        self.is_coordinator = role.role == "registrar"
 
     def welcome(self) -> list[int]:
         """Send pipes for its standard output and error; the ends to read. None where no more can

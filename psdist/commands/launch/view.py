@@ -5,7 +5,7 @@
     view.training(fact)
     view.lines(width=80, now_s=3.0)  # one or two lines, with the terminal's colours
 
-Facts come from ranks on this host only. Where the registrar is elsewhere nothing of the training
+Facts come from ranks on this host only. Where the coordinator is elsewhere nothing of the training
 is known, and nothing is drawn: its own lines come through the launcher.
 """
 
@@ -61,7 +61,7 @@ class View:
     def training(self, fact: Training) -> None:
         self._words = self._meter.update(fact)
 
-    def registrar_is_elsewhere(self) -> None:
+    def coordinator_is_elsewhere(self) -> None:
         self._is_blind = True
 
     def restart(self) -> None:

@@ -1,6 +1,6 @@
 """Whether psdist's own changes, of mode or codecs, are those that what was observed calls for.
 
-Owns the last part of rule 8 of docs/history.md: what a registrar has recorded of its observations
+Owns the last part of rule 8 of docs/history.md: what a coordinator has recorded of its observations
 goes through :mod:`psdist.controller` again. Pure but for reading the file.
 
     lines = read_decision_lines(run_dir)

@@ -39,7 +39,7 @@ def check_hands(
     lines: Sequence[StepLine],
     findings: Findings,
 ) -> None:
-    """``workers``: by worker; ``lines``: the registrar's, in order."""
+    """``workers``: by worker; ``lines``: the coordinator's, in order."""
     fixed = _check_by_speed(run, lines, findings)
     for worker, told in enumerate(workers):
         _check_worker(run, worker, told.lines, fixed, findings)

@@ -31,7 +31,7 @@ def check_lengths(
     summary: Summary | None,
     findings: Findings,
 ) -> None:
-    """``workers``: by worker; ``lines``: the registrar's, in order."""
+    """``workers``: by worker; ``lines``: the coordinator's, in order."""
     is_complete = summary is not None and all(told.is_complete for told in workers)
     fixed = _check_by_loss(run, lines, findings, is_complete=is_complete)
     if wrong := judge_summary((line.rolled_back for line in lines), summary):

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: what a server writes of its own, what the registrar makes of it all.
+"""Checkpoints on the disk: what a server writes of its own, what the coordinator makes of it all.
 
     keeper = FileKeeper(context.folder, server=0, restored=None, is_behind=True)
     files = CheckpointFiles(context)
@@ -217,7 +217,7 @@ _FIDELITY: Final[TypeAdapter[Fidelity | None]] = TypeAdapter(Fidelity | None)
 
 
 class CheckpointFiles:
-    """On the registrar: a checkpoint's folder is begun, made whole, or dropped."""
+    """On the coordinator: a checkpoint's folder is begun, made whole, or dropped."""
 
     def __init__(self, context: RankContext) -> None:
         self.num_complete = 0
@@ -237,7 +237,7 @@ class CheckpointFiles:
         self._sets.append((partition, setup))
 
     def note(self, action: CheckpointAction) -> None:
-        """The registrar has done it, whose deputy this is."""
+        """The coordinator has done it, whose standby this is."""
         self.num_complete += isinstance(action, CompleteCheckpoint)
         self.num_failed += isinstance(action, DropCheckpoint)
         if isinstance(action, BeginCheckpoint):
@@ -247,16 +247,16 @@ class CheckpointFiles:
 
     def standing(self) -> tuple[int, int, bytes]:
         """How many checkpoints are whole, how many were dropped, and what belongs into the index of
-        the one that is being written, for a next deputy."""
+        the one that is being written, for a next standby."""
         return self.num_complete, self.num_failed, _FIDELITY.dump_json(self._fidelity)
 
     def go_on(self, standing: tuple[int, int, bytes]) -> None:
-        """With what the registrar knew (:meth:`standing`)."""
+        """With what the coordinator knew (:meth:`standing`)."""
         self.num_complete, self.num_failed, fidelity = standing
         self._fidelity = _FIDELITY.validate_json(fidelity)
 
     def has_done(self, action: CheckpointAction) -> bool:
-        """Whether the folder looks as if the registrar, who has died, had done it."""
+        """Whether the folder looks as if the coordinator, who has died, had done it."""
         has_begun = self._folder.partial(action.checkpoint).exists()
         if isinstance(action, CompleteCheckpoint):
             return not has_begun and action.checkpoint in self._folder.names()

@@ -1,7 +1,7 @@
 """RUN_DIR/rollbacks.jsonl: each time that a loss which had blown up has ended an attempt, and what
 the next one does about it.
 
-    add_rollback(run_dir, Record(attempt=1, rollback=rollback))    # on the registrar, at the end
+    add_rollback(run_dir, Record(attempt=1, rollback=rollback))    # on the coordinator, at the end
     records = read_rollbacks(run_dir)                              # on rank 0 of the next attempt
     set_aside_checkpoints(Folder(run_dir), records, print)
 """

@@ -20,7 +20,7 @@ from psdist.checkpoint import tree
 from psdist.checkpoint.tensors import write_tensors
 from psdist.protocol.checkpoints import CHECKPOINT, pack_clocks
 from psdist.protocol.collected import Brought
-from psdist.protocol.ids import REGISTRAR, worker_of
+from psdist.protocol.ids import COORDINATOR, worker_of
 from psdist.ranks.checkpointing.files import Writing, file_name
 from psdist.ranks.context import RankContext
 
@@ -34,7 +34,7 @@ class WorkerCheckpoints:
     def make(self, collective: Callable[[str, bytes], Brought], clocks: Sequence[int]) -> str:
         """All workers do this together, between iterations, after so many of each parameter set;
         the checkpoint's name. Raises :class:`UsageError` for what no checkpoint can keep."""
-        self.finish()  # one at a time: the registrar waits for it
+        self.finish()  # one at a time: the coordinator waits for it
         plain, tensors = tree.pack(self._collect(), path="the checkpoint")
         (name, *_) = collective(CHECKPOINT, pack_clocks(clocks)).payloads
         checkpoint = name.decode()
@@ -48,11 +48,11 @@ class WorkerCheckpoints:
         return checkpoint
 
     def tell(self, *, waits: bool = False) -> None:
-        """The registrar is told of a file that is there, or cannot be; ``waits`` for that."""
+        """The coordinator is told of a file that is there, or cannot be; ``waits`` for that."""
         told = self._writing.outcome(waits=waits) if self._writing is not None else None
         if told is not None:
             self._writing = None
-            self._context.transport.send_control(REGISTRAR, told)
+            self._context.transport.send_control(COORDINATOR, told)
 
     def finish(self) -> None:
         """No file is being written any more."""

@@ -64,11 +64,11 @@ class CopyReports:
         )
 
     def standing(self) -> list[dict[str, Any]]:
-        """All that this knows, for the registrar's next deputy."""
+        """All that this knows, for the coordinator's next standby."""
         return self._told
 
     def go_on(self, standing: list[dict[str, Any]]) -> None:
-        """With what the registrar knew of it (:meth:`standing`)."""
+        """With what the coordinator knew of it (:meth:`standing`)."""
         self._told = standing
         self._open = {each["server"]: each for each in standing if each["until_s"] is None}
 

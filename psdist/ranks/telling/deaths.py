@@ -1,6 +1,6 @@
 """What people hear of ranks that have died: a line at once, and ``deaths`` in summary.json.
 
-reports = DeathReports(registrar.progress, started_s=context.started_s, roles=roles)
+reports = DeathReports(coordinator.progress, started_s=context.started_s, roles=roles)
 reports.declared(Death(...))
 reports.survived(Survived(1))
 reports.told()          # [{"worker": 2, "clock": 41, ...}]
@@ -48,7 +48,7 @@ class DeathReports:
         self._joined: list[dict[str, Any]] = []
 
     def declared(self, death: Death, *, is_news: bool = True) -> None:
-        """The registrar knows of it; servers are being told. ``is_news``: people hear it now."""
+        """The coordinator knows of it; servers are being told. ``is_news``: people hear it now."""
         last = self._progress.get(death.worker)
         clock = None if last is None else last.clock
         self._reported.append(_Reported(death, time.monotonic(), clock))
@@ -124,7 +124,7 @@ class DeathReports:
         return [dict(each) for each in self._joined]
 
     def standing(self) -> list[Any]:
-        """All that this knows, as plain values, for the registrar's next deputy."""
+        """All that this knows, as plain values, for the coordinator's next standby."""
         reported = [
             [
                 *(each.death.worker, each.death.who, each.death.generation),
@@ -137,7 +137,7 @@ class DeathReports:
         return [reported, self._taken_over, self._joined]
 
     def go_on(self, standing: list[Any]) -> None:
-        """With what the registrar knew (:meth:`standing`)."""
+        """With what the coordinator knew (:meth:`standing`)."""
         reported, self._taken_over, self._joined = standing
         began_s = self._started_s
         self._reported = [

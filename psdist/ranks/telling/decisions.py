@@ -71,10 +71,10 @@ class DecisionReports:
     def _of(self, change: ModeChanged) -> ModeReports | CodecReports:
         return self.modes if change.level < 0 else self.codecs
 
-    # -- where the registrar has a deputy ------------------------------------------------------
+    # -- where the coordinator has a standby ------------------------------------------------------
 
     def note(self, action: Decided) -> None:
-        """On the deputy: the registrar has done this."""
+        """On the standby: the coordinator has done this."""
         if isinstance(action, ModeChanged):
             self._of(action).note(action)
 
@@ -86,14 +86,15 @@ class DecisionReports:
         return len(lines) - len(self._directory.missing(DECISION_LINES, lines))
 
     def standing(self) -> list[list[Any]]:
-        """All that this knows, for the registrar's next deputy: changes, in order of each kind."""
+        """All that this knows, for the coordinator's next standby: changes, in order of each
+        kind."""
         changes = (*self.modes.changes, *self.codecs.changes)
         return [
             [list(each.rounds), each.mode, each.staleness, each.why, each.level] for each in changes
         ]
 
     def go_on(self, standing: list[list[Any]]) -> None:
-        """With what the registrar knew of it (:meth:`standing`)."""
+        """With what the coordinator knew of it (:meth:`standing`)."""
         for rounds, mode, staleness, why, level in standing:
             self.note(ModeChanged(tuple(rounds), mode, staleness, why, level))
 
@@ -103,8 +104,8 @@ class DecisionReports:
             self._directory.append(DECISION_LINES, _line(action))
 
     def rolled_back(self, rollback: Rollback) -> None:
-        """The loss has blown up, with which the job ends; a registrar that has died since may have
-        said so."""
+        """The loss has blown up, with which the job ends; a coordinator that has died since may
+        have said so."""
         if self._is_kept:
             for line in self._directory.missing(
                 DECISION_LINES, [{"rolled_back": asdict(rollback)}]

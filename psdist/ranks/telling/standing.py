@@ -1,4 +1,4 @@
-"""How the job stands, out of what its workers report: what the registrar tells a display. Pure.
+"""How the job stands, out of what its workers report: what the coordinator tells a display. Pure.
 
     standing = Standing(mode="ssp (staleness 3)", group_of_worker=(0, 0, 1, 1))
     training = standing.at(12.5, progress={0: Progress(...), ...}, last={"loss": 0.3})

@@ -1,4 +1,4 @@
-"""What the registrar knows of how the job stands, put into ``status.json``: about once a second,
+"""What the coordinator knows of how the job stands, put into ``status.json``: about once a second,
 and when the job ends.
 
     writer = StatusWriter(run_directory, roles=roles, mode="sync")
@@ -91,7 +91,7 @@ class StatusWriter:
     ) -> None:
         """``progress``: what each worker has told last; ``out``: those that are not in the job any
         more; ``dead``: who has died, in words; ``alone``: servers of whose shards there is one
-        copy; ``registrar``: where it is, and its deputy, if they have changed;
+        copy; ``coordinator``: where it is, and its standby, if they have changed;
         ``num_idle_spares``: spares that wait; ``joined``: spares that have taken workers' places,
         in words; ``training``: what a display is told; ``outcome``: how the job has ended."""
         now_s = self._clock()

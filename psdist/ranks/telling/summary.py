@@ -3,7 +3,7 @@
     sets = [counts_of_set(told, built[index], index) for index in range(len(built))]
     together(sets)
 
-Pure: takes what the registrar has been told, and what is known of the sets. docs/design.md names
+Pure: takes what the coordinator has been told, and what is known of the sets. docs/design.md names
 the fields that users rely on. Where the run failed it says what is known by then, and null for what
 is not.
 """
@@ -47,7 +47,7 @@ class BuiltSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What the registrar has heard."""
+    """What the coordinator has heard."""
 
     roles: Roles
     workers: Mapping[int, Mapping[str, Any]]
@@ -56,7 +56,7 @@ class Told:
     """Statistics of servers that have finished; ``sets`` has those of each set."""
     progress: Mapping[int, Progress]
     contained: Sequence[Sequence[int]] = ()
-    """By set, by group: iterations that the registrar's own chunks contain; none where it has no
+    """By set, by group: iterations that the coordinator's own chunks contain; none where it has no
     chunks of a set. Of a run that failed: workers tell how far they are only now and then."""
     out: frozenset[int] = frozenset()
     """Workers that are not in the job: what they did is in no sum."""

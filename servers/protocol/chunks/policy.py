@@ -128,8 +128,8 @@ BARRED = NEVER + 1
 
 
 class Changing:
-    """A policy that the registrar changes while the run goes on, from a round on of which no server
-    has sent parameters (docs/modes.md).
+    """A policy that the coordinator changes while the run goes on, from a round on of which no
+    server has sent parameters (docs/modes.md).
 
         policy = Changing(Sync())
         policy.propose(highest_sent=7)     # from here nothing is sent for rounds above 7

@@ -5,8 +5,9 @@ it says to anybody else after a change says, or may say, that there was that cha
 until the buddy has told that it holds all records up to there. Then two servers have what was
 acknowledged. Outputs leave in the order in which they were made.
 
-When the buddy is lost, nothing leaves until the registrar has said so, too (``go_alone``): a server
-that is cut off from its buddy may itself have been declared dead, and another one serve its shard.
+When the buddy is lost, nothing leaves until the coordinator has said so, too (``go_alone``): a
+server that is cut off from its buddy may itself have been declared dead, and another one serve its
+shard.
 
 Alone it may be told to fill another copy (``begin_fill``). Until all of the shard is on its way
 nothing is held; from ``end_fill`` on everything is, as before.
@@ -36,7 +37,7 @@ class Primary:
         self.has_lost_buddy = buddy is None
         """Whether the network has said so: nothing more is told to it."""
         self.is_alone = buddy is None
-        """Whether the registrar has said so: there is one copy, and nothing is held any more."""
+        """Whether the coordinator has said so: there is one copy, and nothing is held any more."""
         self.is_filling = False
         """Whether another copy is made, and a part of the shard is not on its way yet."""
         self.num_recorded = 0
@@ -89,7 +90,7 @@ class Primary:
         self.has_lost_buddy = True
 
     def go_alone(self) -> list[Any]:
-        """The registrar has declared the buddy dead, and this server not: all that was held."""
+        """The coordinator has declared the buddy dead, and this server not: all that was held."""
         self.has_lost_buddy = self.is_alone = True
         self.is_filling = False
         free = [output for _, output in self._outputs]
@@ -97,7 +98,7 @@ class Primary:
         return free
 
     def begin_fill(self, buddy: int) -> None:
-        """The registrar has found another one, which knows nothing yet: it is told of the shard,
+        """The coordinator has found another one, which knows nothing yet: it is told of the shard,
         and of changes of what it knows, with numbers from 1 on."""
         if not self.is_alone or self.is_filling:
             raise InvariantError(f"server {self._server} was told to fill a second copy twice")

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.deaths.after_a_death --who worker
 
 Three workers and two servers with buddies train tests/support/programs/deaths/dies.py under
-``mpirun --with-ft ulfm``. A worker, server 1, or server 0, the registrar, is killed in iteration
+``mpirun --with-ft ulfm``. A worker, server 1, or server 0, the coordinator, is killed in iteration
 12, which cannot end without the death being taken in; what counts is when the first of the others
 has made that step.
 """

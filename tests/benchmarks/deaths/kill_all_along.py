@@ -3,7 +3,7 @@
     python -m tests.benchmarks.deaths.kill_all_along --mode sync --every 20 --epochs 60 --json FILE
 
 Four workers and four servers with buddies train tests/support/programs/deaths/long_training.py on
-this host. Every ``--every`` seconds of training a role is drawn, worker, server or registrar
+this host. Every ``--every`` seconds of training a role is drawn, worker, server or coordinator
 (server 0), and one of those that live gets SIGKILL: the job goes on without it, or where it cannot
 it ends, and is started again with ``--resume``, with all ranks. With ``--spares N`` as many more
 ranks wait to take the places of both, and may be killed, too. At the end ``psdist check`` judges
@@ -42,7 +42,7 @@ STALLED_S = 180.0
 @dataclass
 class Found:
     kills: Counter[str] = field(default_factory=Counter)
-    """By role; the registrar by itself."""
+    """By role; the coordinator by itself."""
     ends: list[str] = field(default_factory=list)
     """Why the job had to be started again: the last line of each."""
     joined: int = 0
@@ -82,10 +82,10 @@ def kill_one(run_dir: Path, process: subprocess.Popen[bytes], pick: random.Rando
     if not alive:
         return None
     places = json.loads((run_dir / "ranks.json").read_text("utf-8"))
-    registrar = next(each["pid"] for each in places if each["role"] == "server")
+    coordinator = next(each["pid"] for each in places if each["role"] == "server")
     by_role: defaultdict[str, list[int]] = defaultdict(list)
     for pid, role in alive:
-        by_role["registrar" if pid == registrar else role].append(pid)
+        by_role["registrar" if pid == coordinator else role].append(pid)
     role = pick.choice(sorted(by_role))
     os.kill(pick.choice(by_role[role]), signal.SIGKILL)
     return role

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.deaths.kill_matrix --hosts 4 --phases pushing --json FILE
     python -m tests.benchmarks.deaths.kill_matrix --table FILE [FILE ...]
 
-Three servers with buddies, the deputy among them, and three workers (five on the four hosts of the
+Three servers with buddies, the standby among them, and three workers (five on the four hosts of the
 Slurm test cluster, which is brought up and taken down; root, docs/tests.md) train
 tests/support/programs/deaths/struck_script.py under ``mpirun --with-ft ulfm``;
 tests/support/strikes.py says what the phases are and who is killed. A job that has not ended with

@@ -20,10 +20,10 @@ from time import perf_counter
 
 from tests.protocol.deaths import (
     test_both_deaths,
+    test_coordinator_deaths,
     test_cuts,
     test_deaths,
     test_mode_deaths,
-    test_registrar_deaths,
 )
 from tests.support.virtual.refills import play_and_prove, play_refills
 from tests.support.virtual.spares import play_with_spares
@@ -33,12 +33,12 @@ SPARES = partial(play_and_prove, play_with_spares)
 KINDS: dict[str, Callable[[range], Counter[str]]] = {
     "workers": test_deaths.play_and_prove,
     "workers and servers": test_both_deaths.play_and_prove,
-    "the registrar": test_registrar_deaths.play_and_prove,
-    "the registrar and others": test_registrar_deaths.play_others_and_prove,
+    "the coordinator": test_coordinator_deaths.play_and_prove,
+    "the coordinator and others": test_coordinator_deaths.play_others_and_prove,
     "server after server": REFILLS,
-    "server after server, the registrar": partial(REFILLS, registrar_dies=True),
+    "server after server, the coordinator": partial(REFILLS, coordinator_dies=True),
     "servers and spares": SPARES,
-    "servers and spares, the registrar": partial(SPARES, registrar_dies=True),
+    "servers and spares, the coordinator": partial(SPARES, coordinator_dies=True),
     "workers, and the mode changes": test_mode_deaths.play_and_prove,
     "workers and substitutes, and the mode changes": test_mode_deaths.play_and_prove_joins,
     "cuts of the network": test_cuts.play_and_prove,

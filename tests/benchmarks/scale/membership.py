@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from psdist.protocol.control import Control, Register, Resume, Suspend
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import NEVER
-from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.servers.protocol.actions import Fail
 from psdist.servers.protocol.state import ServerCore
 from tests.benchmarks.scale.server_state import make_server
@@ -58,14 +58,14 @@ def measure(mode: str, num_groups: int, num_chunks: int) -> dict[str, float]:
 def _tell(core: ServerCore, messages: Iterable[Control]) -> None:
     for message in messages:
         group = getattr(message, "group", None)
-        peer = REGISTRAR if group is None else worker_id(group)
+        peer = COORDINATOR if group is None else worker_id(group)
         actions = core.handle(ControlArrived(peer, message))
         assert not any(isinstance(action, Fail) for action in actions)
 
 
 def _look_at_all(core: ServerCore) -> None:
     for index, chunk in core._chunks.items():
-        assert core._chunk_of(REGISTRAR, index) is chunk
+        assert core._chunk_of(COORDINATOR, index) is chunk
         assert chunk.clock.min_done != NEVER
 
 

@@ -62,7 +62,7 @@ def measure(
             server=0, shard_weights=(1.0,), modes=(mode,), receive_buffers=receive_buffers
         ),
         make_executor=TensorShard,
-        registrar=assemble(num_workers=num_groups, num_servers=1),
+        coordinator=assemble(num_workers=num_groups, num_servers=1),
     )
     network.spawn(server_id(0), server.actor())
     gradients = allocate_buffers(partition)

@@ -48,8 +48,8 @@ def test_the_others_train_on(mode: str, dies: str, kills: str, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_who_hears_late_that_it_is_out_ends_well(tmp_path: Path) -> None:
-    """The registrar and one worker of a group are killed at once, and the other worker of it looks
-    up when the rest of the job is over."""
+    """The coordinator and one worker of a group are killed at once, and the other worker of it
+    looks up when the rest of the job is over."""
     plan = plan_of_groups(tmp_path / "plan.json", [2, 2], servers=2)
     settings = {"replication": "buddy", "max_deaths": 2, "placement": plan, "chunk_bytes": 8192}
     words = ["-m", "psdist", "run", "--record", "--mode", "async", "--servers", "2"]

@@ -131,7 +131,7 @@ def test_a_group_goes_on_where_the_mode_changes(settings: dict[str, Any], tmp_pa
     ("dies", "dead_workers"),
     [
         ("1 pushing 6, 2 kills-1 6", [1]),
-        ("0 parked 4, 2 kills-0 9, 3 gathering 14", [0, 3]),  # the registrar
+        ("0 parked 4, 2 kills-0 9, 3 gathering 14", [0, 3]),  # the coordinator
     ],
 )
 def test_servers_with_buddies_die_too(dies: str, dead_workers: list[int], tmp_path: Path) -> None:

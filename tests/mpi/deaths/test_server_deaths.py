@@ -24,7 +24,7 @@ def run(
     path: Path,
     *,
     kills: int | str | None,
-    deputies: str = "",
+    standbys: str = "",
     mode: str | None = "sync",
     servers: int = 2,
     launcher_args: tuple[str, ...] = ("--with-ft", "ulfm"),
@@ -40,7 +40,7 @@ def run(
     env = {"PSDIST_RUN_DIR": str(path / "run"), "PSDIST_PROGRESS": "off"}
     env["SET_MODE_AT"] = str(set_mode_at)
     if kills is not None:
-        env |= {"KILLS": str(kills), "DEPUTIES": deputies}
+        env |= {"KILLS": str(kills), "DEPUTIES": standbys}
     return run_mpi(
         2 + servers + spares,
         [*words, str(PROGRAM)],
@@ -80,18 +80,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("settings", "server"),
     [
-        pytest.param((), 0, id="the registrar", marks=pytest.mark.slow),
+        pytest.param((), 0, id="the coordinator", marks=pytest.mark.slow),
         pytest.param((), 1, id="steps", marks=pytest.mark.slow),
         pytest.param(("local_steps=3", "outer=nesterov"), 1, id="rounds", marks=pytest.mark.slow),
         pytest.param(CODED, 1, id="codecs", marks=pytest.mark.slow),
-        pytest.param(CODED, 0, id="codecs, the registrar", marks=pytest.mark.slow),
+        pytest.param(CODED, 0, id="codecs, the coordinator", marks=pytest.mark.slow),
     ],
 )
 def test_in_sync_the_death_of_a_server_changes_no_bit(
     settings: tuple[str, ...], server: int, undisturbed: str, tmp_path: Path
 ) -> None:
-    """Server 0 is the registrar. In rounds of local steps what is sent again is the difference that
-    they have made; with codecs what they were encoded to."""
+    """Server 0 is the coordinator. In rounds of local steps what is sent again is the difference
+    that they have made; with codecs what they were encoded to."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
     expected = undisturbed
@@ -107,9 +107,9 @@ def test_in_sync_the_death_of_a_server_changes_no_bit(
 @pytest.mark.parametrize(
     ("mode", "kills"),
     [
-        pytest.param("sync", [2, 0], id="sync, two of three, the registrar among them"),
-        pytest.param("sync", [3, 0, 2], id="sync, the registrar second", marks=pytest.mark.slow),
-        pytest.param("sync", [2, 1, 3], id="sync, its deputy among them", marks=pytest.mark.slow),
+        pytest.param("sync", [2, 0], id="sync, two of three, the coordinator among them"),
+        pytest.param("sync", [3, 0, 2], id="sync, the coordinator second", marks=pytest.mark.slow),
+        pytest.param("sync", [2, 1, 3], id="sync, its standby among them", marks=pytest.mark.slow),
         pytest.param("ssp", [2, 1, 3], id="ssp", marks=pytest.mark.slow),
         pytest.param("async", [0, 3, 2], id="async", marks=pytest.mark.slow),
     ],
@@ -138,7 +138,7 @@ def test_all_servers_but_one_die_one_after_the_other(
     ("mode", "kills"),
     [
         pytest.param("sync", [2, 1], id="sync"),
-        pytest.param("sync", [0, 2], id="sync, the registrar first"),
+        pytest.param("sync", [0, 2], id="sync, the coordinator first"),
         pytest.param("async", [2, 1], id="async"),
     ],
 )
@@ -189,18 +189,18 @@ def test_a_spare_dies_and_no_bit_is_another_one(
 @pytest.mark.parametrize(
     ("kills", "deputies", "spares", "registrar"),
     [
-        pytest.param("0,1", "0,1", 2, "spare 0", id="the registrar first"),
-        pytest.param("1,0,s0", "0,1,2", 2, "spare 1", id="its deputy first"),
+        pytest.param("0,1", "0,1", 2, "spare 0", id="the coordinator first"),
+        pytest.param("1,0,s0", "0,1,2", 2, "spare 1", id="its standby first"),
     ],
 )
-def test_a_registrar_that_has_followed_another_one_dies(
-    kills: str, deputies: str, spares: int, registrar: str, undisturbed: str, tmp_path: Path
+def test_a_coordinator_that_has_followed_another_one_dies(
+    kills: str, standbys: str, spares: int, coordinator: str, undisturbed: str, tmp_path: Path
 ) -> None:
-    """Whenever it has a deputy again: in sync no bit is another one."""
-    done = run(tmp_path, kills=kills, deputies=deputies, servers=2, spares=spares)
+    """Whenever it has a standby again: in sync no bit is another one."""
+    done = run(tmp_path, kills=kills, standbys=standbys, servers=2, spares=spares)
     assert done.returncode == 0, done.text
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["exit"], summary["registrar"]) == ("completed", registrar)
+    assert (summary["exit"], summary["registrar"]) == ("completed", coordinator)
     assert len(summary["deaths"]) == len(kills.split(","))
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert report.proved, (report.violations, report.notes)
@@ -216,7 +216,7 @@ def test_the_death_of_a_server_is_survived(mode: str, server: int, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "server", [pytest.param(0, id="the registrar"), pytest.param(1, marks=pytest.mark.slow)]
+    "server", [pytest.param(0, id="the coordinator"), pytest.param(1, marks=pytest.mark.slow)]
 )
 def test_modes_and_codecs_that_change_go_on_behind_a_death(server: int, tmp_path: Path) -> None:
     schedule = "schedule=0: sync int4/bf16; 4: ssp:2 topk:0.1; 8: sync none"

@@ -77,7 +77,7 @@ def test_a_script_that_is_killed_and_resumed_sees_and_learns_what_it_would_have(
 
 def test_sigterm_waits_for_a_last_checkpoint_and_ends_the_job(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    # The chief sends it; the other worker comes to its boundary because the registrar says so.
+    # The chief sends it; the other worker comes to its boundary because the coordinator says so.
     done = run(run_dir, script=("--signal-at", "7", "--loader-processes", "0", "--epochs", "500"))
     assert done.returncode == 143, done.text
     assert done.text.count("interrupted by SIGTERM") == 1

@@ -52,7 +52,7 @@ LADDER: Final = Wire(
 
 
 def with_proposals(seed: int) -> tuple[Schedule, list[int]]:
-    """A schedule in sync, and when the registrar proposes other codecs."""
+    """A schedule in sync, and when the coordinator proposes other codecs."""
     pick = random.Random(f"{seed} proposals")
     schedule = replace(Schedule.from_seed(seed), mode="sync", later=(), mode_rate=0.0, death=None)
     schedule = replace(schedule, more_sets=(), mistake="")
@@ -70,7 +70,7 @@ def propose(seed: int) -> VirtualJob:
 @pytest.mark.parametrize(
     "seeds", [range(8), pytest.param(range(8, 200), marks=pytest.mark.slow)], ids=["few", "many"]
 )
-def test_every_schedule_ends_and_keeps_its_rules_while_the_registrar_changes_codecs(
+def test_every_schedule_ends_and_keeps_its_rules_while_the_coordinator_changes_codecs(
     seeds: range,
 ) -> None:
     num_changes = 0

@@ -71,7 +71,7 @@ def each_kind(seeds: range) -> list[tuple[int, str, str]]:
 
 
 @FEW_AND_MANY
-def test_every_schedule_ends_and_keeps_its_rules_while_the_registrar_changes_codecs(
+def test_every_schedule_ends_and_keeps_its_rules_while_the_coordinator_changes_codecs(
     seeds: range,
 ) -> None:
     num_changes = 0

@@ -17,7 +17,7 @@ from psdist.errors import PsdistError
 from psdist.history.records import EventKind
 from psdist.protocol.control import Evict
 from psdist.protocol.events import Frame
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.replication.records import EvictRecord, Record
@@ -93,7 +93,7 @@ def play_an_inheritance() -> VirtualJob:
         has_buddies=True,
     )
     job = VirtualJob(schedule, is_watched=False, max_deaths=9)
-    registrar = job.registrar
+    coordinator = job.coordinator
 
     def is_received() -> bool:
         chunks = job.core(1)._chunks
@@ -102,7 +102,7 @@ def play_an_inheritance() -> VirtualJob:
 
     job.network.run(until=is_received)
     job.network.crash(worker_id(0))
-    job.network.run(until=lambda: registrar.out and not registrar.membership.is_settling)
+    job.network.run(until=lambda: coordinator.out and not coordinator.membership.is_settling)
     job.network.crash(server_id(1))
     job.run()
     return job
@@ -139,7 +139,7 @@ def tell_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def let_nobody_depart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "_depart", lambda _registrar, _worker: [])
+    monkeypatch.setattr(Coordinator, "_depart", lambda _coordinator, _worker: [])
 
 
 def log_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_a_mistake_is_noticed(plant: Any, seeds: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_generation_that_was_taken_in_is_not_taken_in_again() -> None:
-    """The registrar asks who goes on for a dead server whatever that may not have heard."""
+    """The coordinator asks who goes on for a dead server whatever that may not have heard."""
     job = play_with_both_deaths(1)
     prove_survival(job)
     for loop in job.servers:
@@ -189,7 +189,7 @@ def test_a_generation_that_was_taken_in_is_not_taken_in_again() -> None:
             for each in hosted.sets:
                 generation = each.core.generation
                 again = Evict(generation=generation, dead=[0])
-                assert each.core._on_bury(REGISTRAR, again) == []
+                assert each.core._on_bury(COORDINATOR, again) == []
 
 
 if __name__ == "__main__":

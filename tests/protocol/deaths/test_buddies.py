@@ -18,7 +18,7 @@ import torch
 from psdist.errors import PeerLostError, ServersLostError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import REGISTRAR, is_worker, server_id
+from psdist.protocol.ids import COORDINATOR, is_worker, server_id
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.proof import prove
@@ -167,7 +167,7 @@ def test_both_servers_of_a_pair_dead_is_one_error_that_names_them() -> None:
         job.network.crash(server_id(1))
         job.network.crash(server_id(2))
         job.run()
-        error = job.errors.get(REGISTRAR)
+        error = job.errors.get(COORDINATOR)
         if isinstance(error, ServersLostError):
             seen += 1
             assert "server 1" in str(error)
@@ -178,20 +178,22 @@ def test_both_servers_of_a_pair_dead_is_one_error_that_names_them() -> None:
     assert seen > 2
 
 
-def test_without_its_buddy_a_server_acknowledges_nothing_until_the_registrar_has_said_so() -> None:
-    """The registrar is kept from hearing of the death: no reply to a new update leaves the server
-    whose buddy it was, and no worker goes on; with the registrar's word all finish."""
+def test_without_its_buddy_a_server_acknowledges_nothing_until_the_coordinator_has_said_so() -> (
+    None
+):
+    """The coordinator is kept from hearing of the death: no reply to a new update leaves the server
+    whose buddy it was, and no worker goes on; with the coordinator's word all finish."""
     schedule = Schedule(
         seed=3, servers=3, iterations=(6, 6), num_chunks=6, has_buddies=True, mode="async"
     )
     job = VirtualJob(schedule, is_watched=False)
     while min(each.core.clock for each in job.workers) < 2:
         assert job.network.step()
-    registrar = job.servers[0].registrar
-    assert registrar is not None
+    coordinator = job.servers[0].coordinator
+    assert coordinator is not None
     kept: list[tuple[int, str]] = []
-    on_lost = registrar.on_server_lost
-    registrar.on_server_lost = lambda peer, who: kept.append((peer, who)) or []  # type: ignore[method-assign, func-returns-value]
+    on_lost = coordinator.on_server_lost
+    coordinator.on_server_lost = lambda peer, who: kept.append((peer, who)) or []  # type: ignore[method-assign, func-returns-value]
     job.dead = 2  # the buddy of server 1
     job.network.crash(server_id(2))
     job.network.run()
@@ -199,8 +201,8 @@ def test_without_its_buddy_a_server_acknowledges_nothing_until_the_registrar_has
     outbox = job.servers[1]._replication.outbox  # type: ignore[union-attr]
     assert outbox.primary._outputs, "nothing was held"
     assert {peer for peer in job.network.unfinished if is_worker(peer)}
-    registrar.on_server_lost = on_lost  # type: ignore[method-assign]
-    job.servers[0]._do_as_registrar(on_lost(2, "server 2"))
+    coordinator.on_server_lost = on_lost  # type: ignore[method-assign]
+    job.servers[0]._do_as_coordinator(on_lost(2, "server 2"))
     job.dead = None
     job.run()
     assert not outbox.primary._outputs

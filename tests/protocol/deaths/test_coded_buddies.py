@@ -200,7 +200,7 @@ def test_many_more() -> None:
     play_deaths(range(1000, 1100))
     play_and_prove(play_coded_refills, MORE_REFILLS)
     play_and_prove(play_coded_refills, range(1000, 1060))
-    play_and_prove(play_coded_refills, range(2000, 2060), registrar_dies=True)
+    play_and_prove(play_coded_refills, range(2000, 2060), coordinator_dies=True)
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp"])

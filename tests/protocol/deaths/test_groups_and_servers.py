@@ -1,8 +1,8 @@
-"""Workers die whose groups go on without them, and servers that have buddies, the registrar among
+"""Workers die whose groups go on without them, and servers that have buddies, the coordinator among
 them: rules hold, whoever lives makes every iteration, and what was acknowledged is in the final
 parameters once.
 
-More by hand: ``python -m tests.protocol.deaths.test_groups_and_servers 1000 2000 [registrar]``.
+More by hand: ``python -m tests.protocol.deaths.test_groups_and_servers 1000 2000 [coordinator]``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from psdist.errors import PsdistError
 from psdist.history.records import EventKind
-from psdist.protocol import registrar_line
+from psdist.protocol import coordinator_line
 from psdist.protocol.control import Regroup
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.replication import recording
@@ -31,7 +31,7 @@ from tests.support.virtual.going_on_with_buddies import (
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
 SEEDS = (5, 6, 18, 20)
-REGISTRAR = (6, 13)
+COORDINATOR = (6, 13)
 HEIRS = (6, 13)
 """In these a server dies with what heirs have pushed in place of the dead; in 13 nobody else brings
 that."""
@@ -84,8 +84,8 @@ def test_the_living_finish_and_every_rule_holds() -> None:
     assert met["iterations that count in part"], met
 
 
-def test_the_registrar_dies_while_groups_go_on() -> None:
-    assert play_and_prove(REGISTRAR, registrar=True)["worker first"]
+def test_the_coordinator_dies_while_groups_go_on() -> None:
+    assert play_and_prove(COORDINATOR, coordinator=True)["worker first"]
 
 
 def test_what_heirs_have_pushed_to_a_server_that_dies_is_pushed_again() -> None:
@@ -95,7 +95,7 @@ def test_what_heirs_have_pushed_to_a_server_that_dies_is_pushed_again() -> None:
 @pytest.mark.slow
 def test_many_more() -> None:
     play_and_prove(MANY)
-    play_and_prove(MANY, registrar=True)
+    play_and_prove(MANY, coordinator=True)
     assert play_heirs(range(100, 200))
 
 
@@ -132,13 +132,15 @@ def test_a_server_that_tells_its_buddy_of_deaths_alone_is_noticed(
 
 
 def test_words_of_workers_that_nobody_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = [each for each in registrar_line.SAID_TO_REGISTRAR if each is not Regroup]
-    monkeypatch.setattr(registrar_line, "SAID_TO_REGISTRAR", tuple(counted))
+    counted = [each for each in coordinator_line.SAID_TO_COORDINATOR if each is not Regroup]
+    monkeypatch.setattr(coordinator_line, "SAID_TO_REGISTRAR", tuple(counted))
     with pytest.raises(ERRORS):
-        play_and_prove(REGISTRAR, registrar=True)
+        play_and_prove(COORDINATOR, coordinator=True)
 
 
 if __name__ == "__main__":
     print(
-        play_and_prove(range(int(sys.argv[1]), int(sys.argv[2])), registrar="registrar" in sys.argv)
+        play_and_prove(
+            range(int(sys.argv[1]), int(sys.argv[2])), coordinator="registrar" in sys.argv
+        )
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from psdist.protocol.control import TakePlace
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import COORDINATOR
 from psdist.servers.protocol.actions import AdmitGroup
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.state import ServerCore
@@ -60,7 +60,7 @@ def test_substitutes_join_and_every_rule_holds() -> None:
         assert met[what], met
 
 
-@pytest.mark.parametrize("server", [REGISTRAR, 2], ids=["registrar", "server"])
+@pytest.mark.parametrize("server", [COORDINATOR, 2], ids=["registrar", "server"])
 def test_they_join_where_a_server_dies_as_well(server: int) -> None:
     met = play_and_prove(WITH_SERVERS, server=server)
     for what in ("another server went on", "trained"):
@@ -73,7 +73,7 @@ def test_what_was_found(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", [None, REGISTRAR, 2], ids=["none", "registrar", "server"])
+@pytest.mark.parametrize("server", [None, COORDINATOR, 2], ids=["none", "registrar", "server"])
 def test_many_more(server: int | None) -> None:
     play_and_prove(MANY, server=server)
 
@@ -91,7 +91,7 @@ def test_a_server_that_counts_a_substitute_from_another_round_on_is_noticed(
         play_and_prove(SEEDS)
 
 
-def test_a_registrar_that_lets_the_slowest_decide_is_noticed(
+def test_a_coordinator_that_lets_the_slowest_decide_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     admit = Joins.admit

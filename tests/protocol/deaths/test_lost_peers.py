@@ -14,7 +14,7 @@ import pytest
 from psdist.errors import PeerLostError, PsdistError
 from psdist.protocol.control import Control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost
-from psdist.protocol.ids import REGISTRAR, describe_peer, is_worker
+from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from tests.support.virtual.job import Schedule, VirtualJob
 
@@ -94,7 +94,7 @@ def play_with_death(seed: int, victim: str) -> tuple[WatchedNetwork, int]:
         assert isinstance(job.network, WatchedNetwork)
         alive = {
             "worker": [peer for peer in job.network.unfinished if is_worker(peer)],
-            "registrar": [REGISTRAR],
+            "registrar": [COORDINATOR],
             "server": [peer for peer in job.network.unfinished if peer > 0 and not is_worker(peer)],
         }[victim]
         if alive:

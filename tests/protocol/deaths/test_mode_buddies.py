@@ -1,6 +1,6 @@
 """The mode changes, by a schedule, by the script or by what psdist observes, or psdist's codecs do,
-and servers die that have buddies, or the registrar: at any moment, and between the two phases of a
-change. Rules hold, everybody finishes, and every value is what arithmetic says.
+and servers die that have buddies, or the coordinator: at any moment, and between the two phases of
+a change. Rules hold, everybody finishes, and every value is what arithmetic says.
 
 More by hand: ``python -m tests.protocol.deaths.test_mode_buddies FIRST LAST``.
 """
@@ -34,7 +34,7 @@ from tests.support.virtual.refills import play_and_prove
 from tests.support.virtual.surviving import prove_survival
 
 SEEDS = (1, 6, 7, 8, 9, 10, 13)
-SEEDS_OF_REGISTRAR = (0, 1, 7, 9)
+SEEDS_OF_COORDINATOR = (0, 1, 7, 9)
 BEHIND_A_CHANGE = (7, 9)
 WITH_REFILLS = (8, 15)
 LADDERS = (3, 4)
@@ -78,15 +78,15 @@ def test_the_death_of_a_server_is_survived_at_any_moment_of_a_change() -> None:
         assert met[what], met
 
 
-def test_so_is_the_death_of_the_registrar() -> None:
-    met = play_deaths(SEEDS_OF_REGISTRAR, registrar_dies=True)
+def test_so_is_the_death_of_the_coordinator() -> None:
+    met = play_deaths(SEEDS_OF_COORDINATOR, coordinator_dies=True)
     for what in ("survived", "between the phases", "by schedule", "by script", "by auto"):
         assert met[what], met
 
 
 @pytest.mark.parametrize("registrar_dies", [False, True])
-def test_who_dies_behind_a_change_that_was_told_is_survived(registrar_dies: bool) -> None:
-    met = play_deaths(BEHIND_A_CHANGE, registrar_dies=registrar_dies, is_behind=True)
+def test_who_dies_behind_a_change_that_was_told_is_survived(coordinator_dies: bool) -> None:
+    met = play_deaths(BEHIND_A_CHANGE, coordinator_dies=coordinator_dies, is_behind=True)
     assert met["a change before"] == len(BEHIND_A_CHANGE), met
     for what in ("by script", "by auto", "to sync", "from sync"):
         assert met[what], met
@@ -112,10 +112,10 @@ def test_a_copy_that_was_filled_knows_the_modes_of_before(mode_by: str) -> None:
     job.network.crash(server_id(2))
     job.run()
     prove(job)
-    assert not part_of(job.registrar, Takeovers).alone, "nothing was filled"
+    assert not part_of(job.coordinator, Takeovers).alone, "nothing was filled"
     for server in range(3):
         shard = job.loop_of(server)
-        keeper = part_of(job.registrar, Takeovers)._shards[server].keeper
+        keeper = part_of(job.coordinator, Takeovers)._shards[server].keeper
         assert keeper is not None
         replication = job.servers[keeper]._replication
         assert replication is not None
@@ -142,7 +142,7 @@ def play_ladders(seeds: Iterable[int], **more: Any) -> Counter[str]:
 
 
 def test_so_it_is_where_psdist_chooses_the_codecs() -> None:
-    met = play_ladders(LADDERS) + play_ladders(LADDERS[1:], registrar_dies=True)
+    met = play_ladders(LADDERS) + play_ladders(LADDERS[1:], coordinator_dies=True)
     for what in ("survived", "changed", "between the phases"):
         assert met[what], met
 
@@ -156,29 +156,29 @@ def test_what_is_sent_in_full_behind_a_death_is_in_the_window_of_replies() -> No
 
 @pytest.mark.slow
 def test_more() -> None:
-    met = play_deaths(MORE) + play_deaths(MORE, registrar_dies=True)
+    met = play_deaths(MORE) + play_deaths(MORE, coordinator_dies=True)
     met += play_deaths(MORE, is_behind=True) + play_deaths(
-        MORE, registrar_dies=True, is_behind=True
+        MORE, coordinator_dies=True, is_behind=True
     )
     for what in ("by schedule", "by script", "by auto", "to sync", "from sync", "several sets"):
         assert met[what], met
     play_and_prove(play_mode_refills, MORE)
-    play_and_prove(play_mode_refills, MORE, registrar_dies=True)
+    play_and_prove(play_mode_refills, MORE, coordinator_dies=True)
 
 
 @pytest.mark.slow
 def test_many_more() -> None:
     play_ladders(MANY)
-    play_ladders(MANY, registrar_dies=True)
+    play_ladders(MANY, coordinator_dies=True)
     play_deaths(MANY)
-    play_deaths(MANY, registrar_dies=True)
+    play_deaths(MANY, coordinator_dies=True)
     play_and_prove(play_mode_refills, MANY)
-    play_and_prove(play_mode_refills, MANY, registrar_dies=True)
+    play_and_prove(play_mode_refills, MANY, coordinator_dies=True)
 
 
 if __name__ == "__main__":
     many = range(int(sys.argv[1]), int(sys.argv[2]))
-    print(play_deaths(many), play_deaths(many, registrar_dies=True))
-    print(play_ladders(many), play_ladders(many, registrar_dies=True))
+    print(play_deaths(many), play_deaths(many, coordinator_dies=True))
+    print(play_ladders(many), play_ladders(many, coordinator_dies=True))
     print(play_and_prove(play_mode_refills, many))
-    print(play_and_prove(play_mode_refills, many, registrar_dies=True))
+    print(play_and_prove(play_mode_refills, many, coordinator_dies=True))

@@ -1,4 +1,4 @@
-"""The mode changes, by a schedule, by the script or by the registrar, and workers die at random
+"""The mode changes, by a schedule, by the script or by the coordinator, and workers die at random
 moments, between the two phases of a change, too: rules hold, whoever lives finishes, and every
 value is what arithmetic says.
 

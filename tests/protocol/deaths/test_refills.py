@@ -3,7 +3,7 @@ schedules, on the virtual network, with real tensors. Whoever lives finishes, ev
 acknowledged is in the final parameters once, and in sync the parameters are those of the run
 without deaths. Where nobody has a shard any more the job ends with the one error that says so.
 
-More by hand: ``python -m tests.protocol.deaths.test_refills FIRST LAST [registrar]``.
+More by hand: ``python -m tests.protocol.deaths.test_refills FIRST LAST [coordinator]``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.protocol.control import FillCopy, KeepCopy
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.servers.protocol.takeovers import Takeovers
 from tests.support.coordinators import part_of
 from tests.support.virtual.job import Schedule, VirtualJob
@@ -20,15 +20,15 @@ from tests.support.virtual.surviving import prove_survival
 
 SEEDS = (3, 10, 18, 36, 69, 75, 83, 88, 92, 96)
 """Of the first hundred those that are quick and have met all that can be met."""
-SEEDS_WITH_REGISTRAR = (1, 5, 6, 10, 15, 19, 34, 42, 49, 58, 60, 73, 74, 81, 83, 88)
+SEEDS_WITH_COORDINATOR = (1, 5, 6, 10, 15, 19, 34, 42, 49, 58, 60, 73, 74, 81, 83, 88)
 """As these."""
 MANY = range(1000, 1300)
 FOUND = (2111,)
 """What waited to be sent again, when who was to get it died as well (2111)."""
-FOUND_WITH_REGISTRAR = (48, 91, 31007)
+FOUND_WITH_COORDINATOR = (48, 91, 31007)
 """A shard that was asked again whether a collective is over, when the next copy of it knew that
-(48); a registrar that had a place taken before its own shard knew that its copy was lost (91); a
-deputy that had not heard of its own buddy's death when it became the registrar (31007)."""
+(48); a coordinator that had a place taken before its own shard knew that its copy was lost (91); a
+standby that had not heard of its own buddy's death when it became the coordinator (31007)."""
 
 
 def test_server_after_server_dies_and_the_others_go_on() -> None:
@@ -40,12 +40,12 @@ def test_server_after_server_dies_and_the_others_go_on() -> None:
         assert met[what], met
 
 
-def test_the_registrar_dies_before_and_in_and_behind_a_fill() -> None:
+def test_the_coordinator_dies_before_and_in_and_behind_a_fill() -> None:
     """And another server behind it."""
-    met = play_and_prove(play_refills, SEEDS_WITH_REGISTRAR, registrar_dies=True)
+    met = play_and_prove(play_refills, SEEDS_WITH_COORDINATOR, coordinator_dies=True)
     for what in (
-        *("registrar first", "registrar filling", "registrar source", "registrar whole"),
-        *("behind the registrar", "told meanwhile", "left out"),
+        *("coordinator first", "coordinator filling", "coordinator source", "coordinator whole"),
+        *("behind the coordinator", "told meanwhile", "left out"),
         *("survived", "ended", "sync", "ssp", "async", "same bits"),
     ):
         assert met[what], met
@@ -56,40 +56,40 @@ def test_what_was_found(seed: int) -> None:
     play_and_prove(play_refills, [seed])
 
 
-@pytest.mark.parametrize("seed", FOUND_WITH_REGISTRAR)
-def test_what_was_found_with_the_registrar(seed: int) -> None:
-    play_and_prove(play_refills, [seed], registrar_dies=True)
+@pytest.mark.parametrize("seed", FOUND_WITH_COORDINATOR)
+def test_what_was_found_with_the_coordinator(seed: int) -> None:
+    play_and_prove(play_refills, [seed], coordinator_dies=True)
 
 
 @pytest.mark.parametrize("kind", [KeepCopy, FillCopy])
-def test_what_the_registrar_has_not_come_to_say_of_a_copy_its_deputy_says(kind: type) -> None:
-    """Its deputy has noted what it follows from: else the shard would stay alone, and nobody be
+def test_what_the_coordinator_has_not_come_to_say_of_a_copy_its_standby_says(kind: type) -> None:
+    """Its standby has noted what it follows from: else the shard would stay alone, and nobody be
     told."""
     schedule = Schedule(
         seed=3, servers=4, iterations=(40, 40), num_chunks=8, mode="ssp", has_buddies=True
     )
     job = VirtualJob(schedule, is_watched=False, max_deaths=9)
-    office = job.office
-    assert office is not None
+    coordinator_log = job.coordinator_log
+    assert coordinator_log is not None
 
     def is_about_to() -> bool:
-        actions = (each for _, actions in office._pending for each in actions)
+        actions = (each for _, actions in coordinator_log._pending for each in actions)
         return any(isinstance(getattr(each, "message", None), kind) for each in actions)
 
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
     job.network.crash(server_id(2))
     job.network.run(until=is_about_to)
-    job.network.crash(REGISTRAR)
+    job.network.crash(COORDINATOR)
     job.run()
     assert job.has_succeeded
     prove_survival(job)
-    assert not part_of(job.registrar, Takeovers).alone
+    assert not part_of(job.coordinator, Takeovers).alone
 
 
 @pytest.mark.slow
 def test_many_more() -> None:
     play_and_prove(play_refills, MANY)
-    play_and_prove(play_refills, MANY, registrar_dies=True)
+    play_and_prove(play_refills, MANY, coordinator_dies=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 schedules, on the virtual network. Whoever lives finishes, every update that was acknowledged is in
 the final parameters once, and the joined histories prove it.
 
-More by hand: ``python -m tests.protocol.deaths.test_shared_spares FIRST LAST [registrar]``.
+More by hand: ``python -m tests.protocol.deaths.test_shared_spares FIRST LAST [coordinator]``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support.virtual.shared_spares import play_with_shared_spares
 
 SEEDS = (7, 9, 31, 32, 36, 37, 44, 46, 47, 57, 58)
 """Of the first sixty those that are quick and have met all that can be met."""
-SEEDS_WITH_REGISTRAR = (1, 4, 6, 7, 10, 19, 20, 21, 122, 153)
+SEEDS_WITH_COORDINATOR = (1, 4, 6, 7, 10, 19, 20, 21, 122, 153)
 """As these, and of the hundreds two that have met what was missing."""
 MANY = range(1000, 1200)
 
@@ -29,10 +29,10 @@ def test_whoever_dies_first_is_followed_by_a_spare() -> None:
         assert met[what], met
 
 
-def test_the_registrar_dies_among_them() -> None:
-    met = play_and_prove(play_with_shared_spares, SEEDS_WITH_REGISTRAR, registrar_dies=True)
+def test_the_coordinator_dies_among_them() -> None:
+    met = play_and_prove(play_with_shared_spares, SEEDS_WITH_COORDINATOR, coordinator_dies=True)
     for what in (
-        *("registrar while a spare is asked", "same bits", "survived", "ended"),
+        *("coordinator while a spare is asked", "same bits", "survived", "ended"),
         *("joined", "joined, and a spare has a shard", "joined behind a move"),
     ):
         assert met[what], met
@@ -41,7 +41,7 @@ def test_the_registrar_dies_among_them() -> None:
 @pytest.mark.slow
 def test_many_more() -> None:
     play_and_prove(play_with_shared_spares, MANY)
-    play_and_prove(play_with_shared_spares, MANY, registrar_dies=True)
+    play_and_prove(play_with_shared_spares, MANY, coordinator_dies=True)
 
 
 if __name__ == "__main__":

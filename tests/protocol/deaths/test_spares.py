@@ -2,7 +2,7 @@
 virtual network, with real tensors. Whoever lives finishes, every update that was acknowledged is in
 the final parameters once, and in sync the parameters are those of the run without deaths.
 
-More by hand: ``python -m tests.protocol.deaths.test_spares FIRST LAST [registrar]``.
+More by hand: ``python -m tests.protocol.deaths.test_spares FIRST LAST [coordinator]``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.protocol.control import CopyLost
-from psdist.protocol.ids import REGISTRAR, server_id, spare_id
+from psdist.protocol.ids import COORDINATOR, server_id, spare_id
 from psdist.servers.protocol.takeovers import Takeovers
 from tests.support.coordinators import part_of
 from tests.support.virtual.job import Schedule, VirtualJob
@@ -20,7 +20,7 @@ from tests.support.virtual.surviving import prove_survival
 
 SEEDS = (6, 14, 20, 38, 39, 42, 48, 50, 55)
 """Of the first seventy those that are quick and have met all that can be met."""
-SEEDS_WITH_REGISTRAR = (10, 19, 26, 33, 38, 42, 48, 67)
+SEEDS_WITH_COORDINATOR = (10, 19, 26, 33, 38, 42, 48, 67)
 """As these."""
 MANY = range(1000, 1200)
 
@@ -34,26 +34,27 @@ def test_servers_and_spares_die_and_the_others_go_on() -> None:
         assert met[what], met
 
 
-def test_the_registrar_dies_among_them() -> None:
-    met = play_and_prove(play_with_spares, SEEDS_WITH_REGISTRAR, registrar_dies=True)
+def test_the_coordinator_dies_among_them() -> None:
+    met = play_and_prove(play_with_spares, SEEDS_WITH_COORDINATOR, coordinator_dies=True)
     for what in (
-        *("registrar", "registrar while filling", "survived", "ended", "same bits"),
+        *("registrar", "coordinator while filling", "survived", "ended", "same bits"),
         *("a spare that keeps", "a spare that is filled", "a spare that serves"),
     ):
         assert met[what], met
 
 
-def test_who_is_out_hears_so_before_the_deputy_ends() -> None:
-    """Of two groups one worker of one, and the registrar, die: the job of the other is over before
-    the last worker of the first has heard who the registrar is, and that its group is out."""
-    met = play_and_prove(play_with_spares, [20429], registrar_dies=True)
+def test_who_is_out_hears_so_before_the_standby_ends() -> None:
+    """Of two groups one worker of one, and the coordinator, die: the job of the other is over
+    before the last worker of the first has heard who the coordinator is, and that its group is
+    out."""
+    met = play_and_prove(play_with_spares, [20429], coordinator_dies=True)
     assert met["registrar"], met
 
 
 @pytest.mark.slow
 def test_many_more() -> None:
     play_and_prove(play_with_spares, MANY)
-    play_and_prove(play_with_spares, MANY, registrar_dies=True)
+    play_and_prove(play_with_spares, MANY, coordinator_dies=True)
 
 
 def with_one_spare() -> VirtualJob:
@@ -73,29 +74,31 @@ def until_whole(job: VirtualJob) -> None:
     """Server 3 dies: the shards of 2 and 3 have their second copies in the spare then."""
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
     job.network.crash(server_id(3))
-    takeovers = part_of(job.registrar, Takeovers)
+    takeovers = part_of(job.coordinator, Takeovers)
     job.network.run(until=lambda: 3 in takeovers._names and not takeovers.alone)
     assert [takeovers._shards[each].keeper for each in (2, 3)] == [spare_id(0), spare_id(0)]
 
 
-def test_that_a_spare_s_copy_is_lost_is_said_by_the_deputy_where_the_registrar_dies_first() -> None:
+def test_that_a_spare_s_copy_is_lost_is_said_by_the_standby_where_the_coordinator_dies_first() -> (
+    None
+):
     """Else who serves the shard would let nothing go any more."""
     job = with_one_spare()
     until_whole(job)
     job.network.crash(spare_id(0))
-    office = job.office
-    assert office is not None
+    coordinator_log = job.coordinator_log
+    assert coordinator_log is not None
 
     def is_about_to() -> bool:
-        actions = (each for _, actions in office._pending for each in actions)
+        actions = (each for _, actions in coordinator_log._pending for each in actions)
         return any(isinstance(getattr(each, "message", None), CopyLost) for each in actions)
 
     job.network.run(until=is_about_to)
-    job.network.crash(REGISTRAR)
+    job.network.crash(COORDINATOR)
     job.run()
     assert job.has_succeeded
     prove_survival(job)
-    assert not part_of(job.registrar, Takeovers).alone
+    assert not part_of(job.coordinator, Takeovers).alone
 
 
 def test_a_spare_hears_of_a_set_that_is_described_once_it_keeps_a_copy() -> None:

@@ -1,7 +1,7 @@
-"""The registrar dies, then who has its place, then who has that one's, as long as there is another
-whole copy of the shard of server 0 in between: under seeded schedules, on the virtual network, with
-real tensors. Whoever lives finishes, every update that was acknowledged is in the final parameters
-once, and in sync the parameters are those of the run without deaths.
+"""The coordinator dies, then who has its place, then who has that one's, as long as there is
+another whole copy of the shard of server 0 in between: under seeded schedules, on the virtual
+network, with real tensors. Whoever lives finishes, every update that was acknowledged is in the
+final parameters once, and in sync the parameters are those of the run without deaths.
 
 More by hand: ``python -m tests.protocol.deaths.test_successions FIRST LAST``.
 """
@@ -18,11 +18,11 @@ SEEDS = (3, 6, 7, 10, 12, 13, 24, 27, 36, 43, 46)
 MANY = range(1000, 1200)
 
 
-def test_one_registrar_after_the_other_dies() -> None:
+def test_one_coordinator_after_the_other_dies() -> None:
     met = play_and_prove(play_successions, SEEDS)
     for what in (
-        *("2 successions", "3 successions", "4 successions", "registrar in a spare"),
-        *("deputy", "appointed", "entrusted", "registrar at once", "behind workers"),
+        *("2 successions", "3 successions", "4 successions", "coordinator in a spare"),
+        *("deputy", "appointed", "entrusted", "coordinator at once", "behind workers"),
         *("survived", "ended", "sync", "ssp", "async", "same bits"),
     ):
         assert met[what], met

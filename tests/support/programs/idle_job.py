@@ -3,7 +3,7 @@
     python -m tests.support.programs.idle_job parent 2      # like psdist run -n 2
     mpirun -n 2 ... idle_job rank                           # what the parent starts
 
-Rank 0 is the registrar, the others are workers. Each prints ``rank R is up as PID`` and waits for
+Rank 0 is the coordinator, the others are workers. Each prints ``rank R is up as PID`` and waits for
 its end, which only its parent, its launcher or a signal brings.
 """
 

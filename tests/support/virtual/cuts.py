@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from tests.support.virtual.both_deaths import schedule_with_both
 from tests.support.virtual.refills import RefillJob
 from tests.support.virtual.schedule import Schedule
@@ -32,7 +32,7 @@ def schedule_with_cuts(seed: int) -> Schedule:
 
 
 def play_with_cuts(seed: int) -> RefillJob:
-    """Of the registrar and the deputy one dies at most, of pairs of buddies as well; and some
+    """Of the coordinator and the standby one dies at most, of pairs of buddies as well; and some
     workers, of all groups but one."""
     schedule = schedule_with_cuts(seed)
     pick = random.Random(f"{seed} who is cut off")
@@ -43,11 +43,11 @@ def play_with_cuts(seed: int) -> RefillJob:
     victims = [worker_id(each) for each in pick.sample(workers, min(2, len(workers)))]
     victims = victims[: pick.randrange(3)]
     if pick.random() < 0.7:
-        victims.append(server_id(pick.choice([REGISTRAR, *range(schedule.servers)])))
+        victims.append(server_id(pick.choice([COORDINATOR, *range(schedule.servers)])))
     pick.shuffle(victims)
     num_cuts, wait, num_since = pick.choice([1, 3, 10]), int(10 ** pick.uniform(0.5, 2.5)), 0
     while job.network.step():
-        if not job.registrar.is_ready:
+        if not job.coordinator.is_ready:
             continue
         num_since += 1
         if num_since < wait:
@@ -62,7 +62,7 @@ def play_with_cuts(seed: int) -> RefillJob:
             victim = victims.pop()
             if victim in job.network._actors:
                 what = "worker" if victim >= worker_id(0) else "server"
-                job.met["registrar" if victim == REGISTRAR else what] += 1
+                job.met["registrar" if victim == COORDINATOR else what] += 1
                 job.met["behind a cut"] += any(
                     until_s > job.network.now_s for _, until_s in job.network._cuts
                 )

@@ -57,9 +57,9 @@ def play_with_groups_that_go_on(
     num_events = 0
     while job.network.step():
         num_events += 1
-        registrar = job.servers[0].registrar
-        assert registrar is not None
-        while wanted and num_events >= wanted[0] and job.registrar.is_ready:
+        coordinator = job.servers[0].coordinator
+        assert coordinator is not None
+        while wanted and num_events >= wanted[0] and job.coordinator.is_ready:
             wanted.pop(0)
             victim = worker_id(victims.pop())
             if victim in job.network._actors:
@@ -79,7 +79,7 @@ def play_with_a_death_between_two_ends(seed: int, **broken: Any) -> VirtualJob:
     pick = random.Random(f"{seed} between")
     num_left = pick.choice([1, 5, 20, 60])
     while job.network.step():
-        if not num_left or not job.registrar.is_ready:
+        if not num_left or not job.coordinator.is_ready:
             continue
         apart = next((each for each in job.groups if len(_places_of(job, each)) > 1), None)
         num_left -= apart is not None

@@ -1,7 +1,7 @@
 """Jobs whose servers have buddies, and in which servers die, and workers whose groups go on.
 
 job = play_with_groups_and_servers(7)
-job = play_with_groups_and_servers(7, registrar=True)       # it is one of those that die
+job = play_with_groups_and_servers(7, coordinator=True)       # it is one of those that die
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def schedule_with_buddies(seed: int) -> Schedule:
 
 
 def play_with_groups_and_servers(
-    seed: int, *, registrar: bool = False, **broken: Any
+    seed: int, *, coordinator: bool = False, **broken: Any
 ) -> VirtualJob:
     """Workers die, one at least of the first group, but one lives; and one or two servers that are
     not of one pair; mostly while what follows from the death before is under way."""
@@ -37,9 +37,9 @@ def play_with_groups_and_servers(
     dying = pick.sample(workers, min(pick.choice([1, 1, 2, 3]), len(workers) - 1))
     if not set(dying) & set(job.groups[0]):
         dying[0] = pick.choice(job.groups[0])
-    servers = [0 if registrar else pick.randrange(1, schedule.servers)]
+    servers = [0 if coordinator else pick.randrange(1, schedule.servers)]
     # Server 0's copy is with its buddy, the next one, and it keeps that of the one before.
-    last = schedule.servers - registrar
+    last = schedule.servers - coordinator
     apart = [each for each in range(1, last) if abs(each - servers[0]) > 1]
     if apart and pick.random() < 0.5:
         servers.append(pick.choice(apart))
@@ -65,7 +65,7 @@ def play_with_a_server_that_loses_what_heirs_push(seed: int, **broken: Any) -> V
     servers = [server_id(pick.randrange(1, schedule.servers))]
     wait, behind = int(10 ** pick.uniform(0.0, 2.7)), pick.choice([0, 0, 1, 3, 10])
     while job.network.step():
-        if not job.registrar.is_ready:
+        if not job.coordinator.is_ready:
             continue
         wait -= 1
         if wait < 0 and dying:

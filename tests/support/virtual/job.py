@@ -52,10 +52,11 @@ from psdist.protocol.control import (
     WhoIsAbsent,
     WhoIsMissing,
 )
+from psdist.protocol.coordinator_line import num_done
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import CodecCode, Kind
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     describe_peer,
     is_worker,
     server_id,
@@ -64,16 +65,15 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.memory import as_tensor
-from psdist.protocol.registrar_line import num_done
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import Changing, Policy
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
@@ -109,7 +109,7 @@ REPEATABLE: tuple[type[Control] | Kind, ...] = (
 """Messages without payload whose receivers take a second one: what it changes has happened already,
 or it is answered again. Of all others a second one is an error."""
 COUNTED = frozenset({Collected, Stop, Progress})
-"""Those of them that come once where lines to the registrar count."""
+"""Those of them that come once where lines to the coordinator count."""
 
 
 def codecs_of(wire: Wire) -> tuple[CodecsSince, ...]:
@@ -134,7 +134,7 @@ def codecs_of(wire: Wire) -> tuple[CodecsSince, ...]:
 
 
 def ladder_of(wire: Wire) -> tuple[LevelCodecs, ...]:
-    """Those among which the registrar chooses; nothing where it does not."""
+    """Those among which the coordinator chooses; nothing where it does not."""
     levels = [(wire.push, wire.reply), *((at.push, at.reply) for at in wire.later)]
     return tuple(
         LevelCodecs(push=push.name, pull=pull.name, push_code=push.code)
@@ -157,7 +157,7 @@ class SetOfJob:
     spares: list[SpareLoop]
     dead: int | None
     network: VirtualNetwork
-    reported: list[OfficeAction]
+    reported: list[LogAction]
     num_substitutes: int
     tables: dict[tuple[int, int, int], list[tuple[int, ...]]]
     given_up: set[tuple[int, int, int]]
@@ -218,7 +218,7 @@ class SetOfJob:
             return living[0] if living else self.servers[server]
         # Who served it last has died when nobody needed it any more.
         return hosted.get(
-            part_of(self.registrar, Takeovers)._shards[server].host, self.servers[server]
+            part_of(self.coordinator, Takeovers)._shards[server].host, self.servers[server]
         )
 
     def make_copied_history(self, server: int, number: int, position: int) -> ServerHistory:
@@ -249,7 +249,7 @@ class SetOfJob:
 
     @property
     def modes(self) -> list[ModeFrom]:
-        """Of every round, each from its first one on, as the schedule and the registrar say."""
+        """Of every round, each from its first one on, as the schedule and the coordinator say."""
         schedule = self.schedule
         staleness = schedule.staleness if schedule.mode == "ssp" else 0
         modes = [ModeFrom(0, schedule.mode, staleness), *schedule.later]
@@ -264,7 +264,7 @@ class SetOfJob:
 
     @property
     def codecs(self) -> tuple[CodecsSince, ...]:
-        """Of every round, as the schedule and the registrar say."""
+        """Of every round, as the schedule and the coordinator say."""
         if not self.wire.is_ladder:
             return codecs_of(self.wire)
         ladder = ladder_of(self.wire)
@@ -384,7 +384,7 @@ class VirtualJob(SetOfJob):
         """and whether it counts only for what had been pushed of it."""
         self._first_substitute = sum(schedule.group_sizes) - num_substitutes
         self.proposals: Sequence[int] = ()
-        """After so many events the registrar proposes other codecs."""
+        """After so many events the coordinator proposes other codecs."""
         self.random = random.Random(schedule.seed)
         self.network = network or VirtualNetwork(
             seed=schedule.seed,
@@ -413,8 +413,8 @@ class VirtualJob(SetOfJob):
         """Of each server what belongs to checkpoints."""
         self.others = [OtherSet(self, index) for index in range(1, schedule.num_sets)]
         """The parameter sets behind the first."""
-        self.reported: list[OfficeAction] = []
-        """What the registrar has for files and people."""
+        self.reported: list[LogAction] = []
+        """What the coordinator has for files and people."""
         self.num_half_pushed = 0
         """Sets of which a worker had pushed half an iteration when it entered a collective."""
         self.dead: int | None = None
@@ -428,35 +428,35 @@ class VirtualJob(SetOfJob):
             first = schedule.policy()
             make_policy = policy or (lambda _server: Changing(first, keeps_mode=True))
         self.has_succeeded = False
-        """Whether a deputy has become the registrar."""
+        """Whether a standby has become the coordinator."""
         self.num_successions = 0
-        self.registrar_at = REGISTRAR
-        """In whose process the registrar is, or was until it died."""
-        self.office: Office | None = None
-        """The registrar's, and its deputy's:"""
-        self.second: Office | None = None
-        self.deputy: int | None = None
+        self.coordinator_at = COORDINATOR
+        """In whose process the coordinator is, or was until it died."""
+        self.coordinator_log: CoordinatorLog | None = None
+        """The coordinator's, and its standby's:"""
+        self.second: CoordinatorLog | None = None
+        self.standby: int | None = None
         """Who has that; None without buddies, and from a succession on until another one has."""
         if schedule.has_buddies:
-            self.office = self._office(num_workers, is_active=True)
-            self.second = self._office(num_workers, is_active=False)
-            self.deputy = self._first_deputy
+            self.coordinator_log = self._coordinator_log(num_workers, is_active=True)
+            self.second = self._coordinator_log(num_workers, is_active=False)
+            self.standby = self._first_standby
         for server in range(schedule.servers):
-            registrar = self.office or self._registrar(num_workers)
+            coordinator = self.coordinator_log or self._coordinator(num_workers)
             loop = ServerLoop(
                 self.transport(server_id(server)),
                 partial(self._make_core, server, make_policy),
                 self._options(server, wire, keeper=self.keepers[server]),
                 make_executor=self._watched(server, slowed(schedule, server, make_executor)),
                 make_history=lambda index, server=server: self.sets[index].server_histories[server],
-                registrar=registrar if server == 0 else None,
-                on_registrar=self.reported.append,
+                coordinator=coordinator if server == 0 else None,
+                on_coordinator=self.reported.append,
                 what_was_told=self._what_was_told,
                 make_set=make_set,
                 replication=self._replication(make_policy) if schedule.has_buddies else None,
                 standby=(
                     self._standby(self.second, server)
-                    if self.second is not None and server_id(server) == self._first_deputy
+                    if self.second is not None and server_id(server) == self._first_standby
                     else None
                 ),
                 make_standby=partial(self._make_standby, server_id(server)),
@@ -483,28 +483,28 @@ class VirtualJob(SetOfJob):
         return [self, *self.others]
 
     @property
-    def _first_deputy(self) -> int | None:
+    def _first_standby(self) -> int | None:
         return server_id(self.schedule.buddies[0]) if self.schedule.has_buddies else None
 
     def ends_without(self, gone: Collection[int]) -> bool:
-        """Whether nobody may know what the registrar knew, if these are dead."""
-        return self.registrar_at in gone and (self.deputy is None or self.deputy in gone)
+        """Whether nobody may know what the coordinator knew, if these are dead."""
+        return self.coordinator_at in gone and (self.standby is None or self.standby in gone)
 
     @property
-    def registrar(self) -> Coordinator:
+    def coordinator(self) -> Coordinator:
         """That which lives, or has lived last."""
         if self.has_succeeded:
-            assert self.office is not None
-            return self.office.registrar
-        registrar = self.servers[REGISTRAR].registrar
-        assert registrar is not None
-        return registrar.registrar if isinstance(registrar, Office) else registrar
+            assert self.coordinator_log is not None
+            return self.coordinator_log.coordinator
+        coordinator = self.servers[COORDINATOR].coordinator
+        assert coordinator is not None
+        return coordinator.coordinator if isinstance(coordinator, CoordinatorLog) else coordinator
 
     def clocks_once_ready(self) -> list[int]:
         """How many iterations the scripts have made, once training may go on without some."""
-        return [each.clock for each in self.workers] if self.registrar.is_ready else []
+        return [each.clock for each in self.workers] if self.coordinator.is_ready else []
 
-    def _registrar(self, num_workers: int) -> Coordinator:
+    def _coordinator(self, num_workers: int) -> Coordinator:
         schedule = self.schedule
         control: Controller | None = None
         if schedule.highest:
@@ -582,7 +582,7 @@ class VirtualJob(SetOfJob):
             return
         worker = self.workers[self._first_substitute + spare]
         loop.transport.become(worker_id(worker.worker))
-        for event in (*loop.heard, ControlArrived(REGISTRAR, loop.replace)):
+        for event in (*loop.heard, ControlArrived(COORDINATOR, loop.replace)):
             worker.loop.hear(event)
         yield from worker.script()
 
@@ -592,11 +592,11 @@ class VirtualJob(SetOfJob):
         idle = [number for number, each in enumerate(self.spares) if each.replace is None]
         return {self._first_substitute + each for each in idle if self.num_substitutes}
 
-    def _office(self, num_workers: int, *, is_active: bool) -> Office:
-        assert self._first_deputy is not None
-        return Office(
-            self._registrar(num_workers),
-            deputy=self._first_deputy,
+    def _coordinator_log(self, num_workers: int, *, is_active: bool) -> CoordinatorLog:
+        assert self._first_standby is not None
+        return CoordinatorLog(
+            self._coordinator(num_workers),
+            standby=self._first_standby,
             num_workers=num_workers,
             num_servers=self.schedule.servers,
             num_spares=self.schedule.spares,
@@ -604,16 +604,16 @@ class VirtualJob(SetOfJob):
             is_active=is_active,
         )
 
-    def _standby(self, office: Office, peer: int) -> Standby:
-        def succeed(undone: Sequence[OfficeAction]) -> None:
+    def _standby(self, coordinator_log: CoordinatorLog, peer: int) -> Standby:
+        def succeed(undone: Sequence[LogAction]) -> None:
             self.has_succeeded = True
             self.num_successions += 1
-            self.office, self.second, self.deputy = office, None, None
-            self.registrar_at = peer
+            self.coordinator_log, self.second, self.standby = coordinator_log, None, None
+            self.coordinator_at = peer
             self.reported += undone[num_done(self.reported, undone) :]
 
         return Standby(
-            office=office,
+            coordinator_log=coordinator_log,
             on_succeed=succeed,
             on_action=self.reported.append,
             what_was_told=self._what_was_told,
@@ -624,10 +624,10 @@ class VirtualJob(SetOfJob):
 
     def _make_standby(self, peer: int, state: bytes, told: bytes) -> Standby:
         assert told == self._what_was_told()
-        office = self._office(self._num_workers, is_active=False)
-        office.from_snapshot(state)
-        self.second, self.deputy = office, peer
-        return self._standby(office, peer)
+        coordinator_log = self._coordinator_log(self._num_workers, is_active=False)
+        coordinator_log.from_snapshot(state)
+        self.second, self.standby = coordinator_log, peer
+        return self._standby(coordinator_log, peer)
 
     def _replication(self, make_policy: Callable[[int], Policy]) -> ReplicationOptions:
         def make_core(
@@ -677,8 +677,8 @@ class VirtualJob(SetOfJob):
             return self.spares[worker_of(peer) - self._first_substitute].transport
         endpoint = self.network.endpoint(peer)
         watched = endpoint if self.watch is None else self.watch.transport(endpoint)
-        deputy = self._first_deputy
-        return watched if deputy is None else LineTransport(watched, deputy=deputy)
+        standby = self._first_standby
+        return watched if standby is None else LineTransport(watched, standby=standby)
 
     def _channels(self, members: Sequence[int]) -> list[GroupChannel]:
         channels: list[GroupChannel] = [AloneChannel()]
@@ -711,7 +711,7 @@ class VirtualJob(SetOfJob):
 
     def _caught(self, peer: int, actor: Actor) -> Actor:
         """Errors that the schedule is about end an actor, all others the test. As in a job, the
-        registrar is told."""
+        coordinator is told."""
         try:
             yield from actor
         except BuriedError as error:
@@ -722,9 +722,9 @@ class VirtualJob(SetOfJob):
             if not is_meant:
                 raise
             self.errors[peer] = error
-            if peer != REGISTRAR:
+            if peer != COORDINATOR:
                 failure = Failure(heading=describe_peer(peer), text=str(error), exit_status=1)
-                self.network.endpoint(peer).send_control(REGISTRAR, failure)
+                self.network.endpoint(peer).send_control(COORDINATOR, failure)
 
     # -- the run -------------------------------------------------------------------------------
 
@@ -747,18 +747,18 @@ class VirtualJob(SetOfJob):
             assert not self.network.unfinished, f"still waiting: {self.network.unfinished}"
 
     def _propose(self, number: int) -> None:
-        """The registrar changes the mode, unless it cannot now."""
+        """The coordinator changes the mode, unless it cannot now."""
         loop, another = self.servers[0], self.schedule.another_mode(number)
-        registrar = self.registrar
+        coordinator = self.coordinator
         decided = Decision(another.mode, another.staleness, "a test")
         if self.wire.is_ladder:
             level = random.Random(f"{self.schedule.seed} level {number}").randrange(
                 1 + len(self.wire.later)
             )
             decided = replace(decided, mode=self.schedule.mode, level=level)
-        modes = registrar.part(ModeChanges)
-        if modes is not None and modes.may_change(registrar):
-            loop._do_as_registrar(modes.propose(decided))
+        modes = coordinator.part(ModeChanges)
+        if modes is not None and modes.may_change(coordinator):
+            loop._do_as_coordinator(modes.propose(decided))
 
     @property
     def out_of_the_job(self) -> set[int]:
@@ -775,7 +775,7 @@ class VirtualJob(SetOfJob):
         assert death is not None
         kinds = {
             "worker": [peer for peer in self.network.unfinished if is_worker(peer)],
-            "registrar": [peer for peer in self.network.unfinished if peer == REGISTRAR],
+            "registrar": [peer for peer in self.network.unfinished if peer == COORDINATOR],
             "server": [peer for peer in self.network.unfinished if not is_worker(peer)],
         }
         if kinds[death.victim]:

@@ -147,7 +147,7 @@ def play_with_joins(
 ) -> JoiningJob:
     """Some workers die, each at a random event, but one group has none of them; some substitutes
     die in turn, while they idle, before they join, or behind that. ``server``: dies as well, at a
-    random event; servers have buddies then. ``proposals``: after so many events the registrar
+    random event; servers have buddies then. ``proposals``: after so many events the coordinator
     proposes other codecs."""
     pick = random.Random(f"{seed} substitutes")
     num_substitutes = pick.choice([1, 1, 2, 3])
@@ -174,7 +174,7 @@ def play_with_joins(
     """At which event who dies."""
     num_events = 0
     while job.network.step():
-        if not job.registrar.is_ready:
+        if not job.coordinator.is_ready:
             continue
         num_events += 1
         if num_events in (schedule.proposals or proposals):

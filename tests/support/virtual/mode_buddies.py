@@ -1,12 +1,12 @@
-"""Schedules in which the mode changes, of servers with buddies, and servers or the registrar die:
+"""Schedules in which the mode changes, of servers with buddies, and servers or the coordinator die:
 at any moment, or between the two phases of a change.
 
     job = play_with_mode_buddies(7)
     job.met                                 # what had fallen together
     play_mode_refills(7)                    # server after server, as psdist.support.virtual.refills
 
-Where the registrar changes the mode it decides by what groups tell it, here of made-up times and by
-a few rounds at a time: so its deputy decides the same.
+Where the coordinator changes the mode it decides by what groups tell it, here of made-up times and
+by a few rounds at a time: so its standby decides the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from psdist.protocol.control import Progress
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from tests.support.coordinators import part_of
 from tests.support.virtual.refills import RefillJob, play_refills
@@ -59,7 +59,7 @@ def schedule_with_ladder_buddies(seed: int) -> Schedule:
 
 
 class Telling(VirtualWorker):
-    """Tells the registrar, where that decides, what each round has taken; of the times so much is
+    """Tells the coordinator, where that decides, what each round has taken; of the times so much is
     true that groups are slow by turns, or all alike."""
 
     def train_once(self) -> Iterator[float | None]:
@@ -83,11 +83,11 @@ class Telling(VirtualWorker):
             waits_us=[100_000 if is_ladder and is_slow_link else 10],
             errors_ppm=[round(1e6 * self.trainer.coding_error)] * is_ladder,
         )
-        self.loop.transport.send_control(REGISTRAR, progress)
+        self.loop.transport.send_control(COORDINATOR, progress)
 
 
 class ModeBuddiesJob(RefillJob):
-    """One server dies, or the registrar; half of them between the phases of a change, as far as
+    """One server dies, or the coordinator; half of them between the phases of a change, as far as
     there is one, and the others at a random event; ``is_behind``: all a few events behind the first
     change that was not known from the start."""
 
@@ -106,9 +106,9 @@ class ModeBuddiesJob(RefillJob):
         num_events = 0
         while self.network.step():
             num_events += 1
-            if self._victim is None or not self.registrar.is_ready:
+            if self._victim is None or not self.coordinator.is_ready:
                 continue
-            is_settling = part_of(self.registrar, ModeChanges).is_settling
+            is_settling = part_of(self.coordinator, ModeChanges).is_settling
             is_time = num_events >= self._at
             is_changing = self.schedule.mode_by in ("auto", "script") or self.wire.is_ladder
             if self._is_between and is_changing:
@@ -118,7 +118,7 @@ class ModeBuddiesJob(RefillJob):
                 is_time = self._behind < 0
             if is_time and self._victim in self.network._actors:
                 self.met["between the phases"] += is_settling
-                self.met["of the registrar"] += self._victim == REGISTRAR
+                self.met["of the coordinator"] += self._victim == COORDINATOR
                 self.met["a change before"] += len(self.modes) > 1 or len(self.codecs) > 1
                 self.network.crash(self._victim, notice_s=self._pick.choice(NOTICES_S))
                 self._victim = None
@@ -132,13 +132,15 @@ class ModeBuddiesJob(RefillJob):
 def play_with_mode_buddies(
     seed: int,
     *,
-    registrar_dies: bool = False,
+    coordinator_dies: bool = False,
     is_behind: bool = False,
     schedule: Schedule | None = None,
     **more: Any,
 ) -> ModeBuddiesJob:
     schedule = schedule or schedule_with_mode_buddies(seed)
-    victims = (REGISTRAR,) if registrar_dies else tuple(map(server_id, range(1, schedule.servers)))
+    victims = (
+        (COORDINATOR,) if coordinator_dies else tuple(map(server_id, range(1, schedule.servers)))
+    )
     with mock.patch("psdist.controller.decisions.WINDOW", ROUNDS_IN_WINDOW):
         job = ModeBuddiesJob(schedule, victims=victims, is_behind=is_behind, **more)
         job.run()
@@ -146,7 +148,7 @@ def play_with_mode_buddies(
 
 
 def play_mode_refills(seed: int, **more: Any) -> RefillJob:
-    """Server after server, workers, and perhaps the registrar."""
+    """Server after server, workers, and perhaps the coordinator."""
     schedule = with_several_groups(schedule_with_mode_buddies(seed))
     pick = random.Random(f"{seed} mode refills")
     schedule = replace(

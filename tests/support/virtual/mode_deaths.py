@@ -25,7 +25,7 @@ def schedule_with_mode_deaths(seed: int) -> Schedule:
 
 class ModeDeathsJob(VirtualJob):
     """Some workers die, of all groups but one: at a random event, or while a change of the mode is
-    proposed and servers have not all answered. The registrar proposes where its schedule says so,
+    proposed and servers have not all answered. The coordinator proposes where its schedule says so,
     and (a seed says so) right behind a death, which servers are being told of."""
 
     def __init__(self, schedule: Schedule, **broken: Any) -> None:
@@ -55,24 +55,24 @@ class ModeDeathsJob(VirtualJob):
         num_events = 0
         while self.network.step():
             num_events += 1
-            registrar = self.registrar
+            coordinator = self.coordinator
             if num_events in (self.schedule.proposals or self.proposals):
                 self._propose(num_events)
-            if not registrar.is_ready:
+            if not coordinator.is_ready:
                 continue
             while self._at and num_events >= self._at[0][0]:
                 self._strike(self._at.pop(0)[1])
             if (
                 self._between
-                and part_of(registrar, ModeChanges).is_settling
+                and part_of(coordinator, ModeChanges).is_settling
                 and self._pick.random() < 0.1
             ):
                 self._strike(self._between.pop())
                 self.met["between the phases"] += 1
-            if self._proposes_behind and registrar.membership.is_settling:
+            if self._proposes_behind and coordinator.membership.is_settling:
                 self.met["proposed while a death was told"] += part_of(
-                    registrar, ModeChanges
-                ).may_change(registrar)
+                    coordinator, ModeChanges
+                ).may_change(coordinator)
                 self._propose(num_events)
                 self._proposes_behind = False
 

@@ -4,7 +4,7 @@ other copies.
 job = play_refills(7)
 job.met                                 # what has happened, and how often
 prove_refills(job)
-play_refills(7, registrar_dies=True)    # the registrar, too, once
+play_refills(7, coordinator_dies=True)    # the coordinator, too, once
 play_and_prove(play_refills, range(9))  # all that is to be proved, of many
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from psdist.errors import PsdistError, ServersLostError
-from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, spare_id, worker_id
+from psdist.protocol.ids import COORDINATOR, is_spare, is_worker, server_id, spare_id, worker_id
 from psdist.servers.protocol.replication.records import ChunkChange, Record
 from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.recording import RecordingSetLoop
@@ -58,7 +58,7 @@ class RefillJob(VirtualJob):
 
     @property
     def takeovers(self) -> Takeovers:
-        return part_of(self.registrar, Takeovers)
+        return part_of(self.coordinator, Takeovers)
 
 
 def schedule_with_refills(seed: int) -> Schedule:
@@ -77,11 +77,12 @@ def schedule_with_refills(seed: int) -> Schedule:
 
 
 def play_refills(
-    seed: int, *, schedule: Schedule | None = None, registrar_dies: bool = False, **broken: Any
+    seed: int, *, schedule: Schedule | None = None, coordinator_dies: bool = False, **broken: Any
 ) -> RefillJob:
-    """All servers but the registrar may die, one after the other: when every shard has two copies
-    again, or while one is filled, or right behind the one before. ``registrar_dies``: it does, too,
-    before them, while a copy is filled, or when all are whole; its deputy lives on, mostly."""
+    """All servers but the coordinator may die, one after the other: when every shard has two copies
+    again, or while one is filled, or right behind the one before. ``coordinator_dies``: it does,
+    too, before them, while a copy is filled, or when all are whole; its standby lives on,
+    mostly."""
     schedule = schedule or schedule_with_refills(seed)
     pick = random.Random(f"{seed} who dies")
     job = RefillJob(schedule, max_deaths=99, **broken)
@@ -89,26 +90,26 @@ def play_refills(
     victims = pick.sample(workers, min(2, len(workers))) if pick.random() < 0.35 else []
     num_deaths = pick.randrange(1, schedule.servers)
     wait, num_since, wanted = int(10 ** pick.uniform(0.0, 2.4)), 0, "whole"
-    registrar_dies_when = _choose_when(seed) if registrar_dies else None
+    coordinator_dies_when = _choose_when(seed) if coordinator_dies else None
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar.is_ready:
+        if not job.coordinator.is_ready:
             continue
         num_since += 1
         if num_since < wait:
             continue
         if victims and pick.random() < 0.02:
             job.network.crash(worker_id(victims.pop()), notice_s=pick.choice(NOTICES_S))
-        if registrar_dies_when == "first":
-            _end_registrar(job, "registrar first", pick)
-            registrar_dies_when, num_since = None, 0
+        if coordinator_dies_when == "first":
+            _end_coordinator(job, "coordinator first", pick)
+            coordinator_dies_when, num_since = None, 0
             continue
-        if registrar_dies_when and _is_time(job, registrar_dies_when, pick):
-            _end_registrar(job, f"registrar {registrar_dies_when}", pick)
-            registrar_dies_when = None
+        if coordinator_dies_when and _is_time(job, coordinator_dies_when, pick):
+            _end_coordinator(job, f"coordinator {coordinator_dies_when}", pick)
+            coordinator_dies_when = None
             continue
-        if num_deaths and _strike(job, wanted, pick, spares_deputy=registrar_dies):
+        if num_deaths and _strike(job, wanted, pick, spares_standby=coordinator_dies):
             num_deaths -= 1
             num_since, wait, wanted = 0, int(10 ** pick.uniform(0.0, 2.0)), _choose(pick)
     return job
@@ -119,7 +120,7 @@ def _choose(pick: random.Random) -> str:
 
 
 def _choose_when(seed: int) -> str:
-    """When the registrar dies: before anybody, while another one's shard is filled or its own, or
+    """When the coordinator dies: before anybody, while another one's shard is filled or its own, or
     when all have two copies again."""
     moments = ["first", "filling", "filling", "whole", "source"]
     return random.Random(f"{seed} registrar").choice(moments)
@@ -131,7 +132,7 @@ def _is_time(job: RefillJob, when: str, pick: random.Random) -> bool:
         return False
     if when in ("filling", "source"):
         hosts = {each.host for each in takeovers._shards if each.next_keeper is not None}
-        return bool(hosts) and (REGISTRAR in hosts) == (when == "source")
+        return bool(hosts) and (COORDINATOR in hosts) == (when == "source")
     return _dead_servers(job) <= takeovers._names.keys() and not takeovers.alone
 
 
@@ -139,19 +140,19 @@ def _dead_servers(job: RefillJob) -> set[int]:
     return {each for each in range(job.schedule.servers) if server_id(each) in job.network._dead}
 
 
-def _end_registrar(job: RefillJob, moment: str, pick: random.Random) -> None:
-    if REGISTRAR in job.network._actors:
+def _end_coordinator(job: RefillJob, moment: str, pick: random.Random) -> None:
+    if COORDINATOR in job.network._actors:
         job.met[moment] += 1
-        end(job, REGISTRAR, pick, gone=_dead_servers(job))
+        end(job, COORDINATOR, pick, gone=_dead_servers(job))
 
 
-def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_deputy: bool) -> bool:
+def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_standby: bool) -> bool:
     """Somebody dies, if that is the moment for it."""
     takeovers = job.takeovers
     alive = [each for each in takeovers.alive if server_id(each) in job.network._actors]
-    alive = [each for each in alive if each != REGISTRAR]
-    if spares_deputy and wanted != "anybody":
-        alive = [each for each in alive if each not in (job.registrar_at, job.deputy)]
+    alive = [each for each in alive if each != COORDINATOR]
+    if spares_standby and wanted != "anybody":
+        alive = [each for each in alive if each not in (job.coordinator_at, job.standby)]
     filled = [each for each in takeovers._shards if each.next_keeper is not None]
     if wanted == "whole":
         is_noticed = _dead_servers(job) <= takeovers._names.keys()
@@ -165,7 +166,7 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_deputy: 
     if not candidates:
         return False
     job.met[wanted] += 1
-    job.met["behind the registrar"] += REGISTRAR in job.network._dead
+    job.met["behind the coordinator"] += COORDINATOR in job.network._dead
     end(job, pick.choice(candidates), pick, gone=_dead_servers(job))
     return True
 
@@ -207,9 +208,9 @@ def prove_refills(job: RefillJob) -> None:
 
 
 def _told_by(job: RefillJob) -> list[Any]:
-    """The errors of who is the registrar; where nobody is left who could be, of all others."""
-    assert job.office is not None
-    could_be = job.registrar_at, job.deputy, job.office._appointed
+    """The errors of who is the coordinator; where nobody is left who could be, of all others."""
+    assert job.coordinator_log is not None
+    could_be = job.coordinator_at, job.standby, job.coordinator_log._appointed
     living = [peer for peer in could_be if peer not in {*job.network._dead, None}]
     if living:
         return [job.errors.get(living[0])]
@@ -256,7 +257,7 @@ def play_and_prove(
 
 
 def by_hand(play: Callable[..., RefillJob]) -> None:
-    """``FIRST LAST [registrar]``: these seeds, all of them, saying which are bad."""
+    """``FIRST LAST [coordinator]``: these seeds, all of them, saying which are bad."""
     met: Counter[str] = Counter()
     num_bad = 0
     more = {"registrar_dies": True} if sys.argv[3:] == ["registrar"] else {}

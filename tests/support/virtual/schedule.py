@@ -67,7 +67,7 @@ class Schedule:
     leaves_out_batches: bool = True
     """Whether scripts leave out the batches of rounds that they have missed, as job.loader does."""
     proposals: tuple[int, ...] = ()
-    """When the network has delivered so many events, the registrar changes the mode if it can."""
+    """When the network has delivered so many events, the coordinator changes the mode if it can."""
     servers: int = 1
     group_sizes: tuple[int, ...] = (1, 1)
     num_chunks: int = 3
@@ -325,8 +325,8 @@ class Schedule:
 
 
 def with_modes(seed: int, *, size: Size = "small") -> Schedule:
-    """A schedule in which the mode changes: at known rounds, by the script, or by the registrar at
-    any time; nobody dies or makes a mistake."""
+    """A schedule in which the mode changes: at known rounds, by the script, or by the coordinator
+    at any time; nobody dies or makes a mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} modes")
     by = pick.choice(["schedule", "script", "registrar"])

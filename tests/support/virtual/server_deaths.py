@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_worker
+from psdist.protocol.ids import COORDINATOR, is_worker
 from tests.support.virtual.job import Schedule, VirtualJob
 
 
@@ -32,8 +32,8 @@ def with_buddies(seed: int) -> Schedule:
 def play_with_server_death(
     schedule: Schedule, *, num_deaths: int = 1, **more: Any
 ) -> tuple[VirtualJob, VirtualJob]:
-    """The job, and the same one without a death. Where every server but the registrar had ended by
-    then nobody has died."""
+    """The job, and the same one without a death. Where every server but the coordinator had ended
+    by then nobody has died."""
     undisturbed, steps = VirtualJob(schedule, is_watched=False, **more), 0
     while undisturbed.network.step():
         steps += 1
@@ -43,7 +43,7 @@ def play_with_server_death(
         for _ in range(pick.randrange(steps) // num_deaths):
             job.network.step()
         unfinished = job.network.unfinished
-        alive = [each for each in unfinished if not is_worker(each) and each != REGISTRAR]
+        alive = [each for each in unfinished if not is_worker(each) and each != COORDINATOR]
         dead = pick.choice(alive) if alive else None
         if dead is not None:
             job.dead = dead  # errors of ranks are what may follow

@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_spare, spare_id, worker_id
+from psdist.protocol.ids import COORDINATOR, is_spare, spare_id, worker_id
 from psdist.servers.protocol.joins import Joins
 from tests.support.coordinators import part_of
 from tests.support.virtual.joining import JoiningJob, schedule_with_joins, with_buddies
@@ -48,33 +48,35 @@ def schedule_with_shared_spares(seed: int) -> Schedule:
 
 
 def play_with_shared_spares(
-    seed: int, *, registrar_dies: bool = False, **broken: Any
+    seed: int, *, coordinator_dies: bool = False, **broken: Any
 ) -> SharedSparesJob:
-    """``registrar_dies``: it does, too, once, at any moment; its deputy lives on."""
+    """``coordinator_dies``: it does, too, once, at any moment; its standby lives on."""
     pick = random.Random(f"{seed} who dies of those with spares")
     schedule = schedule_with_shared_spares(seed)
     num_spares = schedule.spares
     job = SharedSparesJob(schedule, max_deaths=99, num_substitutes=num_spares, **broken)
     at_risk = _at_risk(job, pick)
     num_deaths = pick.randrange(1, 3 + num_spares)
-    registrar_wait = int(10 ** pick.uniform(0.5, 2.8)) if registrar_dies else -1
+    coordinator_wait = int(10 ** pick.uniform(0.5, 2.8)) if coordinator_dies else -1
     wait, num_since, num_ready = int(10 ** pick.uniform(0.0, 2.2)), 0, 0
     wanted = pick.choice(["server", "worker"])
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar.is_ready:
+        if not job.coordinator.is_ready:
             continue
         num_ready += 1
         num_since += 1
-        if num_ready == registrar_wait and REGISTRAR in job.network._actors:
-            job.met["registrar while a spare is asked"] += bool(part_of(job.registrar, Joins).asked)
-            _end(job, REGISTRAR, "registrar", pick)
+        if num_ready == coordinator_wait and COORDINATOR in job.network._actors:
+            job.met["coordinator while a spare is asked"] += bool(
+                part_of(job.coordinator, Joins).asked
+            )
+            _end(job, COORDINATOR, "registrar", pick)
         if num_since < wait or not num_deaths:
             continue
         if num_since > 20 * wait + 200:  # what it waits for may never come
             wanted = "worker"
-        candidates = _candidates(job, wanted, at_risk, spares_deputy=registrar_dies)
+        candidates = _candidates(job, wanted, at_risk, spares_standby=coordinator_dies)
         if candidates:
             _end(job, pick.choice(candidates), wanted, pick)
             num_deaths -= 1
@@ -102,14 +104,14 @@ def _at_risk(job: SharedSparesJob, pick: random.Random) -> list[int]:
 
 
 def _candidates(
-    job: SharedSparesJob, wanted: str, at_risk: list[int], *, spares_deputy: bool
+    job: SharedSparesJob, wanted: str, at_risk: list[int], *, spares_standby: bool
 ) -> list[int]:
     """Who may die now, if that is the moment for it."""
-    actors, takeovers, joins = job.network._actors, job.takeovers, part_of(job.registrar, Joins)
+    actors, takeovers, joins = job.network._actors, job.takeovers, part_of(job.coordinator, Joins)
     workers = [each for each in at_risk if each in actors]
-    processes = {each for each in takeovers.alive if each in actors} - {REGISTRAR}
-    if spares_deputy:
-        processes -= {job.registrar_at, job.deputy}
+    processes = {each for each in takeovers.alive if each in actors} - {COORDINATOR}
+    if spares_standby:
+        processes -= {job.coordinator_at, job.standby}
     servers = sorted(each for each in processes if not is_spare(each))
     spares = sorted(each for each in processes if is_spare(each))
     shards = takeovers._shards

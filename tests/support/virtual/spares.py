@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_spare, worker_id
+from psdist.protocol.ids import COORDINATOR, is_spare, worker_id
 from tests.support.virtual.refills import RefillJob, dead_processes, end, schedule_with_refills
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S
@@ -31,30 +31,30 @@ def schedule_with_spares(seed: int) -> Schedule:
 
 
 def play_with_spares(
-    seed: int, *, schedule: Schedule | None = None, registrar_dies: bool = False, **broken: Any
+    seed: int, *, schedule: Schedule | None = None, coordinator_dies: bool = False, **broken: Any
 ) -> RefillJob:
-    """Servers and spares die; ``registrar_dies``: it does, too, once, at any moment."""
+    """Servers and spares die; ``coordinator_dies``: it does, too, once, at any moment."""
     schedule = schedule or schedule_with_spares(seed)
     pick = random.Random(f"{seed} who dies of them")
     job = RefillJob(schedule, max_deaths=99, **broken)
     workers = [each for members in job.groups[1:] for each in members]
     victims = pick.sample(workers, min(2, len(workers))) if pick.random() < 0.25 else []
     num_deaths = pick.randrange(1, schedule.servers + schedule.spares)
-    registrar_wait = int(10 ** pick.uniform(0.5, 2.8)) if registrar_dies else -1
+    coordinator_wait = int(10 ** pick.uniform(0.5, 2.8)) if coordinator_dies else -1
     wait, num_since, num_ready = int(10 ** pick.uniform(0.0, 2.4)), 0, 0
     wanted = pick.choice(MOMENTS)
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar.is_ready:
+        if not job.coordinator.is_ready:
             continue
         num_ready += 1
         num_since += 1
-        if num_ready == registrar_wait and REGISTRAR in job.network._actors:
-            job.met["registrar while filling"] += any(
+        if num_ready == coordinator_wait and COORDINATOR in job.network._actors:
+            job.met["coordinator while filling"] += any(
                 each.next_keeper is not None for each in job.takeovers._shards
             )
-            _end(job, REGISTRAR, "registrar", pick)
+            _end(job, COORDINATOR, "registrar", pick)
             continue
         if num_since < wait:
             continue
@@ -64,7 +64,7 @@ def play_with_spares(
             continue
         if num_since > 40 * wait + 400:  # what it waits for may never come
             wanted = "server"
-        candidates = _candidates(job, wanted, spares_deputy=registrar_dies)
+        candidates = _candidates(job, wanted, spares_standby=coordinator_dies)
         if candidates:
             _end(job, pick.choice(candidates), wanted, pick)
             num_deaths -= 1
@@ -72,12 +72,12 @@ def play_with_spares(
     return job
 
 
-def _candidates(job: RefillJob, wanted: str, *, spares_deputy: bool) -> list[int]:
+def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[int]:
     """Who may die now, if that is the moment for it."""
     takeovers = job.takeovers
-    living = {each for each in takeovers.alive if each in job.network._actors} - {REGISTRAR}
-    if spares_deputy:
-        living -= {job.registrar_at, job.deputy}
+    living = {each for each in takeovers.alive if each in job.network._actors} - {COORDINATOR}
+    if spares_standby:
+        living -= {job.coordinator_at, job.standby}
     servers = sorted(each for each in living if not is_spare(each))
     spares = sorted(each for each in living if is_spare(each))
     shards = takeovers._shards

@@ -1,8 +1,8 @@
-"""Jobs whose registrar dies, and who has its place, and who has that one's, each at a seeded
-moment: when there is a deputy again, and before; and so do deputies.
+"""Jobs whose coordinator dies, and who has its place, and who has that one's, each at a seeded
+moment: when there is a standby again, and before; and so do standbys.
 
 job = play_successions(7)
-job.num_successions                     # how many have become the registrar
+job.num_successions                     # how many have become the coordinator
 prove_refills(job)                      # tests.support.virtual.refills
 """
 
@@ -12,14 +12,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, worker_id
+from psdist.protocol.ids import COORDINATOR, is_spare, is_worker, worker_id
 from tests.support.virtual.refills import RefillJob, dead_processes, end, schedule_with_refills
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S
 
 MOMENTS = (
     *("registrar", "registrar", "registrar", "registrar"),
-    *("deputy", "deputy", "appointed", "entrusted", "registrar at once", "server"),
+    *("deputy", "deputy", "appointed", "entrusted", "coordinator at once", "server"),
 )
 
 
@@ -38,7 +38,7 @@ def schedule_with_successions(seed: int) -> Schedule:
 
 
 def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: Any) -> RefillJob:
-    """Registrars and deputies die, and now and then another server or spare."""
+    """Coordinators and standbys die, and now and then another server or spare."""
     schedule = schedule or schedule_with_successions(seed)
     pick = random.Random(f"{seed} who dies of those that register")
     job = RefillJob(schedule, max_deaths=99, **broken)
@@ -50,7 +50,7 @@ def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: A
     while job.network.step():
         if job.errors and not job.may_end:
             return job
-        if not job.registrar.is_ready or not num_deaths:
+        if not job.coordinator.is_ready or not num_deaths:
             continue
         num_since += 1
         if num_since < wait:
@@ -66,35 +66,35 @@ def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: A
         num_deaths -= 1
         num_since, wait, wanted = 0, int(10 ** pick.uniform(0.0, 2.0)), pick.choice(MOMENTS)
     job.met[f"{job.num_successions} successions"] += not job.errors
-    job.met["registrar in a spare"] += is_spare(job.registrar_at)
+    job.met["coordinator in a spare"] += is_spare(job.coordinator_at)
     return job
 
 
 def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
     """Who may die now, if that is the moment for it."""
-    office, takeovers = job.office, job.takeovers
-    assert office is not None
-    is_whole = job.deputy in job.network._actors and not takeovers.alone
+    coordinator_log, takeovers = job.coordinator_log, job.takeovers
+    assert coordinator_log is not None
+    is_whole = job.standby in job.network._actors and not takeovers.alone
     is_at_rest = is_whole and dead_processes(job) <= takeovers._names.keys()
     if wanted == "registrar":
-        return job.registrar_at if is_at_rest else None
+        return job.coordinator_at if is_at_rest else None
     if wanted == "deputy":
-        return job.deputy if is_at_rest else None
+        return job.standby if is_at_rest else None
     if wanted == "appointed":
-        return office._appointed
+        return coordinator_log._appointed
     if wanted == "entrusted":  # one of the two, while that is under way
-        either = job.registrar_at, office.deputy
-        return pick.choice(either) if office.deputy not in (None, job.deputy) else None
-    if wanted == "registrar at once":  # whether or not there is a copy of its shard by then
-        return job.registrar_at if is_whole or pick.random() < 0.002 else None
-    others = set(takeovers.alive) - {job.registrar_at, job.deputy}
+        either = job.coordinator_at, coordinator_log.standby
+        return pick.choice(either) if coordinator_log.standby not in (None, job.standby) else None
+    if wanted == "coordinator at once":  # whether or not there is a copy of its shard by then
+        return job.coordinator_at if is_whole or pick.random() < 0.002 else None
+    others = set(takeovers.alive) - {job.coordinator_at, job.standby}
     return pick.choice(sorted(others)) if others and is_at_rest else None
 
 
 def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
     """``victim`` dies; what it was is noted."""
     job.met[why] += 1
-    job.met["the first registrar"] += victim == REGISTRAR
-    job.met["another registrar"] += victim == job.registrar_at != REGISTRAR
+    job.met["the first coordinator"] += victim == COORDINATOR
+    job.met["another coordinator"] += victim == job.coordinator_at != COORDINATOR
     job.met["behind workers"] += any(map(is_worker, job.network._dead))
     end(job, victim, pick, gone=dead_processes(job))

@@ -65,9 +65,9 @@ def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: A
     num_events = 0
     while job.network.step():
         num_events += 1
-        registrar = job.servers[0].registrar
-        assert registrar is not None
-        while wanted and num_events >= wanted[0] and registrar.is_ready:
+        coordinator = job.servers[0].coordinator
+        assert coordinator is not None
+        while wanted and num_events >= wanted[0] and coordinator.is_ready:
             wanted.pop(0)
             victim = worker_id(victims.pop())
             if victim in job.network._actors:
@@ -87,7 +87,7 @@ def crash_in_turn(
     training may go on without the one before, and each other one after ``wait()`` more."""
     num_since = 0
     while job.network.step():
-        if not victims or not job.registrar.is_ready:
+        if not victims or not job.coordinator.is_ready:
             continue
         num_since += 1
         if num_since >= first:
@@ -150,10 +150,10 @@ def prove_survival(job: VirtualJob) -> None:
 
 
 def _prove_reached(job: VirtualJob) -> None:
-    """By set, the registrar stores the most updates of a failed group that a chunk contains. A
+    """By set, the coordinator stores the most updates of a failed group that a chunk contains. A
     group whose leave had reached some servers before its failure may count or not."""
-    registrar = job.servers[0].registrar
-    joins = registrar.part(Joins) if isinstance(registrar, Coordinator) else None
+    coordinator = job.servers[0].coordinator
+    joins = coordinator.part(Joins) if isinstance(coordinator, Coordinator) else None
     if joins is None:
         return
     servers = [job.loop_of(server).sets for server in range(len(job.servers))]

@@ -25,7 +25,7 @@ from psdist.protocol.checkpoints import pack_clocks
 from psdist.protocol.collected import PREPARED, Brought
 from psdist.protocol.control import Progress, Setup, Written
 from psdist.protocol.events import Frame
-from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.memory import allocate
 from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
@@ -453,7 +453,7 @@ class VirtualWorker:
         (name,) = self.core.take_collected().payloads
         self.kept.append([each.clock for each in sets])
         told = Written(checkpoint=name.decode(), num_bytes=1, crc32=self.worker)
-        self.loop.transport.send_control(REGISTRAR, told)
+        self.loop.transport.send_control(COORDINATOR, told)
 
     def is_put_off(self) -> bool:
         """Whether the next collective comes in the middle of the next iteration, on all workers."""
@@ -541,7 +541,7 @@ class VirtualWorker:
             assert total == sum(w + 1.0 for w in range(len(told)) if w not in absent)
 
     def report(self) -> None:
-        """Tell the registrar where this worker stands."""
+        """Tell the coordinator where this worker stands."""
         schedule = self.job.schedule
         uses_loader = schedule.has_every_worker_in_step and schedule.leaves_out_batches
         progress = Progress(
@@ -551,7 +551,7 @@ class VirtualWorker:
             loader_batches=5 if uses_loader else 0,
             loader_until=self.clock if uses_loader else 0,
         )
-        self.loop.transport.send_control(REGISTRAR, progress)
+        self.loop.transport.send_control(COORDINATOR, progress)
 
     # -- waiting -------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from psdist.codecs.wire import payload_rule
 from psdist.protocol.control import Collected, Control, Registered, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.protocol.partition import Partition, Piece
 from psdist.workers.protocol.actions import (
     AcceptCopy,
@@ -121,7 +121,7 @@ def register(core: WorkerCore) -> None:
 
 def collect(core: WorkerCore, seq: int, *, error: str = "") -> None:
     answer = Collected(seq=seq, payloads=[b"mine"], runs=[0, 3], values=b"", error=error)
-    control(core, REGISTRAR, answer)
+    control(core, COORDINATOR, answer)
 
 
 class Network:

@@ -183,7 +183,7 @@ def test_where_nothing_reads_it_a_report_does_nothing(tmp_path: Path) -> None:
 
 
 def told_unlike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registrar tells a worker something else than what it records."""
+    """The coordinator tells a worker something else than what it records."""
     whole = FixedSteps.on_ask
 
     def on_ask(self: FixedSteps, message: AskSteps, *given: Any) -> list[Any]:

@@ -96,7 +96,9 @@ def test_what_an_incomplete_last_batch_would_be_is_left_out(tmp_path: Path) -> N
     assert count - 8 < len(seen) < count
 
 
-def test_rounds_of_a_scripts_own_batches_are_as_long_as_the_registrar_says(tmp_path: Path) -> None:
+def test_rounds_of_a_scripts_own_batches_are_as_long_as_the_coordinator_says(
+    tmp_path: Path,
+) -> None:
     def script(job: Job, stage: Stage) -> Result:
         model = nn.Linear(1, 1)
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
@@ -154,7 +156,7 @@ def test_what_rounds_by_speed_cannot_be_made_of_is_refused(tmp_path: Path) -> No
 
 
 def told_unlike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registrar tells workers different things."""
+    """The coordinator tells workers different things."""
     whole = FixedSteps.on_ask
 
     def on_ask(self: FixedSteps, message: AskSteps, *given: Any) -> list[Any]:

@@ -1,4 +1,5 @@
-"""`psdist status`: what the registrar writes of how a job stands, read back and said to people."""
+"""`psdist status`: what the coordinator writes of how a job stands, read back and said to
+people."""
 
 from __future__ import annotations
 
@@ -106,13 +107,13 @@ def test_the_next_call_is_waited_for_from_its_own_beginning(tmp_path: Path) -> N
     assert job.lines()[1] == "  waiting    mean, for 0 s: worker 0 missing; worker 1 there"
 
 
-def test_the_registrar_knows_which_collectives_are_open() -> None:
-    registrar = assemble(num_workers=3, num_servers=1)
-    assert registrar.open_collectives() == []
-    registrar.handle(worker_id(2), Enter(worker=2, seq=1, name="save", payload=b""))
-    assert registrar.open_collectives() == [(1, "save", [2], [0, 1])]
-    registrar.handle(worker_id(0), Enter(worker=0, seq=1, name="mean", payload=b""))
-    assert registrar.open_collectives() == []  # it has failed
+def test_the_coordinator_knows_which_collectives_are_open() -> None:
+    coordinator = assemble(num_workers=3, num_servers=1)
+    assert coordinator.open_collectives() == []
+    coordinator.handle(worker_id(2), Enter(worker=2, seq=1, name="save", payload=b""))
+    assert coordinator.open_collectives() == [(1, "save", [2], [0, 1])]
+    coordinator.handle(worker_id(0), Enter(worker=0, seq=1, name="mean", payload=b""))
+    assert coordinator.open_collectives() == []  # it has failed
 
 
 def test_a_file_that_is_none_of_ours_is_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from psdist.protocol.ids import (
-    REGISTRAR,
+    COORDINATOR,
     describe_peer,
     is_spare,
     is_worker,
@@ -73,7 +73,7 @@ def test_rank_and_peer_are_inverse() -> None:
     roles = roles_of("n1", "n1", "n2", "n2", "n2", servers=2)
     for rank in range(5):
         assert roles.rank_of_peer[roles.peer_of_rank[rank]] == rank
-    assert roles.peer_of_rank[roles.server_ranks[0]] == REGISTRAR
+    assert roles.peer_of_rank[roles.server_ranks[0]] == COORDINATOR
 
 
 def test_without_weights_every_server_holds_an_equal_part() -> None:

@@ -54,7 +54,7 @@ def context_of(tmp_path: Path, **more: Any) -> RankContext:
     return made
 
 
-def test_the_registrar_heeds_a_verdict_and_nothing_else(tmp_path: Path) -> None:
+def test_the_coordinator_heeds_a_verdict_and_nothing_else(tmp_path: Path) -> None:
     hosts = Hosts()
     for watched in (None, hosts):
         context_of(tmp_path, hosts=watched).heed_hosts()

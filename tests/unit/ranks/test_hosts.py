@@ -35,7 +35,7 @@ class World:
         )
         self.ended: queue.Queue[tuple[int, str, bool]] = queue.Queue()
         self.dead: set[int] = set()
-        self.registrar = 0
+        self.coordinator = 0
         self.brought: dict[int, bytes] = {}
         self._brought = threading.Barrier(self.size)
         monkeypatch.setattr(hosts, "allgather", self._allgather)
@@ -58,7 +58,7 @@ class World:
                 hubs=hubs,
                 timeout_s=timeout_s,
                 dead=lambda: self.dead,
-                decides=lambda: rank == self.registrar,
+                decides=lambda: rank == self.coordinator,
                 end=end,
             )
 
@@ -78,7 +78,7 @@ def open_lines(watch: HostWatch) -> set[int]:
     return {rank for _, rank in list(watch._hub._lines.values())}
 
 
-def test_ranks_of_other_hosts_have_a_line_to_the_registrar_and_to_its_deputy(
+def test_ranks_of_other_hosts_have_a_line_to_the_coordinator_and_to_its_standby(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(["h1", "h2", "h1", "h2", "h3"], monkeypatch)
@@ -93,7 +93,7 @@ def test_ranks_of_other_hosts_have_a_line_to_the_registrar_and_to_its_deputy(
     assert world.brought[2] == b""
 
 
-def test_who_shares_the_registrars_host_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_shares_the_coordinators_host_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(["h1", "h2", "h1"], monkeypatch)
     watches = world.begin(hubs=[server_id(0)])
     wait_until(lambda: open_lines(watches[0]) == {1})
@@ -108,7 +108,7 @@ def line_of(watch: HostWatch, rank: int) -> Any:
     return next(line for line, of in watch._hub._lines.values() if of == rank)
 
 
-def test_a_rank_that_has_lost_the_registrar_ends_and_the_first_of_its_host_says_so(
+def test_a_rank_that_has_lost_the_coordinator_ends_and_the_first_of_its_host_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(["h1", "h2", "h2"], monkeypatch)
@@ -124,14 +124,14 @@ def test_a_rank_that_has_lost_the_registrar_ends_and_the_first_of_its_host_says_
         each.close()
 
 
-def test_a_deputy_decides_when_it_is_the_registrar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_decides_when_it_is_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(["h1", "h2", "h3"], monkeypatch)
     watches = world.begin(hubs=[server_id(0), server_id(1)])
     wait_until(lambda: open_lines(watches[1]) == {0, 2})
     line_of(watches[1], 2).shutdown(2)
     time.sleep(1.0)
     assert watches[1].verdict is None
-    world.registrar = 1
+    world.coordinator = 1
     wait_until(lambda: watches[1].verdict is not None)
     for each in watches:
         each.close()
@@ -150,7 +150,7 @@ def test_a_death_that_the_job_survives_is_no_verdict(monkeypatch: pytest.MonkeyP
         each.close()
 
 
-def test_a_verdict_that_the_registrar_does_not_heed_ends_it_aloud(
+def test_a_verdict_that_the_coordinator_does_not_heed_ends_it_aloud(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("psdist.reach.hub.GRACE_S", 0.1)

@@ -20,7 +20,7 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.failure import run_or_fail
 from psdist.report.run_directory import RunDirectory
 
-REGISTRAR, OTHER, WORKER = server_id(0), server_id(1), worker_id(0)
+COORDINATOR, OTHER, WORKER = server_id(0), server_id(1), worker_id(0)
 SETTINGS = [{"max_deaths": 1}, {"replication": "buddy"}, {}]
 
 
@@ -94,11 +94,11 @@ def test_under_ulfm_everybody_that_lives_is_told_in_front_of_abort(
     survives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_module, "survives_deaths", lambda _: survives)
-    context, network, comm = context_of(tmp_path, REGISTRAR)
+    context, network, comm = context_of(tmp_path, COORDINATOR)
     with pytest.raises(Exited) as caught:
         context.abort("psdist: server 0", "error: no", 3)
     assert caught.value.args == (3,)
-    drained = (REGISTRAR, Ended(exit_status=0))
+    drained = (COORDINATOR, Ended(exit_status=0))
     told = [(OTHER, Ended(exit_status=3)), (WORKER, Ended(exit_status=3)), drained]
     assert comm.told == (told if survives else [])
     network.sent.clear()
@@ -115,7 +115,7 @@ def test_a_network_that_fails_keeps_nobody_from_the_end(
         raise TransportError("MPI failed while sending")
 
     monkeypatch.setattr(context_module, "survives_deaths", lambda _: True)
-    context, network, _ = context_of(tmp_path, REGISTRAR)
+    context, network, _ = context_of(tmp_path, COORDINATOR)
     monkeypatch.setattr(network, "send_control", fail)
     with pytest.raises(Exited) as caught:
         context.abort("psdist: server 0", "error: no", 3)
@@ -144,13 +144,13 @@ def test_who_is_told_ends_with_the_jobs_status_and_no_word(
     assert capsys.readouterr().err == ""
 
 
-def test_who_has_failed_and_waits_for_the_registrars_end_is_told_as_well(tmp_path: Path) -> None:
+def test_who_has_failed_and_waits_for_the_coordinators_end_is_told_as_well(tmp_path: Path) -> None:
     context, network, comm = context_of(tmp_path, WORKER)
     network.errors = [TransportError("more of the same"), JobEndedError(2)]
     with pytest.raises(Exited) as caught:
         context.fail("error: gone", 1)
     assert caught.value.args == (2,)
-    assert [(peer, type(message)) for peer, message in network.sent] == [(REGISTRAR, Failure)]
+    assert [(peer, type(message)) for peer, message in network.sent] == [(COORDINATOR, Failure)]
     assert comm.told == []
 
 

@@ -1,4 +1,4 @@
-"""What the registrar writes when a loss has blown up, and which jobs look for that at all."""
+"""What the coordinator writes when a loss has blown up, and which jobs look for that at all."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from psdist.config.sources import resolve
 from psdist.controller.kept import rolled_back
 from psdist.controller.rollback import Rise
 from psdist.protocol.control import Begun
-from psdist.protocol.ids import REGISTRAR
+from psdist.protocol.ids import COORDINATOR
 from psdist.ranks.checkpointing.rollbacks import Record, read_rollbacks
 from psdist.ranks.context import RankContext
+from psdist.ranks.coordinating import coordinator_of
 from psdist.ranks.lobby import _resolved, open_files
 from psdist.ranks.reporter import Reporter
-from psdist.ranks.server import _registrar
 from tests.unit.ranks.test_shared_spares import context_of
 
 
@@ -32,9 +32,9 @@ def test_each_rise_is_recorded_so_that_what_it_has_spoilt_is_set_aside(
     monkeypatch.setattr(
         RankContext, "abort", lambda _self, _who, text, status: ended.append((text, status))
     )
-    context = context_of(tmp_path, REGISTRAR)
+    context = context_of(tmp_path, COORDINATOR)
     rollback = rolled_back(60, Rise(9.0, 1.0, 40), lossiest)
-    Reporter(context, _registrar(context)).on_action(rollback)
+    Reporter(context, coordinator_of(context)).on_action(rollback)
     assert read_rollbacks(tmp_path) == [Record(1, rollback)]
     ((text, found),) = ended
     assert found == status
@@ -52,7 +52,7 @@ def test_a_job_behind_the_first_does_without_and_says_so(
         "local_steps": 8,
         "on_nonfinite": "skip",
     }
-    context = context_of(tmp_path / "run", REGISTRAR)
+    context = context_of(tmp_path / "run", COORDINATOR)
     context.resolved = resolve(command_line=given, environment={})
     first, second = Begun(job=1, settings={}), Begun(job=2, settings={})
     assert _resolved(context, first).config.rollback == 3

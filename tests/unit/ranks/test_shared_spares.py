@@ -12,7 +12,7 @@ from psdist.commands import run_rank
 from psdist.config.settings import RunConfig
 from psdist.protocol.control import Ended, Moved, TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
-from psdist.protocol.ids import REGISTRAR, is_spare, server_id, spare_id, worker_id
+from psdist.protocol.ids import COORDINATOR, is_spare, server_id, spare_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks import plain_script, server
 from psdist.ranks.connecting import _core_share
@@ -211,7 +211,7 @@ def test_the_worker_knows_where_shards_are_before_it_says_anything() -> None:
     endpoint = network.endpoint(worker_id(1))
     heard = [
         PeerLost(server_id(1), "server 1"),
-        ControlArrived(REGISTRAR, Moved(server=1, host=0)),
+        ControlArrived(COORDINATOR, Moved(server=1, host=0)),
     ]
     seat = Seat(
         worker=1,

@@ -21,7 +21,7 @@ from psdist.protocol.control import (
     TakePlace,
 )
 from psdist.protocol.events import ControlArrived, Event, PeerLost
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.connecting import _core_share
 from psdist.ranks.context import RankContext
@@ -52,7 +52,7 @@ class Network:
         self.lost: dict[int, str] = {}
         self.moved: dict[int, str] = {}
         self.events = deque(
-            ControlArrived(REGISTRAR, each) if isinstance(each, Control) else each
+            ControlArrived(COORDINATOR, each) if isinstance(each, Control) else each
             for each in events
         )
         self.sent: list[tuple[int, Control]] = []
@@ -120,7 +120,7 @@ def test_a_spare_says_that_it_is_gone_where_it_has_joined(
     context = context_of(network := Network(), tmp_path, monkeypatch)
     context.joined.update({2: 1} if joined else {})
     leave(context)
-    assert network.sent == [(REGISTRAR, Gone(worker=2))] * joined
+    assert network.sent == [(COORDINATOR, Gone(worker=2))] * joined
 
 
 def test_no_other_job_begins_in_a_spare_that_has_taken_a_place(

@@ -21,7 +21,7 @@ class Parent:
 
 
 @pytest.mark.parametrize("survives", [False, True])
-def test_who_has_died_is_not_missed_on_a_host_without_the_registrar(survives: bool) -> None:
+def test_who_has_died_is_not_missed_on_a_host_without_the_coordinator(survives: bool) -> None:
     context: Any = SimpleNamespace(
         parent=Parent(),
         survives_workers=False,

@@ -35,7 +35,7 @@ from psdist.reach.watch import End, Rank, Watch
 KEY = bytes(range(KEY_BYTES))
 HERE = ["127.0.0.1"]
 WORKERS = {rank: Rank("h2", f"worker {rank}") for rank in (1, 2)}
-REGISTRAR = {0: Rank("h1", "server 0")}
+COORDINATOR = {0: Rank("h1", "server 0")}
 SOON_S = 20.0
 
 
@@ -78,7 +78,7 @@ class Ends:
     def member(
         self, rank: int, *, key: bytes = KEY, addresses: list[str] = HERE, calling_s: float = SOON_S
     ) -> tuple[Member, RecordingWatch]:
-        watch = RecordingWatch(REGISTRAR, timeout_s=0.5, is_hub=False)
+        watch = RecordingWatch(COORDINATOR, timeout_s=0.5, is_hub=False)
         made = Member(
             watch,
             {0: HubAt(addresses, self.hub.port, key)},
@@ -176,7 +176,7 @@ def test_who_does_not_know_the_key_gets_no_line(ends: Ends) -> None:
 
 
 def test_a_hub_that_does_not_know_the_key_gets_no_line() -> None:
-    watch = RecordingWatch(REGISTRAR, timeout_s=0.5, is_hub=False)
+    watch = RecordingWatch(COORDINATOR, timeout_s=0.5, is_hub=False)
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         listening.settimeout(SOON_S)
         at = HubAt(HERE, listening.getsockname()[1], KEY)
@@ -290,7 +290,7 @@ def test_a_verdict_that_is_heeded_is_not_carried_out_twice(ends: Ends) -> None:
     assert ends.told.empty()
 
 
-def test_a_deputy_decides_nothing_until_it_is_the_registrar(ends: Ends) -> None:
+def test_a_standby_decides_nothing_until_it_is_the_coordinator(ends: Ends) -> None:
     ends.decides = False
     caller = fake_member(ends, 2)
     assert ends.watch.next() == (2, None)
@@ -324,7 +324,7 @@ def fake_member(ends: Ends, rank: int) -> socket.socket:
 def test_a_member_whose_hub_has_died_ends_after_a_while_once() -> None:
     told: queue.Queue[str] = queue.Queue()
     made = Ends()
-    watch = RecordingWatch(REGISTRAR, timeout_s=0.5, is_hub=False)
+    watch = RecordingWatch(COORDINATOR, timeout_s=0.5, is_hub=False)
     member = Member(
         watch,
         {0: HubAt(HERE, made.hub.port, KEY)},
@@ -348,7 +348,7 @@ def test_a_member_whose_hub_has_died_ends_after_a_while_once() -> None:
 def test_a_member_that_loses_both_hubs_tells_once() -> None:
     told: queue.Queue[str] = queue.Queue()
     made = {0: Ends(), 2: Ends()}
-    hubs = {0: REGISTRAR[0], 2: Rank("h3", "server 1")}
+    hubs = {0: COORDINATOR[0], 2: Rank("h3", "server 1")}
     watch = RecordingWatch(hubs, timeout_s=0.5, is_hub=False)
     member = Member(
         watch,

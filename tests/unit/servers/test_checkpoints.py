@@ -1,4 +1,4 @@
-"""Checkpoints as servers and the registrar decide about them: when one begins, what is kept, when
+"""Checkpoints as servers and the coordinator decide about them: when one begins, what is kept, when
 it is whole, and where clocks begin that go on from one."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import Fail, MembershipEvent, SendControl, TakeSnapshot
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import (
@@ -69,14 +69,15 @@ def test_clocks_travel_as_they_are() -> None:
         assert unpack_clocks(data) is None
 
 
-# -- the registrar ---------------------------------------------------------------------------------
+# -- the coordinator
+# ---------------------------------------------------------------------------------
 
 
-def enter(registrar: Coordinator, seq: int, *clocks: str) -> list[CoordinatorAction]:
+def enter(coordinator: Coordinator, seq: int, *clocks: str) -> list[CoordinatorAction]:
     actions: list[CoordinatorAction] = []
     for worker, each in enumerate(clocks):
         message = Enter(worker=worker, seq=seq, name="checkpoint", payload=each.encode())
-        actions += registrar.handle(worker_id(worker), message)
+        actions += coordinator.handle(worker_id(worker), message)
     return actions
 
 
@@ -85,15 +86,15 @@ def written(name: str = STEP) -> Written:
 
 
 def begun() -> Coordinator:
-    registrar = assemble(num_workers=2, num_servers=1)
+    coordinator = assemble(num_workers=2, num_servers=1)
     resume = SendControl(server_id(0), Resume(seq=1, checkpoint=STEP))
-    assert enter(registrar, 1, "3 8", "5 1") == [BeginCheckpoint(STEP), resume]
-    return registrar
+    assert enter(coordinator, 1, "3 8", "5 1") == [BeginCheckpoint(STEP), resume]
+    return coordinator
 
 
 def test_a_checkpoint_is_named_after_the_lowest_clock_and_told_to_all() -> None:
-    registrar = begun()
-    actions = registrar.handle(server_id(0), Resumed(seq=1, server=0))
+    coordinator = begun()
+    actions = coordinator.handle(server_id(0), Resumed(seq=1, server=0))
     answer = Collected(seq=1, payloads=[STEP.encode()], runs=[0, 2], values=b"", error="")
     assert actions == [SendControl(worker_id(worker), answer) for worker in (0, 1)]
 
@@ -104,61 +105,61 @@ def test_a_checkpoint_is_named_after_the_lowest_clock_and_told_to_all() -> None:
 def test_workers_that_psdist_calls_together_at_different_clocks_have_missed_nothing(
     name: str, is_met: bool
 ) -> None:
-    registrar = assemble(num_workers=2, num_servers=1, mode="ssp", staleness=3)
+    coordinator = assemble(num_workers=2, num_servers=1, mode="ssp", staleness=3)
     if is_met:
         for worker, clock in enumerate((3, 5)):
             held = Held(worker=worker, number=1, hold=1, what="checkpoint", clocks=[clock])
-            registrar.handle(worker_id(worker), held)
+            coordinator.handle(worker_id(worker), held)
     actions: list[CoordinatorAction] = []
     for worker, clock in enumerate((3, 5)):
         progress = Progress(worker=worker, clock=clock, samples=clock)
-        actions += registrar.handle(worker_id(worker), progress)
+        actions += coordinator.handle(worker_id(worker), progress)
         entered = Enter(worker=worker, seq=1, name=name, payload=b"%d" % clock)
-        actions += registrar.handle(worker_id(worker), entered)
+        actions += coordinator.handle(worker_id(worker), entered)
     assert any(isinstance(each, Warn) for each in actions) == (name == "checkpoint" and not is_met)
 
 
 def test_it_is_complete_when_everybody_has_written() -> None:
-    registrar = begun()
-    assert not registrar.handle(PEERS[0], written())
-    assert not registrar.handle(PEERS[2], written())
+    coordinator = begun()
+    assert not coordinator.handle(PEERS[0], written())
+    assert not coordinator.handle(PEERS[2], written())
     files = dict.fromkeys((PEERS[0], PEERS[2], PEERS[1]), (9, 1))
-    assert registrar.handle(PEERS[1], written()) == [
+    assert coordinator.handle(PEERS[1], written()) == [
         CompleteCheckpoint(STEP, [(3, 8), (5, 1)], files)
     ]
 
 
 def test_one_file_that_is_missing_drops_it_once_all_have_told() -> None:
-    registrar = begun()
+    coordinator = begun()
     problem = WriteFailed(checkpoint=STEP, problem="no space left")
-    assert not registrar.handle(PEERS[1], problem)
-    assert not registrar.handle(PEERS[0], written())
-    assert registrar.handle(PEERS[2], written()) == [
+    assert not coordinator.handle(PEERS[1], problem)
+    assert not coordinator.handle(PEERS[0], written())
+    assert coordinator.handle(PEERS[2], written()) == [
         DropCheckpoint(STEP, {PEERS[1]: "no space left"})
     ]
 
 
 def test_the_next_one_waits_until_the_one_before_is_written() -> None:
-    registrar = begun()
-    registrar.handle(server_id(0), Resumed(seq=1, server=0))
-    registrar.handle(PEERS[1], written())
-    registrar.handle(PEERS[2], written())
-    assert not enter(registrar, 2, "6 8", "6 8")
-    complete, begin, resume = registrar.handle(PEERS[0], written())
+    coordinator = begun()
+    coordinator.handle(server_id(0), Resumed(seq=1, server=0))
+    coordinator.handle(PEERS[1], written())
+    coordinator.handle(PEERS[2], written())
+    assert not enter(coordinator, 2, "6 8", "6 8")
+    complete, begin, resume = coordinator.handle(PEERS[0], written())
     assert isinstance(complete, CompleteCheckpoint)
     assert begin == BeginCheckpoint("step-00000006")
     assert resume == SendControl(server_id(0), Resume(seq=2, checkpoint="step-00000006"))
 
 
 def test_the_end_of_a_job_waits_until_its_last_one_is_whole() -> None:
-    registrar = begun()
-    registrar.handle(server_id(0), Resumed(seq=1, server=0))
-    registrar.handle(PEERS[1], written())
-    registrar.handle(PEERS[2], written())
+    coordinator = begun()
+    coordinator.handle(server_id(0), Resumed(seq=1, server=0))
+    coordinator.handle(PEERS[1], written())
+    coordinator.handle(PEERS[2], written())
     for worker in (0, 1):
         message = Enter(worker=worker, seq=2, name="written", payload=b"")
-        assert not registrar.handle(worker_id(worker), message)
-    complete, resume = registrar.handle(PEERS[0], written())
+        assert not coordinator.handle(worker_id(worker), message)
+    complete, resume = coordinator.handle(PEERS[0], written())
     assert isinstance(complete, CompleteCheckpoint)
     assert resume == SendControl(server_id(0), Resume(seq=2, checkpoint=""))
 
@@ -177,25 +178,25 @@ def test_the_end_of_a_job_waits_until_its_last_one_is_whole() -> None:
     ],
 )
 def test_who_may_not_say_so_is_named(peer: int, message: Written | WriteFailed | Done) -> None:
-    registrar = begun()
-    registrar.handle(server_id(0), Resumed(seq=1, server=0))
-    with pytest.raises(ProtocolError, match=r"the registrar: (worker|server) . "):
-        registrar.handle(peer, message)
+    coordinator = begun()
+    coordinator.handle(server_id(0), Resumed(seq=1, server=0))
+    with pytest.raises(ProtocolError, match=r"the coordinator: (worker|server) . "):
+        coordinator.handle(peer, message)
 
 
 def test_nobody_tells_of_a_file_twice_or_of_none() -> None:
-    registrar = begun()
-    registrar.handle(PEERS[0], written())
+    coordinator = begun()
+    coordinator.handle(PEERS[0], written())
     with pytest.raises(ProtocolError, match="told of its file twice"):
-        registrar.handle(PEERS[0], written())
+        coordinator.handle(PEERS[0], written())
     with pytest.raises(ProtocolError, match="none is being written"):
         assemble(num_workers=1, num_servers=1).handle(PEERS[0], written())
 
 
 def test_what_are_no_clocks_is_refused_and_other_numbers_of_sets_fail_for_all() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
+    coordinator = assemble(num_workers=2, num_servers=1)
     with pytest.raises(ProtocolError, match="worker 0 entered checkpoint with an invalid pay"):
-        enter(registrar, 1, "-3")
+        enter(coordinator, 1, "-3")
     actions = enter(assemble(num_workers=2, num_servers=1), 1, "3", "3 4")
     errors = [each.message.error for each in actions if isinstance(each, SendControl)]  # type: ignore[union-attr]
     assert len(errors) == 2
@@ -218,7 +219,7 @@ def loaded(core: ServerCore, chunks: int) -> ServerCore:
 
 
 def resume(checkpoint: str) -> ControlArrived:
-    return ControlArrived(REGISTRAR, Resume(seq=1, checkpoint=checkpoint))
+    return ControlArrived(COORDINATOR, Resume(seq=1, checkpoint=checkpoint))
 
 
 def test_a_snapshot_is_taken_before_anybody_counts_again() -> None:

@@ -1,4 +1,4 @@
-"""The registrar changes codecs by what groups tell of their rounds."""
+"""The coordinator changes codecs by what groups tell of their rounds."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class Job:
 
     def __init__(self, **settings: Any) -> None:
         self.control = CodecControl(num_groups=2, names=["none", "int8"])
-        self.registrar = assemble(
+        self.coordinator = assemble(
             num_workers=2, num_servers=2, groups=[(0,), (1,)], control=self.control, **settings
         )
-        self.registrar.is_ready = True
+        self.coordinator.is_ready = True
 
     def tell(self, worker: int, first_round: int = FIRST, **told: Any) -> list[CoordinatorAction]:
         clock = first_round + WINDOW
         given = {"errors_ppm": [5] * WINDOW, **TIMES, **told}
         message = Progress(worker=worker, clock=clock, samples=0, first_round=first_round, **given)
-        return self.registrar.handle(worker_id(worker), message)
+        return self.coordinator.handle(worker_id(worker), message)
 
 
 def test_a_level_is_proposed_committed_and_told_to_the_controller() -> None:
     job = Job()
-    assert job.registrar.know_sizes([1000, 250]) == [LevelsSized([1000, 250])]
+    assert job.coordinator.know_sizes([1000, 250]) == [LevelsSized([1000, 250])]
     assert job.tell(0) == [ModeObserved(0, FIRST, *TIMES.values(), True, [5] * WINDOW)]
     observed, *asked = job.tell(1)
     assert isinstance(observed, ModeObserved)
     assert asked == [SendControl(server_id(each), ProposeMode(number=1)) for each in (0, 1)]
     assert job.control.level == 0
     answers = [ModeProposed(number=1, server=each, rounds=[30 + each]) for each in (0, 1)]
-    assert job.registrar.handle(server_id(0), answers[0]) == []
-    *commits, changed = job.registrar.handle(server_id(1), answers[1])
+    assert job.coordinator.handle(server_id(0), answers[0]) == []
+    *commits, changed = job.coordinator.handle(server_id(1), answers[1])
     commit = CommitMode(number=1, rounds=[32], mode="sync", staleness=0, level=1)
     assert commits == [SendControl(server_id(each), commit) for each in (0, 1)]
     assert isinstance(changed, ModeChanged)
@@ -58,8 +58,8 @@ def test_a_level_is_proposed_committed_and_told_to_the_controller() -> None:
 
 def test_while_nothing_may_change_it_is_observed_and_said_so() -> None:
     job = Job()
-    job.registrar.know_sizes([1000, 250])
-    job.registrar.is_ready = False
+    job.coordinator.know_sizes([1000, 250])
+    job.coordinator.is_ready = False
     (seen,) = job.tell(0)
     assert isinstance(seen, ModeObserved)
     assert not seen.is_judged

@@ -1,4 +1,4 @@
-"""Workers die and the job goes on: what the registrar declares, and what a server makes of it."""
+"""Workers die and the job goes on: what the coordinator declares, and what a server makes of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.header import Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import (
     Accept,
     Fail,
@@ -59,7 +59,7 @@ from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.views import Death, Survived, Views
-from tests.unit.servers.test_registrar_machine import sent, tell
+from tests.unit.servers.test_coordinator_machine import sent, tell
 from tests.unit.servers.test_state import core_of, only, push
 
 WHO = "worker 1 (rank 3 on n2)"
@@ -176,35 +176,36 @@ def test_an_answer_of_another_generation_is_refused_and_so_is_a_second_one(
         buried_by(deaths, 0)
 
 
-# -- the registrar ---------------------------------------------------------------------------------
+# -- the coordinator
+# ---------------------------------------------------------------------------------
 
 
-def registrar_of(num_workers: int = 3, num_servers: int = 1, **settings: Any) -> Coordinator:
+def coordinator_of(num_workers: int = 3, num_servers: int = 1, **settings: Any) -> Coordinator:
     """Whose workers have prepared, in collective 1."""
-    registrar = assemble(
+    coordinator = assemble(
         num_workers=num_workers, num_servers=num_servers, **{"max_deaths": 2, **settings}
     )
     for worker in range(num_workers):
-        enter(registrar, worker, seq=1, name="prepare", payload=PREPARED)
+        enter(coordinator, worker, seq=1, name="prepare", payload=PREPARED)
     for server in range(num_servers):
-        tell(registrar, Resumed(seq=1, server=server))
-    return registrar
+        tell(coordinator, Resumed(seq=1, server=server))
+    return coordinator
 
 
 def enter(
-    registrar: Coordinator, worker: int, seq: int, name: str = "mean", payload: bytes = b""
+    coordinator: Coordinator, worker: int, seq: int, name: str = "mean", payload: bytes = b""
 ) -> list[Any]:
     values = struct.pack("<d", 10.0**worker) if name == "mean" else b""
     message = Enter(worker=worker, seq=seq, name=name, payload=payload, values=values)
-    return tell(registrar, message)
+    return tell(coordinator, message)
 
 
-def lose(registrar: Coordinator, worker: int, num_servers: int = 1) -> list[Any]:
+def lose(coordinator: Coordinator, worker: int, num_servers: int = 1) -> list[Any]:
     """What follows when all servers have taken it in."""
-    generation = registrar.membership.generation + 1
-    registrar.on_lost(worker_id(worker), f"worker {worker}")
+    generation = coordinator.membership.generation + 1
+    coordinator.on_lost(worker_id(worker), f"worker {worker}")
     told = [EvictAck(generation=generation, server=server) for server in range(num_servers)]
-    return [each for each in tell(registrar, *told) if not isinstance(each, Survived)]
+    return [each for each in tell(coordinator, *told) if not isinstance(each, Survived)]
 
 
 def but_survive(actions: list[Any]) -> list[Any]:
@@ -216,57 +217,57 @@ def but_survive(actions: list[Any]) -> list[Any]:
 
 
 def test_a_death_before_the_end_of_prepare_ends_the_job() -> None:
-    registrar = assemble(num_workers=2, num_servers=1, max_deaths=1)
+    coordinator = assemble(num_workers=2, num_servers=1, max_deaths=1)
     with pytest.raises(PeerLostError, match="before training had begun"):
-        registrar.on_lost(worker_id(1), WHO)
+        coordinator.on_lost(worker_id(1), WHO)
 
 
 def test_a_death_while_another_model_is_prepared_ends_the_job() -> None:
-    registrar = registrar_of()
-    enter(registrar, 0, seq=2, name="prepare")
+    coordinator = coordinator_of()
+    enter(coordinator, 0, seq=2, name="prepare")
     with pytest.raises(PeerLostError, match="before training had begun"):
-        registrar.on_lost(worker_id(1), WHO)
+        coordinator.on_lost(worker_id(1), WHO)
 
 
 def test_the_death_of_a_server_ends_the_job() -> None:
     with pytest.raises(PeerLostError, match="server 1 has died; this job does not survive"):
-        registrar_of().on_lost(server_id(1), "server 1")
+        coordinator_of().on_lost(server_id(1), "server 1")
 
 
 def test_whoever_is_done_dies_unnoticed() -> None:
-    registrar = registrar_of(max_deaths=1)
-    tell(registrar, Done(worker=1, statistics={}))
-    assert registrar.on_lost(worker_id(1), WHO) == []
-    tell(registrar, Done(worker=0, statistics={}), Done(worker=2, statistics={}))
-    stops = sent(tell(registrar, Finished(server=0, statistics={}))[:-1])
+    coordinator = coordinator_of(max_deaths=1)
+    tell(coordinator, Done(worker=1, statistics={}))
+    assert coordinator.on_lost(worker_id(1), WHO) == []
+    tell(coordinator, Done(worker=0, statistics={}), Done(worker=2, statistics={}))
+    stops = sent(tell(coordinator, Finished(server=0, statistics={}))[:-1])
     assert [peer for peer, _ in stops] == [worker_id(worker) for worker in range(3)]
 
 
 @pytest.mark.parametrize("is_taken_first", [False, True])
 def test_who_goes_on_for_a_dead_server_hears_who_had_left_and_died(is_taken_first: bool) -> None:
     """Their word to the dead server nobody else would say again."""
-    registrar = registrar_of(num_servers=3, buddies=(1, 2, 0))
-    tell(registrar, Done(worker=1, statistics={}, left=[4, 2]))
+    coordinator = coordinator_of(num_servers=3, buddies=(1, 2, 0))
+    tell(coordinator, Done(worker=1, statistics={}, left=[4, 2]))
     taken = TakenOver(server=1)
     departed = SendControl(server_id(1), Departed(worker=1, left=[4, 2]))
-    registrar.on_server_lost(server_id(1), "server 1")
+    coordinator.on_server_lost(server_id(1), "server 1")
     if is_taken_first:
-        registrar.handle(server_id(2), taken)
-        assert registrar.on_lost(worker_id(1), WHO) == [departed]
+        coordinator.handle(server_id(2), taken)
+        assert coordinator.on_lost(worker_id(1), WHO) == [departed]
     else:
-        assert registrar.on_lost(worker_id(1), WHO) == []
-        assert departed in registrar.handle(server_id(2), taken)
-    assert registrar.on_lost(worker_id(1), WHO) == []
+        assert coordinator.on_lost(worker_id(1), WHO) == []
+        assert departed in coordinator.handle(server_id(2), taken)
+    assert coordinator.on_lost(worker_id(1), WHO) == []
 
 
 def test_a_complete_collective_is_asked_again_before_a_death() -> None:
-    registrar = registrar_of(num_servers=3, buddies=(1, 2, 0))
-    lose(registrar, 1, num_servers=3)
+    coordinator = coordinator_of(num_servers=3, buddies=(1, 2, 0))
+    lose(coordinator, 1, num_servers=3)
     for worker in (0, 2):
-        enter(registrar, worker, seq=2)
-    registrar.on_lost(worker_id(2), "worker 2")
-    registrar.on_server_lost(server_id(1), "server 1")
-    actions = registrar.handle(server_id(2), TakenOver(server=1))
+        enter(coordinator, worker, seq=2)
+    coordinator.on_lost(worker_id(2), "worker 2")
+    coordinator.on_server_lost(server_id(1), "server 1")
+    actions = coordinator.handle(server_id(2), TakenOver(server=1))
     asked = [message for peer, message in sent_to(actions, server_id(1))]
     assert asked == [Resume(seq=2), Evict(generation=2, dead=[1, 2])]
 
@@ -278,18 +279,18 @@ def sent_to(actions: Sequence[Any], peer: int) -> list[tuple[int, Any]]:
 
 @pytest.mark.parametrize("has_entered", [False, True])
 def test_a_collective_that_lacked_the_dead_goes_on_with_the_living_alone(has_entered: bool) -> None:
-    registrar = registrar_of()
+    coordinator = coordinator_of()
     if has_entered:
-        enter(registrar, 1, seq=2)
-    enter(registrar, 0, seq=2)
+        enter(coordinator, 1, seq=2)
+    enter(coordinator, 0, seq=2)
     if not has_entered:
-        assert enter(registrar, 2, seq=2) == []
-    actions = lose(registrar, 1)
+        assert enter(coordinator, 2, seq=2) == []
+    actions = lose(coordinator, 1)
     if has_entered:
         assert but_survive(actions) == []
-        actions = enter(registrar, 2, seq=2)
+        actions = enter(coordinator, 2, seq=2)
     assert but_survive(actions) == [SendControl(server_id(0), Resume(seq=2))]
-    told = sent(tell(registrar, Resumed(seq=2, server=0)))
+    told = sent(tell(coordinator, Resumed(seq=2, server=0)))
     assert [peer for peer, _ in told] == [worker_id(0), worker_id(2)]
     message = told[0][1]
     assert isinstance(message, Collected)
@@ -300,101 +301,101 @@ def test_a_collective_that_lacked_the_dead_goes_on_with_the_living_alone(has_ent
 
 
 def test_no_collective_goes_on_between_a_death_and_its_last_answer() -> None:
-    registrar = registrar_of(num_servers=2)
-    enter(registrar, 0, seq=2)
-    registrar.on_lost(worker_id(1), WHO)
-    assert enter(registrar, 2, seq=2) == []
-    assert tell(registrar, EvictAck(generation=1, server=1)) == []
-    actions = tell(registrar, EvictAck(generation=1, server=0))
+    coordinator = coordinator_of(num_servers=2)
+    enter(coordinator, 0, seq=2)
+    coordinator.on_lost(worker_id(1), WHO)
+    assert enter(coordinator, 2, seq=2) == []
+    assert tell(coordinator, EvictAck(generation=1, server=1)) == []
+    actions = tell(coordinator, EvictAck(generation=1, server=0))
     messages = [message for _, message in sent([x for x in actions if isinstance(x, SendControl)])]
     survive = MembershipChanged(generation=1, dead=[1], chief=0)
     assert messages == [survive] * 3 + [Resume(seq=2)] * 2
 
 
 def test_a_collective_that_the_dead_alone_had_entered_has_never_begun() -> None:
-    registrar = registrar_of()
-    enter(registrar, 1, seq=2, name="save")
-    lose(registrar, 1)
-    assert enter(registrar, 0, seq=2, name="barrier") == []
-    assert sent(enter(registrar, 2, seq=2, name="barrier")) == [(0, Resume(seq=2))]
+    coordinator = coordinator_of()
+    enter(coordinator, 1, seq=2, name="save")
+    lose(coordinator, 1)
+    assert enter(coordinator, 0, seq=2, name="barrier") == []
+    assert sent(enter(coordinator, 2, seq=2, name="barrier")) == [(0, Resume(seq=2))]
 
 
 def test_what_the_dead_had_brought_to_a_collective_that_was_complete_counts() -> None:
-    registrar = registrar_of()
+    coordinator = coordinator_of()
     for worker in range(3):
-        enter(registrar, worker, seq=2)
-    lose(registrar, 1)
-    ((first, message), (second, _)) = sent(tell(registrar, Resumed(seq=2, server=0)))
+        enter(coordinator, worker, seq=2)
+    lose(coordinator, 1)
+    ((first, message), (second, _)) = sent(tell(coordinator, Resumed(seq=2, server=0)))
     assert (first, second) == (worker_id(0), worker_id(2))
     assert isinstance(message, Collected)
     assert message.values == struct.pack("<d", 111.0)
 
 
 def test_the_job_finishes_when_all_who_live_are_done() -> None:
-    registrar = registrar_of()
-    tell(registrar, Done(worker=0, statistics={}), Done(worker=2, statistics={}))
-    assert but_survive(lose(registrar, 1)) == [SendControl(server_id(0), Finish())]
-    *stops, _ = tell(registrar, Finished(server=0, statistics={}))
+    coordinator = coordinator_of()
+    tell(coordinator, Done(worker=0, statistics={}), Done(worker=2, statistics={}))
+    assert but_survive(lose(coordinator, 1)) == [SendControl(server_id(0), Finish())]
+    *stops, _ = tell(coordinator, Finished(server=0, statistics={}))
     assert sent(stops) == [(worker_id(0), Stop()), (worker_id(2), Stop())]
 
 
 def test_what_the_dead_have_missed_is_no_missed_call() -> None:
-    registrar = registrar_of(mode="ssp")
-    tell(registrar, Progress(worker=1, clock=9, samples=0))
-    lose(registrar, 1)
-    tell(registrar, Progress(worker=0, clock=2, samples=0))
-    assert enter(registrar, 0, seq=2) == []
+    coordinator = coordinator_of(mode="ssp")
+    tell(coordinator, Progress(worker=1, clock=9, samples=0))
+    lose(coordinator, 1)
+    tell(coordinator, Progress(worker=0, clock=2, samples=0))
+    assert enter(coordinator, 0, seq=2) == []
 
 
 def test_late_words_of_the_dead_are_not_heard() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    assert tell(registrar, Done(worker=1, statistics={})) == []
-    assert registrar.done == {}
-    assert enter(registrar, 1, seq=2) == []
-    assert not registrar.collectives
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    assert tell(coordinator, Done(worker=1, statistics={})) == []
+    assert coordinator.done == {}
+    assert enter(coordinator, 1, seq=2) == []
+    assert not coordinator.collectives
 
 
 def test_the_next_chief_says_what_is_last() -> None:
-    registrar = registrar_of()
-    lose(registrar, 0)
-    tell(registrar, Metrics(line={"worker": 1, "values": {"loss": 3.0}}))
-    tell(registrar, Metrics(line={"worker": 2, "values": {"loss": 4.0}}))
-    assert registrar.last == {"loss": 3.0}
+    coordinator = coordinator_of()
+    lose(coordinator, 0)
+    tell(coordinator, Metrics(line={"worker": 1, "values": {"loss": 3.0}}))
+    tell(coordinator, Metrics(line={"worker": 2, "values": {"loss": 4.0}}))
+    assert coordinator.last == {"loss": 3.0}
 
 
 def test_a_meeting_is_of_the_living() -> None:
-    registrar = registrar_of()
+    coordinator = coordinator_of()
     held = {"number": 1, "hold": 1, "what": "checkpoint", "clocks": [4]}
-    told = sent(tell(registrar, Held(worker=0, **held)))
+    told = sent(tell(coordinator, Held(worker=0, **held)))
     assert {message for _, message in told} == {PauseRequest(number=1)}
-    tell(registrar, Held(worker=2, **held))
-    assert but_survive(lose(registrar, 1)) == [
+    tell(coordinator, Held(worker=2, **held))
+    assert but_survive(lose(coordinator, 1)) == [
         SendControl(worker_id(worker), Paused(number=1, what="checkpoint")) for worker in (0, 2)
     ]
 
 
 def test_who_held_and_died_is_not_counted_among_those_who_hold() -> None:
-    registrar = registrar_of()
+    coordinator = coordinator_of()
     held = {"number": 1, "hold": 1, "what": "checkpoint", "clocks": [4]}
-    tell(registrar, Held(worker=1, **held))
-    assert but_survive(lose(registrar, 1)) == []
-    assert tell(registrar, Held(worker=0, **held)) == []
-    told = sent(tell(registrar, Held(worker=2, **held)))
+    tell(coordinator, Held(worker=1, **held))
+    assert but_survive(lose(coordinator, 1)) == []
+    assert tell(coordinator, Held(worker=0, **held)) == []
+    told = sent(tell(coordinator, Held(worker=2, **held)))
     assert [message for _, message in told] == [Paused(number=1, what="checkpoint")] * 2
 
 
 def test_a_checkpoint_that_misses_a_file_of_the_dead_is_dropped() -> None:
-    registrar = registrar_of()
+    coordinator = coordinator_of()
     for worker in range(3):
-        enter(registrar, worker, seq=2, name=CHECKPOINT, payload=pack_clocks([4]))
-    tell(registrar, Resumed(seq=2, server=0))
+        enter(coordinator, worker, seq=2, name=CHECKPOINT, payload=pack_clocks([4]))
+    tell(coordinator, Resumed(seq=2, server=0))
     written = {"checkpoint": "step-00000004", "num_bytes": 1, "crc32": 1}
     for peer in (server_id(0), worker_id(0), worker_id(2)):
-        registrar.handle(peer, Written(**written))
+        coordinator.handle(peer, Written(**written))
     for worker in (0, 2):
-        enter(registrar, worker, seq=3, name=WRITTEN)
-    actions = but_survive(lose(registrar, 1))
+        enter(coordinator, worker, seq=3, name=WRITTEN)
+    actions = but_survive(lose(coordinator, 1))
     assert actions == [
         DropCheckpoint("step-00000004", {worker_id(1): "has died"}),
         SendControl(server_id(0), Resume(seq=3)),
@@ -402,16 +403,16 @@ def test_a_checkpoint_that_misses_a_file_of_the_dead_is_dropped() -> None:
 
 
 def test_a_checkpoint_behind_a_death_has_the_dead_where_the_lowest_of_the_others_is() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    enter(registrar, 0, seq=2, name=CHECKPOINT, payload=pack_clocks([6, 2]))
-    begin, _ = enter(registrar, 2, seq=2, name=CHECKPOINT, payload=pack_clocks([5, 3]))
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    enter(coordinator, 0, seq=2, name=CHECKPOINT, payload=pack_clocks([6, 2]))
+    begin, _ = enter(coordinator, 2, seq=2, name=CHECKPOINT, payload=pack_clocks([5, 3]))
     assert begin == BeginCheckpoint("step-00000005")
-    tell(registrar, Resumed(seq=2, server=0))
+    tell(coordinator, Resumed(seq=2, server=0))
     written = Written(checkpoint="step-00000005", num_bytes=1, crc32=1)
     for peer in (server_id(0), worker_id(0)):
-        registrar.handle(peer, written)
-    (complete,) = registrar.handle(worker_id(2), written)
+        coordinator.handle(peer, written)
+    (complete,) = coordinator.handle(worker_id(2), written)
     assert isinstance(complete, CompleteCheckpoint)
     assert complete.clocks == [(6, 2), (5, 2), (5, 3)]
     assert sorted(complete.files) == [server_id(0), worker_id(0), worker_id(2)]
@@ -420,7 +421,7 @@ def test_a_checkpoint_behind_a_death_has_the_dead_where_the_lowest_of_the_others
 # -- a server --------------------------------------------------------------------------------------
 
 
-def bury(core: ServerCore, *dead: int, generation: int = 1, peer: int = REGISTRAR) -> list[Any]:
+def bury(core: ServerCore, *dead: int, generation: int = 1, peer: int = COORDINATOR) -> list[Any]:
     return core.handle(ControlArrived(peer, Evict(generation=generation, dead=list(dead))))
 
 
@@ -544,7 +545,7 @@ def test_the_dead_are_out_of_a_collective_too() -> None:
         core.handle(ControlArrived(worker_id(group), suspend))
     assert bury(core, 1) == [died(1, 0)]
     core.check_invariants()
-    (resumed,) = only(core.handle(ControlArrived(REGISTRAR, Resume(seq=1))), MembershipEvent)
+    (resumed,) = only(core.handle(ControlArrived(COORDINATOR, Resume(seq=1))), MembershipEvent)
     assert resumed.group == 0
     assert only(push(core, 0, 0), Step)
 
@@ -571,7 +572,7 @@ def push_of(core: ServerCore, worker: int) -> list[Any]:
     return core.handle(Arrived(worker_id(worker), header, None))
 
 
-def test_a_generation_is_taken_in_once_and_is_the_registrars_to_give() -> None:
+def test_a_generation_is_taken_in_once_and_is_the_coordinators_to_give() -> None:
     core = survivor("sync", groups=3)
     bury(core, 1)
     assert bury(core, 1) == []
@@ -583,7 +584,7 @@ def test_a_generation_is_taken_in_once_and_is_the_registrars_to_give() -> None:
     assert "declared worker 7 dead, who are not all of this run" in str(fail.error)
 
 
-def test_nobody_knows_more_of_the_membership_than_the_registrar_has_told() -> None:
+def test_nobody_knows_more_of_the_membership_than_the_coordinator_has_told() -> None:
     core = survivor("ssp")
     for kind, number in ((Kind.PUSH, 0), (Kind.PULL, 1)):
         header = Header(
@@ -591,8 +592,9 @@ def test_nobody_knows_more_of_the_membership_than_the_registrar_has_told() -> No
         )
         (fail,) = core.handle(Arrived(worker_id(0), header, None))
         assert isinstance(fail, Fail)
-        assert "worker 0 speaks of generation 1 of the membership; the registrar has told of 0" in (
-            str(fail.error)
+        assert (
+            "worker 0 speaks of generation 1 of the membership; the coordinator has told of 0"
+            in (str(fail.error))
         )
 
 

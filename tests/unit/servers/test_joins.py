@@ -1,4 +1,4 @@
-"""Substitutes join a running job: what the registrar decides, and what a server makes of it."""
+"""Substitutes join a running job: what the coordinator decides, and what a server makes of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import NEVER
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.actions import (
     AdmitGroup,
@@ -60,7 +60,7 @@ from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.pauses import Pauses
 from psdist.servers.protocol.state import ServerCore
-from tests.unit.servers.test_registrar_machine import sent, tell
+from tests.unit.servers.test_coordinator_machine import sent, tell
 from tests.unit.servers.test_state import HYPER, Frame, built, only, push
 
 WORKERS, SUBSTITUTE, STATE = 3, 3, "state-5-1"
@@ -185,50 +185,53 @@ def test_who_has_prepared_another_number_of_sets_does_not_join() -> None:
     assert joins.ask() == []
 
 
-# -- the registrar ---------------------------------------------------------------------------------
+# -- the coordinator
+# ---------------------------------------------------------------------------------
 
 
-def registrar_of(num_servers: int = 1, num_substitutes: int = 2, **settings: Any) -> Coordinator:
+def coordinator_of(num_servers: int = 1, num_substitutes: int = 2, **settings: Any) -> Coordinator:
     """Of workers 0 to 2, which have prepared in collective 1, and substitutes 3 and 4."""
-    registrar = assemble(
+    coordinator = assemble(
         num_workers=WORKERS + num_substitutes,
         num_servers=num_servers,
         num_substitutes=num_substitutes,
         **{"max_deaths": 4, **settings},
     )
     for worker in range(WORKERS):
-        enter(registrar, worker, 1, name="prepare", payload=PREPARED)
+        enter(coordinator, worker, 1, name="prepare", payload=PREPARED)
     for server in range(num_servers):
-        tell(registrar, Resumed(seq=1, server=server))
-    return registrar
+        tell(coordinator, Resumed(seq=1, server=server))
+    return coordinator
 
 
 def enter(
-    registrar: Coordinator, worker: int, seq: int, *, name: str = JOIN, payload: bytes = b""
+    coordinator: Coordinator, worker: int, seq: int, *, name: str = JOIN, payload: bytes = b""
 ) -> list[Any]:
     message = Enter(worker=worker, seq=seq, name=name, payload=payload, values=b"")
-    return tell(registrar, message)
+    return tell(coordinator, message)
 
 
-def join(registrar: Coordinator, *clocks: int, workers: tuple[int, ...], seq: int = 2) -> list[Any]:
+def join(
+    coordinator: Coordinator, *clocks: int, workers: tuple[int, ...], seq: int = 2
+) -> list[Any]:
     """What follows when these have come to the collective."""
     each = zip(workers, clocks, strict=True)
     told = [
-        enter(registrar, worker, seq, payload=pack_join([clock], "" if worker else STATE))
+        enter(coordinator, worker, seq, payload=pack_join([clock], "" if worker else STATE))
         for worker, clock in each
     ]
     return [action for actions in told for action in actions]
 
 
-def lose(registrar: Coordinator, worker: int, num_servers: int = 1) -> list[Any]:
-    generation = registrar.membership.generation + 1
-    registrar.on_lost(worker_id(worker), f"worker {worker}")
+def lose(coordinator: Coordinator, worker: int, num_servers: int = 1) -> list[Any]:
+    generation = coordinator.membership.generation + 1
+    coordinator.on_lost(worker_id(worker), f"worker {worker}")
     told = [EvictAck(generation=generation, server=server) for server in range(num_servers)]
-    return tell(registrar, *told)
+    return tell(coordinator, *told)
 
 
-def ready(registrar: Coordinator, worker: int = SUBSTITUTE, num_sets: int = 1) -> list[Any]:
-    return tell(registrar, JoinReady(worker=worker, num_sets=num_sets))
+def ready(coordinator: Coordinator, worker: int = SUBSTITUTE, num_sets: int = 1) -> list[Any]:
+    return tell(coordinator, JoinReady(worker=worker, num_sets=num_sets))
 
 
 def messages(actions: list[Any]) -> list[tuple[int, Any]]:
@@ -236,20 +239,20 @@ def messages(actions: list[Any]) -> list[tuple[int, Any]]:
 
 
 def test_servers_hear_who_joins_in_front_of_the_collectives_end_and_he_behind_it() -> None:
-    registrar = registrar_of(num_servers=2)
-    told = messages(lose(registrar, 1, num_servers=2))
+    coordinator = coordinator_of(num_servers=2)
+    told = messages(lose(coordinator, 1, num_servers=2))
     assert told[-1] == (worker_id(SUBSTITUTE), TakePlace(worker=1))  # behind MembershipChanged
-    assert messages(ready(registrar)) == [
+    assert messages(ready(coordinator)) == [
         (worker_id(worker), PauseRequest(number=1)) for worker in (0, 2)
     ]
-    actions = join(registrar, 5, 8, workers=(0, 2))
+    actions = join(coordinator, 5, 8, workers=(0, 2))
     admit = AdmitWorker(worker=SUBSTITUTE, clocks=[8])
     assert sent(actions) == [
         *((server_id(server), admit) for server in range(2)),
         *((server_id(server), Resume(seq=2)) for server in range(2)),
     ]
-    assert tell(registrar, Resumed(seq=2, server=1)) == []
-    actions = tell(registrar, Resumed(seq=2, server=0))
+    assert tell(coordinator, Resumed(seq=2, server=1)) == []
+    actions = tell(coordinator, Resumed(seq=2, server=0))
     assert Joined(SUBSTITUTE, 1, (8,), STATE) in actions
     (first, second, third, fourth) = messages(actions)
     assert [first[0], second[0]] == [worker_id(0), worker_id(2)]
@@ -269,102 +272,102 @@ def test_servers_hear_who_joins_in_front_of_the_collectives_end_and_he_behind_it
 
 
 def test_who_has_joined_is_waited_for_in_the_next_collective() -> None:
-    registrar = joined()
+    coordinator = joined()
     for worker in (0, 2):
-        assert enter(registrar, worker, 3, name="barrier") == []
-    assert registrar.open_collectives() == [(3, "barrier", [0, 2], [SUBSTITUTE])]
-    assert sent(enter(registrar, SUBSTITUTE, 3, name="barrier")) == [(0, Resume(seq=3))]
-    told = sent(tell(registrar, Resumed(seq=3, server=0)))
+        assert enter(coordinator, worker, 3, name="barrier") == []
+    assert coordinator.open_collectives() == [(3, "barrier", [0, 2], [SUBSTITUTE])]
+    assert sent(enter(coordinator, SUBSTITUTE, 3, name="barrier")) == [(0, Resume(seq=3))]
+    told = sent(tell(coordinator, Resumed(seq=3, server=0)))
     assert [peer for peer, _ in told] == [worker_id(worker) for worker in (0, 2, SUBSTITUTE)]
 
 
 def joined(**settings: Any) -> Coordinator:
-    registrar = registrar_of(**settings)
-    lose(registrar, 1)
-    ready(registrar)
-    join(registrar, 5, 8, workers=(0, 2))
-    assert registrar.open_collectives() == [(2, JOIN, [0, 2], [])]
-    tell(registrar, Resumed(seq=2, server=0))
-    return registrar
+    coordinator = coordinator_of(**settings)
+    lose(coordinator, 1)
+    ready(coordinator)
+    join(coordinator, 5, 8, workers=(0, 2))
+    assert coordinator.open_collectives() == [(2, JOIN, [0, 2], [])]
+    tell(coordinator, Resumed(seq=2, server=0))
+    return coordinator
 
 
 def test_the_job_ends_when_who_has_joined_is_done_too() -> None:
-    registrar = joined()
-    told = messages(tell(registrar, Done(worker=0, statistics={}), Done(worker=2, statistics={})))
+    coordinator = joined()
+    told = messages(tell(coordinator, Done(worker=0, statistics={}), Done(worker=2, statistics={})))
     assert {message for _, message in told} == {PauseAborted(number=1)}
-    tell(registrar, Done(worker=SUBSTITUTE, statistics={}))
-    *stops, last = tell(registrar, Finished(server=0, statistics={}))
+    tell(coordinator, Done(worker=SUBSTITUTE, statistics={}))
+    *stops, last = tell(coordinator, Finished(server=0, statistics={}))
     assert last == Complete()
     # Who waits to join waits for nothing any more.
     assert [peer for peer, _ in sent(stops)] == [worker_id(each) for each in (0, 2, 3, 4)]
 
 
 def test_the_death_of_who_has_joined_is_one_like_another_and_leaves_a_place() -> None:
-    registrar = joined()
-    actions = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+    coordinator = joined()
+    actions = coordinator.on_lost(worker_id(SUBSTITUTE), "worker 3")
     assert messages(actions) == [(0, Evict(generation=2, dead=[1, 3]))]
-    told = messages(tell(registrar, EvictAck(generation=2, server=0)))
+    told = messages(tell(coordinator, EvictAck(generation=2, server=0)))
     heard = [peer for peer, message in told if isinstance(message, MembershipChanged)]
     assert heard == [worker_id(worker) for worker in range(4)]  # not who is outside
     assert told[-1] == (worker_id(4), TakePlace(worker=1))
-    ready(registrar, 4)
-    (admit, resume) = sent(join(registrar, 9, 9, workers=(0, 2), seq=3))
+    ready(coordinator, 4)
+    (admit, resume) = sent(join(coordinator, 9, 9, workers=(0, 2), seq=3))
     assert admit == (0, AdmitWorker(worker=4, clocks=[9]))
     assert resume == (0, Resume(seq=3))
 
 
 def test_the_last_who_lives_may_be_a_substitute() -> None:
-    registrar = joined()
-    lose(registrar, 0)
-    lose(registrar, 2)
-    assert registrar.membership.chief == SUBSTITUTE
+    coordinator = joined()
+    lose(coordinator, 0)
+    lose(coordinator, 2)
+    assert coordinator.membership.chief == SUBSTITUTE
     with pytest.raises(PeerLostError, match="leaves no group"):
-        registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+        coordinator.on_lost(worker_id(SUBSTITUTE), "worker 3")
 
 
 def test_a_substitute_that_dies_before_it_has_joined_is_no_death() -> None:
-    registrar = registrar_of(max_deaths=1)
-    lose(registrar, 1)
-    ready(registrar)
-    lost, *asked = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+    coordinator = coordinator_of(max_deaths=1)
+    lose(coordinator, 1)
+    ready(coordinator)
+    lost, *asked = coordinator.on_lost(worker_id(SUBSTITUTE), "worker 3")
     assert lost == SubstituteDeath(SUBSTITUTE, "worker 3")
     assert sent(asked) == [(worker_id(4), TakePlace(worker=1))]
-    assert registrar.on_lost(worker_id(SUBSTITUTE), "worker 3") == []
-    assert (registrar.num_idle_spares, registrar.membership.waiting) == (0, {3, 4})
-    assert registrar.out == {1, 3, 4}
-    assert sent(join(registrar, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
+    assert coordinator.on_lost(worker_id(SUBSTITUTE), "worker 3") == []
+    assert (coordinator.num_idle_spares, coordinator.membership.waiting) == (0, {3, 4})
+    assert coordinator.out == {1, 3, 4}
+    assert sent(join(coordinator, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
 
 
 def test_a_substitute_that_dies_between_admit_and_the_collectives_end_is_a_death() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    ready(registrar)
-    join(registrar, 5, 8, workers=(0, 2))
-    actions = registrar.on_lost(worker_id(SUBSTITUTE), "worker 3")
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    ready(coordinator)
+    join(coordinator, 5, 8, workers=(0, 2))
+    actions = coordinator.on_lost(worker_id(SUBSTITUTE), "worker 3")
     assert messages(actions) == [(0, Evict(generation=2, dead=[1, 3]))]
-    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+    told = messages(tell(coordinator, Resumed(seq=2, server=0)))
     assert [peer for peer, _ in told if _.__class__ is Collected] == [worker_id(0), worker_id(2)]
 
 
 def test_nobody_joins_while_a_death_is_being_taken_in() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    ready(registrar)
-    registrar.on_lost(worker_id(2), "worker 2")
-    assert join(registrar, 5, workers=(0,)) == []
-    told = messages(tell(registrar, EvictAck(generation=2, server=0)))
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    ready(coordinator)
+    coordinator.on_lost(worker_id(2), "worker 2")
+    assert join(coordinator, 5, workers=(0,)) == []
+    told = messages(tell(coordinator, EvictAck(generation=2, server=0)))
     assert told[-2:] == [(0, AdmitWorker(worker=SUBSTITUTE, clocks=[5])), (0, Resume(seq=2))]
 
 
 def test_nobody_joins_where_nobody_has_died() -> None:
     with pytest.raises(ProtocolError, match=r"of substitutes \[\] were asked"):
-        ready(registrar_of())
+        ready(coordinator_of())
 
 
 def test_nobody_is_asked_where_a_script_has_finished() -> None:
-    registrar = registrar_of()
-    tell(registrar, Done(worker=0, statistics={}))
-    assert not [each for _, each in messages(lose(registrar, 1)) if isinstance(each, TakePlace)]
+    coordinator = coordinator_of()
+    tell(coordinator, Done(worker=0, statistics={}))
+    assert not [each for _, each in messages(lose(coordinator, 1)) if isinstance(each, TakePlace)]
 
 
 def told_of(clock: int, worker: int = 2) -> Progress:
@@ -372,135 +375,135 @@ def told_of(clock: int, worker: int = 2) -> Progress:
 
 
 def test_who_waits_to_join_does_so_when_one_who_lives_is_where_the_dead_has_come() -> None:
-    registrar = registrar_of()
-    registrar.on_lost(worker_id(1), "worker 1")
-    tell(registrar, EvictAck(generation=1, server=0, reached=[11]))
-    assert len(ready(registrar)) == 2  # nobody has told where it stands
-    hold_all(registrar)
-    assert tell(registrar, told_of(5)) == []  # the collective of that meeting comes
-    assert sent(join(registrar, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
-    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+    coordinator = coordinator_of()
+    coordinator.on_lost(worker_id(1), "worker 1")
+    tell(coordinator, EvictAck(generation=1, server=0, reached=[11]))
+    assert len(ready(coordinator)) == 2  # nobody has told where it stands
+    hold_all(coordinator)
+    assert tell(coordinator, told_of(5)) == []  # the collective of that meeting comes
+    assert sent(join(coordinator, 5, 8, workers=(0, 2))) == [(0, Resume(seq=2))]
+    told = messages(tell(coordinator, Resumed(seq=2, server=0)))
     assert [type(message) for _, message in told] == [Collected, Collected]
     proposed = [(worker_id(worker), PauseRequest(number=2)) for worker in (0, 2)]
-    assert tell(registrar, told_of(10)) == []
-    assert sent(tell(registrar, told_of(11))) == proposed
-    assert tell(registrar, told_of(11, worker=0)) == []  # which is open
-    (admit, _) = sent(join(registrar, 10, 11, workers=(0, 2), seq=3))
+    assert tell(coordinator, told_of(10)) == []
+    assert sent(tell(coordinator, told_of(11))) == proposed
+    assert tell(coordinator, told_of(11, worker=0)) == []  # which is open
+    (admit, _) = sent(join(coordinator, 10, 11, workers=(0, 2), seq=3))
     assert admit == (0, AdmitWorker(worker=SUBSTITUTE, clocks=[11]))
 
 
 def test_no_other_meeting_is_called_between_one_and_its_collective() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    ready(registrar)
-    hold_all(registrar)
-    assert tell(registrar, told_of(4)) == []
-    join(registrar, 4, workers=(0,))
-    assert tell(registrar, told_of(4)) == []
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    ready(coordinator)
+    hold_all(coordinator)
+    assert tell(coordinator, told_of(4)) == []
+    join(coordinator, 4, workers=(0,))
+    assert tell(coordinator, told_of(4)) == []
 
 
-def hold_all(registrar: Coordinator) -> None:
+def hold_all(coordinator: Coordinator) -> None:
     for worker in (0, 2):
-        tell(registrar, Held(worker=worker, number=1, hold=1, what=JOIN, clocks=[4]))
+        tell(coordinator, Held(worker=worker, number=1, hold=1, what=JOIN, clocks=[4]))
 
 
 def test_who_goes_on_for_a_dead_server_hears_again_who_joins() -> None:
-    registrar = registrar_of(num_servers=3, buddies=(1, 2, 0))
-    lose(registrar, 1, num_servers=3)
-    ready(registrar)
-    join(registrar, 5, 8, workers=(0, 2))
-    registrar.on_server_lost(server_id(1), "server 1")
-    actions = messages(registrar.handle(server_id(2), TakenOver(server=1)))
+    coordinator = coordinator_of(num_servers=3, buddies=(1, 2, 0))
+    lose(coordinator, 1, num_servers=3)
+    ready(coordinator)
+    join(coordinator, 5, 8, workers=(0, 2))
+    coordinator.on_server_lost(server_id(1), "server 1")
+    actions = messages(coordinator.handle(server_id(2), TakenOver(server=1)))
     again = [message for peer, message in actions if peer == server_id(1)]
     assert again[-2:] == [AdmitWorker(worker=SUBSTITUTE, clocks=[8]), Resume(seq=2)]
 
 
 def test_a_substitute_says_nothing_else_before_it_has_joined() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
     with pytest.raises(ProtocolError, match=r"worker 3 sent Done before it had joined"):
-        tell(registrar, Done(worker=SUBSTITUTE, statistics={}))
+        tell(coordinator, Done(worker=SUBSTITUTE, statistics={}))
     with pytest.raises(ProtocolError, match=r"worker 4 sent JoinReady of worker 3"):
-        registrar.handle(worker_id(4), JoinReady(worker=SUBSTITUTE, num_sets=1))
+        coordinator.handle(worker_id(4), JoinReady(worker=SUBSTITUTE, num_sets=1))
     failure = Failure(heading="worker 3", text="no such file", exit_status=1)
-    assert registrar.handle(worker_id(SUBSTITUTE), failure) == [EndJob(failure)]
+    assert coordinator.handle(worker_id(SUBSTITUTE), failure) == [EndJob(failure)]
 
 
 def test_what_its_script_logs_on_the_way_is_left_out() -> None:
     """A job.log in front of job.prepare, which the others' scripts have called long ago."""
-    registrar = registrar_of()
-    lose(registrar, 1)
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
     line = {"worker": SUBSTITUTE, "values": {"parameters": 7}}
-    assert tell(registrar, Progress(worker=SUBSTITUTE, clock=0, samples=0)) == []
-    assert registrar.handle(worker_id(SUBSTITUTE), Metrics(line=line)) == []
-    assert SUBSTITUTE not in registrar.progress
-    assert registrar.last == {}
+    assert tell(coordinator, Progress(worker=SUBSTITUTE, clock=0, samples=0)) == []
+    assert coordinator.handle(worker_id(SUBSTITUTE), Metrics(line=line)) == []
+    assert SUBSTITUTE not in coordinator.progress
+    assert coordinator.last == {}
 
 
 def test_who_joins_is_told_of_the_deaths_that_all_servers_know() -> None:
     """Another one, that servers are being told of, it hears of with the others: what it sends under
     a newer generation a server could refuse."""
-    registrar = registrar_of()
-    lose(registrar, 1)
-    ready(registrar)
-    join(registrar, 5, 8, workers=(0, 2))
-    registrar.on_lost(worker_id(0), "worker 0")
-    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    ready(coordinator)
+    join(coordinator, 5, 8, workers=(0, 2))
+    coordinator.on_lost(worker_id(0), "worker 0")
+    told = messages(tell(coordinator, Resumed(seq=2, server=0)))
     (welcome,) = (each for _, each in told if isinstance(each, JoinAccepted))
     assert (welcome.generation, welcome.dead, welcome.chief) == (1, [1], 0)
-    told = messages(tell(registrar, EvictAck(generation=2, server=0)))
+    told = messages(tell(coordinator, EvictAck(generation=2, server=0)))
     survive = MembershipChanged(generation=2, dead=[0, 1], chief=2)
     assert (worker_id(SUBSTITUTE), survive) in told
 
 
 def test_who_has_prepared_otherwise_is_stopped_with_a_line_and_the_job_goes_on() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    ready(registrar, num_sets=2)
-    warning, *told = join(registrar, 5, 8, workers=(0, 2))
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    ready(coordinator, num_sets=2)
+    warning, *told = join(coordinator, 5, 8, workers=(0, 2))
     assert isinstance(warning, Warn)
     assert "worker 3, which was to join, has prepared another number of" in warning.text
     assert sent(told) == [(worker_id(SUBSTITUTE), Stop()), (0, Resume(seq=2))]
 
 
 def test_workers_of_different_numbers_of_sets_cannot_be_joined() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    ready(registrar)
-    enter(registrar, 0, 2, payload=pack_join([5], STATE))
-    ((_, answer), _) = sent(enter(registrar, 2, 2, payload=pack_join([5, 1])))
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    ready(coordinator)
+    enter(coordinator, 0, 2, payload=pack_join([5], STATE))
+    ((_, answer), _) = sent(enter(coordinator, 2, 2, payload=pack_join([5, 1])))
     assert isinstance(answer, Collected)
     assert "workers called join with different numbers of prepared optimizers: 1, 2" in (
         answer.error
     )
     with pytest.raises(ProtocolError, match="entered join with an invalid payload"):
-        enter(registrar_of(), 0, 2, payload=b"five")
+        enter(coordinator_of(), 0, 2, payload=b"five")
 
 
 def test_who_has_joined_writes_files_of_checkpoints() -> None:
-    registrar = joined()
+    coordinator = joined()
     for worker in (0, 2, SUBSTITUTE):
-        enter(registrar, worker, 3, name=CHECKPOINT, payload=pack_clocks([9]))
+        enter(coordinator, worker, 3, name=CHECKPOINT, payload=pack_clocks([9]))
     written = Written(checkpoint="step-00000009", num_bytes=1, crc32=0)
     actions = []
     for peer in (server_id(0), *map(worker_id, (0, 2, SUBSTITUTE))):
         assert not only(actions, CompleteCheckpoint)
-        actions = registrar.handle(peer, written)
+        actions = coordinator.handle(peer, written)
     (complete,) = only(actions, CompleteCheckpoint)
     assert sorted(complete.files) == [0, worker_id(0), worker_id(2), worker_id(SUBSTITUTE)]
 
 
 def test_a_meeting_is_called_again_where_another_one_was_for_something_else() -> None:
-    registrar = registrar_of()
-    lose(registrar, 1)
-    assert len(ready(registrar)) == 2
+    coordinator = coordinator_of()
+    lose(coordinator, 1)
+    assert len(ready(coordinator)) == 2
     for worker, what in ((0, "checkpoint"), (2, JOIN)):
         held = Held(worker=worker, number=1, hold=1, what=what, clocks=[4])
-        actions = tell(registrar, held)
+        actions = tell(coordinator, held)
     assert sent(actions) == [(worker_id(w), Paused(number=1, what="checkpoint")) for w in (0, 2)]
     for worker in (0, 2):
-        enter(registrar, worker, 2, name="barrier")
-    told = messages(tell(registrar, Resumed(seq=2, server=0)))
+        enter(coordinator, worker, 2, name="barrier")
+    told = messages(tell(coordinator, Resumed(seq=2, server=0)))
     assert told[2:] == [(worker_id(worker), PauseRequest(number=2)) for worker in (0, 2)]
 
 
@@ -608,7 +611,7 @@ def settings(core: ServerCore, group: int) -> None:
 
 
 def bury(core: ServerCore, *dead: int, generation: int = 1) -> list[Any]:
-    return core.handle(ControlArrived(REGISTRAR, Evict(generation=generation, dead=list(dead))))
+    return core.handle(ControlArrived(COORDINATOR, Evict(generation=generation, dead=list(dead))))
 
 
 def admit(core: ServerCore, clock: int, worker: int = 2) -> list[Any]:

@@ -21,7 +21,7 @@ from psdist.errors import InvariantError
 from psdist.protocol.control import Finish, Registered, Resume, Resumed, Setup, Written
 from psdist.protocol.events import Arrived, Frame
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.optimizer_state import PerElement, PieceState
 from psdist.protocol.optimizers import HyperValue, pack_hyperparameters, traits
@@ -51,7 +51,7 @@ from psdist.transfers import Transfers
 from tests.support.late_transfers import LateTransfers
 from tests.support.rounding import Rounding
 from tests.unit.servers.test_sets import Wire as Network
-from tests.unit.servers.test_sets import control, from_registrar, make_loop, registers, tell
+from tests.unit.servers.test_sets import control, from_coordinator, make_loop, registers, tell
 
 OPTIMIZERS: dict[str, dict[str, HyperValue]] = {
     "torch.optim.SGD": {"lr": 0.05, "momentum": 0.9},
@@ -453,14 +453,14 @@ def test_a_server_answers_before_it_copies_and_copies_when_it_has_nothing_to_do(
     def copied() -> int:
         return sum(each.is_made for each in owed)
 
-    answer = tell(loop, wire, from_registrar(Resume(seq=1, checkpoint="step-00000000")))
-    assert answer == [(REGISTRAR, Resumed(seq=1, server=1), 0)]
+    answer = tell(loop, wire, from_coordinator(Resume(seq=1, checkpoint="step-00000000")))
+    assert answer == [(COORDINATOR, Resumed(seq=1, server=1), 0)]
     owed = list(keeper._memory._owed)
     assert (len(owed), copied()) == (4, 0)
     wire.events.append(registers(0, 0))
     assert loop.turn()
     assert copied() == 0, "what has come goes first"
-    assert tell(loop, wire, registers(1, 0), from_registrar(Finish())) != []
+    assert tell(loop, wire, registers(1, 0), from_coordinator(Finish())) != []
     loop.sets[1].execute(set_to(loop.sets[1], loop.sets[1].core.chunks[0], 99.0))
     assert copied() == 1
     turns = []
@@ -495,7 +495,7 @@ def test_a_server_on_a_virtual_network_looks_for_messages_between_two_copies(
         each._built.take_cost_s = lambda index=index: costs[index]  # type: ignore[method-assign, misc]
     turns = loop.actor()
     assert next(turns) is None
-    wire.events.append(from_registrar(Resume(seq=1, checkpoint="step-00000000")))
+    wire.events.append(from_coordinator(Resume(seq=1, checkpoint="step-00000000")))
     assert next(turns) == 0.0
     assert len(keeper._memory._owed) == 3
     costs[:] = 2.0, 0.5

@@ -32,7 +32,7 @@ def test_a_job_begins_when_the_last_worker_has_called() -> None:
     assert call(lobby, 0, mode="ssp") == []
     begun = Begun(job=1, settings={"mode": "ssp"})
     peers = [server_id(1), worker_id(0), worker_id(1), worker_id(2)]
-    # The registrar's own part comes first, and nobody has to tell it.
+    # The coordinator's own part comes first, and nobody has to tell it.
     assert call(lobby, 1, mode="ssp") == [
         Open(begun),
         *(SendControl(each, begun) for each in peers),
@@ -140,7 +140,7 @@ def test_who_has_called_and_leaves_is_absent_as_well() -> None:
 def test_whoever_is_gone_says_nothing_more(message: Control) -> None:
     lobby = Lobby(num_workers=2, num_servers=1)
     leave(lobby, 0)
-    with pytest.raises(ProtocolError, match="registrar: worker 0 "):
+    with pytest.raises(ProtocolError, match="coordinator: worker 0 "):
         lobby.handle(worker_id(0), message)
 
 

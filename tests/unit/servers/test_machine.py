@@ -30,7 +30,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import NEVER, CodecCode, Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -688,7 +688,7 @@ class Server:
             group.standing = "active"
         self.events.clear()
         self.control.clear()
-        self.do(ControlArrived(REGISTRAR, Resume(seq=self.seq)))
+        self.do(ControlArrived(COORDINATOR, Resume(seq=self.seq)))
         assert self.events == [
             MembershipEvent("resume", each.number, 0, len(each.workers)) for each in inside
         ]

@@ -1,4 +1,4 @@
-"""The registrar changes the mode: two phases, and what waits for them."""
+"""The coordinator changes the mode: two phases, and what waits for them."""
 
 from __future__ import annotations
 
@@ -86,31 +86,31 @@ class Job:
     """Two workers that have prepared, and two servers."""
 
     def __init__(self, *, takes_set_mode: bool = True) -> None:
-        self.registrar = assemble(num_workers=2, num_servers=2, takes_set_mode=takes_set_mode)
+        self.coordinator = assemble(num_workers=2, num_servers=2, takes_set_mode=takes_set_mode)
         self.seq = 0
         self.meet("prepare", PREPARED)
 
     @property
     def may_change(self) -> bool:
-        return part_of(self.registrar, ModeChanges).may_change(self.registrar)
+        return part_of(self.coordinator, ModeChanges).may_change(self.coordinator)
 
     def enter(self, name: str, *payloads: bytes) -> list[CoordinatorAction]:
         self.seq += 1
         actions: list[CoordinatorAction] = []
         for worker, payload in enumerate(payloads):
             message = Enter(worker=worker, seq=self.seq, name=name, payload=payload)
-            actions += self.registrar.handle(worker_id(worker), message)
+            actions += self.coordinator.handle(worker_id(worker), message)
         return actions
 
     def meet(self, name: str, payload: bytes) -> None:
         self.enter(name, payload, payload)
         for server in (0, 1):
-            self.registrar.handle(server_id(server), Resumed(seq=self.seq, server=server))
+            self.coordinator.handle(server_id(server), Resumed(seq=self.seq, server=server))
 
     def answer(self, number: int, *rounds: int) -> list[CoordinatorAction]:
         actions: list[CoordinatorAction] = []
         for server in (0, 1):
-            actions += self.registrar.handle(server_id(server), answer(number, server, *rounds))
+            actions += self.coordinator.handle(server_id(server), answer(number, server, *rounds))
         return actions
 
 
@@ -146,7 +146,7 @@ def test_a_change_that_may_not_be_is_refused(takes: bool, payload: bytes) -> Non
 
 def test_a_collective_waits_until_a_change_of_the_mode_is_settled() -> None:
     job = Job()
-    part_of(job.registrar, ModeChanges).propose(Decision("sync", 0, "a test"))
+    part_of(job.coordinator, ModeChanges).propose(Decision("sync", 0, "a test"))
     assert told(job.enter("barrier", b"", b"")) == []
     *commits, one, other = told(job.answer(1, 5))
     assert [type(each) for each in commits] == [CommitMode, CommitMode]
@@ -156,17 +156,17 @@ def test_a_collective_waits_until_a_change_of_the_mode_is_settled() -> None:
 def test_the_jobs_end_waits_until_a_change_of_the_mode_is_settled() -> None:
     job = Job()
     assert job.may_change
-    part_of(job.registrar, ModeChanges).propose(Decision("sync", 0, "a test"))
+    part_of(job.coordinator, ModeChanges).propose(Decision("sync", 0, "a test"))
     assert not job.may_change
     for worker in (0, 1):
         done = Done(worker=worker, statistics={})
-        assert job.registrar.handle(worker_id(worker), done) == []
+        assert job.coordinator.handle(worker_id(worker), done) == []
     *_, one, other = told(job.answer(1, 5))
     assert one == other == Finish()
     assert not job.may_change
 
 
-def test_the_registrar_changes_no_mode_before_all_have_prepared() -> None:
+def test_the_coordinator_changes_no_mode_before_all_have_prepared() -> None:
     job = Job()
     job.enter("prepare", b"", b"")
     assert not job.may_change

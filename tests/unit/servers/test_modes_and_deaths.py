@@ -1,4 +1,4 @@
-"""Changes of the mode and deaths of workers in one job: the registrar's machines of both."""
+"""Changes of the mode and deaths of workers in one job: the coordinator's machines of both."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Job:
         groups += [(each,) for each in range(2, num_workers)]
         num_groups = len(groups) - num_substitutes
         self.control = ModeControl(num_groups=num_groups, staleness=3)
-        self.registrar = assemble(
+        self.coordinator = assemble(
             num_workers=num_workers,
             num_servers=2,
             groups=groups,
@@ -70,7 +70,7 @@ class Job:
 
     def enter(self, worker: int, name: str, payload: bytes = b"") -> list[CoordinatorAction]:
         message = Enter(worker=worker, seq=self.seq, name=name, payload=payload)
-        return self.registrar.handle(worker_id(worker), message)
+        return self.coordinator.handle(worker_id(worker), message)
 
     def resumed(self) -> list[CoordinatorAction]:
         return self.of_servers(lambda each: Resumed(seq=self.seq, server=each))
@@ -78,7 +78,7 @@ class Job:
     def of_servers(self, message: Any) -> list[CoordinatorAction]:
         actions: list[CoordinatorAction] = []
         for server in (0, 1):
-            actions += self.registrar.handle(server_id(server), message(server))
+            actions += self.coordinator.handle(server_id(server), message(server))
         return actions
 
     def answer(self, *rounds: int, number: int = 1) -> list[CoordinatorAction]:
@@ -90,7 +90,7 @@ class Job:
         return self.of_servers(lambda each: EvictAck(generation=generation, server=each))
 
     def die(self, worker: int) -> list[CoordinatorAction]:
-        return self.registrar.on_lost(worker_id(worker), f"worker {worker}")
+        return self.coordinator.on_lost(worker_id(worker), f"worker {worker}")
 
     def tell(self, worker: int, own_us: list[int], first_round: int = 1) -> list[CoordinatorAction]:
         message = Progress(
@@ -101,7 +101,7 @@ class Job:
             own_us=own_us,
             waits_us=[0] * len(own_us),
         )
-        return self.registrar.handle(worker_id(worker), message)
+        return self.coordinator.handle(worker_id(worker), message)
 
 
 def told(actions: list[CoordinatorAction]) -> list[Control]:
@@ -199,9 +199,9 @@ def test_a_group_dies_once() -> None:
 
 
 def test_where_the_mode_is_nobodys_to_choose_nothing_is_said() -> None:
-    registrar = assemble(num_workers=2, num_servers=1, groups=[(0,), (1,)], max_deaths=1)
-    registrar.is_ready = True
-    actions = registrar.on_lost(worker_id(1), "worker 1")
+    coordinator = assemble(num_workers=2, num_servers=1, groups=[(0,), (1,)], max_deaths=1)
+    coordinator.is_ready = True
+    actions = coordinator.on_lost(worker_id(1), "worker 1")
     assert [type(each) for each in actions] == [Death, SendControl]
 
 
@@ -210,8 +210,8 @@ def test_a_substitute_is_looked_at_from_where_it_joins() -> None:
     assert job.control.groups == {0, 1, 2}
     job.die(2)
     job.buried()
-    part_of(job.registrar, Joins)._asked[3] = 2
-    part_of(job.registrar, Joins)._ready[3] = 1
+    part_of(job.coordinator, Joins)._asked[3] = 2
+    part_of(job.coordinator, Joins)._ready[3] = 1
     job.seq += 1
     job.enter(0, JOIN, pack_join([6], "state"))
     actions = job.enter(1, JOIN, pack_join([6], ""))
@@ -231,6 +231,6 @@ def test_the_jobs_end_waits_for_a_change_that_a_death_has_come_into() -> None:
     job.tell(0, [1000], WINDOW + 1)
     for worker in (0, 1):
         done = Done(worker=worker, statistics={})
-        assert kinds(job.registrar.handle(worker_id(worker), done)) == []
+        assert kinds(job.coordinator.handle(worker_id(worker), done)) == []
     assert kinds(job.buried()) == [MembershipChanged] * 3
     assert kinds(job.answer(30)) == [CommitMode, CommitMode, Finish, Finish]

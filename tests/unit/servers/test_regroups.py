@@ -1,5 +1,5 @@
-"""Who of a group that has lost workers has told where it stands; what the registrar and the servers
-make of a worker's death where its group goes on."""
+"""Who of a group that has lost workers has told where it stands; what the coordinator and the
+servers make of a worker's death where its group goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import (
     Accept,
     Fail,
@@ -52,7 +52,8 @@ def told(worker: int, num_lost: int = 1) -> Regroup:
     return Regroup(worker=worker, num_lost=num_lost, standing=b"of %d" % worker)
 
 
-# -- the registrar's count -------------------------------------------------------------------------
+# -- the coordinator's count
+# -------------------------------------------------------------------------
 
 
 def test_all_who_are_left_are_answered_what_each_has_told_by_place() -> None:
@@ -137,18 +138,18 @@ def test_another_worker_tells_of_rounds_where_the_one_that_did_has_died() -> Non
     assert control.groups == {0}
 
 
-def test_the_registrar_says_who_tells_when_all_are_answered() -> None:
+def test_the_coordinator_says_who_tells_when_all_are_answered() -> None:
     control = ModeControl(num_groups=2, staleness=2)
-    registrar = assemble(
+    coordinator = assemble(
         num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True, control=control
     )
-    registrar.is_ready = True
-    registrar.on_lost(worker_id(0), "worker 0")
-    registrar.handle(server_id(0), EvictAck(generation=1, server=0, reached=[3]))
+    coordinator.is_ready = True
+    coordinator.on_lost(worker_id(0), "worker 0")
+    coordinator.handle(server_id(0), EvictAck(generation=1, server=0, reached=[3]))
     assert control.groups == {0, 1}
     for worker in (1, 2):
-        registrar.handle(worker_id(worker), told(worker))
-    actions = registrar.handle(worker_id(1), took(1, 9))
+        coordinator.handle(worker_id(worker), told(worker))
+    actions = coordinator.handle(worker_id(1), took(1, 9))
     assert [type(each) for each in actions] == [GroupCame, ModeObserved]
 
 
@@ -196,24 +197,24 @@ def test_a_group_counts_while_one_of_it_lives() -> None:
         declared(deaths, 2)
 
 
-def test_the_registrar_takes_what_a_group_tells_when_all_servers_know() -> None:
-    registrar = assemble(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True)
-    registrar.is_ready = True
-    registrar.on_lost(worker_id(1), "worker 1")
+def test_the_coordinator_takes_what_a_group_tells_when_all_servers_know() -> None:
+    coordinator = assemble(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True)
+    coordinator.is_ready = True
+    coordinator.on_lost(worker_id(1), "worker 1")
     with pytest.raises(ProtocolError, match="it has lost 0"):
-        registrar.handle(worker_id(0), told(0))
-    registrar.handle(server_id(0), EvictAck(generation=1, server=0, reached=[3]))
-    assert registrar.handle(worker_id(1), told(1)) == []  # a late word of the dead
-    assert registrar.handle(worker_id(0), told(0)) == []
-    assert len(registrar.handle(worker_id(2), told(2))) == 2
+        coordinator.handle(worker_id(0), told(0))
+    coordinator.handle(server_id(0), EvictAck(generation=1, server=0, reached=[3]))
+    assert coordinator.handle(worker_id(1), told(1)) == []  # a late word of the dead
+    assert coordinator.handle(worker_id(0), told(0)) == []
+    assert len(coordinator.handle(worker_id(2), told(2))) == 2
     with pytest.raises(ProtocolError, match="sent Regroup of worker 0"):
-        registrar.handle(worker_id(2), told(0))
+        coordinator.handle(worker_id(2), told(0))
 
 
 def test_without_the_setting_nobody_tells() -> None:
-    registrar = assemble(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2)
+    coordinator = assemble(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2)
     with pytest.raises(ProtocolError, match="sent Regroup, unasked"):
-        registrar.handle(worker_id(0), told(0))
+        coordinator.handle(worker_id(0), told(0))
 
 
 # -- who counts on a server ------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def membership() -> Membership:
 
 
 def bury(made: Membership, *dead: int, generation: int = 1) -> Any:
-    return made.bury(REGISTRAR, Evict(generation=generation, dead=list(dead)))
+    return made.bury(COORDINATOR, Evict(generation=generation, dead=list(dead)))
 
 
 def test_a_group_goes_on_with_those_who_are_left() -> None:
@@ -327,7 +328,7 @@ def push(core: ServerCore, worker: int, *, clock: int, chunk: int = 0, **more: A
 
 
 def lose(core: ServerCore, *dead: int, generation: int = 1) -> list[Any]:
-    return core.handle(ControlArrived(REGISTRAR, Evict(generation=generation, dead=list(dead))))
+    return core.handle(ControlArrived(COORDINATOR, Evict(generation=generation, dead=list(dead))))
 
 
 def again(

@@ -32,7 +32,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import MOST_SETS, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
@@ -162,7 +162,7 @@ class Reserving:
 def make_loop(
     keeper: Any = None, *, is_changed: bool = False, codecs: CodecWire = RAW_WIRE
 ) -> tuple[ServerLoop, Wire]:
-    """``is_changed``: the registrar changes the mode, or codecs of a ladder."""
+    """``is_changed``: the coordinator changes the mode, or codecs of a ladder."""
 
     def make_policy() -> Policy:
         sync = policy_for("sync", staleness=0)
@@ -191,8 +191,8 @@ def tell(loop: ServerLoop, wire: Wire, *events: Any) -> list[tuple[int, Control,
     return wire.sent
 
 
-def from_registrar(message: Control, set_index: int = 0) -> ControlArrived:
-    return ControlArrived(REGISTRAR, message, set_index)
+def from_coordinator(message: Control, set_index: int = 0) -> ControlArrived:
+    return ControlArrived(COORDINATOR, message, set_index)
 
 
 def registers(worker: int, set_index: int) -> ControlArrived:
@@ -203,16 +203,16 @@ def registers(worker: int, set_index: int) -> ControlArrived:
 def test_a_set_answers_for_itself_and_a_collective_is_over_for_all() -> None:
     loop, wire = make_loop()
     assert tell(loop, wire, registers(0, 0)) == [(worker_id(0), Registered(group=0, server=1), 0)]
-    answer = tell(loop, wire, from_registrar(Resume(seq=1)))
-    assert answer == [(REGISTRAR, Resumed(seq=1, server=1), 0)]
+    answer = tell(loop, wire, from_coordinator(Resume(seq=1)))
+    assert answer == [(COORDINATOR, Resumed(seq=1, server=1), 0)]
     assert tell(loop, wire, registers(0, 1)) == [(worker_id(0), Registered(group=0, server=1), 1)]
     suspends = [
         ControlArrived(worker_id(0), Suspend(group=0, clock=0, seq=2), index) for index in (0, 1)
     ]
     assert tell(loop, wire, *suspends) == []
     assert [each.core.resumed_up_to for each in loop.sets] == [1, 1]
-    answer = tell(loop, wire, from_registrar(Resume(seq=2)))
-    assert answer == [(REGISTRAR, Resumed(seq=2, server=1), 0)]
+    answer = tell(loop, wire, from_coordinator(Resume(seq=2)))
+    assert answer == [(COORDINATOR, Resumed(seq=2, server=1), 0)]
     assert [each.core.resumed_up_to for each in loop.sets] == [2, 2]
 
 
@@ -220,16 +220,16 @@ def test_a_server_ends_when_the_groups_have_left_every_set() -> None:
     loop, wire = make_loop()
     tell(loop, wire, registers(0, 0), registers(0, 1))
     leaves = [ControlArrived(worker_id(0), Leave(group=0, clock=0), index) for index in (0, 1)]
-    assert tell(loop, wire, leaves[0], from_registrar(Finish())) == []
+    assert tell(loop, wire, leaves[0], from_coordinator(Finish())) == []
     ((peer, answer, _),) = tell(loop, wire, leaves[1])
-    assert peer == REGISTRAR
+    assert peer == COORDINATOR
     assert isinstance(answer, Finished)
     assert [each["num_chunks"] for each in answer.statistics["sets"]] == [0, 0]
     assert loop.is_finished
 
 
 def changing_loop(codecs: CodecWire = RAW_WIRE) -> tuple[ServerLoop, Wire]:
-    """Two sets, in a job whose mode, or codecs, the registrar changes."""
+    """Two sets, in a job whose mode, or codecs, the coordinator changes."""
     loop, wire = make_loop(is_changed=True, codecs=codecs)
     tell(loop, wire, registers(0, 0), registers(0, 1))
     return loop, wire
@@ -239,10 +239,10 @@ def test_a_change_is_answered_once_and_rules_every_set_from_a_round_of_its_own()
     loop, wire = changing_loop()
     for each, clock in zip(loop.sets, (4, 9), strict=True):
         each.core._replies.highest_sent = clock
-    answer = tell(loop, wire, from_registrar(ProposeMode(number=1)))
-    assert answer == [(REGISTRAR, ModeProposed(number=1, server=1, rounds=[4, 9]), 0)]
+    answer = tell(loop, wire, from_coordinator(ProposeMode(number=1)))
+    assert answer == [(COORDINATOR, ModeProposed(number=1, server=1, rounds=[4, 9]), 0)]
     commit = CommitMode(number=1, rounds=[6, 11, 20], mode="ssp", staleness=2)
-    assert tell(loop, wire, from_registrar(commit)) == []
+    assert tell(loop, wire, from_coordinator(commit)) == []
     for each, start in zip(loop.sets, (6, 11), strict=True):
         (change,) = each.core._changes
         assert change == ChangeMode(start, "ssp", 2, 1)
@@ -252,9 +252,9 @@ def test_a_change_is_answered_once_and_rules_every_set_from_a_round_of_its_own()
 
 def test_new_codecs_are_told_to_the_workers_of_every_set_with_its_round() -> None:
     loop, wire = changing_loop(LADDER)
-    tell(loop, wire, from_registrar(ProposeMode(number=1)))
+    tell(loop, wire, from_coordinator(ProposeMode(number=1)))
     commit = CommitMode(number=1, rounds=[6, 11], mode="sync", staleness=0, level=1)
-    assert tell(loop, wire, from_registrar(commit)) == [
+    assert tell(loop, wire, from_coordinator(commit)) == [
         (worker_id(worker), BeginCodecs(number=1, round=start, level=1), index)
         for index, start in enumerate((6, 11))
         for worker in (0, 1)
@@ -286,25 +286,25 @@ def test_a_change_that_leaves_out_a_set_is_refused(rounds: list[int]) -> None:
     commit = CommitMode(number=1, rounds=rounds, mode="ssp", staleness=2)
     match = f"server 1: server 0 sent CommitMode of {len(rounds)} parameter sets; there are 2"
     with pytest.raises(ProtocolError, match=match):
-        tell(loop, wire, from_registrar(commit))
+        tell(loop, wire, from_coordinator(commit))
 
 
 @pytest.mark.parametrize(
     "message", [ProposeMode(number=1), CommitMode(number=1, rounds=[6, 6], mode="ssp", staleness=2)]
 )
-def test_only_the_registrar_changes_the_mode(message: Control) -> None:
+def test_only_the_coordinator_changes_the_mode(message: Control) -> None:
     loop, wire = changing_loop()
     with pytest.raises(ProtocolError, match=r"server 1: worker 0 sent .*; server 0 changes the"):
         tell(loop, wire, ControlArrived(worker_id(0), message))
 
 
-def test_only_the_registrar_says_that_the_job_is_complete() -> None:
+def test_only_the_coordinator_says_that_the_job_is_complete() -> None:
     loop, wire = make_loop()
     with pytest.raises(ProtocolError, match=r"server 1: worker 0 sent Finish; server 0 says"):
         tell(loop, wire, ControlArrived(worker_id(0), Finish()))
 
 
-def test_a_message_to_the_registrar_is_refused_by_a_server_that_is_not_it() -> None:
+def test_a_message_to_the_coordinator_is_refused_by_a_server_that_is_not_it() -> None:
     loop, wire = make_loop()
     enter = Enter(worker=0, seq=1, name="barrier", payload=b"")
     with pytest.raises(ProtocolError, match="sent Enter, which no server takes"):

@@ -1,5 +1,5 @@
-"""Spares that take the places of servers and of workers, as the registrar sees them: which of both
-one is, by what id it is spoken to, and who hears of its death."""
+"""Spares that take the places of servers and of workers, as the coordinator sees them: which of
+both one is, by what id it is spoken to, and who hears of its death."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from psdist.protocol.control import (
     TakePlace,
 )
 from psdist.protocol.events import ControlArrived, PeerLost
-from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.pairs import next_keeper
-from psdist.servers.protocol.succession.office import Office
 from psdist.servers.protocol.takeovers import SpareDeath, Takeovers
 from tests.support.coordinators import part_of
 from tests.support.virtual.job import Schedule, VirtualJob
-from tests.unit.servers.test_registrar_machine import tell
+from tests.unit.servers.test_coordinator_machine import tell
 
 WORKERS, SERVERS = 2, 2
 FIRST, SECOND = WORKERS, WORKERS + 1
 """What the two spares are as workers."""
 
 
-def registrar_of(num_spares: int = 2) -> Coordinator:
+def coordinator_of(num_spares: int = 2) -> Coordinator:
     """All have prepared; server 1 has the second copy of server 0, and the other way round."""
-    registrar = assemble(
+    coordinator = assemble(
         num_workers=WORKERS + num_spares,
         num_servers=SERVERS,
         max_deaths=9,
@@ -58,26 +58,26 @@ def registrar_of(num_spares: int = 2) -> Coordinator:
         num_spares=num_spares,
         num_substitutes=num_spares,
     )
-    registrar.is_ready = True
-    return registrar
+    coordinator.is_ready = True
+    return coordinator
 
 
 def said(actions: Any) -> list[tuple[int, Any]]:
     return [(each.peer, each.message) for each in actions if isinstance(each, SendControl)]
 
 
-def lose_worker(registrar: Coordinator, worker: int) -> list[tuple[int, Any]]:
+def lose_worker(coordinator: Coordinator, worker: int) -> list[tuple[int, Any]]:
     """What is said when all servers have taken it in."""
-    registrar.on_lost(worker_id(worker), f"worker {worker}")
-    generation = registrar.membership.generation
+    coordinator.on_lost(worker_id(worker), f"worker {worker}")
+    generation = coordinator.membership.generation
     told = [EvictAck(generation=generation, server=server) for server in range(SERVERS)]
-    return said(tell(registrar, *told))
+    return said(tell(coordinator, *told))
 
 
-def lose_server(registrar: Coordinator) -> list[tuple[int, Any]]:
+def lose_server(coordinator: Coordinator) -> list[tuple[int, Any]]:
     """Server 1 dies, and 0 goes on in its place."""
-    registrar.on_server_lost(server_id(1), "server 1")
-    return said(registrar.handle(server_id(0), TakenOver(server=1)))
+    coordinator.on_server_lost(server_id(1), "server 1")
+    return said(coordinator.handle(server_id(0), TakenOver(server=1)))
 
 
 def asked(told: list[tuple[int, Any]]) -> list[tuple[int, int]]:
@@ -85,34 +85,34 @@ def asked(told: list[tuple[int, Any]]) -> list[tuple[int, int]]:
 
 
 def test_a_spare_is_asked_by_the_id_that_it_has_and_works_under_the_other() -> None:
-    registrar = registrar_of()
-    assert asked(lose_worker(registrar, 1)) == [(spare_id(0), 1)]
-    assert registrar.num_idle_spares == 1
-    registrar.handle(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
-    assert part_of(registrar, Joins).ready == [FIRST]
+    coordinator = coordinator_of()
+    assert asked(lose_worker(coordinator, 1)) == [(spare_id(0), 1)]
+    assert coordinator.num_idle_spares == 1
+    coordinator.handle(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
+    assert part_of(coordinator, Joins).ready == [FIRST]
 
 
 def test_one_that_is_to_keep_a_copy_becomes_no_worker() -> None:
-    registrar = registrar_of()
-    keepers = [peer for peer, each in lose_server(registrar) if isinstance(each, KeepCopy)]
+    coordinator = coordinator_of()
+    keepers = [peer for peer, each in lose_server(coordinator) if isinstance(each, KeepCopy)]
     assert keepers == [spare_id(0), spare_id(0)]  # both, so that the other may become a worker
-    assert registrar.num_idle_spares == 1
-    assert asked(lose_worker(registrar, 1)) == [(spare_id(1), 1)]
-    assert registrar.num_idle_spares == 0
+    assert coordinator.num_idle_spares == 1
+    assert asked(lose_worker(coordinator, 1)) == [(spare_id(1), 1)]
+    assert coordinator.num_idle_spares == 0
 
 
 def test_one_that_is_a_worker_keeps_no_copy() -> None:
-    registrar = registrar_of(num_spares=1)
-    lose_worker(registrar, 1)
-    told = lose_server(registrar)
+    coordinator = coordinator_of(num_spares=1)
+    lose_worker(coordinator, 1)
+    told = lose_server(coordinator)
     assert not any(isinstance(each, KeepCopy) for _, each in told)
-    assert part_of(registrar, Takeovers).alone == [0, 1]
+    assert part_of(coordinator, Takeovers).alone == [0, 1]
 
 
 def test_where_shards_are_hears_who_is_spoken_to_by_the_id_that_it_has() -> None:
-    registrar = registrar_of()
-    lose_worker(registrar, 1)
-    moved = [peer for peer, each in lose_server(registrar) if isinstance(each, Moved)]
+    coordinator = coordinator_of()
+    lose_worker(coordinator, 1)
+    moved = [peer for peer, each in lose_server(coordinator) if isinstance(each, Moved)]
     living = [server_id(0), spare_id(1), worker_id(0), worker_id(1), worker_id(FIRST)]
     assert moved == living
 
@@ -120,33 +120,35 @@ def test_where_shards_are_hears_who_is_spoken_to_by_the_id_that_it_has() -> None
 @pytest.mark.parametrize("first", ["spare", "worker"])
 def test_an_idle_one_dies_and_one_line_follows(first: str) -> None:
     """The network tells of both its ids, in any order."""
-    registrar = registrar_of()
+    coordinator = coordinator_of()
     tells = {
-        "spare": lambda: registrar.on_server_lost(spare_id(0), "spare 0"),
-        "worker": lambda: registrar.on_lost(worker_id(FIRST), "worker 2"),
+        "spare": lambda: coordinator.on_server_lost(spare_id(0), "spare 0"),
+        "worker": lambda: coordinator.on_lost(worker_id(FIRST), "worker 2"),
     }
     actions = tells.pop(first)()
     (last,) = tells.values()
     assert [*actions, *last()] == [SpareDeath(0, "spare 0")]
-    assert asked(lose_worker(registrar, 1)) == [(spare_id(1), 1)]
-    assert registrar.num_idle_spares == 0
+    assert asked(lose_worker(coordinator, 1)) == [(spare_id(1), 1)]
+    assert coordinator.num_idle_spares == 0
 
 
 def test_one_that_was_asked_dies_as_a_worker_and_the_next_has_the_place() -> None:
-    registrar = registrar_of()
-    lose_worker(registrar, 1)
-    assert registrar.on_server_lost(spare_id(0), "spare 0") == []
-    lost, *more = registrar.on_lost(worker_id(FIRST), "worker 2, a spare")
+    coordinator = coordinator_of()
+    lose_worker(coordinator, 1)
+    assert coordinator.on_server_lost(spare_id(0), "spare 0") == []
+    lost, *more = coordinator.on_lost(worker_id(FIRST), "worker 2, a spare")
     assert lost == SubstituteDeath(FIRST, "worker 2, a spare")
     assert said(more) == [(spare_id(1), TakePlace(worker=1))]
 
 
 def test_at_the_end_each_is_stopped_once_by_the_id_that_it_has() -> None:
-    registrar = registrar_of()
-    lose_worker(registrar, 1)
-    registrar.done = {0: {}}
-    registrar.is_finishing = True
-    told = said(tell(registrar, *(Finished(server=each, statistics={}) for each in range(SERVERS))))
+    coordinator = coordinator_of()
+    lose_worker(coordinator, 1)
+    coordinator.done = {0: {}}
+    coordinator.is_finishing = True
+    told = said(
+        tell(coordinator, *(Finished(server=each, statistics={}) for each in range(SERVERS)))
+    )
     stopped = [peer for peer, each in told if isinstance(each, Stop)]
     assert stopped == [worker_id(0), worker_id(FIRST), server_id(1), spare_id(1)]
 
@@ -167,13 +169,14 @@ def test_a_copy_goes_to_a_spare_that_has_one_where_others_may_become_workers() -
     assert found([2, 1, 2, 2], saves_spares=True) == server_id(1)
 
 
-# -- the deputy ------------------------------------------------------------------------------------
+# -- the standby
+# ------------------------------------------------------------------------------------
 
 
-def office(*, is_active: bool = True) -> Office:
-    return Office(
-        registrar_of(),
-        deputy=server_id(1),
+def coordinator_log(*, is_active: bool = True) -> CoordinatorLog:
+    return CoordinatorLog(
+        coordinator_of(),
+        standby=server_id(1),
         num_workers=WORKERS + 2,
         num_servers=SERVERS,
         num_spares=2,
@@ -183,10 +186,10 @@ def office(*, is_active: bool = True) -> Office:
 
 
 class Pair:
-    """Coordinator and deputy, who knows everything at once."""
+    """Coordinator and standby, who knows everything at once."""
 
     def __init__(self) -> None:
-        self.first, self.second = office(), office(is_active=False)
+        self.first, self.second = coordinator_log(), coordinator_log(is_active=False)
 
     def tell(self, peer: int, message: Any) -> list[tuple[int, Any]]:
         return self.settle(self.first.handle(peer, message))
@@ -288,12 +291,12 @@ def test_a_spare_that_is_asked_ends_with_what_it_has_heard_of_servers() -> None:
     loop = idle_spare()
     heard = [
         PeerLost(server_id(1), "server 1"),
-        ControlArrived(REGISTRAR, Moved(server=1, host=0)),
+        ControlArrived(COORDINATOR, Moved(server=1, host=0)),
     ]
     for event in (*heard, PeerLost(worker_id(0), "worker 0")):
         loop._decide(event)
     assert not loop.is_finished
-    loop._decide(ControlArrived(REGISTRAR, TakePlace(worker=0)))
+    loop._decide(ControlArrived(COORDINATOR, TakePlace(worker=0)))
     assert loop.is_finished
     assert (loop.replace, loop.heard) == (TakePlace(worker=0), heard)
 
@@ -301,29 +304,29 @@ def test_a_spare_that_is_asked_ends_with_what_it_has_heard_of_servers() -> None:
 def test_what_comes_behind_is_the_workers() -> None:
     loop = idle_spare()
     for message in (TakePlace(worker=0), Stop()):
-        loop.transport._transport.inbox.append(ControlArrived(REGISTRAR, message))
+        loop.transport._transport.inbox.append(ControlArrived(COORDINATOR, message))
     loop.turn()
     assert loop.replace == TakePlace(worker=0)
-    assert loop.transport.poll() == ControlArrived(REGISTRAR, Stop())
+    assert loop.transport.poll() == ControlArrived(COORDINATOR, Stop())
 
 
 def test_a_spare_with_a_copy_is_asked_by_nobody_nor_by_a_server() -> None:
     loop = idle_spare()
     with pytest.raises(ProtocolError, match="spare 0: server 1 sent TakePlace of worker 0"):
         loop._decide(ControlArrived(server_id(1), TakePlace(worker=0)))
-    loop._decide(ControlArrived(REGISTRAR, KeepCopy(server=0, number=2)))
+    loop._decide(ControlArrived(COORDINATOR, KeepCopy(server=0, number=2)))
     with pytest.raises(ProtocolError, match=r"and here are those of servers \[0\]"):
-        loop._decide(ControlArrived(REGISTRAR, TakePlace(worker=0)))
+        loop._decide(ControlArrived(COORDINATOR, TakePlace(worker=0)))
     assert loop.replace is None
 
 
 def test_who_has_joined_is_reported_by_its_number_as_a_worker() -> None:
-    registrar = registrar_of()
-    lose_worker(registrar, 1)
-    registrar.handle(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
+    coordinator = coordinator_of()
+    lose_worker(coordinator, 1)
+    coordinator.handle(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
     enter = Enter(worker=0, seq=1, name="join", payload=b"4/state-4-0-1")
-    tell(registrar, enter)
-    actions = tell(registrar, *(Resumed(seq=1, server=server) for server in range(SERVERS)))
+    tell(coordinator, enter)
+    actions = tell(coordinator, *(Resumed(seq=1, server=server) for server in range(SERVERS)))
     assert [each for each in actions if isinstance(each, Joined)] == [
         Joined(FIRST, 1, (4,), "state-4-0-1")
     ]

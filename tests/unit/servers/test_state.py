@@ -25,7 +25,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -443,7 +443,7 @@ def test_every_error_names_the_server_that_found_it() -> None:
     assert {str(each.error).partition(" sent")[0].partition(" reg")[0] for each in fails} == {
         "server 3: worker 0"
     }
-    assert core.handle(ControlArrived(REGISTRAR, Resume(seq=1))) == []
+    assert core.handle(ControlArrived(COORDINATOR, Resume(seq=1))) == []
     assert core.resumed_up_to == 1
 
 
@@ -567,9 +567,9 @@ def test_settings_that_come_a_second_time_change_nothing() -> None:
 
 def test_collectives_end_one_after_the_other() -> None:
     core = core_of("ssp")
-    assert core.handle(ControlArrived(REGISTRAR, Resume(seq=1))) == []
+    assert core.handle(ControlArrived(COORDINATOR, Resume(seq=1))) == []
     for seq in (1, 3):
-        (fail,) = core.handle(ControlArrived(REGISTRAR, Resume(seq=seq)))
+        (fail,) = core.handle(ControlArrived(COORDINATOR, Resume(seq=seq)))
         assert isinstance(fail, Fail)
         assert str(fail.error).endswith(f"resumed collective {seq} after collective 1")
 
@@ -641,10 +641,10 @@ def test_a_group_that_has_stopped_pushes_nothing_new() -> None:
 
 
 def test_a_suspension_that_its_resumption_overtook_is_forgotten_whatever_came_between() -> None:
-    """Suspend is the leader's, Resume the registrar's; another worker of the group may have pushed
-    again by the time that the leader's message is here."""
+    """Suspend is the leader's, Resume the coordinator's; another worker of the group may have
+    pushed again by the time that the leader's message is here."""
     core = core_of("ssp", sizes=(2,))
-    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    core.handle(ControlArrived(COORDINATOR, Resume(seq=1)))
     core.handle(ControlArrived(worker_id(1), Settings(version=1, hyper=HYPER, absent=[])))
     header = Header(kind=Kind.PUSH, sender=worker_id(1), settings=1, weight=0.0)
     assert only(core.handle(Arrived(worker_id(1), header, None)), EmptyStep)
@@ -655,7 +655,7 @@ def test_a_suspension_that_its_resumption_overtook_is_forgotten_whatever_came_be
 def test_after_a_collective_what_is_in_turn_is_received_as_before() -> None:
     core = core_of("sync", groups=1, chunks=2, slots=3)
     core.handle(ControlArrived(worker_id(0), Suspend(group=0, clock=0, seq=1)))
-    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    core.handle(ControlArrived(COORDINATOR, Resume(seq=1)))
     assert only(core.handle(Offered(worker_id(0), Kind.PUSH, 1, 4, "ticket")), Accept)
 
 
@@ -702,7 +702,7 @@ def test_who_stops_lets_chunks_go_on_in_the_order_in_which_they_came_to_wait() -
 def test_a_group_pushes_on_when_its_collective_is_over() -> None:
     core = core_of("ssp")
     core.handle(ControlArrived(worker_id(1), Suspend(group=1, clock=0, seq=1)))
-    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    core.handle(ControlArrived(COORDINATOR, Resume(seq=1)))
     assert only(push(core, 1, 0), Step)
 
 

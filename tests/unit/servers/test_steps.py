@@ -1,4 +1,4 @@
-"""The registrar's local steps by speed and by the loss: fixed once, the same for all."""
+"""The coordinator's local steps by speed and by the loss: fixed once, the same for all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
 from tests.support.coordinators import part_of
 
 
-def registrar(*, is_by_speed: bool = True) -> Coordinator:
+def coordinator(*, is_by_speed: bool = True) -> Coordinator:
     """Groups of one and of two workers."""
     steps = StepControl(sizes=[1, 2], local_steps=8) if is_by_speed else None
     return assemble(num_workers=3, num_servers=1, groups=((0,), (1, 2)), steps=steps)
@@ -70,7 +70,7 @@ def chosen(block: int, steps: int, why: str = "") -> StepsChosen:
 
 
 def test_the_first_one_that_asks_fixes_it_for_all() -> None:
-    machine = registrar()
+    machine = coordinator()
     assert tell(machine, RoundTook(worker=0, round=0, step_us=900)) == [StepsObserved(0, 0, 900)]
     assert tell(machine, ask(0, 1)) == [
         StepsChosen(Term(1, 0, 1), (8, 8), ""),
@@ -89,7 +89,7 @@ def test_the_first_one_that_asks_fixes_it_for_all() -> None:
 
 
 def test_a_pass_more_over_the_same_loader_is_another_term() -> None:
-    machine = registrar()
+    machine = coordinator()
     tell(machine, ask(0, 0))
     again = AskSteps(worker=0, loader=1, number=1, block=0)
     assert isinstance(tell(machine, again)[0], StepsChosen)
@@ -108,11 +108,11 @@ def test_a_pass_more_over_the_same_loader_is_another_term() -> None:
 )
 def test_what_cannot_be_is_refused(message: RoundTook | AskSteps) -> None:
     with pytest.raises(ProtocolError, match=f"worker {message.worker} sent .*damaged"):
-        tell(registrar(), message)
+        tell(coordinator(), message)
 
 
 def test_a_worker_asks_once_and_for_itself() -> None:
-    machine = registrar()
+    machine = coordinator()
     tell(machine, ask(0, 0))
     with pytest.raises(ProtocolError, match="twice or damaged"):
         tell(machine, ask(0, 0))
@@ -121,7 +121,7 @@ def test_a_worker_asks_once_and_for_itself() -> None:
 
 
 def test_nobody_asks_where_all_make_as_many() -> None:
-    machine = registrar(is_by_speed=False)
+    machine = coordinator(is_by_speed=False)
     messages: list[Control] = [ask(0, 0), RoundTook(worker=0, round=0, step_us=1), loss(0, 1.0)]
     for message in messages:
         with pytest.raises(ProtocolError, match="unasked"):
@@ -222,7 +222,7 @@ def test_the_largest_losses_are_taken() -> None:
 
 def test_nobody_reports_where_speeds_decide() -> None:
     with pytest.raises(ProtocolError, match="sent LossReported, unasked or damaged"):
-        tell(registrar(), loss(0, 1.0))
+        tell(coordinator(), loss(0, 1.0))
 
 
 def test_codecs_are_guarded_by_what_is_reported_where_that_is_asked_for() -> None:
@@ -315,7 +315,7 @@ def test_steps_by_speed_go_on_with_nothing() -> None:
 
 
 def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
-    machine = registrar()
+    machine = coordinator()
     for worker, step_us in ((0, 3000), (1, 1000)):
         tell(machine, RoundTook(worker=worker, round=0, step_us=step_us))
     kept = machine.kept(1)
@@ -428,7 +428,7 @@ NAMES = ("none", "fp16", "int8")
 
 
 def rises(machine: Coordinator, *, good: int = 2) -> list[CoordinatorAction]:
-    """What the registrar makes of looks that are good and then high."""
+    """What the coordinator makes of looks that are good and then high."""
     losses = [1.0] * good + [9.0] * 3
     return [
         action

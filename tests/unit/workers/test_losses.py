@@ -1,4 +1,4 @@
-"""What a script reports of its loss, until the registrar is told."""
+"""What a script reports of its loss, until the coordinator is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker tells the registrar of its rounds."""
+"""What a worker tells the coordinator of its rounds."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
 after the one before, when every shard has two copies again. DEPUTIES: how
-often the registrar has a deputy again before each of them. OPTIMIZER:
+often the coordinator has a standby again before each of them. OPTIMIZER:
 adam or sgd. Before iteration CHECKPOINT_AT there is a checkpoint, and before SET_MODE_AT the script
 asks for ssp with the bound 2. The parameters that it ends with are printed as one CRC-32.
 """
@@ -41,8 +41,8 @@ def logs() -> str:
 
 
 def wait_until_told(dead: list[str], *, of_copies: bool = True) -> None:
-    """Until the registrar, or who has succeeded it, has said that all of ``dead`` are, and of every
-    shard whose second copy is lost that there is another one (``of_copies``)."""
+    """Until the coordinator, or who has succeeded it, has said that all of ``dead`` are, and of
+    every shard whose second copy is lost that there is another one (``of_copies``)."""
     while True:
         text = logs()
         shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
@@ -63,7 +63,7 @@ def main() -> None:
     model, optimizer = job.prepare(model, optimizer)
     torch.manual_seed(100 + job.rank)
     victims = [each for each in os.environ.get("KILLS", "").split(",") if each]
-    deputies = [int(each) for each in os.environ.get("DEPUTIES", "").split(",") if each]
+    standbys = [int(each) for each in os.environ.get("DEPUTIES", "").split(",") if each]
     kills = {KILL_AT + 3 * index: each for index, each in enumerate(victims)}
     for iteration in range(ITERATIONS):
         if iteration == CHECKPOINT_AT:
@@ -72,9 +72,9 @@ def main() -> None:
                 time.sleep(0.02)
         if iteration == SET_MODE_AT:
             job.set_mode("ssp", staleness=2)
-        if iteration in kills and deputies:
-            num_awaited = deputies[victims.index(kills[iteration])]
-            while not job.all(logs().count("has a deputy again") >= num_awaited):
+        if iteration in kills and standbys:
+            num_awaited = standbys[victims.index(kills[iteration])]
+            while not job.all(logs().count("has a standby again") >= num_awaited):
                 time.sleep(0.02)
         if iteration in kills and job.is_chief:
             wait_until_told(victims[: victims.index(kills[iteration])])

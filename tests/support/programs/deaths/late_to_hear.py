@@ -1,4 +1,4 @@
-"""A training script whose registrar and one worker of the second group are killed by SIGKILL at
+"""A training script whose coordinator and one worker of the second group are killed by SIGKILL at
 once, while the other worker of that group is busy for LATE_S: the job of the first group has ended
 before it looks up.
 """

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from psdist.commands.launch.ending import (
-    EndByRegistrar,
+    EndByCoordinator,
     Ending,
     KillRanks,
     SignalLauncher,
@@ -17,14 +17,14 @@ from psdist.commands.launch.ending import (
 
 STAGES: list[list[Step]] = [
     [TellRanks(signal.SIGINT)],
-    [EndByRegistrar(signal.SIGINT)],
+    [EndByCoordinator(signal.SIGINT)],
     [SignalLauncher(signal.SIGTERM)],
     [SignalLauncher(signal.SIGKILL), KillRanks()],
 ]
 
 
 def ask(ending: Ending, number: int = signal.SIGINT, **roles: bool) -> list[Step]:
-    given = {"has_worker": True, "has_registrar": True, **roles}
+    given = {"has_worker": True, "has_coordinator": True, **roles}
     return ending.on_signal(number, now_s=0.0, **given)
 
 
@@ -37,7 +37,7 @@ def test_each_further_signal_goes_one_stage_further() -> None:
 def test_the_first_signal_is_the_one_that_counts() -> None:
     ending = Ending()
     assert ask(ending, signal.SIGTERM) == [TellRanks(signal.SIGTERM)]
-    assert ask(ending, signal.SIGINT) == [EndByRegistrar(signal.SIGTERM)]
+    assert ask(ending, signal.SIGINT) == [EndByCoordinator(signal.SIGTERM)]
     assert ending.number == signal.SIGTERM
 
 
@@ -65,14 +65,14 @@ def test_scripts_have_as_long_as_the_setting_says_and_at_least_as_slurm_gives(
 
 
 @pytest.mark.parametrize(
-    ("has_worker", "has_registrar", "first"),
+    ("has_worker", "has_coordinator", "first"),
     [
-        (False, True, EndByRegistrar(signal.SIGINT)),
+        (False, True, EndByCoordinator(signal.SIGINT)),
         (False, False, SignalLauncher(signal.SIGTERM)),
         (True, False, TellRanks(signal.SIGINT)),
     ],
 )
 def test_who_is_told_first_depends_on_who_is_on_this_host(
-    has_worker: bool, has_registrar: bool, first: Step
+    has_worker: bool, has_coordinator: bool, first: Step
 ) -> None:
-    assert ask(Ending(), has_worker=has_worker, has_registrar=has_registrar) == [first]
+    assert ask(Ending(), has_worker=has_worker, has_coordinator=has_coordinator) == [first]

@@ -38,7 +38,7 @@ def test_a_host_that_mpirun_has_lost_is_a_failure_whatever_that_returns() -> Non
         assert found.status == status
         assert found.line is not None
         assert found.line.startswith("psdist: error: mpirun has lost n3, cut off or gone, and ends")
-    # The registrar may have said so before.
+    # The coordinator may have said so before.
     assert verdict(0, told=[1], lost_hosts=["n3"]) == Verdict(1)
     assert verdict(0, interrupted_by=15, lost_hosts=["n3"]) == Verdict(0)
 

@@ -56,10 +56,10 @@ def test_a_rank_that_prepares_another_model_is_not_at_the_start_again() -> None:
     assert view.phase == "training"
 
 
-def test_where_the_registrar_is_on_another_host_nothing_is_drawn_of_the_training() -> None:
+def test_where_the_coordinator_is_on_another_host_nothing_is_drawn_of_the_training() -> None:
     view = view_of(2)
     view.rank_reached(1, "importing")
-    view.registrar_is_elsewhere()
+    view.coordinator_is_elsewhere()
     assert drawn(view) == ["importing torch  0:03"]
     view.rank_reached(1, "training")
     assert drawn(view) == []

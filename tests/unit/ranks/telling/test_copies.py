@@ -40,7 +40,7 @@ def test_a_spare_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert "has one copy, in spare 2: the job" in lines[2]
 
 
-def test_a_next_deputy_tells_what_the_registrar_knew() -> None:
+def test_a_next_standby_tells_what_the_coordinator_knew() -> None:
     now = iter([12.0, 13.5, 15.0])
     reports = CopyReports(started_s=10.0, clock=lambda: next(now))
     reports.alone(ShardAlone(1, 1))

@@ -102,7 +102,7 @@ def test_a_spare_that_takes_a_workers_place_is_told_and_counts_among_those_left(
     assert [each.get("spare") for each in reports.told()] == [None, None, 0]
 
 
-def test_a_next_deputy_tells_what_the_registrar_knew() -> None:
+def test_a_next_standby_tells_what_the_coordinator_knew() -> None:
     progress = {2: Progress(worker=2, clock=41, samples=9)}
     reports = DeathReports(progress, started_s=time.monotonic() - 5, roles=ROLES)
     reports.declared(Death(2, "worker 2 (rank 3 on n1)", generation=1, left=(1,), chief=0))

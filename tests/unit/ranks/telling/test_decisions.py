@@ -113,22 +113,22 @@ def test_losses_are_kept_with_what_they_decide(tmp_path: Path) -> None:
     assert read_decision_lines(tmp_path / "not") == []
 
 
-def test_a_deputy_knows_what_was_told_and_tells_the_rest_once(
+def test_a_standby_knows_what_was_told_and_tells_the_rest_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of what the registrar had to do, half of which is in the file when it dies."""
+    """Of what the coordinator had to do, half of which is in the file when it dies."""
     config = RunConfig(codec="auto", record=True)
     report(config, tmp_path, SIZED, SEEN, TO_INT4)
-    deputy = DecisionReports(config, RunDirectory(tmp_path))
+    standby = DecisionReports(config, RunDirectory(tmp_path))
     with caplog.at_level(logging.INFO, logger="psdist"):
         for action in (SEEN, TO_INT4):
-            deputy.note(action)
+            standby.note(action)
     assert not caplog.messages
-    assert deputy.now == "sync int4/int4"
+    assert standby.now == "sync int4/int4"
     undone = [SEEN, TO_INT4, SEEN, TO_INT8]
-    assert deputy.num_kept(undone) == 2
+    assert standby.num_kept(undone) == 2
     assert DecisionReports(RunConfig(codec="auto"), RunDirectory(tmp_path)).num_kept(undone) == 0
     later = DecisionReports(config, RunDirectory(tmp_path))
-    later.go_on(deputy.standing())
-    assert later.words == deputy.words
-    assert later.codecs.told() == deputy.codecs.told()
+    later.go_on(standby.standing())
+    assert later.words == standby.words
+    assert later.codecs.told() == standby.codecs.told()

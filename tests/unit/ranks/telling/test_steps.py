@@ -1,4 +1,4 @@
-"""What people and files hear of local steps that the registrar fixes."""
+"""What people and files hear of local steps that the coordinator fixes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from psdist.errors import HyperparameterError, InvariantError
 from psdist.protocol.control import Register, Resume, Settings, Setup, Suspend
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import CodecCode, Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, worker_id
+from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
@@ -431,13 +431,13 @@ def register(core: ServerCore, group: int) -> None:
     core.handle(ControlArrived(peer, Settings(version=1, hyper=hyper, absent=[])))
 
 
-def test_what_changes_is_recorded_before_the_registrar_is_answered() -> None:
+def test_what_changes_is_recorded_before_the_coordinator_is_answered() -> None:
     core = loaded("ssp")
     for group in (1, 0):
         message = Suspend(group=group, clock=0, seq=1)
         (event,) = core.handle(ControlArrived(worker_id(group), message))
         assert event == MembershipEvent("suspend", group, 0, 1)
-    assert core.handle(ControlArrived(REGISTRAR, Resume(seq=1))) == [
+    assert core.handle(ControlArrived(COORDINATOR, Resume(seq=1))) == [
         MembershipEvent("resume", 0, 0, 1),
         MembershipEvent("resume", 1, 0, 1),
     ]
@@ -468,7 +468,7 @@ def test_a_push_that_comes_while_the_one_before_is_being_summed_is_no_duplicate(
 
 def test_a_suspension_that_is_too_late_is_the_leaders_all_the_same() -> None:
     core = loaded("ssp")
-    core.handle(ControlArrived(REGISTRAR, Resume(seq=1)))
+    core.handle(ControlArrived(COORDINATOR, Resume(seq=1)))
     late = Suspend(group=0, clock=0, seq=1)
     (fail,) = core.handle(ControlArrived(worker_id(1), late))
     assert isinstance(fail, Fail)

@@ -1,1 +1,1 @@
-"""Second copies of shards: the machines of both sides, and of the registrar."""
+"""Second copies of shards: the machines of both sides, and of the coordinator."""

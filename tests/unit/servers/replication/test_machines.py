@@ -145,7 +145,7 @@ def test_what_is_said_behind_a_record_waits_for_the_buddy_in_order() -> None:
             primary.on_recorded(peer, number)
 
 
-def test_without_its_buddy_a_server_says_nothing_until_the_registrar_has_spoken() -> None:
+def test_without_its_buddy_a_server_says_nothing_until_the_coordinator_has_spoken() -> None:
     primary = Primary(server=1, buddy=BUDDY)
     primary.count_record()
     assert primary.hold("first")

@@ -41,7 +41,8 @@ from psdist.servers.replication.chunk_bytes import pack_regions, unpack_regions
 from psdist.servers.shard.regions import Region
 from tests.unit.servers.replication.test_machines import step
 
-# -- the registrar ---------------------------------------------------------------------------------
+# -- the coordinator
+# ---------------------------------------------------------------------------------
 
 
 def sent(actions: list[Any], kind: type) -> list[tuple[int, Any]]:

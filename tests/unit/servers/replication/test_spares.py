@@ -1,4 +1,5 @@
-"""Spares as the registrar sees them, whom a copy is filled on, and what a spare takes from whom."""
+"""Spares as the coordinator sees them, whom a copy is filled on, and what a spare takes from
+whom."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from psdist.protocol.control import (
     TakenOver,
     TakeOver,
 )
+from psdist.protocol.coordinator_line import SAID_BY_COORDINATOR
 from psdist.protocol.events import ControlArrived, PeerLost
-from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
-from psdist.protocol.registrar_line import SAID_BY_REGISTRAR
+from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.replication.pairs import next_keeper
 from psdist.servers.protocol.takeovers import ShardAlone, SpareDeath, Takeovers
@@ -180,25 +181,25 @@ def test_a_set_is_described_to_a_spare_once_and_by_servers() -> None:
         loop._decide(ControlArrived(worker_id(0), setup, 2))
 
 
-def test_the_registrar_begins_without_a_spare_that_has_died_before() -> None:
+def test_the_coordinator_begins_without_a_spare_that_has_died_before() -> None:
     schedule = Schedule(seed=3, servers=2, spares=2, iterations=(2, 2), has_buddies=True)
     job = VirtualJob(schedule, is_watched=False)
-    loop = job.servers[REGISTRAR]
+    loop = job.servers[COORDINATOR]
     lost: Any = loop.transport.lost
     lost.update({spare_id(0): "spare 0", server_id(1): "server 1"})
     loop._has_finished = True
     loop.run(Waiting(is_spinning=False))
-    assert part_of(job.registrar, Takeovers).idle_spares == [spare_id(1)]
-    assert part_of(job.registrar, Takeovers).alive == [server_id(0), server_id(1), spare_id(1)]
+    assert part_of(job.coordinator, Takeovers).idle_spares == [spare_id(1)]
+    assert part_of(job.coordinator, Takeovers).alive == [server_id(0), server_id(1), spare_id(1)]
 
 
-def test_spares_are_told_who_succeeds_the_registrar_and_what_is_said_to_them_is_counted() -> None:
+def test_spares_are_told_who_succeeds_the_coordinator_and_what_is_said_to_them_is_counted() -> None:
     schedule = Schedule(seed=3, servers=2, spares=2, iterations=(2, 2), has_buddies=True)
     job = VirtualJob(schedule, is_watched=False)
     assert job.second is not None
     told = [each.peer for each in job.second.announcements()]
     assert told[-2:] == [spare_id(0), spare_id(1)]
-    assert CopyLost in SAID_BY_REGISTRAR
+    assert CopyLost in SAID_BY_COORDINATOR
 
 
 class _Listening:
@@ -231,13 +232,13 @@ def test_who_fills_a_spare_describes_its_sets_first_and_those_that_come_later(ke
     replication.on_built(2, partition, [0, 1], setups[1])
     described = [(SPARE, setups[0], 0), (SPARE, setups[1], 1)] if keeper == SPARE else []
     assert [each for each in transport.said if isinstance(each[1], Setup)] == described
-    filled = (REGISTRAR, CopyFilled(server=1, number=2), 0)
+    filled = (COORDINATOR, CopyFilled(server=1, number=2), 0)
     assert transport.said.index(filled) == (1 if keeper == SPARE else 0)
 
 
 def test_what_a_spare_does_not_serve_it_does_not_fill() -> None:
     loop = idle_spare()
     with pytest.raises(ProtocolError, match=r"spare 0: .* CopyLost of the shard of server 1"):
-        loop._decide(ControlArrived(REGISTRAR, CopyLost(server=1)))
+        loop._decide(ControlArrived(COORDINATOR, CopyLost(server=1)))
     with pytest.raises(ProtocolError, match="server 1 sent Finish"):
         loop._decide(ControlArrived(server_id(1), Finish()))

@@ -74,7 +74,7 @@ def reforming(
 
 
 def exchange(folder: Path, name: str, place: int, size: int, row: list[float]) -> Any:
-    """What each of those who are left offers, by place: what the registrar tells them."""
+    """What each of those who are left offers, by place: what the coordinator tells them."""
     (folder / f"{name}-{place}.part").write_text(json.dumps(row))
     (folder / f"{name}-{place}.part").rename(folder / f"{name}-{place}")
     found = []

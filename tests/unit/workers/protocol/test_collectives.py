@@ -12,7 +12,7 @@ from psdist.protocol.control import (
     Enter,
     Suspend,
 )
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.workers.protocol.actions import (
     Warn,
 )
@@ -39,7 +39,7 @@ def test_a_registered_leader_suspends_its_group_before_it_enters() -> None:
     assert messages(actions) == [
         (server_id(0), suspend),
         (server_id(1), suspend),
-        (REGISTRAR, Enter(worker=0, seq=1, name="save", payload=b"payload")),
+        (COORDINATOR, Enter(worker=0, seq=1, name="save", payload=b"payload")),
     ]
 
 
@@ -68,8 +68,10 @@ def test_answers_belong_to_their_collective_whatever_came_before() -> None:
 def test_an_answer_whose_runs_do_not_fit_its_payloads_is_an_error(runs: list[int]) -> None:
     core = make_core()
     core.begin_collective("mean")
-    control(core, REGISTRAR, Collected(seq=1, payloads=[b"a"], runs=runs, values=b"", error=""))
-    with pytest.raises(ProtocolError, match="the registrar sent Collected of 1 payloads with runs"):
+    control(core, COORDINATOR, Collected(seq=1, payloads=[b"a"], runs=runs, values=b"", error=""))
+    with pytest.raises(
+        ProtocolError, match="the coordinator sent Collected of 1 payloads with runs"
+    ):
         core.take_collected()
 
 
@@ -87,12 +89,12 @@ def test_what_each_has_brought_is_told_as_runs_of_workers() -> None:
 def test_who_is_absent_is_named_as_far_as_told() -> None:
     core = make_core()
     core.begin_collective("mean")
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[2, 5], num_absent=9)) == [
+    assert control(core, COORDINATOR, Absent(seq=1, workers=[2, 5], num_absent=9)) == [
         Warn("the collective waits for workers 2, 5 and 7 more")
     ]
 
 
-def test_a_failed_collective_is_an_error_in_the_registrars_words_and_is_over() -> None:
+def test_a_failed_collective_is_an_error_in_the_coordinators_words_and_is_over() -> None:
     core = make_core()
     core.begin_collective("save", b"")
     collect(core, 1, error="save was called by worker 0 only")
@@ -102,7 +104,7 @@ def test_a_failed_collective_is_an_error_in_the_registrars_words_and_is_over() -
 
 
 @pytest.mark.parametrize(
-    ("peer", "seq"), [(REGISTRAR, 0), (REGISTRAR, 2), (server_id(1), 1), (worker_id(3), 1)]
+    ("peer", "seq"), [(COORDINATOR, 0), (COORDINATOR, 2), (server_id(1), 1), (worker_id(3), 1)]
 )
 @pytest.mark.parametrize("kind", ["Collected", "Absent"])
 def test_an_answer_to_what_was_not_entered_is_an_error_that_names_the_peer(
@@ -123,19 +125,19 @@ def test_an_answer_to_what_was_not_entered_is_an_error_that_names_the_peer(
 def test_who_is_absent_is_said_while_it_matters_and_not_afterwards() -> None:
     core = make_core()
     core.begin_collective("mean", b"")
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[2, 5], num_absent=2)) == [
+    assert control(core, COORDINATOR, Absent(seq=1, workers=[2, 5], num_absent=2)) == [
         Warn("the collective waits for workers 2, 5")
     ]
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[5], num_absent=1)) == [
+    assert control(core, COORDINATOR, Absent(seq=1, workers=[5], num_absent=1)) == [
         Warn("the collective waits for worker 5")
     ]
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[5], num_absent=2)) == [
+    assert control(core, COORDINATOR, Absent(seq=1, workers=[5], num_absent=2)) == [
         Warn("the collective waits for worker 5 and 1 more")
     ]
-    assert control(core, REGISTRAR, Absent(seq=1, workers=[], num_absent=0)) == [
+    assert control(core, COORDINATOR, Absent(seq=1, workers=[], num_absent=0)) == [
         Warn("the collective waits for workers that are on their way")
     ]
     collect(core, 1)
     for num_absent in (1, 9):
         late = Absent(seq=1, workers=[5], num_absent=num_absent)
-        assert control(core, REGISTRAR, late) == []
+        assert control(core, COORDINATOR, late) == []

@@ -23,7 +23,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, PeerLost
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.partition import Partition, Piece
 from psdist.protocol.rounds import Turns
 from psdist.workers.protocol.actions import (
@@ -198,7 +198,7 @@ def test_a_long_wait_says_what_for_and_asks_whoever_knows_more() -> None:
     core.begin_collective("save")
     assert core.awaits() == "the other workers in save"
     assert core.ask_who_is_missing() == [
-        SendControl(REGISTRAR, WhoIsAbsent(worker=0, seq=1)),
+        SendControl(COORDINATOR, WhoIsAbsent(worker=0, seq=1)),
     ]
     collect(core, 1)
     core.take_collected()
@@ -228,7 +228,7 @@ def test_a_long_wait_names_what_was_asked_for_and_nothing_else() -> None:
 def test_nothing_is_awaited_once_the_job_is_complete() -> None:
     core = make_core()
     core.begin_done({})
-    control(core, REGISTRAR, Stop())
+    control(core, COORDINATOR, Stop())
     assert core.awaits() == "nothing"
 
 
@@ -382,10 +382,12 @@ def surviving(worker: int = 1, members: tuple[int, ...] = (1,)) -> WorkerCore:
 
 
 def survive(core: WorkerCore, *dead: int, generation: int = 1, chief: int = 0) -> None:
-    control(core, REGISTRAR, MembershipChanged(generation=generation, dead=list(dead), chief=chief))
+    control(
+        core, COORDINATOR, MembershipChanged(generation=generation, dead=list(dead), chief=chief)
+    )
 
 
-def test_the_loss_of_another_worker_is_the_registrars_matter() -> None:
+def test_the_loss_of_another_worker_is_the_coordinators_matter() -> None:
     core = surviving()
     assert core.handle(PeerLost(worker_id(0), "worker 0")) == []
     with pytest.raises(PeerLostError, match="server 0"):
@@ -418,7 +420,7 @@ def test_a_worker_whose_group_is_out_ends_whatever_its_script_catches() -> None:
         core.begin_iteration(clock=0, hyper=b"", absent=(), weight=1.0)
 
 
-def test_the_registrar_alone_says_who_is_dead() -> None:
+def test_the_coordinator_alone_says_who_is_dead() -> None:
     with pytest.raises(
         ProtocolError, match="server 1 sent MembershipChanged; server 0 says who is dead"
     ):

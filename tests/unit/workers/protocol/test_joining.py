@@ -18,7 +18,7 @@ from psdist.protocol.control import (
     TakePlace,
 )
 from psdist.protocol.events import ControlArrived
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.workers.protocol.actions import SendPush
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
@@ -37,7 +37,7 @@ def substitute() -> WorkerCore:
     return core
 
 
-def hear(core: WorkerCore, message: Control, peer: int = REGISTRAR) -> list[Any]:
+def hear(core: WorkerCore, message: Control, peer: int = COORDINATOR) -> list[Any]:
     actions = core.handle(ControlArrived(peer, message))
     core.check_invariants()
     return actions
@@ -63,7 +63,7 @@ def test_it_says_that_it_is_ready_with_all_its_sets_and_waits() -> None:
     assert core.place is None
     assert hear(core, TakePlace(worker=1)) == []
     assert core.place == 1
-    assert messages(core.begin_join()) == [(REGISTRAR, JoinReady(worker=3, num_sets=2))]
+    assert messages(core.begin_join()) == [(COORDINATOR, JoinReady(worker=3, num_sets=2))]
     assert core.is_joining
     assert core.welcome is None
     assert "come to where a substitute can join" in core.awaits()
@@ -71,7 +71,7 @@ def test_it_says_that_it_is_ready_with_all_its_sets_and_waits() -> None:
     assert "have not come to where a substitute can join" in warning.text  # type: ignore[union-attr]
 
 
-def test_what_the_registrar_says_holds_for_all_sets() -> None:
+def test_what_the_coordinator_says_holds_for_all_sets() -> None:
     core = joined()
     assert core.welcome == WELCOME
     assert (core.chief, core.dead) == (2, frozenset({0, 1}))
@@ -125,9 +125,9 @@ def test_a_second_welcome_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "worker"), [(server_id(1), 3), (REGISTRAR, 4)], ids=["another server", "another's"]
+    ("peer", "worker"), [(server_id(1), 3), (COORDINATOR, 4)], ids=["another server", "another's"]
 )
-def test_none_but_the_registrar_welcomes_it(peer: int, worker: int) -> None:
+def test_none_but_the_coordinator_welcomes_it(peer: int, worker: int) -> None:
     core = asked()
     welcome = JoinAccepted(
         worker=worker, clocks=[1], state="s", seq=1, generation=1, dead=[0], chief=1, meeting=0
@@ -136,10 +136,10 @@ def test_none_but_the_registrar_welcomes_it(peer: int, worker: int) -> None:
         hear(core, welcome, peer)
 
 
-@pytest.mark.parametrize("peer", [server_id(1), REGISTRAR], ids=["another server", "twice"])
-def test_a_substitute_is_asked_by_the_registrar_once(peer: int) -> None:
+@pytest.mark.parametrize("peer", [server_id(1), COORDINATOR], ids=["another server", "twice"])
+def test_a_substitute_is_asked_by_the_coordinator_once(peer: int) -> None:
     core = substitute()
-    if peer == REGISTRAR:
+    if peer == COORDINATOR:
         hear(core, TakePlace(worker=1))
     with pytest.raises(
         ProtocolError, match=r"sent TakePlace of worker 0; server 0 asks substitutes"

@@ -29,7 +29,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived
 from psdist.protocol.header import Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.workers.protocol.actions import (
     AcceptCopy,
     AcceptReply,
@@ -410,10 +410,10 @@ class Worker(RuleBasedStateMachine):
             expected = [(server_id(server), suspend) for server in (0, 1)]
         enter = Enter(worker=0, seq=self.seq, name="mean", payload=payload, values=values)
         actions = self.core.begin_collective("mean", payload, values=values)
-        assert messages(actions) == [*expected, (REGISTRAR, enter)]
+        assert messages(actions) == [*expected, (COORDINATOR, enter)]
         assert self.core.awaits() == "the other workers in mean"
         assert self.core.ask_who_is_missing() == [
-            SendControl(REGISTRAR, WhoIsAbsent(worker=0, seq=self.seq))
+            SendControl(COORDINATOR, WhoIsAbsent(worker=0, seq=self.seq))
         ]
 
     @precondition(lambda self: self.seq)
@@ -426,7 +426,7 @@ class Worker(RuleBasedStateMachine):
         answer = Collected(
             seq=self.seq, payloads=[b"%d" % self.seq], runs=[0, 1], values=b"sum", error=""
         )
-        assert self.core.handle(ControlArrived(REGISTRAR, answer)) == []
+        assert self.core.handle(ControlArrived(COORDINATOR, answer)) == []
 
     @precondition(lambda self: self.is_answered)
     @rule()
@@ -446,13 +446,13 @@ class Worker(RuleBasedStateMachine):
     def be_done(self) -> None:
         self.is_done = True
         done = Done(worker=0, statistics={"clock": self.clock})
-        assert messages(self.core.begin_done({"clock": self.clock})) == [(REGISTRAR, done)]
+        assert messages(self.core.begin_done({"clock": self.clock})) == [(COORDINATOR, done)]
 
     @precondition(lambda self: self.is_done)
     @rule()
     def stop(self) -> None:
         self.duplicates += self.core.is_stopped
-        assert self.core.handle(ControlArrived(REGISTRAR, Stop())) == []
+        assert self.core.handle(ControlArrived(COORDINATOR, Stop())) == []
         assert self.core.is_stopped
 
     # -- what it says of itself ----------------------------------------------------------------

@@ -17,7 +17,7 @@ from psdist.protocol.control import (
     Suspend,
 )
 from psdist.protocol.header import Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.workers.protocol.actions import (
     InitialSent,
     SendInitial,
@@ -104,18 +104,18 @@ def test_a_registered_leader_takes_its_groups_leave_at_its_clock_and_nobody_else
     assert make_core().begin_leave() == [], "it was never registered"
 
 
-def test_a_worker_is_stopped_once_it_is_done_and_the_registrar_says_so() -> None:
+def test_a_worker_is_stopped_once_it_is_done_and_the_coordinator_says_so() -> None:
     core = make_core()
     with pytest.raises(ProtocolError, match="server 0 sent Stop before this worker's script"):
-        control(core, REGISTRAR, Stop())
+        control(core, COORDINATOR, Stop())
     assert messages(core.begin_done({"clock": 3})) == [
-        (REGISTRAR, Done(worker=0, statistics={"clock": 3}))
+        (COORDINATOR, Done(worker=0, statistics={"clock": 3}))
     ]
     with pytest.raises(ProtocolError, match="worker 0: server 1 sent Stop; server 0 says"):
         control(core, server_id(1), Stop())
     assert not core.is_stopped
-    control(core, REGISTRAR, Stop())
-    control(core, REGISTRAR, Stop())
+    control(core, COORDINATOR, Stop())
+    control(core, COORDINATOR, Stop())
     assert core.is_stopped
     assert core.counts().duplicates == 1
 

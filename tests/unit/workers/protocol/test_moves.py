@@ -5,7 +5,7 @@ from __future__ import annotations
 from psdist.workers.protocol.moves import Moves
 
 
-def test_both_the_network_and_the_registrar_have_spoken() -> None:
+def test_both_the_network_and_the_coordinator_have_spoken() -> None:
     moves = Moves()
     assert moves.on_lost(1) == []
     assert moves.on_moved(1, host=2) == [(1, 2)]

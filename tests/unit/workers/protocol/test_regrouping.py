@@ -18,7 +18,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived
 from psdist.protocol.header import Flag, Header
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.workers.protocol.actions import Action, SendControl, SendPush
 from psdist.workers.protocol.core import WorkerCore
@@ -45,7 +45,7 @@ def made(worker: int, *, credits: int = 8, reforms: bool = True) -> WorkerCore:
 def hear(core: WorkerCore, *dead: int, generation: int = 1) -> list[Action]:
     chief = min(set(MEMBERS) - set(dead), default=3)
     survive = MembershipChanged(generation=generation, dead=list(dead), chief=chief)
-    return core.handle(ControlArrived(REGISTRAR, survive))
+    return core.handle(ControlArrived(COORDINATOR, survive))
 
 
 def pushed(actions: Sequence[Action]) -> list[Header]:
@@ -73,16 +73,16 @@ def test_a_worker_tells_once_for_each_number_of_dead_and_hears_what_all_have_tol
     regrouping.num_lost = 1
     assert regrouping.is_due
     assert regrouping.tell(b"here") == [
-        SendControl(REGISTRAR, Regroup(worker=2, num_lost=1, standing=b"here"))
+        SendControl(COORDINATOR, Regroup(worker=2, num_lost=1, standing=b"here"))
     ]
     assert not regrouping.is_due
     assert regrouping.answer is None
-    regrouping.on_regrouped(REGISTRAR, Regrouped(num_lost=1, standings=[b"a", b"b"]))
+    regrouping.on_regrouped(COORDINATOR, Regrouped(num_lost=1, standings=[b"a", b"b"]))
     assert regrouping.answer == [b"a", b"b"]
     regrouping.num_lost = 2
     assert regrouping.answer is None
     regrouping.tell(b"there")
-    regrouping.on_regrouped(REGISTRAR, Regrouped(num_lost=1, standings=[b"a", b"b"]))  # late
+    regrouping.on_regrouped(COORDINATOR, Regrouped(num_lost=1, standings=[b"a", b"b"]))  # late
     assert regrouping.answer is None
 
 
@@ -90,9 +90,9 @@ def test_a_worker_tells_once_for_each_number_of_dead_and_hears_what_all_have_tol
     ("peer", "num_lost", "standings", "match"),
     [
         (server_id(1), 1, [b"", b""], "server 1 sent Regrouped of a group that has lost 1"),
-        (REGISTRAR, 2, [b"", b""], "has lost 2; this worker has told for 1"),
-        (REGISTRAR, 0, [b"", b""], "has lost 0"),
-        (REGISTRAR, 1, [b""], "of 1 workers; 2 are left"),
+        (COORDINATOR, 2, [b"", b""], "has lost 2; this worker has told for 1"),
+        (COORDINATOR, 0, [b"", b""], "has lost 0"),
+        (COORDINATOR, 1, [b""], "of 1 workers; 2 are left"),
     ],
 )
 def test_what_nobody_answers_is_refused(

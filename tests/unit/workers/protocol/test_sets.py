@@ -8,7 +8,7 @@ from psdist.errors import InvariantError, ProtocolError, UsageError
 from psdist.protocol.control import Collected, Done, Enter, Leave, Registered, Stop, Suspend
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import MOST_SETS
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.workers.protocol.actions import SendControl, SendInitial, SendPull, SendPush
 from psdist.workers.protocol.core import WorkerCore
 from tests.support.virtual.worker_machine import (
@@ -85,7 +85,7 @@ def test_a_collective_suspends_the_group_in_every_set_where_it_is_registered() -
     ]
     assert isinstance(enter, SendControl)
     assert isinstance(enter.message, Enter)
-    assert (enter.peer, enter.set_index) == (REGISTRAR, 0)
+    assert (enter.peer, enter.set_index) == (COORDINATOR, 0)
     for core in (first, second):
         with pytest.raises(InvariantError, match="inside a collective"):
             push(core)
@@ -106,7 +106,7 @@ def test_the_first_takes_leave_of_every_set_and_ends_for_all() -> None:
         for index, clock in ((0, 0), (1, 1))
         for server in range(2)
     ]
-    assert first.begin_done({}) == [SendControl(REGISTRAR, Done(worker=0, statistics={}))]
+    assert first.begin_done({}) == [SendControl(COORDINATOR, Done(worker=0, statistics={}))]
     with pytest.raises(InvariantError, match="after its end"):
         push(second)
 
@@ -117,7 +117,7 @@ def test_the_first_takes_leave_of_every_set_and_ends_for_all() -> None:
 def test_what_concerns_the_job_does_not_come_to_another_set(message: Stop | Collected) -> None:
     _, second = two()
     with pytest.raises(ProtocolError, match="which no worker takes"):
-        second.handle(ControlArrived(REGISTRAR, message))
+        second.handle(ControlArrived(COORDINATOR, message))
 
 
 def test_answers_that_came_twice_are_counted_once() -> None:
@@ -126,7 +126,7 @@ def test_answers_that_came_twice_are_counted_once() -> None:
     first.begin_collective("barrier")
     answer = Collected(seq=1, payloads=[b""], runs=[0, 1], values=b"", error="")
     for _ in range(2):
-        first.handle(ControlArrived(REGISTRAR, answer))
+        first.handle(ControlArrived(COORDINATOR, answer))
     second.begin_register()
     for _ in range(3):
         second.handle(ControlArrived(server_id(0), Registered(group=7, server=0)))

@@ -11,7 +11,7 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Settings, Setup, Suspend
 from psdist.protocol.events import Arrived
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.workers.protocol.actions import Action, SendControl, SendPush, SendValues
 from psdist.workers.protocol.core import ANY_TIME, WorkerCore
 from psdist.workers.protocol.seat import Seat
@@ -211,7 +211,7 @@ def test_a_set_that_is_half_pushed_is_not_suspended_and_goes_on_in_the_collectiv
     assert second.is_half_pushed
     actions = first.begin_collective(name)
     suspends = [each for each in actions if isinstance(each, SendControl) and each.set_index == 0]
-    assert [each.peer for each in suspends] == [REGISTRAR], "its Enter, and no Suspend"
+    assert [each.peer for each in suspends] == [COORDINATOR], "its Enter, and no Suspend"
     suspends = [each for each in actions if isinstance(each, SendControl) and each.set_index == 1]
     assert [each.message for each in suspends] == [Suspend(group=7, clock=0, seq=1)] * 2
     for header in sent:
@@ -255,7 +255,7 @@ def test_an_iteration_that_is_expected_keeps_its_set_from_being_suspended_and_ma
     register(core)
     core.expect_iteration()
     assert (core.is_open, core.is_idle, core.is_half_pushed) == (True, True, False)
-    assert [peer for peer, _ in messages(core.begin_collective("mean"))] == [REGISTRAR]
+    assert [peer for peer, _ in messages(core.begin_collective("mean"))] == [COORDINATOR]
     begin(core)
     sent = push_of(core, 0)
     collect(core, 1)
@@ -285,7 +285,7 @@ def test_replies_may_be_awaited_in_a_set_that_goes_on() -> None:
     register(core)
     sent = headers(push(core))
     core.expect_iteration()
-    assert [peer for peer, _ in messages(core.begin_collective("mean"))] == [REGISTRAR]
+    assert [peer for peer, _ in messages(core.begin_collective("mean"))] == [COORDINATOR]
     for header in sent:
         answer(core, header)
 
@@ -367,7 +367,7 @@ def test_a_collective_suspends_from_the_iteration_behind_the_one_that_was_pushed
         answer(core, header)
     suspends = [each for _, each in messages(core.begin_collective("save"))]
     assert suspends[:2] == [Suspend(group=7, clock=1, seq=1)] * 2
-    assert messages(make_core().begin_collective("save"))[0][0] == REGISTRAR
+    assert messages(make_core().begin_collective("save"))[0][0] == COORDINATOR
 
 
 # -- single replies --------------------------------------------------------------------------------

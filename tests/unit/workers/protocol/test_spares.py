@@ -7,7 +7,7 @@ import pytest
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import Moved
 from psdist.protocol.events import ControlArrived, PeerLost
-from psdist.protocol.ids import REGISTRAR, server_id, spare_id
+from psdist.protocol.ids import COORDINATOR, server_id, spare_id
 from psdist.workers.protocol.actions import MovePeer
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
@@ -30,10 +30,10 @@ def with_a_spare() -> WorkerCore:
 def test_what_is_a_dead_server_s_goes_to_the_spare_in_its_place() -> None:
     core = with_a_spare()
     core.handle(PeerLost(server_id(1), "server 1"))
-    actions = core.handle(ControlArrived(REGISTRAR, Moved(server=1, host=spare_id(0))))
+    actions = core.handle(ControlArrived(COORDINATOR, Moved(server=1, host=spare_id(0))))
     assert MovePeer(server_id(1), spare_id(0)) in actions
     core.handle(PeerLost(spare_id(0), "spare 0"))
-    actions = core.handle(ControlArrived(REGISTRAR, Moved(server=1, host=0)))
+    actions = core.handle(ControlArrived(COORDINATOR, Moved(server=1, host=0)))
     assert MovePeer(server_id(1), server_id(0)) in actions
 
 
@@ -41,7 +41,7 @@ def test_what_is_a_dead_server_s_goes_to_the_spare_in_its_place() -> None:
 def test_nobody_is_moved_to_who_is_not_of_the_job(host: int) -> None:
     core = with_a_spare()
     with pytest.raises(ProtocolError, match=r"sent Moved of server 1 to .* 2 servers and 1 spares"):
-        core.handle(ControlArrived(REGISTRAR, Moved(server=1, host=host)))
+        core.handle(ControlArrived(COORDINATOR, Moved(server=1, host=host)))
 
 
 def test_a_spare_dies_while_a_model_is_set_up() -> None:

@@ -1,4 +1,4 @@
-"""Local steps of each group, as a worker asks the registrar for them."""
+"""Local steps of each group, as a worker asks the coordinator for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import AskSteps, StepsFixed
-from psdist.protocol.ids import REGISTRAR, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.workers.protocol.actions import SendControl
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
@@ -24,10 +24,10 @@ def fixed(*steps: int, block: int = 3) -> StepsFixed:
 def test_an_answer_is_known_until_it_is_taken() -> None:
     core = WorkerCore(SEAT)
     assert core.steps.ask(TERM) == SendControl(
-        REGISTRAR, AskSteps(worker=4, loader=1, number=2, block=3)
+        COORDINATOR, AskSteps(worker=4, loader=1, number=2, block=3)
     )
     assert not core.steps.is_known(TERM)
-    assert control(core, REGISTRAR, fixed(4, 12)) == []
+    assert control(core, COORDINATOR, fixed(4, 12)) == []
     assert core.steps.is_known(TERM)
     assert core.steps.take(TERM) == (4, 12)
     assert not core.steps.is_known(TERM)
@@ -38,10 +38,10 @@ def test_an_answer_is_known_until_it_is_taken() -> None:
     ("peer", "message"),
     [
         (server_id(1), fixed(4, 12)),
-        (REGISTRAR, fixed(4, 12, block=4)),
-        (REGISTRAR, fixed(4)),
-        (REGISTRAR, fixed()),
-        (REGISTRAR, fixed(0, 12)),
+        (COORDINATOR, fixed(4, 12, block=4)),
+        (COORDINATOR, fixed(4)),
+        (COORDINATOR, fixed()),
+        (COORDINATOR, fixed(0, 12)),
     ],
 )
 def test_what_nobody_has_asked_for_is_refused(peer: int, message: StepsFixed) -> None:
@@ -61,6 +61,6 @@ def test_it_comes_once_and_is_asked_for_once() -> None:
     with pytest.raises(InvariantError, match="taken before its answer"):
         core.steps.take(TERM)
     core.steps.ask(Term(0, 0, 0))
-    control(core, REGISTRAR, fixed(4, 12))
+    control(core, COORDINATOR, fixed(4, 12))
     with pytest.raises(ProtocolError, match="unasked"):
-        control(core, REGISTRAR, fixed(4, 12))
+        control(core, COORDINATOR, fixed(4, 12))

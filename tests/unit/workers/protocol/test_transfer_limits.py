@@ -12,7 +12,7 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Missing
 from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import Dtype, Flag, Header, Kind
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import (
     AcceptCopy,
@@ -542,4 +542,4 @@ def test_a_group_that_has_left_says_nothing_more_for_itself() -> None:
     assert core.begin_leave() == []
     (enter,) = core.begin_collective("mean")
     assert isinstance(enter, SendControl)
-    assert enter.peer == REGISTRAR
+    assert enter.peer == COORDINATOR

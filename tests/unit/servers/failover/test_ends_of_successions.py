@@ -1,4 +1,4 @@
-"""A deputy that succeeds a registrar, of a job that cannot go on."""
+"""A standby that succeeds a coordinator, of a job that cannot go on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def test_what_is_known_of_the_end_is_written_by_who_has_the_place() -> None:
     def fails(who: str, *, lost: dict[int, str]) -> Any:
         raise ServersLostError(who, str(lost))
 
-    office = SimpleNamespace(
-        registrar_at=0, moves=[], is_complete=True, announcements=list, succeed=fails
+    coordinator_log = SimpleNamespace(
+        coordinator_at=0, moves=[], is_complete=True, announcements=list, succeed=fails
     )
     loop: Any = SimpleNamespace(
-        _standby=SimpleNamespace(office=office, on_succeed=told.append),
+        _standby=SimpleNamespace(coordinator_log=coordinator_log, on_succeed=told.append),
         _replication=object(),
         transport=SimpleNamespace(lost={}),
     )
     with pytest.raises(ServersLostError):
         ServerLoop._succeed(loop, "server 0")
-    assert told == [[]], "it is the registrar before the job ends"
+    assert told == [[]], "it is the coordinator before the job ends"

@@ -1,8 +1,8 @@
-"""The registrar dies, and its deputy goes on in its place: under seeded schedules, with real
+"""The coordinator dies, and its standby goes on in its place: under seeded schedules, with real
 tensors, every rank finishes, every collective has brought what it brings, every line for people was
 written once, and in sync the parameters are those of the run without the death.
 
-More by hand: ``python -m tests.protocol.deaths.test_registrar_deaths 5000``.
+More by hand: ``python -m tests.protocol.deaths.test_coordinator_deaths 5000``.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import pytest
 import torch
 
 from psdist.errors import PeerLostError, PsdistError, ServersLostError
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
-from psdist.protocol.registrar_line import RegistrarLine
+from psdist.protocol.coordinator_line import CoordinatorLine
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.checkpoints import Checkpoints
 from psdist.servers.protocol.coordinator import Complete
-from psdist.servers.protocol.succession.lines import Lines
-from psdist.servers.protocol.succession.office import Office
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
+from psdist.servers.protocol.failover.lines import Lines
 from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.protocol.views import Survived
 from psdist.transport.lines import LineTransport
 from tests.support.coordinators import part_of
 from tests.support.virtual.both_deaths import taken_over
+from tests.support.virtual.coordinator_deaths import (
+    play_until,
+    play_with_coordinator_death,
+    play_with_others,
+)
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.proof import prove
-from tests.support.virtual.registrar_deaths import (
-    play_until,
-    play_with_others,
-    play_with_registrar_death,
-)
 from tests.support.virtual.server_deaths import with_buddies
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
@@ -42,8 +42,8 @@ SEEDS = range(14)
 SEEDS_OF_OTHERS = range(200, 210)
 MANY = range(3000, 3300)
 FOUND = (24, 51, 45, 1288, 20153)
-"""What was sent to the shard of server 0 when the registrar was found elsewhere and the shard was
-not (24); a server that was asked twice whether a collective is over (51); a registrar that ended
+"""What was sent to the shard of server 0 when the coordinator was found elsewhere and the shard was
+not (24); a server that was asked twice whether a collective is over (51); a coordinator that ended
 before everybody had heard who it is (45); a model whose set-up began between the death and the word
 of who serves in its place (1288); a second set, described behind the death, of which the next copy
 did not know that another server had the place (20153)."""
@@ -54,7 +54,7 @@ def play_and_prove(seeds: Any) -> Counter[str]:
     """What was met, and how often."""
     met: Counter[str] = Counter()
     for seed in seeds:
-        job, undisturbed = play_with_registrar_death(seed)
+        job, undisturbed = play_with_coordinator_death(seed)
         try:
             if job.errors:
                 assert all(isinstance(error, PeerLostError) for error in job.errors.values())
@@ -83,13 +83,13 @@ def play_others_and_prove(seeds: Any, **broken: Any) -> Counter[str]:
         except (AssertionError, ServersLostError) as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         taken, died = taken_over(job), deaths_of(job)
-        met["registrar"] += REGISTRAR in taken
-        met["and workers"] += bool(REGISTRAR in taken and died)
+        met["registrar"] += COORDINATOR in taken
+        met["and workers"] += bool(COORDINATOR in taken and died)
         met["and another server"] += len(taken) > 1
     return met
 
 
-def test_the_death_of_the_registrar_is_survived_at_any_moment() -> None:
+def test_the_death_of_the_coordinator_is_survived_at_any_moment() -> None:
     met = play_and_prove(SEEDS)
     for what in ("sync", "ssp", "async", "complete", "set up"):
         assert met[what], met
@@ -117,25 +117,25 @@ def test_many_more() -> None:
 
 def has_come(job: VirtualJob) -> bool:
     """Somebody waits in a collective, behind the set-up, and others are still to come."""
-    registrar = job.registrar
-    return registrar.is_ready and any(
-        each.entered and not each.is_complete for each in registrar.collectives.values()
+    coordinator = job.coordinator
+    return coordinator.is_ready and any(
+        each.entered and not each.is_complete for each in coordinator.collectives.values()
     )
 
 
 def is_resuming(job: VirtualJob) -> bool:
     """Some server has answered Resume of a collective, and some has not."""
-    registrar = job.registrar
-    return registrar.is_ready and any(each.resumed for each in registrar.collectives.values())
+    coordinator = job.coordinator
+    return coordinator.is_ready and any(each.resumed for each in coordinator.collectives.values())
 
 
 def is_writing(job: VirtualJob) -> bool:
-    writing = part_of(job.registrar, Checkpoints)._writing
+    writing = part_of(job.coordinator, Checkpoints)._writing
     return writing is not None and bool(writing.files)
 
 
 def is_finishing(job: VirtualJob) -> bool:
-    return bool(job.registrar.servers)
+    return bool(job.coordinator.servers)
 
 
 def is_complete(job: VirtualJob) -> bool:
@@ -144,10 +144,10 @@ def is_complete(job: VirtualJob) -> bool:
 
 
 def has_noted(job: VirtualJob) -> bool:
-    """Of what the registrar was told last its deputy knows nothing yet."""
-    assert job.office is not None
+    """Of what the coordinator was told last its standby knows nothing yet."""
+    assert job.coordinator_log is not None
     assert job.second is not None
-    return job.registrar.is_ready and job.office._number > job.second._number
+    return job.coordinator.is_ready and job.coordinator_log._number > job.second._number
 
 
 @pytest.mark.parametrize(
@@ -171,12 +171,12 @@ def test_at_this_phase(phase: Callable[[VirtualJob], bool]) -> None:
 
 def settling(job: VirtualJob) -> bool:
     """A death was proposed, and some server has not taken it in."""
-    return job.registrar.membership.is_settling
+    return job.coordinator.membership.is_settling
 
 
 def half_settled(job: VirtualJob) -> bool:
     """Some server has, too."""
-    deaths = job.registrar.membership
+    deaths = job.coordinator.membership
     return deaths.is_settling and len(deaths._awaited) < job.schedule.servers
 
 
@@ -202,7 +202,7 @@ def test_while_it_declares_a_worker_dead(phase: Callable[[VirtualJob], bool]) ->
         job.network.run(until=lambda job=job: min(job.clocks_once_ready(), default=0) > 2)
         job.network.crash(worker_id(3))
         job.network.run(until=lambda job=job: phase(job))
-        job.network.crash(REGISTRAR)
+        job.network.crash(COORDINATOR)
         job.run()
         assert job.has_succeeded
         prove_survival(job)
@@ -219,33 +219,33 @@ def test_while_another_server_s_place_is_taken() -> None:
             job = VirtualJob(replace(schedule, seed=seed), is_watched=False, max_deaths=9)
             job.network.run(until=lambda job=job: min(job.clocks_once_ready(), default=0) > 2)
             job.network.crash(server_id(2))
-            job.network.run(until=lambda job=job: bool(part_of(job.registrar, Takeovers)._names))
+            job.network.run(until=lambda job=job: bool(part_of(job.coordinator, Takeovers)._names))
             for _ in range(behind):
                 job.network.step()
-            job.network.crash(REGISTRAR)
+            job.network.crash(COORDINATOR)
             job.run()
             assert job.has_succeeded
             assert taken_over(job) == [0, 2]
             prove_survival(job)
 
 
-def test_what_follows_leaves_when_the_deputy_knows() -> None:
+def test_what_follows_leaves_when_the_standby_knows() -> None:
     """And not at once, or this would show nothing."""
     held = 0
     for seed in range(3):
         job = VirtualJob(with_buddies(seed), is_watched=False)
-        office, second = job.office, job.second
-        assert office is not None
+        coordinator_log, second = job.coordinator_log, job.second
+        assert coordinator_log is not None
         assert second is not None
-        let_go = office._let_go
+        let_go = coordinator_log._let_go
 
-        def look(number: int, second: Office = second, let_go: Any = let_go) -> Any:
+        def look(number: int, second: CoordinatorLog = second, let_go: Any = let_go) -> Any:
             assert second._number >= number
             return let_go(number)
 
-        office._let_go = look  # type: ignore[method-assign]
+        coordinator_log._let_go = look  # type: ignore[method-assign]
         while job.network.step():
-            held += len(office._pending) > 1
+            held += len(coordinator_log._pending) > 1
         prove(job)
     assert held > 20
 
@@ -254,7 +254,7 @@ def test_what_follows_leaves_when_the_deputy_knows() -> None:
 
 
 def play_without_both(order: tuple[int, int], apart: int) -> VirtualJob:
-    """Coordinator and deputy die, so many events one behind the other."""
+    """Coordinator and standby die, so many events one behind the other."""
     schedule = Schedule(
         seed=4, servers=4, iterations=(40, 40), num_chunks=8, mode="async", has_buddies=True
     )
@@ -270,12 +270,14 @@ def play_without_both(order: tuple[int, int], apart: int) -> VirtualJob:
     return job
 
 
-ORDERS = pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["registrar first", "deputy first"])
+ORDERS = pytest.mark.parametrize(
+    "order", [(0, 1), (1, 0)], ids=["coordinator first", "standby first"]
+)
 
 
 @ORDERS
 @pytest.mark.parametrize("apart", [0, 5, 20])
-def test_without_registrar_and_deputy_the_job_ends_with_one_error_that_names_both(
+def test_without_coordinator_and_standby_the_job_ends_with_one_error_that_names_both(
     order: tuple[int, int], apart: int
 ) -> None:
     job = play_without_both(order, apart)
@@ -289,7 +291,7 @@ def test_without_registrar_and_deputy_the_job_ends_with_one_error_that_names_bot
 
 
 @ORDERS
-def test_with_another_deputy_it_goes_on(order: tuple[int, int]) -> None:
+def test_with_another_standby_it_goes_on(order: tuple[int, int]) -> None:
     job = play_without_both(order, 2000)
     assert not job.errors
     assert job.num_successions == 2 - (order == (1, 0))
@@ -300,12 +302,12 @@ def test_with_another_deputy_it_goes_on(order: tuple[int, int]) -> None:
 
 
 def say_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    follow = RegistrarLine._follow
-    monkeypatch.setattr(RegistrarLine, "_follow", lambda *each: follow(*each)[:2])
+    follow = CoordinatorLine._follow
+    monkeypatch.setattr(CoordinatorLine, "_follow", lambda *each: follow(*each)[:2])
 
 
 def say_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RegistrarLine, "_forget", lambda _line, _count: None)
+    monkeypatch.setattr(CoordinatorLine, "_forget", lambda _line, _count: None)
 
 
 def tell_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,14 +320,16 @@ def tell_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lines, "on_follows", forgetful)
 
 
-def stop_the_deputy_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_the_standby_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lines, "has_received_all", lambda _lines, _peers: True)
 
 
 def forget_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    succeed = Office.succeed
+    succeed = CoordinatorLog.succeed
 
-    monkeypatch.setattr(Office, "succeed", lambda each, who, **_more: succeed(each, who, lost={}))
+    monkeypatch.setattr(
+        CoordinatorLog, "succeed", lambda each, who, **_more: succeed(each, who, lost={})
+    )
 
 
 def report_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +351,7 @@ def set_nothing(_object: Any, _value: bool) -> None: ...
 
 def ask_server_0_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     never = property(lambda _: False, set_nothing)
-    monkeypatch.setattr(Office, "_is_shard_lost", never, raising=False)
+    monkeypatch.setattr(CoordinatorLog, "_is_shard_lost", never, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +363,7 @@ def ask_server_0_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         *(
             pytest.param(each, marks=pytest.mark.slow)
             for each in (
-                stop_the_deputy_with_all,
+                stop_the_standby_with_all,
                 report_all_again,
                 report_nothing_undone,
                 serve_the_shard_too_early,

@@ -1,4 +1,4 @@
-"""A rank's side of its line to the registrar: what is said again, and whom it obeys."""
+"""A rank's side of its line to the coordinator: what is said again, and whom it obeys."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from psdist.protocol.control import (
     Stop,
     WhoIsAbsent,
 )
-from psdist.protocol.events import ControlArrived, PeerLost
-from psdist.protocol.ids import REGISTRAR, server_id, spare_id, worker_id
-from psdist.protocol.registrar_line import (
-    FOR_REGISTRAR,
-    SAID_BY_REGISTRAR,
-    SAID_TO_REGISTRAR,
+from psdist.protocol.coordinator_line import (
+    FOR_COORDINATOR,
+    SAID_BY_COORDINATOR,
+    SAID_TO_COORDINATOR,
     TOLD_EVERY,
+    CoordinatorLine,
     Follow,
     LineAction,
-    RegistrarLine,
     Say,
     num_done,
 )
+from psdist.protocol.events import ControlArrived, PeerLost
+from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
 from psdist.servers.protocol import assembly  # noqa: F401 # all parts
 from psdist.servers.protocol.coordinator import CoordinatorPart
 
-DEPUTY = server_id(2)
-DEATH = PeerLost(REGISTRAR, "server 0 (rank 0 on n1)")
-DEPUTYS_DEATH = PeerLost(DEPUTY, "server 2 (rank 2 on n2)")
+STANDBY = server_id(2)
+DEATH = PeerLost(COORDINATOR, "server 0 (rank 0 on n1)")
+STANDBYS_DEATH = PeerLost(STANDBY, "server 2 (rank 2 on n2)")
 ANSWER = Collected(seq=1, payloads=[], runs=[], values=b"", error="")
 
 
-def line_of_worker() -> RegistrarLine:
-    return RegistrarLine(me=worker_id(0), deputy=DEPUTY)
+def line_of_worker() -> CoordinatorLine:
+    return CoordinatorLine(me=worker_id(0), standby=STANDBY)
 
 
 def progress(clock: int) -> Progress:
@@ -54,27 +54,27 @@ def progress(clock: int) -> Progress:
 
 
 def succeeds(
-    heard: int, *, peer: int = DEPUTY, host: int = DEPUTY, is_over: bool = False
+    heard: int, *, peer: int = STANDBY, host: int = STANDBY, is_over: bool = False
 ) -> ControlArrived:
     return ControlArrived(peer, LeaderChanged(heard=heard, is_over=is_over, host=host))
 
 
-def hear(line: RegistrarLine, message: Control, peer: int = REGISTRAR) -> list[LineAction]:
+def hear(line: CoordinatorLine, message: Control, peer: int = COORDINATOR) -> list[LineAction]:
     return line.handle(ControlArrived(peer, message))
 
 
-def test_what_is_for_the_registrar_and_what_for_the_shard_of_server_0_are_told_apart() -> None:
+def test_what_is_for_the_coordinator_and_what_for_the_shard_of_server_0_are_told_apart() -> None:
     of_parts = {each for part in CoordinatorPart.__subclasses__() for each in part.TAKES}
     assert len(of_parts) > 10
-    assert of_parts < set(FOR_REGISTRAR)
-    assert not set(SAID_TO_REGISTRAR) & set(SAID_BY_REGISTRAR)
+    assert of_parts < set(FOR_COORDINATOR)
+    assert not set(SAID_TO_COORDINATOR) & set(SAID_BY_COORDINATOR)
 
 
 def test_while_nobody_dies_everything_passes() -> None:
     line = line_of_worker()
     assert line.say(progress(1))
     for message in (ANSWER, Absent(seq=1, workers=[], num_absent=0)):
-        event = ControlArrived(REGISTRAR, message)
+        event = ControlArrived(COORDINATOR, message)
         assert line.handle(event) == [event]
     other = ControlArrived(server_id(1), HeardUpTo(count=9))
     assert line.handle(other) == [other]
@@ -82,12 +82,12 @@ def test_while_nobody_dies_everything_passes() -> None:
 
 
 @pytest.mark.parametrize("is_told_first", [False, True])
-def test_whoever_goes_on_says_again_what_the_deputy_does_not_know(is_told_first: bool) -> None:
+def test_whoever_goes_on_says_again_what_the_standby_does_not_know(is_told_first: bool) -> None:
     line = line_of_worker()
     for clock in range(3):
         line.say(progress(clock))
     hear(line, ANSWER)
-    told = [Follow(DEPUTY, REGISTRAR), Say(Rejoined(received=1)), Say(progress(2))]
+    told = [Follow(STANDBY, COORDINATOR), Say(Rejoined(received=1)), Say(progress(2))]
     if is_told_first:
         assert line.handle(succeeds(2)) == []
         assert line.handle(DEATH) == [DEATH, *told]
@@ -96,8 +96,8 @@ def test_whoever_goes_on_says_again_what_the_deputy_does_not_know(is_told_first:
         assert not line.say(progress(3)), "nobody is there to hear it"
         assert line.handle(succeeds(2)) == [*told, Say(progress(3))]
     assert line.say(progress(4))
-    assert line.num_kept == 2 + (not is_told_first), "there may be another deputy"
-    assert (line.registrar_at, line.deputy) == (DEPUTY, None)
+    assert line.num_kept == 2 + (not is_told_first), "there may be another standby"
+    assert (line.coordinator_at, line.standby) == (STANDBY, None)
 
 
 def test_what_is_not_counted_may_be_lost() -> None:
@@ -111,7 +111,7 @@ def test_what_is_not_counted_may_be_lost() -> None:
     assert not line.num_kept
 
 
-def test_what_the_deputy_knows_is_kept_no_more() -> None:
+def test_what_the_standby_knows_is_kept_no_more() -> None:
     line = line_of_worker()
     for clock in range(20):
         line.say(progress(clock))
@@ -131,54 +131,56 @@ def test_a_count_that_cannot_be_is_refused(count: int) -> None:
         hear(line, HeardUpTo(count=count))
 
 
-def test_the_registrar_is_told_what_has_come() -> None:
+def test_the_coordinator_is_told_what_has_come() -> None:
     line = line_of_worker()
     for number in range(1, 2 * TOLD_EVERY + 1):
-        event = ControlArrived(REGISTRAR, ANSWER)
+        event = ControlArrived(COORDINATOR, ANSWER)
         told = [] if number % TOLD_EVERY else [Say(ReceivedUpTo(count=number))]
         assert line.handle(event) == [event, *told]
-    stop = ControlArrived(REGISTRAR, Stop())
+    stop = ControlArrived(COORDINATOR, Stop())
     assert line.handle(stop) == [stop, Say(ReceivedUpTo(count=2 * TOLD_EVERY + 1))]
 
 
-def test_the_end_is_told_by_the_deputy_where_the_registrar_could_not() -> None:
+def test_the_end_is_told_by_the_standby_where_the_coordinator_could_not() -> None:
     line = line_of_worker()
     line.handle(DEATH)
-    assert line.handle(succeeds(0, is_over=True)) == [ControlArrived(REGISTRAR, Stop())]
-    assert line.handle(DEPUTYS_DEATH) == [DEPUTYS_DEATH], "which has ended, as this rank will"
+    assert line.handle(succeeds(0, is_over=True)) == [ControlArrived(COORDINATOR, Stop())]
+    assert line.handle(STANDBYS_DEATH) == [STANDBYS_DEATH], "which has ended, as this rank will"
 
 
 def test_who_may_not_have_heard_that_it_is_out_hears_it_before_the_end() -> None:
     line = line_of_worker()
     line.handle(DEATH)
-    told = LeaderChanged(heard=0, is_over=True, host=DEPUTY, generation=2, dead=[1], chief=3)
+    told = LeaderChanged(heard=0, is_over=True, host=STANDBY, generation=2, dead=[1], chief=3)
     survive = MembershipChanged(generation=2, dead=[1], chief=3)
-    ended = [ControlArrived(REGISTRAR, survive), ControlArrived(REGISTRAR, Stop())]
-    assert hear(line, told, DEPUTY) == ended
+    ended = [ControlArrived(COORDINATOR, survive), ControlArrived(COORDINATOR, Stop())]
+    assert hear(line, told, STANDBY) == ended
 
 
-@pytest.mark.parametrize(("peer", "host"), [(1, 1), (1, DEPUTY), (DEPUTY, 1)])
+@pytest.mark.parametrize(("peer", "host"), [(1, 1), (1, STANDBY), (STANDBY, 1)])
 def test_nobody_else_is_obeyed(peer: int, host: int) -> None:
     line = line_of_worker()
-    with pytest.raises(ProtocolError, match=rf"worker 0: server {peer} says that it is the regis"):
+    with pytest.raises(ProtocolError, match=rf"worker 0: server {peer} says that it is the coord"):
         line.handle(succeeds(0, peer=server_id(peer), host=host))
 
 
-@pytest.mark.parametrize("events", [(DEATH, DEPUTYS_DEATH), (DEPUTYS_DEATH, DEATH)])
+@pytest.mark.parametrize("events", [(DEATH, STANDBYS_DEATH), (STANDBYS_DEATH, DEATH)])
 def test_without_both_is_one_error_that_names_them(events: tuple[PeerLost, PeerLost]) -> None:
     line = line_of_worker()
     line.say(progress(0))
     first, second = events
     assert line.handle(first) == [first]
-    with pytest.raises(ServersLostError, match="both copies of what the registrar knows") as error:
+    with pytest.raises(
+        ServersLostError, match="both copies of what the coordinator knows"
+    ) as error:
         line.handle(second)
     assert str(error.value).startswith(f"{second.who} and {first.who} have died")
 
 
-def test_without_a_deputy_all_is_kept_that_the_registrar_has_not_heard() -> None:
+def test_without_a_standby_all_is_kept_that_the_coordinator_has_not_heard() -> None:
     line = line_of_worker()
     line.say(progress(0))
-    line.handle(DEPUTYS_DEATH)
+    line.handle(STANDBYS_DEATH)
     assert line.say(Enter(worker=0, seq=1, name="mean", payload=b""))
     assert line.num_kept == 2
     assert hear(line, HeardUpTo(count=1)) == []
@@ -187,21 +189,21 @@ def test_without_a_deputy_all_is_kept_that_the_registrar_has_not_heard() -> None
 
 NEXT = spare_id(1)
 NEXTS_DEATH = PeerLost(NEXT, "spare 1 (rank 7 on n3)")
-APPOINT = ControlArrived(REGISTRAR, Nominate(deputy=NEXT))
+APPOINT = ControlArrived(COORDINATOR, Nominate(deputy=NEXT))
 
 
-def test_who_is_appointed_goes_on_where_the_deputy_had_died() -> None:
+def test_who_is_appointed_goes_on_where_the_standby_had_died() -> None:
     line = line_of_worker()
-    line.handle(DEPUTYS_DEATH)
+    line.handle(STANDBYS_DEATH)
     line.say(progress(0))
     assert line.handle(APPOINT) == [Say(ReceivedUpTo(count=1))]
-    assert line.deputy == NEXT
+    assert line.standby == NEXT
     assert line.handle(DEATH) == [DEATH]
-    told = [Follow(NEXT, REGISTRAR), Say(Rejoined(received=1)), Say(progress(0))]
+    told = [Follow(NEXT, COORDINATOR), Say(Rejoined(received=1)), Say(progress(0))]
     assert line.handle(succeeds(0, peer=NEXT, host=NEXT)) == told
 
 
-def test_a_registrar_that_has_followed_another_one_dies() -> None:
+def test_a_coordinator_that_has_followed_another_one_dies() -> None:
     line = line_of_worker()
     line.say(progress(0))
     line.handle(DEATH)
@@ -210,25 +212,25 @@ def test_a_registrar_that_has_followed_another_one_dies() -> None:
     line.handle(APPOINT)
     line.say(progress(2))
     assert hear(line, HeardUpTo(count=2)) == []
-    assert line.handle(DEPUTYS_DEATH) == [DEPUTYS_DEATH]
+    assert line.handle(STANDBYS_DEATH) == [STANDBYS_DEATH]
     assert not line.say(progress(3))
-    told = [Follow(NEXT, DEPUTY), Say(Rejoined(received=1)), Say(progress(2)), Say(progress(3))]
+    told = [Follow(NEXT, STANDBY), Say(Rejoined(received=1)), Say(progress(2)), Say(progress(3))]
     assert line.handle(succeeds(2, peer=NEXT, host=NEXT)) == told
-    assert (line.registrar_at, line.deputy) == (NEXT, None)
+    assert (line.coordinator_at, line.standby) == (NEXT, None)
     assert line.say(progress(4))
 
 
-def test_with_a_registrar_that_nobody_can_follow_the_job_ends() -> None:
+def test_with_a_coordinator_that_nobody_can_follow_the_job_ends() -> None:
     line = line_of_worker()
     line.handle(DEATH)
     line.handle(succeeds(0))
     with pytest.raises(ServersLostError, match=r"server 2 .* and server 0 .* have died"):
-        line.handle(DEPUTYS_DEATH)
+        line.handle(STANDBYS_DEATH)
 
 
-def test_an_appointed_deputy_that_has_died_is_not_waited_for() -> None:
+def test_an_appointed_standby_that_has_died_is_not_waited_for() -> None:
     line = line_of_worker()
-    line.handle(DEPUTYS_DEATH)
+    line.handle(STANDBYS_DEATH)
     line.handle(APPOINT)
     assert line.handle(NEXTS_DEATH) == [NEXTS_DEATH]
     with pytest.raises(ServersLostError, match=r"server 0 .* and spare 1 .* have died"):
@@ -241,58 +243,58 @@ def entrust(part: int, num_parts: int) -> Entrust:
 
 @pytest.mark.parametrize("num_parts_here", [0, 1])
 def test_who_is_appointed_and_not_entrusted_says_that_nobody_goes_on(num_parts_here: int) -> None:
-    line = RegistrarLine(me=NEXT, deputy=DEPUTY)
-    line.handle(DEPUTYS_DEATH)
+    line = CoordinatorLine(me=NEXT, standby=STANDBY)
+    line.handle(STANDBYS_DEATH)
     line.handle(APPOINT)
     for part in range(num_parts_here):
-        event = ControlArrived(REGISTRAR, entrust(part, 2))
+        event = ControlArrived(COORDINATOR, entrust(part, 2))
         assert line.handle(event) == [event]
     with pytest.raises(ServersLostError, match=r"server 0 .* and server 2 .* have died"):
         line.handle(DEATH)
 
 
 def test_who_is_entrusted_goes_on() -> None:
-    line = RegistrarLine(me=NEXT, deputy=DEPUTY)
-    line.handle(DEPUTYS_DEATH)
+    line = CoordinatorLine(me=NEXT, standby=STANDBY)
+    line.handle(STANDBYS_DEATH)
     line.handle(APPOINT)
     for part in range(2):
         hear(line, entrust(part, 2))
     assert line.handle(DEATH) == [DEATH]
-    told = [Follow(NEXT, REGISTRAR), Say(Rejoined(received=1))]
+    told = [Follow(NEXT, COORDINATOR), Say(Rejoined(received=1))]
     assert line.handle(succeeds(0, peer=NEXT, host=NEXT)) == told
 
 
-def test_who_goes_on_for_another_one_waits_until_a_later_registrar_asks() -> None:
-    """It knows what its process knows: here, that the registrar has followed another one."""
-    process = RegistrarLine(me=server_id(1), deputy=DEPUTY)
+def test_who_goes_on_for_another_one_waits_until_a_later_coordinator_asks() -> None:
+    """It knows what its process knows: here, that the coordinator has followed another one."""
+    process = CoordinatorLine(me=server_id(1), standby=STANDBY)
     process.handle(DEATH)
     process.handle(succeeds(0))
     process.handle(APPOINT)
-    line = RegistrarLine(me=server_id(3), deputy=None, before=process)
-    assert (line.registrar_at, line.deputy) == (DEPUTY, NEXT)
+    line = CoordinatorLine(me=server_id(3), standby=None, before=process)
+    assert (line.coordinator_at, line.standby) == (STANDBY, NEXT)
     assert not line.say(progress(0))
-    again = succeeds(0, peer=REGISTRAR)
-    told = [Follow(DEPUTY, DEPUTY), Say(Rejoined(received=0)), Say(progress(0))]
+    again = succeeds(0, peer=COORDINATOR)
+    told = [Follow(STANDBY, STANDBY), Say(Rejoined(received=0)), Say(progress(0))]
     assert line.handle(again) == told
-    with pytest.raises(ProtocolError, match="says again that it is the registrar's successor"):
+    with pytest.raises(ProtocolError, match="says again that it is the coordinator's successor"):
         line.handle(again)
     assert line.say(progress(1))
 
 
 def test_who_goes_on_in_the_process_of_who_is_appointed_leaves_the_end_to_that() -> None:
-    process = RegistrarLine(me=NEXT, deputy=DEPUTY)
-    process.handle(DEPUTYS_DEATH)
+    process = CoordinatorLine(me=NEXT, standby=STANDBY)
+    process.handle(STANDBYS_DEATH)
     process.handle(APPOINT)
-    line = RegistrarLine(me=server_id(3), deputy=None, before=process)
+    line = CoordinatorLine(me=server_id(3), standby=None, before=process)
     assert line.handle(DEATH) == [DEATH]
 
 
 def test_who_had_died_before_a_rank_was_there_is_known_to_be_dead() -> None:
-    line = RegistrarLine(me=server_id(3), deputy=None, before=line_of_worker())
-    line.know_dead({REGISTRAR: DEATH.who})
+    line = CoordinatorLine(me=server_id(3), standby=None, before=line_of_worker())
+    line.know_dead({COORDINATOR: DEATH.who})
     assert not line.say(progress(0))
-    told = [Follow(DEPUTY, REGISTRAR), Say(Rejoined(received=0)), Say(progress(0))]
-    assert line.handle(succeeds(0, peer=REGISTRAR)) == told
+    told = [Follow(STANDBY, COORDINATOR), Say(Rejoined(received=0)), Say(progress(0))]
+    assert line.handle(succeeds(0, peer=COORDINATOR)) == told
 
 
 @pytest.mark.parametrize(

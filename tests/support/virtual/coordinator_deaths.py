@@ -1,7 +1,7 @@
-"""Jobs whose servers have buddies, and whose registrar dies at a seeded moment.
+"""Jobs whose servers have buddies, and whose coordinator dies at a seeded moment.
 
-job, undisturbed = play_with_registrar_death(7)
-job.has_succeeded                       # whether its deputy has become the registrar
+job, undisturbed = play_with_coordinator_death(7)
+job.has_succeeded                       # whether its standby has become the coordinator
 play_with_others(7)                     # workers and other servers die, too
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from tests.support.virtual.both_deaths import schedule_with_both
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.server_deaths import with_buddies
@@ -33,7 +33,7 @@ def run_to_the_end(job: VirtualJob) -> VirtualJob:
     return job
 
 
-def play_with_registrar_death(
+def play_with_coordinator_death(
     seed: int, *, schedule: Schedule | None = None
 ) -> tuple[VirtualJob, VirtualJob]:
     """The job, and the same one without the death."""
@@ -47,24 +47,24 @@ def play_with_registrar_death(
     last = 60 if pick.random() < 0.3 else steps
     for _ in range(steps - 1 - pick.randrange(min(last, steps))):
         job.network.step()
-    crash(job, REGISTRAR, notice_s=pick.choice(NOTICES_S))
+    crash(job, COORDINATOR, notice_s=pick.choice(NOTICES_S))
     return run_to_the_end(job), undisturbed
 
 
 def play_until(
     seed: int, is_time: Callable[[VirtualJob], bool], *, schedule: Schedule | None = None
 ) -> VirtualJob | None:
-    """The registrar dies when ``is_time``; None where that never comes."""
+    """The coordinator dies when ``is_time``; None where that never comes."""
     job = VirtualJob(schedule or with_buddies(seed), is_watched=False)
     job.network.run(until=lambda: is_time(job))
-    if REGISTRAR not in job.network._actors:
+    if COORDINATOR not in job.network._actors:
         return None
-    crash(job, REGISTRAR, notice_s=random.Random(f"{seed} notice").choice(NOTICES_S))
+    crash(job, COORDINATOR, notice_s=random.Random(f"{seed} notice").choice(NOTICES_S))
     return run_to_the_end(job)
 
 
 def play_with_others(seed: int, **broken: Any) -> VirtualJob:
-    """The registrar dies once training may go on without workers, and so do some workers, of all
+    """The coordinator dies once training may go on without workers, and so do some workers, of all
     groups but one, and perhaps a server that is neither its buddy nor keeps its copy."""
     schedule = schedule_with_both(seed)
     pick = random.Random(f"{seed} registrar and others")
@@ -79,7 +79,7 @@ def play_with_others(seed: int, **broken: Any) -> VirtualJob:
     apart = range(2, schedule.servers - 1)
     if apart and pick.random() < 0.7:
         victims.append(server_id(pick.choice(apart)))
-    victims.append(REGISTRAR)
+    victims.append(COORDINATOR)
     pick.shuffle(victims)
     crash_in_turn(
         job,

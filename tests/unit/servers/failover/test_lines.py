@@ -1,4 +1,4 @@
-"""The registrar's ends of its lines."""
+"""The coordinator's ends of its lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Control, Finish, Resume, Stop
 from psdist.protocol.ids import server_id, worker_id
-from psdist.servers.protocol.succession.lines import Lines
+from psdist.servers.protocol.failover.lines import Lines
 
 PEER = worker_id(1)
 SAID: list[Control] = [Resume(seq=1), Finish(), Stop()]
@@ -29,7 +29,7 @@ def test_who_follows_is_told_what_it_lacks() -> None:
     assert lines.on_follows(PEER, 1) == [*SAID[1:], Stop()]
     assert lines.is_open(PEER)
     assert lines.on_received(PEER, 3) is None
-    assert not lines.has_received_all([PEER]), "there may be another deputy"
+    assert not lines.has_received_all([PEER]), "there may be another standby"
     lines.close()
     assert lines.on_follows(PEER, 3) == [Stop()]
     lines.check_invariants()

@@ -35,12 +35,12 @@ from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction, 
 from psdist.workers.data.position import EqualPasses
 
 
-def tell(registrar: Coordinator, message: Control) -> list[CoordinatorAction]:
+def tell(coordinator: Coordinator, message: Control) -> list[CoordinatorAction]:
     """As the peer whose message it is."""
     worker, server = getattr(message, "worker", None), getattr(message, "server", None)
     if isinstance(message, Metrics):
         worker = message.line["worker"]
-    return registrar.handle(server_id(server) if worker is None else worker_id(worker), message)
+    return coordinator.handle(server_id(server) if worker is None else worker_id(worker), message)
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def is_alike(other: Script, first: Script) -> bool:
 
 def play(scripts: Sequence[Script], mode: str, chance: Random) -> tuple[list[str], list[str]]:
     """The errors and the warnings, in an order of arrival that ``chance`` chooses."""
-    registrar = assemble(num_workers=len(scripts), num_servers=1, mode=mode)
+    coordinator = assemble(num_workers=len(scripts), num_servers=1, mode=mode)
     queues = [each.messages(worker, chance) for worker, each in enumerate(scripts)]
     actions: list[CoordinatorAction] = []
     while left := [queue for queue in queues if queue]:
-        actions += tell(registrar, chance.choice(left).pop(0))
+        actions += tell(coordinator, chance.choice(left).pop(0))
     sent = [each.message for each in actions if isinstance(each, SendControl)]
     errors = [each.error for each in sent if isinstance(each, Collected)]
     return errors, [each.text for each in actions if isinstance(each, Warn)]
@@ -158,23 +158,23 @@ def test_the_words_are_the_same_whatever_the_order_of_arrival(seed: int) -> None
 
 
 def test_a_worker_that_goes_on_is_told_of_at_its_first_iteration_too_many() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
+    coordinator = assemble(num_workers=2, num_servers=1)
     for message in Script((12,) * 5).messages(0):
-        assert tell(registrar, message) == []
+        assert tell(coordinator, message) == []
     *on_time, late = Script((12,) * 6).messages(1)[:6]
     for message in on_time:
-        assert tell(registrar, message) == []
-    (action,) = tell(registrar, late)
+        assert tell(coordinator, message) == []
+    (action,) = tell(coordinator, late)
     assert isinstance(action, SendControl)
     assert isinstance(action.message, Collected)
     assert "but worker 1 continued past iteration" in action.message.error
 
 
 def test_whoever_comes_to_it_after_all_is_told_the_same() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
+    coordinator = assemble(num_workers=2, num_servers=1)
     told = []
     for message in [*Script((12,) * 5).messages(0), *Script((12,) * 6).messages(1)]:
-        told += tell(registrar, message)
+        told += tell(coordinator, message)
     errors = {each.message.error for each in told if isinstance(each, SendControl)}
     assert [each.peer for each in told if isinstance(each, SendControl)] != []
     assert len(told) == 2
@@ -182,14 +182,14 @@ def test_whoever_comes_to_it_after_all_is_told_the_same() -> None:
 
 
 def test_a_warning_comes_once_for_each_call() -> None:
-    registrar = assemble(num_workers=2, num_servers=1, mode="ssp")
+    coordinator = assemble(num_workers=2, num_servers=1, mode="ssp")
     warnings = []
     for seq, name in enumerate(["mean", "mean", "save"], start=1):
         for worker, clock in ((0, 2 * seq), (1, 2 * seq + 1)):
-            told = tell(registrar, Progress(worker=worker, clock=clock, samples=0))
-            told += tell(registrar, Enter(worker=worker, seq=seq, name=name, payload=b""))
+            told = tell(coordinator, Progress(worker=worker, clock=clock, samples=0))
+            told += tell(coordinator, Enter(worker=worker, seq=seq, name=name, payload=b""))
             warnings += [each.text for each in told if isinstance(each, Warn)]
-        tell(registrar, Resumed(seq=seq, server=0))
+        tell(coordinator, Resumed(seq=seq, server=0))
     assert [text.split(" after")[0] for text in warnings] == [
         "worker 0 called mean",
         "worker 0 called save",
@@ -210,21 +210,21 @@ def enter(worker: int, name: str = "save", seq: int = 1) -> Enter:
 
 
 def test_a_collective_ends_when_all_workers_have_come_and_all_servers_have_resumed() -> None:
-    registrar = assemble(num_workers=2, num_servers=2)
-    assert tell(registrar, enter(1)) == []
-    resumes = answers(tell(registrar, enter(0)))
+    coordinator = assemble(num_workers=2, num_servers=2)
+    assert tell(coordinator, enter(1)) == []
+    resumes = answers(tell(coordinator, enter(0)))
     assert resumes == {server_id(0): Resume(seq=1), server_id(1): Resume(seq=1)}
-    assert tell(registrar, Resumed(seq=1, server=1)) == []
+    assert tell(coordinator, Resumed(seq=1, server=1)) == []
     collected = Collected(seq=1, payloads=[b"\0", b"\1"], runs=[0, 1, 1, 1], values=b"", error="")
-    done = answers(tell(registrar, Resumed(seq=1, server=0)))
+    done = answers(tell(coordinator, Resumed(seq=1, server=0)))
     assert done == {worker_id(0): collected, worker_id(1): collected}
 
 
 def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> None:
-    registrar = assemble(num_workers=3, num_servers=1)
-    tell(registrar, enter(0, "barrier"))
-    failed = answers(tell(registrar, enter(2, "mean")))
-    late = answers(tell(registrar, enter(1, "mean")))
+    coordinator = assemble(num_workers=3, num_servers=1)
+    tell(coordinator, enter(0, "barrier"))
+    failed = answers(tell(coordinator, enter(2, "mean")))
+    late = answers(tell(coordinator, enter(1, "mean")))
     assert failed.keys() == {worker_id(0), worker_id(2)}
     assert late.keys() == {worker_id(1)}
     assert {*map(str, failed.values())} == {*map(str, late.values())}
@@ -232,22 +232,22 @@ def test_whoever_comes_late_to_a_failed_collective_hears_the_same_error() -> Non
     assert error.startswith(
         "workers made different calls: worker 0 called barrier; worker 2 called mean"
     )
-    assert tell(registrar, Done(worker=1, statistics={})) == []  # it is told once
+    assert tell(coordinator, Done(worker=1, statistics={})) == []  # it is told once
 
 
 @pytest.mark.parametrize("finishes_first", [True, False])
 def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
     finishes_first: bool,
 ) -> None:
-    registrar = assemble(num_workers=12, num_servers=1)
+    coordinator = assemble(num_workers=12, num_servers=1)
     if finishes_first:
-        tell(registrar, Done(worker=11, statistics={}))
+        tell(coordinator, Done(worker=11, statistics={}))
     for worker in range(10):
-        failed = tell(registrar, enter(worker))
+        failed = tell(coordinator, enter(worker))
         if finishes_first and worker == 0:
             break
     else:
-        failed = tell(registrar, Done(worker=11, statistics={}))
+        failed = tell(coordinator, Done(worker=11, statistics={}))
     error = getattr(answers(failed)[worker_id(0)], "error", "")
     came = "worker 0" if finishes_first else "workers 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
     assert error == (
@@ -257,24 +257,24 @@ def test_a_collective_fails_when_somebody_who_has_not_come_has_finished(
 
 
 def test_who_is_absent_is_answered_while_the_collective_lasts_only() -> None:
-    registrar = assemble(num_workers=3, num_servers=1)
-    tell(registrar, enter(2))
+    coordinator = assemble(num_workers=3, num_servers=1)
+    tell(coordinator, enter(2))
     asked = WhoIsAbsent(worker=2, seq=1)
-    assert answers(tell(registrar, asked)) == {
+    assert answers(tell(coordinator, asked)) == {
         worker_id(2): Absent(seq=1, workers=[0, 1], num_absent=2)
     }
-    tell(registrar, enter(0))
-    tell(registrar, enter(1))
-    tell(registrar, Resumed(seq=1, server=0))
-    assert tell(registrar, asked) == []
+    tell(coordinator, enter(0))
+    tell(coordinator, enter(1))
+    tell(coordinator, Resumed(seq=1, server=0))
+    assert tell(coordinator, asked) == []
 
 
 def test_a_server_that_resumes_what_is_not_complete_breaks_the_protocol() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
-    tell(registrar, enter(0))
+    coordinator = assemble(num_workers=2, num_servers=1)
+    tell(coordinator, enter(0))
     for seq in (1, 7):
         with pytest.raises(ProtocolError, match=f"server 0 resumed collective {seq}"):
-            tell(registrar, Resumed(seq=seq, server=0))
+            tell(coordinator, Resumed(seq=seq, server=0))
 
 
 # -- what a worker says of its loaders -------------------------------------------------------------
@@ -365,28 +365,28 @@ DONE = Done(worker=1, statistics={})
 def test_what_cannot_be_is_an_error_that_names_the_peer(
     peer: int, messages: list[Control], what: str
 ) -> None:
-    registrar = assemble(num_workers=2, num_servers=2)
+    coordinator = assemble(num_workers=2, num_servers=2)
     *before, last = messages
     for message in before:
-        registrar.handle(peer, message)
-    with pytest.raises(ProtocolError, match=f"the registrar: .*{what}"):
-        registrar.handle(peer, last)
+        coordinator.handle(peer, message)
+    with pytest.raises(ProtocolError, match=f"the coordinator: .*{what}"):
+        coordinator.handle(peer, last)
 
 
 def test_a_server_resumes_a_collective_once_and_reports_once() -> None:
-    registrar = assemble(num_workers=1, num_servers=3)
-    tell(registrar, enter(0))
-    tell(registrar, Resumed(seq=1, server=2))
-    tell(registrar, Resumed(seq=1, server=1))
+    coordinator = assemble(num_workers=1, num_servers=3)
+    tell(coordinator, enter(0))
+    tell(coordinator, Resumed(seq=1, server=2))
+    tell(coordinator, Resumed(seq=1, server=1))
     with pytest.raises(ProtocolError, match="server 2 resumed collective 1 twice"):
-        tell(registrar, Resumed(seq=1, server=2))
-    tell(registrar, Resumed(seq=1, server=0))
-    tell(registrar, Done(worker=0, statistics={}))
+        tell(coordinator, Resumed(seq=1, server=2))
+    tell(coordinator, Resumed(seq=1, server=0))
+    tell(coordinator, Done(worker=0, statistics={}))
     with pytest.raises(ProtocolError, match=r"server 1 sent Finished .* no plain data"):
-        tell(registrar, Finished(server=1, statistics={"a": {"b": [b"c"]}}))
-    assert tell(registrar, Finished(server=1, statistics={"a": {"b": [1, None, "c", 0.5]}})) == []
+        tell(coordinator, Finished(server=1, statistics={"a": {"b": [b"c"]}}))
+    assert tell(coordinator, Finished(server=1, statistics={"a": {"b": [1, None, "c", 0.5]}})) == []
     with pytest.raises(ProtocolError, match="server 1 sent Finished twice"):
-        tell(registrar, Finished(server=1, statistics={}))
+        tell(coordinator, Finished(server=1, statistics={}))
 
 
 def test_plain_data_is_what_a_json_file_takes_and_no_deeper_than_needed() -> None:

@@ -1,4 +1,4 @@
-"""The registrar as a machine: collectives, answers, metrics and the end, in any order."""
+"""The coordinator as a machine: collectives, answers, metrics and the end, in any order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from psdist.protocol.control import (
     Stop,
     WhoIsAbsent,
 )
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.collectives import Warn
@@ -46,25 +46,25 @@ def sent(actions: list[CoordinatorAction]) -> list[tuple[int, Control]]:
     return [(each.peer, each.message) for each in actions if isinstance(each, SendControl)]
 
 
-def tell(registrar: Coordinator, *messages: Control) -> list[CoordinatorAction]:
+def tell(coordinator: Coordinator, *messages: Control) -> list[CoordinatorAction]:
     """Each as the peer whose message it is."""
     actions: list[CoordinatorAction] = []
     for message in messages:
         server, worker = getattr(message, "server", None), getattr(message, "worker", None)
         if isinstance(message, Metrics):
             worker = message.line["worker"]
-        peer = REGISTRAR if server is None else server_id(server)
-        actions += registrar.handle(peer if worker is None else worker_id(worker), message)
+        peer = COORDINATOR if server is None else server_id(server)
+        actions += coordinator.handle(peer if worker is None else worker_id(worker), message)
     return actions
 
 
 class Job(RuleBasedStateMachine):
     """Workers that make the same calls one after the other, servers that answer when they like.
-    Everything that the registrar sends is foreseen from who has come to what."""
+    Everything that the coordinator sends is foreseen from who has come to what."""
 
     @initialize(num_workers=st.integers(1, 4), num_servers=st.integers(1, 3))
     def start(self, num_workers: int, num_servers: int) -> None:
-        self.registrar = assemble(num_workers=num_workers, num_servers=num_servers, mode="ssp")
+        self.coordinator = assemble(num_workers=num_workers, num_servers=num_servers, mode="ssp")
         self.workers = range(num_workers)
         self.servers = range(num_servers)
         self.seq = 0
@@ -92,7 +92,7 @@ class Job(RuleBasedStateMachine):
         self.inside.append(worker)
         payload, values = self.payload(worker), self.values(worker)
         message = Enter(worker=worker, seq=self.seq, name="mean", payload=payload, values=values)
-        actions = sent(tell(self.registrar, message))
+        actions = sent(tell(self.coordinator, message))
         if len(self.inside) < len(self.workers):
             assert actions == []
         else:
@@ -111,7 +111,7 @@ class Job(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         server = data.draw(st.sampled_from(self.to_resume))
         self.to_resume.remove(server)
-        actions = sent(tell(self.registrar, Resumed(seq=self.seq, server=server)))
+        actions = sent(tell(self.coordinator, Resumed(seq=self.seq, server=server)))
         if self.to_resume:
             assert actions == []
             return
@@ -130,7 +130,7 @@ class Job(RuleBasedStateMachine):
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
-        actions = sent(tell(self.registrar, WhoIsAbsent(worker=worker, seq=self.seq)))
+        actions = sent(tell(self.coordinator, WhoIsAbsent(worker=worker, seq=self.seq)))
         absent = [each for each in self.workers if each not in self.inside]
         expected = Absent(seq=self.seq, workers=absent, num_absent=len(absent))
         assert actions == ([(worker_id(worker), expected)] if self.inside else [])
@@ -139,8 +139,8 @@ class Job(RuleBasedStateMachine):
     def report(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
         message = Progress(worker=worker, clock=0, samples=data.draw(st.integers(0, 9)))
-        assert tell(self.registrar, message) == []
-        assert self.registrar.progress[worker] == message
+        assert tell(self.coordinator, message) == []
+        assert self.coordinator.progress[worker] == message
 
     @precondition(lambda self: not self.inside and len(self.done) < len(self.workers))
     @rule(data=st.data())
@@ -148,8 +148,8 @@ class Job(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from([w for w in self.workers if w not in self.done]))
         self.done.append(worker)
         statistics = {"clock": worker}
-        actions = sent(tell(self.registrar, Done(worker=worker, statistics=statistics)))
-        assert self.registrar.done[worker] == statistics
+        actions = sent(tell(self.coordinator, Done(worker=worker, statistics=statistics)))
+        assert self.coordinator.done[worker] == statistics
         if len(self.done) < len(self.workers):
             assert actions == []
         else:
@@ -161,8 +161,8 @@ class Job(RuleBasedStateMachine):
     def finish_a_server(self, data: st.DataObject) -> None:
         server = data.draw(st.sampled_from(self.to_finish))
         self.to_finish.remove(server)
-        actions = tell(self.registrar, Finished(server=server, statistics={"steps": server}))
-        assert self.registrar.servers[server] == {"steps": server}
+        actions = tell(self.coordinator, Finished(server=server, statistics={"steps": server}))
+        assert self.coordinator.servers[server] == {"steps": server}
         if self.to_finish:
             assert actions == []
             return
@@ -187,59 +187,59 @@ def errors(actions: list[CoordinatorAction]) -> dict[int, str]:
 
 
 def test_values_of_a_metrics_line_stand_beside_what_it_says_of_the_worker() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
+    coordinator = assemble(num_workers=2, num_servers=1)
     line = {"worker": 1, "clock": 7, "values": {"loss": 2.0, "epoch": 1}}
-    assert tell(registrar, Metrics(line=line)) == [
+    assert tell(coordinator, Metrics(line=line)) == [
         WriteMetrics({"worker": 1, "clock": 7, "loss": 2.0, "epoch": 1})
     ]
-    assert tell(registrar, Metrics(line={"worker": 0})) == [WriteMetrics({"worker": 0})]
+    assert tell(coordinator, Metrics(line={"worker": 0})) == [WriteMetrics({"worker": 0})]
 
 
 def test_the_chiefs_last_values_are_kept_and_nobody_elses() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
+    coordinator = assemble(num_workers=2, num_servers=1)
     for worker, values in ((0, {"loss": 3.0, "epoch": 1}), (0, {"loss": 1.0}), (1, {"loss": 9.0})):
-        tell(registrar, Metrics(line={"worker": worker, "values": values}))
-    tell(registrar, Metrics(line={"worker": 0}))
-    assert registrar.last == {"loss": 1.0, "epoch": 1}
+        tell(coordinator, Metrics(line={"worker": worker, "values": values}))
+    tell(coordinator, Metrics(line={"worker": 0}))
+    assert coordinator.last == {"loss": 1.0, "epoch": 1}
 
 
 def test_a_failure_ends_the_job() -> None:
-    registrar = assemble(num_workers=1, num_servers=1)
+    coordinator = assemble(num_workers=1, num_servers=1)
     failure = Failure(heading="worker 0", text="it broke", exit_status=1)
-    assert tell(registrar, failure) == [EndJob(failure)]
+    assert tell(coordinator, failure) == [EndJob(failure)]
 
 
-def test_nobody_gives_the_registrar_what_is_not_its_own() -> None:
-    registrar = assemble(num_workers=1, num_servers=1)
+def test_nobody_gives_the_coordinator_what_is_not_its_own() -> None:
+    coordinator = assemble(num_workers=1, num_servers=1)
     with pytest.raises(ProtocolError, match="worker 0 sent Stop, unasked: no part of this job"):
-        registrar.handle(worker_id(0), Stop())
+        coordinator.handle(worker_id(0), Stop())
 
 
 def test_another_call_ends_the_collective_for_all_who_have_come_and_for_all_who_will() -> None:
-    registrar = assemble(num_workers=4, num_servers=1)
-    assert tell(registrar, enter(3)) == []
-    assert tell(registrar, enter(1)) == []
-    first = errors(tell(registrar, enter(2, "mean")))
+    coordinator = assemble(num_workers=4, num_servers=1)
+    assert tell(coordinator, enter(3)) == []
+    assert tell(coordinator, enter(1)) == []
+    first = errors(tell(coordinator, enter(2, "mean")))
     assert [*first] == [worker_id(1), worker_id(2), worker_id(3)]
     (error,) = set(first.values())
     assert error == (
         "workers made different calls: workers 1, 3 called save; worker 2 called mean; every "
         "worker must make the same calls in the same order"
     )
-    assert errors(tell(registrar, enter(0, "save"))) == {worker_id(0): error}
-    assert tell(registrar, Done(worker=0, statistics={})) == []
+    assert errors(tell(coordinator, enter(0, "save"))) == {worker_id(0): error}
+    assert tell(coordinator, Done(worker=0, statistics={})) == []
 
 
 def test_finished_scripts_are_named_in_the_error_of_a_collective_that_they_miss() -> None:
-    registrar = assemble(num_workers=4, num_servers=1)
-    tell(registrar, enter(0))
-    assert errors(tell(registrar, Done(worker=2, statistics={}))) == {
+    coordinator = assemble(num_workers=4, num_servers=1)
+    tell(coordinator, enter(0))
+    assert errors(tell(coordinator, Done(worker=2, statistics={}))) == {
         worker_id(0): "save was called by worker 0 only; absent: worker 2, whose script has "
         "finished; save must be called by every worker"
     }
-    registrar = assemble(num_workers=4, num_servers=1)
-    tell(registrar, Done(worker=3, statistics={}), Done(worker=2, statistics={}))
-    (error,) = errors(tell(registrar, enter(1, "mean"))).values()
+    coordinator = assemble(num_workers=4, num_servers=1)
+    tell(coordinator, Done(worker=3, statistics={}), Done(worker=2, statistics={}))
+    (error,) = errors(tell(coordinator, enter(1, "mean"))).values()
     assert error == (
         "mean was called by worker 1 only; absent: workers 2, 3, whose scripts have finished; "
         "mean must be called by every worker"
@@ -247,47 +247,47 @@ def test_finished_scripts_are_named_in_the_error_of_a_collective_that_they_miss(
 
 
 def test_calls_are_named_in_the_order_of_the_workers_that_made_them() -> None:
-    registrar = assemble(num_workers=5, num_servers=1)
-    tell(registrar, enter(4, "mean"))
-    (error, _) = errors(tell(registrar, enter(2, "save"))).values()
+    coordinator = assemble(num_workers=5, num_servers=1)
+    tell(coordinator, enter(4, "mean"))
+    (error, _) = errors(tell(coordinator, enter(2, "save"))).values()
     assert "worker 2 called save; worker 4 called mean;" in error
 
 
 def test_an_error_is_told_as_the_answer_to_the_collective_that_was_entered() -> None:
-    registrar = assemble(num_workers=4, num_servers=1)
-    tell(registrar, Done(worker=0, statistics={}))
+    coordinator = assemble(num_workers=4, num_servers=1)
+    tell(coordinator, Done(worker=0, statistics={}))
     for seq in (1, 2):
-        ((peer, answer),) = sent(tell(registrar, enter(3, seq=seq)))
+        ((peer, answer),) = sent(tell(coordinator, enter(3, seq=seq)))
         assert isinstance(answer, Collected)
         assert (peer, answer.seq, answer.payloads, answer.runs) == (worker_id(3), seq, [], [])
 
 
 def test_the_collective_after_one_that_has_failed_is_judged_by_itself() -> None:
-    registrar = assemble(num_workers=3, num_servers=1)
-    tell(registrar, enter(0), enter(1, "mean"), enter(2))
-    assert tell(registrar, enter(0, seq=2)) == []
-    failed = errors(tell(registrar, Done(worker=2, statistics={})))
+    coordinator = assemble(num_workers=3, num_servers=1)
+    tell(coordinator, enter(0), enter(1, "mean"), enter(2))
+    assert tell(coordinator, enter(0, seq=2)) == []
+    failed = errors(tell(coordinator, Done(worker=2, statistics={})))
     assert [*failed] == [worker_id(0)]
     assert failed[worker_id(0)].startswith("save was called by worker 0 only; absent: worker 2")
 
 
 def test_workers_and_servers_are_told_apart_by_their_own_numbers_not_by_the_collectives() -> None:
-    registrar = assemble(num_workers=2, num_servers=2)
+    coordinator = assemble(num_workers=2, num_servers=2)
     for seq in (1, 2, 3):
         for worker in (1, 0):
-            actions = tell(registrar, enter(worker, seq=seq))
+            actions = tell(coordinator, enter(worker, seq=seq))
         assert len(sent(actions)) == 2
-        assert tell(registrar, Resumed(seq=seq, server=0)) == []
-        assert [peer for peer, _ in sent(tell(registrar, Resumed(seq=seq, server=1)))] == [
+        assert tell(coordinator, Resumed(seq=seq, server=0)) == []
+        assert [peer for peer, _ in sent(tell(coordinator, Resumed(seq=seq, server=1)))] == [
             *(worker_id(0), worker_id(1)),
         ]
 
 
 def test_of_many_who_are_absent_the_first_are_named_and_all_are_counted() -> None:
-    registrar = assemble(num_workers=12, num_servers=1)
-    tell(registrar, enter(3))
+    coordinator = assemble(num_workers=12, num_servers=1)
+    tell(coordinator, enter(3))
     absent = [0, 1, 2, 4, 5, 6, 7, 8]
-    assert sent(tell(registrar, WhoIsAbsent(worker=3, seq=1))) == [
+    assert sent(tell(coordinator, WhoIsAbsent(worker=3, seq=1))) == [
         (worker_id(3), Absent(seq=1, workers=absent, num_absent=11))
     ]
 
@@ -321,8 +321,8 @@ def warnings(actions: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize("clock", [4, 5, 6])
 def test_only_whoever_has_finished_more_iterations_has_passed(clock: int) -> None:
-    registrar = assemble(num_workers=2, num_servers=1, mode="async")
-    actions = tell(registrar, progress(0, 5), enter(0), progress(1, clock))
+    coordinator = assemble(num_workers=2, num_servers=1, mode="async")
+    actions = tell(coordinator, progress(0, 5), enter(0), progress(1, clock))
     assert bool(warnings(actions)) == (clock == 6)
 
 
@@ -330,32 +330,32 @@ def test_only_whoever_has_finished_more_iterations_has_passed(clock: int) -> Non
 def test_in_sync_passing_within_loaders_of_one_length_is_an_error(
     until: int, is_error: bool
 ) -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
-    first = tell(registrar, progress(0, 5, batches=12), enter(0))
+    coordinator = assemble(num_workers=2, num_servers=1)
+    first = tell(coordinator, progress(0, 5, batches=12), enter(0))
     assert first == []
-    actions = tell(registrar, progress(1, 6, batches=12, until=until))
+    actions = tell(coordinator, progress(1, 6, batches=12, until=until))
     assert bool(errors([each for each in actions if isinstance(each, SendControl)])) == is_error
     assert bool(warnings(actions)) == (not is_error)
 
 
 def test_who_has_fewest_iterations_and_then_the_lowest_number_is_named() -> None:
-    registrar = assemble(num_workers=4, num_servers=1, mode="ssp")
+    coordinator = assemble(num_workers=4, num_servers=1, mode="ssp")
     for worker, clock, batches in ((2, 3, 0), (1, 3, 5), (0, 4, 7)):
-        tell(registrar, progress(worker, clock, batches=batches))
-    registrar._missed_calls._warned_of.add("save")
+        tell(coordinator, progress(worker, clock, batches=batches))
+    coordinator._missed_calls._warned_of.add("save")
     for worker in (2, 1, 0):
-        assert tell(registrar, enter(worker)) == []
-    registrar._missed_calls._warned_of.clear()
-    assert warnings(tell(registrar, progress(3, 9))) == [
+        assert tell(coordinator, enter(worker)) == []
+    coordinator._missed_calls._warned_of.clear()
+    assert warnings(tell(coordinator, progress(3, 9))) == [
         "worker 1 called save after 3 iterations, but worker 3 continued past iteration 3 without "
         "calling save"
     ]
 
 
 def test_a_worker_that_enters_late_names_the_one_that_was_passed_first() -> None:
-    registrar = assemble(num_workers=3, num_servers=1, mode="ssp")
-    tell(registrar, progress(2, 9), progress(1, 8), progress(0, 5))
-    assert warnings(tell(registrar, enter(0))) == [
+    coordinator = assemble(num_workers=3, num_servers=1, mode="ssp")
+    tell(coordinator, progress(2, 9), progress(1, 8), progress(0, 5))
+    assert warnings(tell(coordinator, enter(0))) == [
         "worker 0 called save after 5 iterations, but worker 1 continued past iteration 5 without "
         "calling save"
     ]
@@ -364,9 +364,9 @@ def test_a_worker_that_enters_late_names_the_one_that_was_passed_first() -> None
 def test_iterations_of_another_kind_at_the_end_do_not_count_as_the_loaders() -> None:
     """Worker 0 entered after 5 iterations of which the last was not a loader's: nobody who made
     6 of a loader's has passed it within that loader."""
-    registrar = assemble(num_workers=2, num_servers=1)
-    tell(registrar, progress(0, 5, batches=12, until=4), enter(0))
-    actions = tell(registrar, progress(1, 6, batches=12))
+    coordinator = assemble(num_workers=2, num_servers=1)
+    tell(coordinator, progress(0, 5, batches=12, until=4), enter(0))
+    actions = tell(coordinator, progress(1, 6, batches=12))
     assert len(warnings(actions)) == len(actions) == 1
 
 
@@ -379,47 +379,47 @@ def failed(actions: list[CoordinatorAction]) -> list[tuple[int, int]]:
     return [(peer - worker_id(0), getattr(message, "seq", 0)) for peer, message in sent(actions)]
 
 
-def end_a_collective(registrar: Coordinator, num_workers: int) -> None:
-    tell(registrar, *[enter(worker) for worker in range(num_workers)])
-    tell(registrar, Resumed(seq=1, server=0))
+def end_a_collective(coordinator: Coordinator, num_workers: int) -> None:
+    tell(coordinator, *[enter(worker) for worker in range(num_workers)])
+    tell(coordinator, Resumed(seq=1, server=0))
 
 
 def test_whoever_enters_behind_others_ends_the_collective_and_nothing_is_resumed() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
-    end_a_collective(registrar, 2)
-    tell(registrar, progress(1, 6, batches=12), progress(0, 5, batches=12))
-    assert tell(registrar, enter(1, seq=2)) == []
-    assert failed(tell(registrar, enter(0, seq=2))) == [(0, 2), (1, 2)]
+    coordinator = assemble(num_workers=2, num_servers=1)
+    end_a_collective(coordinator, 2)
+    tell(coordinator, progress(1, 6, batches=12), progress(0, 5, batches=12))
+    assert tell(coordinator, enter(1, seq=2)) == []
+    assert failed(tell(coordinator, enter(0, seq=2))) == [(0, 2), (1, 2)]
 
 
 def test_whoever_enters_past_others_ends_the_collective_for_all_who_are_in_it() -> None:
-    registrar = assemble(num_workers=5, num_servers=1)
-    end_a_collective(registrar, 5)
-    tell(registrar, progress(4, 5, batches=12), enter(4, seq=2))
-    registrar.progress[3] = progress(3, 6, batches=12)
-    assert failed(tell(registrar, enter(3, seq=2))) == [(3, 2), (4, 2)]
-    assert failed(tell(registrar, enter(0, seq=2))) == [(0, 2)]
+    coordinator = assemble(num_workers=5, num_servers=1)
+    end_a_collective(coordinator, 5)
+    tell(coordinator, progress(4, 5, batches=12), enter(4, seq=2))
+    coordinator.progress[3] = progress(3, 6, batches=12)
+    assert failed(tell(coordinator, enter(3, seq=2))) == [(3, 2), (4, 2)]
+    assert failed(tell(coordinator, enter(0, seq=2))) == [(0, 2)]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_of_several_that_were_passed_the_lowest_is_named(order: tuple[int, int]) -> None:
-    registrar = assemble(num_workers=3, num_servers=1)
+    coordinator = assemble(num_workers=3, num_servers=1)
     for worker in order:
-        tell(registrar, progress(worker, 3, batches=12), enter(worker))
-    actions = tell(registrar, progress(2, 4, batches=12))
+        tell(coordinator, progress(worker, 3, batches=12), enter(worker))
+    actions = tell(coordinator, progress(2, 4, batches=12))
     assert failed(actions) == [(0, 1), (1, 1)]
     (error,) = {*errors(actions).values()}
     assert error.startswith("worker 0 called save after 3 iterations, but worker 2 continued")
 
 
 def test_iterations_of_no_one_length_are_not_those_of_loaders_of_one_batch() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
-    tell(registrar, progress(0, 5, batches=3, until=2), enter(0))
-    actions = tell(registrar, progress(1, 6, batches=1))
+    coordinator = assemble(num_workers=2, num_servers=1)
+    tell(coordinator, progress(0, 5, batches=3, until=2), enter(0))
+    actions = tell(coordinator, progress(1, 6, batches=1))
     assert len(warnings(actions)) == len(actions) == 1
 
 
 def test_nothing_is_judged_of_a_worker_that_has_said_nothing() -> None:
-    registrar = assemble(num_workers=2, num_servers=1)
-    assert tell(registrar, enter(0)) == []
-    assert tell(registrar, progress(1, 6, batches=12)) == []
+    coordinator = assemble(num_workers=2, num_servers=1)
+    assert tell(coordinator, enter(0)) == []
+    assert tell(coordinator, progress(1, 6, batches=12)) == []

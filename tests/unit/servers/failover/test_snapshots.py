@@ -34,8 +34,8 @@ from psdist.protocol.control import (
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.succession.lines import Lines
-from psdist.servers.protocol.succession.office import Office
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
+from psdist.servers.protocol.failover.lines import Lines
 from tests.digests import FAMILIES
 from tests.support.virtual.job import VirtualJob
 
@@ -59,7 +59,7 @@ def test_a_twin_that_goes_on_with_a_snapshot_decides_the_same(
     family: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever it is made. Jobs, failures and the order of messages are drawn by the seed."""
-    make = VirtualJob._registrar
+    make = VirtualJob._coordinator
     num_compared = 0
 
     def watched(job: VirtualJob, num_workers: int) -> Coordinator:
@@ -92,7 +92,7 @@ def test_a_twin_that_goes_on_with_a_snapshot_decides_the_same(
             setattr(first, name, both(name))
         return first
 
-    monkeypatch.setattr(VirtualJob, "_registrar", watched)
+    monkeypatch.setattr(VirtualJob, "_coordinator", watched)
     FAMILIES[family][0](seed)
     assert num_compared > 5
 
@@ -237,8 +237,8 @@ def test_a_snapshot_of_a_job_with_other_parts_is_refused() -> None:
         plain.from_snapshot(controlled(ModeControl(num_groups=3, staleness=3)).to_snapshot())
 
 
-def office() -> Office:
-    registrar = assemble(
+def coordinator_log() -> CoordinatorLog:
+    coordinator = assemble(
         num_workers=3,
         num_servers=2,
         groups=GROUPS,
@@ -246,17 +246,17 @@ def office() -> Office:
         max_deaths=2,
         control=ModeControl(num_groups=3, staleness=3),
     )
-    return Office(registrar, deputy=server_id(1), num_workers=3, num_servers=2)
+    return CoordinatorLog(coordinator, standby=server_id(1), num_workers=3, num_servers=2)
 
 
 def test_whatever_is_damaged_ends_in_one_line() -> None:
-    first = office()
+    first = coordinator_log()
     for worker in range(3):
         enter = Enter(worker=worker, seq=1, name="barrier", payload=b"")
-        first.registrar.handle(worker_id(worker), enter)
-    first.registrar.membership.on_lost(2, "worker 2", is_ready=True)
+        first.coordinator.handle(worker_id(worker), enter)
+    first.coordinator.membership.on_lost(2, "worker 2", is_ready=True)
     state = first.to_snapshot()
-    office().from_snapshot(state)
+    coordinator_log().from_snapshot(state)
     pick, refused = random.Random(0), list[str]()
     for _ in range(2000):
         data = bytearray(state[: pick.randrange(len(state))] if pick.random() < 0.3 else state)
@@ -264,7 +264,7 @@ def test_whatever_is_damaged_ends_in_one_line() -> None:
             if data:
                 data[pick.randrange(len(data))] = pick.randrange(256)
         try:
-            office().from_snapshot(bytes(data))
+            coordinator_log().from_snapshot(bytes(data))
         except ProtocolError as error:
             refused.append(str(error))
     assert len(refused) > 1000

@@ -1,4 +1,5 @@
-"""The registrar's office and its second: what waits for the deputy, and what the deputy knows."""
+"""The coordinator's coordinator log and its second: what waits for the standby, and what the
+standby knows."""
 
 from __future__ import annotations
 
@@ -39,38 +40,40 @@ from psdist.protocol.control import (
     WhoIsAbsent,
     encode_control,
 )
-from psdist.protocol.ids import REGISTRAR, server_id, worker_id
-from psdist.protocol.registrar_line import TOLD_EVERY
+from psdist.protocol.coordinator_line import TOLD_EVERY
+from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Complete, EndJob, WriteMetrics
-from psdist.servers.protocol.succession.office import (
+from psdist.servers.protocol.failover.coordinator_log import (
+    CoordinatorLog,
     EntrustAll,
     Entrusted,
-    Office,
-    OfficeAction,
+    LogAction,
     Over,
 )
 from psdist.servers.protocol.takeovers import ShardAlone
 
 NUM_WORKERS, NUM_SERVERS = 2, 3
-DEPUTY = server_id(1)
+STANDBY = server_id(1)
 DEAD = "server 0 (rank 0 on n1)"
 
 
-def office(*, is_active: bool = True, groups: Sequence[Sequence[int]] = ()) -> Office:
+def coordinator_log(
+    *, is_active: bool = True, groups: Sequence[Sequence[int]] = ()
+) -> CoordinatorLog:
     """With ``groups`` workers may die."""
     num_workers = sum(map(len, groups)) or NUM_WORKERS
-    registrar = assemble(
+    coordinator = assemble(
         num_workers=num_workers,
         num_servers=NUM_SERVERS,
         buddies=(1, 2, 0),
         groups=groups,
         max_deaths=len(groups),
     )
-    return Office(
-        registrar,
-        deputy=DEPUTY,
+    return CoordinatorLog(
+        coordinator,
+        standby=STANDBY,
         num_workers=num_workers,
         num_servers=NUM_SERVERS,
         is_active=is_active,
@@ -78,45 +81,48 @@ def office(*, is_active: bool = True, groups: Sequence[Sequence[int]] = ()) -> O
 
 
 class Pair:
-    """Coordinator and deputy; the network between them is as fast as a test wants."""
+    """Coordinator and standby; the network between them is as fast as a test wants."""
 
     def __init__(self, groups: Sequence[Sequence[int]] = ()) -> None:
-        self.first, self.second = office(groups=groups), office(is_active=False, groups=groups)
+        self.first, self.second = (
+            coordinator_log(groups=groups),
+            coordinator_log(is_active=False, groups=groups),
+        )
         self.notes: list[Append] = []
-        self.done: list[OfficeAction] = []
+        self.done: list[LogAction] = []
 
-    def tell(self, peer: int, message: Control) -> list[OfficeAction]:
-        """What leaves the registrar at once, but notes."""
+    def tell(self, peer: int, message: Control) -> list[LogAction]:
+        """What leaves the coordinator at once, but notes."""
         actions = self.first.handle(peer, message)
         self.notes += [each.message for each in sent(actions) if isinstance(each.message, Append)]
         return [each for each in actions if not is_note(each)]
 
-    def lose(self, peer: int) -> list[OfficeAction]:
+    def lose(self, peer: int) -> list[LogAction]:
         """``peer`` has died."""
         (note,) = sent(self.first.on_lost(peer, f"peer {peer}"))
         assert isinstance(note.message, Append)
         self.notes = [note.message]
         return self.settle()
 
-    def settle(self) -> list[OfficeAction]:
-        """What follows when the deputy has answered all."""
+    def settle(self) -> list[LogAction]:
+        """What follows when the standby has answered all."""
         actions = []
         for note in self.notes:
             self.done += self.second.note(note)
-            actions += self.first.handle(DEPUTY, AppendAck(number=note.number))
+            actions += self.first.handle(STANDBY, AppendAck(number=note.number))
         self.notes.clear()
         return actions
 
-    def say(self, peer: int, message: Control) -> list[OfficeAction]:
+    def say(self, peer: int, message: Control) -> list[LogAction]:
         assert self.tell(peer, message) == []
         return self.settle()
 
 
-def sent(actions: list[OfficeAction]) -> list[SendControl]:
+def sent(actions: list[LogAction]) -> list[SendControl]:
     return [each for each in actions if isinstance(each, SendControl)]
 
 
-def is_note(action: OfficeAction) -> bool:
+def is_note(action: LogAction) -> bool:
     return isinstance(action, SendControl) and isinstance(action.message, Append)
 
 
@@ -128,7 +134,7 @@ def metrics(worker: int, value: int) -> Metrics:
     return Metrics(line={"worker": worker, "clock": value, "values": {}})
 
 
-def run_collective(pair: Pair) -> list[OfficeAction]:
+def run_collective(pair: Pair) -> list[LogAction]:
     for worker in range(NUM_WORKERS):
         pair.say(worker_id(worker), enter(worker))
     for server in range(NUM_SERVERS - 1):
@@ -137,7 +143,7 @@ def run_collective(pair: Pair) -> list[OfficeAction]:
     return pair.say(server_id(last), Resumed(seq=1, server=last))
 
 
-def finish(pair: Pair, workers: Sequence[int] = range(NUM_WORKERS)) -> list[OfficeAction]:
+def finish(pair: Pair, workers: Sequence[int] = range(NUM_WORKERS)) -> list[LogAction]:
     for worker in workers:
         pair.say(worker_id(worker), Done(worker=worker, statistics={}))
     for server in range(NUM_SERVERS - 1):
@@ -146,7 +152,7 @@ def finish(pair: Pair, workers: Sequence[int] = range(NUM_WORKERS)) -> list[Offi
     return pair.say(server_id(last), Finished(server=last, statistics={}))
 
 
-def test_what_follows_waits_for_the_deputy() -> None:
+def test_what_follows_waits_for_the_standby() -> None:
     pair = Pair()
     pair.say(worker_id(0), enter(0))
     assert pair.tell(worker_id(1), enter(1)) == []
@@ -168,7 +174,7 @@ def test_an_answer_to_no_note_is_refused() -> None:
     pair.say(worker_id(0), enter(0))
     for number in (1, 2):
         with pytest.raises(ProtocolError, match="says that it knows"):
-            pair.first.handle(DEPUTY, AppendAck(number=number))
+            pair.first.handle(STANDBY, AppendAck(number=number))
     pair.tell(worker_id(1), enter(1))
     with pytest.raises(ProtocolError, match="server 2 says that it knows"):
         pair.first.handle(server_id(2), AppendAck(number=2))
@@ -178,24 +184,24 @@ def test_a_note_that_is_missing_is_noticed() -> None:
     pair = Pair()
     pair.tell(worker_id(0), enter(0))
     pair.tell(worker_id(1), enter(1))
-    with pytest.raises(ProtocolError, match="note 2, of which 0 are done, after 0"):
+    with pytest.raises(ProtocolError, match="log entry 2, of which 0 are done, after entry 0"):
         pair.second.note(pair.notes[1])
 
 
-def test_without_its_deputy_the_registrar_goes_on() -> None:
+def test_without_its_standby_the_coordinator_goes_on() -> None:
     pair = Pair()
     pair.say(worker_id(0), enter(0))
     pair.tell(worker_id(1), enter(1))
-    actions = sent(pair.first.on_lost(DEPUTY, "server 1"))
+    actions = sent(pair.first.on_lost(STANDBY, "server 1"))
     resumed = [each.peer for each in actions if isinstance(each.message, Resume)]
     assert resumed == [server_id(each) for each in range(NUM_SERVERS)]
     assert actions[-1] == SendControl(server_id(2), TakeOver(server=1)), "behind what was held"
-    assert pair.first.on_lost(DEPUTY, "server 1") == []
+    assert pair.first.on_lost(STANDBY, "server 1") == []
     line = pair.first.handle(worker_id(0), metrics(0, 1))
     assert line == [WriteMetrics({"worker": 0, "clock": 1})]
 
 
-def test_ranks_are_told_how_far_the_deputy_knows_what_they_say() -> None:
+def test_ranks_are_told_how_far_the_standby_knows_what_they_say() -> None:
     pair = Pair()
     for number in range(1, TOLD_EVERY + 1):
         actions = pair.say(worker_id(0), Progress(worker=0, clock=number, samples=0))
@@ -203,29 +209,29 @@ def test_ranks_are_told_how_far_the_deputy_knows_what_they_say() -> None:
         assert actions == told
 
 
-def succeed(pair: Pair, **lost: Any) -> tuple[list[OfficeAction], list[OfficeAction]]:
+def succeed(pair: Pair, **lost: Any) -> tuple[list[LogAction], list[LogAction]]:
     return pair.second.succeed(DEAD, lost=lost.get("lost", {}))
 
 
-def test_the_deputy_goes_on_with_the_collective() -> None:
+def test_the_standby_goes_on_with_the_collective() -> None:
     pair = Pair()
     pair.say(worker_id(0), enter(0))
     heard = {each.peer: each.message for each in pair.second.announcements()}
-    assert heard[worker_id(0)] == LeaderChanged(heard=1, is_over=False, host=DEPUTY)
-    assert heard[worker_id(1)] == LeaderChanged(heard=0, is_over=False, host=DEPUTY)
+    assert heard[worker_id(0)] == LeaderChanged(heard=1, is_over=False, host=STANDBY)
+    assert heard[worker_id(1)] == LeaderChanged(heard=0, is_over=False, host=STANDBY)
     assert heard.keys() == {*map(server_id, (1, 2)), *map(worker_id, (0, 1))}
     undone, actions = succeed(pair)
     alone = ShardAlone(server=2, host=2)
-    assert (undone, actions) == ([], [alone]), "nobody knows yet who the registrar is"
+    assert (undone, actions) == ([], [alone]), "nobody knows yet who the coordinator is"
     for peer in heard:
         again = pair.second.handle(peer, Rejoined(received=0))
-        assert again == [SendControl(peer, TakeOver(server=0))] * (peer == DEPUTY)
+        assert again == [SendControl(peer, TakeOver(server=0))] * (peer == STANDBY)
     resumed = sent(pair.second.handle(worker_id(1), enter(1)))
     assert {each.peer for each in resumed} == {server_id(1), server_id(2)}, (
         "and 0 when it is served"
     )
-    taken = sent(pair.second.handle(DEPUTY, TakenOver(server=0)))
-    assert SendControl(REGISTRAR, Resume(seq=1)) in taken
+    taken = sent(pair.second.handle(STANDBY, TakenOver(server=0)))
+    assert SendControl(COORDINATOR, Resume(seq=1)) in taken
 
 
 def test_answers_are_told_again_to_who_lacks_them() -> None:
@@ -242,7 +248,7 @@ def test_what_concerns_people_is_done_by_one_of_them() -> None:
     lines = [WriteMetrics({"worker": 0, "clock": each}) for each in range(3)]
     for clock in range(3):
         pair.say(worker_id(0), metrics(0, clock))
-    assert pair.done == lines[:2], "what the registrar has said with the third"
+    assert pair.done == lines[:2], "what the coordinator has said with the third"
     undone, _ = succeed(pair)
     assert undone == lines[2:]
 
@@ -256,7 +262,7 @@ def test_whoever_was_known_to_have_died_is_declared_dead() -> None:
         succeed(pair, lost={server_id(2): "server 2 (rank 2 on n1)"})
 
 
-def test_the_end_of_the_job_is_the_registrar_s_to_tell_while_it_lives() -> None:
+def test_the_end_of_the_job_is_the_coordinator_s_to_tell_while_it_lives() -> None:
     pair = Pair()
     done = Done(worker=0, statistics={})
     pair.say(worker_id(0), done)
@@ -268,7 +274,7 @@ def test_the_end_of_the_job_is_the_registrar_s_to_tell_while_it_lives() -> None:
         succeed(pair)
 
 
-def test_all_are_stopped_the_deputy_last() -> None:
+def test_all_are_stopped_the_standby_last() -> None:
     pair = Pair()
     actions = finish(pair)
     assert isinstance(actions[0], Complete), "people first"
@@ -277,7 +283,7 @@ def test_all_are_stopped_the_deputy_last() -> None:
     for peer, count in stopped.items():
         assert not any(isinstance(each, Over) for each in actions)
         actions = pair.say(peer, ReceivedUpTo(count=count))
-    assert actions == [SendControl(DEPUTY, Stop()), Over()]
+    assert actions == [SendControl(STANDBY, Stop()), Over()]
 
 
 def test_whoever_dies_at_the_end_is_not_waited_for() -> None:
@@ -285,7 +291,7 @@ def test_whoever_dies_at_the_end_is_not_waited_for() -> None:
     finish(pair)
     pair.say(worker_id(0), ReceivedUpTo(count=1))
     pair.say(server_id(2), ReceivedUpTo(count=2))
-    assert pair.lose(worker_id(1)) == [SendControl(DEPUTY, Stop()), Over()]
+    assert pair.lose(worker_id(1)) == [SendControl(STANDBY, Stop()), Over()]
 
 
 GROUPS = ((0, 1), (2,))
@@ -315,7 +321,7 @@ def test_who_is_out_is_waited_for_until_it_has_heard_so() -> None:
     assert not any(isinstance(each, Over) for each in finish(pair, workers=[2]))
     pair.say(LIVE, ReceivedUpTo(count=3))
     assert pair.say(server_id(2), ReceivedUpTo(count=4)) == [], "it may have heard of nothing"
-    assert pair.lose(OUT) == [SendControl(DEPUTY, Stop()), Over()], "its process has ended"
+    assert pair.lose(OUT) == [SendControl(STANDBY, Stop()), Over()], "its process has ended"
 
 
 def test_who_is_out_and_has_ended_is_owed_nothing() -> None:
@@ -324,21 +330,21 @@ def test_who_is_out_and_has_ended_is_owed_nothing() -> None:
     finish(pair, workers=[2])
     pair.say(LIVE, ReceivedUpTo(count=3))
     told = pair.say(server_id(2), ReceivedUpTo(count=4))
-    assert told == [SendControl(DEPUTY, Stop()), Over()]
+    assert told == [SendControl(STANDBY, Stop()), Over()]
 
 
-def test_who_is_out_hears_so_of_the_deputy() -> None:
+def test_who_is_out_hears_so_of_the_standby() -> None:
     """Before that ends: its line had been closed when it was said."""
     pair = bury_one()
     second = pair.second
     told_of_all = {each.peer: each.message for each in second.announcements()}
-    assert told_of_all[OUT] == LeaderChanged(heard=1, is_over=False, host=DEPUTY), (
+    assert told_of_all[OUT] == LeaderChanged(heard=1, is_over=False, host=STANDBY), (
         "the rest is still to be said"
     )
     succeed(pair)
-    for peer in (DEPUTY, server_id(2), LIVE):
+    for peer in (STANDBY, server_id(2), LIVE):
         second.handle(peer, Rejoined(received=second._lines._of(peer).num_received))
-    second.handle(DEPUTY, TakenOver(server=0))
+    second.handle(STANDBY, TakenOver(server=0))
     second.handle(LIVE, Done(worker=2, statistics={}))
     for server in range(NUM_SERVERS):
         ended = second.handle(server_id(server), Finished(server=server, statistics={}))
@@ -346,7 +352,7 @@ def test_who_is_out_hears_so_of_the_deputy() -> None:
     assert not any(isinstance(each, Over) for each in ended), "worker 1 does not know whom to ask"
     told = second.handle(OUT, Rejoined(received=1))
     assert told[0] == SendControl(OUT, SURVIVE)
-    assert told[-2:] == [SendControl(DEPUTY, Stop()), Over()]
+    assert told[-2:] == [SendControl(STANDBY, Stop()), Over()]
 
 
 def test_who_is_out_hears_so_where_the_job_was_complete() -> None:
@@ -354,30 +360,31 @@ def test_who_is_out_hears_so_where_the_job_was_complete() -> None:
     finish(pair, workers=[2])
     told = {each.peer: each.message for each in pair.second.announcements()}
     assert told[OUT] == LeaderChanged(
-        heard=1, is_over=True, host=DEPUTY, generation=1, dead=[0], chief=2
+        heard=1, is_over=True, host=STANDBY, generation=1, dead=[0], chief=2
     )
-    assert told[LIVE] == LeaderChanged(heard=2, is_over=True, host=DEPUTY)
+    assert told[LIVE] == LeaderChanged(heard=2, is_over=True, host=STANDBY)
     assert worker_id(0) not in told
 
 
-def test_without_its_deputy_the_registrar_ends() -> None:
+def test_without_its_standby_the_coordinator_ends() -> None:
     pair = Pair()
     finish(pair)
-    assert pair.first.on_lost(DEPUTY, "server 1") == [Over()]
+    assert pair.first.on_lost(STANDBY, "server 1") == [Over()]
 
 
-def test_the_deputy_stops_all_where_the_registrar_could_not() -> None:
+def test_the_standby_stops_all_where_the_coordinator_could_not() -> None:
     pair = Pair()
     finish(pair)
     said = pair.second.announcements()
     assert len(said) == NUM_WORKERS + NUM_SERVERS - 1
-    assert all(each.message == LeaderChanged(heard=1, is_over=True, host=DEPUTY) for each in said)
+    assert all(each.message == LeaderChanged(heard=1, is_over=True, host=STANDBY) for each in said)
     undone, actions = succeed(pair)
     assert any(isinstance(each, Complete) for each in undone)
     assert actions == []
 
 
-# -- another deputy --------------------------------------------------------------------------------
+# -- another standby
+# --------------------------------------------------------------------------------
 
 
 NEXT = server_id(2)
@@ -388,25 +395,25 @@ def filled(number: int, server: int) -> CopyFilled:
     return CopyFilled(server=server, number=number)
 
 
-def appointing() -> Office:
-    """The registrar: its deputy has died, and server 2 has a whole copy of the shard of server 0,
-    which everybody is being told."""
-    first = office()
-    first.on_lost(DEPUTY, LAST_DEAD)
+def appointing() -> CoordinatorLog:
+    """The coordinator: its standby has died, and server 2 has a whole copy of the shard of server
+    0, which everybody is being told."""
+    first = coordinator_log()
+    first.on_lost(STANDBY, LAST_DEAD)
     told = sent(first.handle(server_id(2), TakenOver(server=1)))
     keep = [each for each in told if isinstance(each.message, KeepCopy)]
     assert SendControl(NEXT, KeepCopy(server=0, number=2)) in keep
     first.handle(NEXT, KeepsCopy(server=0, number=2))
-    said = sent(first.handle(REGISTRAR, filled(2, server=0)))
+    said = sent(first.handle(COORDINATOR, filled(2, server=0)))
     appointed = [each.peer for each in said if each.message == Nominate(deputy=NEXT)]
     assert appointed == [NEXT, server_id(1), worker_id(0), worker_id(1)], "who is named knows first"
-    assert first.deputy is None
+    assert first.standby is None
     return first
 
 
-def receive(first: Office, peers: Sequence[int]) -> list[OfficeAction]:
+def receive(first: CoordinatorLog, peers: Sequence[int]) -> list[LogAction]:
     """All that was said to each of ``peers``; what follows of the last."""
-    actions: list[OfficeAction] = []
+    actions: list[LogAction] = []
     for peer in peers:
         num_said = first._lines._of(peer).num_said
         actions = first.handle(peer, ReceivedUpTo(count=num_said))
@@ -417,7 +424,7 @@ ALL = (server_id(1), worker_id(0), worker_id(1), NEXT)
 """The first two of which are one process: server 1 goes on in that of server 2."""
 
 
-def entrusting() -> tuple[Office, Office, EntrustAll]:
+def entrusting() -> tuple[CoordinatorLog, CoordinatorLog, EntrustAll]:
     first = appointing()
     assert receive(first, ALL[:-1]) == []
     (entrust,) = receive(first, ALL[-1:])
@@ -425,15 +432,17 @@ def entrusting() -> tuple[Office, Office, EntrustAll]:
     return first, restored(entrust.state), entrust
 
 
-def restored(state: bytes) -> Office:
-    third = office(is_active=False)
+def restored(state: bytes) -> CoordinatorLog:
+    third = coordinator_log(is_active=False)
     third.from_snapshot(state)
     return third
 
 
-def test_who_has_another_copy_of_the_registrar_s_shard_is_its_deputy_when_all_know_that() -> None:
+def test_who_has_another_copy_of_the_coordinator_s_shard_is_its_standby_when_all_know_that() -> (
+    None
+):
     first, third, entrust = entrusting()
-    assert (entrust.deputy, first.deputy, third.deputy) == (NEXT, NEXT, NEXT)
+    assert (entrust.standby, first.standby, third.standby) == (NEXT, NEXT, NEXT)
     (note,) = sent(first.handle(worker_id(0), enter(0)))
     assert isinstance(note.message, Append)
     assert note.peer == NEXT
@@ -459,22 +468,22 @@ def test_while_somebody_does_not_know_who_is_appointed_nobody_is_entrusted() -> 
     first = appointing()
     assert receive(first, ALL[1:]) == []
     line = first.handle(worker_id(0), metrics(0, 1))
-    assert line == [WriteMetrics({"worker": 0, "clock": 1})], "as without a deputy"
+    assert line == [WriteMetrics({"worker": 0, "clock": 1})], "as without a standby"
     (entrust,) = receive(first, ALL[:1])
     assert isinstance(entrust, EntrustAll)
 
 
 def test_who_has_died_needs_not_know_who_is_appointed() -> None:
-    first = office(groups=GROUPS)
+    first = coordinator_log(groups=GROUPS)
     for worker in range(3):
         enter_prepare = Enter(worker=worker, seq=1, name="prepare", payload=PREPARED)
         first.handle(worker_id(worker), enter_prepare)
-    first.on_lost(DEPUTY, LAST_DEAD)
+    first.on_lost(STANDBY, LAST_DEAD)
     for server in range(NUM_SERVERS):
         first.handle(server_id(server), Resumed(seq=1, server=server))
     first.handle(server_id(2), TakenOver(server=1))
     first.handle(NEXT, KeepsCopy(server=0, number=2))
-    first.handle(REGISTRAR, filled(2, server=0))
+    first.handle(COORDINATOR, filled(2, server=0))
     receive(first, [server_id(1), NEXT, LIVE, worker_id(0)])
     actions = first.on_lost(OUT, "worker 1")
     assert isinstance(actions[-1], EntrustAll)
@@ -493,34 +502,34 @@ def test_who_is_entrusted_dies_before_it_has_answered() -> None:
     first.handle(worker_id(0), metrics(0, 1))
     with pytest.raises(ServersLostError):
         first.on_lost(NEXT, "server 2 (rank 2 on n1)")
-    assert first.deputy is None
+    assert first.standby is None
     assert not any(isinstance(each, Entrusted) for _, all_ in first._pending for each in all_)
 
 
 def test_who_goes_on_for_another_one_is_told_again_who_is_appointed() -> None:
-    first = office()
-    first.on_lost(DEPUTY, LAST_DEAD)
+    first = coordinator_log()
+    first.on_lost(STANDBY, LAST_DEAD)
     first._appointed = NEXT
     told = sent(first.handle(server_id(2), TakenOver(server=1)))
     assert SendControl(server_id(1), Nominate(deputy=NEXT)) in told
     assert not first._lines.has_received_wanted([server_id(1)])
 
 
-def test_the_next_deputy_knows_what_was_said_and_heard() -> None:
+def test_the_next_standby_knows_what_was_said_and_heard() -> None:
     first, third, _ = entrusting()
     heard = {each.peer: each.message for each in third.announcements()}
     for peer in ALL:
         num_heard = first._lines.num_heard(peer)
         assert heard[peer] == LeaderChanged(heard=num_heard, is_over=False, host=NEXT)
-    assert third.registrar_at == REGISTRAR
+    assert third.coordinator_at == COORDINATOR
 
 
 def test_it_goes_on_and_without_a_whole_copy_of_what_it_has_the_job_ends() -> None:
-    """That of server 1, which it serves, is not whole: the registrar was the only one left."""
+    """That of server 1, which it serves, is not whole: the coordinator was the only one left."""
     _, third, _ = entrusting()
     with pytest.raises(ServersLostError, match=r"server 0 .* server 1"):
         third.succeed(DEAD, lost={server_id(1): LAST_DEAD, server_id(2): "server 2"})
-    assert third.registrar_at == NEXT
+    assert third.coordinator_at == NEXT
 
 
 def test_damaged_knowledge_is_refused() -> None:
@@ -528,10 +537,10 @@ def test_damaged_knowledge_is_refused() -> None:
     version, state = msgpack.unpackb(entrust.state)
     for data, why in (
         (entrust.state[:-1], "incomplete input"),
-        (msgpack.packb({"not": "an office"}), "not enough values"),
+        (msgpack.packb({"not": "an coordinator log"}), "not enough values"),
         (msgpack.packb([version, 7]), "not msgpack"),
         (msgpack.packb([version + 1, state]), "of version 2; this psdist reads 1"),
         (msgpack.packb([version, state[:-1]]), "not msgpack"),
     ):
-        with pytest.raises(ProtocolError, match=f"^the registrar's snapshot is damaged.*{why}"):
+        with pytest.raises(ProtocolError, match=f"^the coordinator's snapshot is damaged.*{why}"):
             restored(data)

@@ -1,4 +1,5 @@
-"""A job whose registrar has another deputy: what that is sent and refuses, and how it goes on."""
+"""A job whose coordinator has another standby: what that is sent and refuses, and how it goes
+on."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import pytest
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Entrust
 from psdist.protocol.events import ControlArrived, Sent
-from psdist.protocol.ids import REGISTRAR, server_id, spare_id
+from psdist.protocol.ids import COORDINATOR, server_id, spare_id
 from psdist.servers import loop as loops
-from psdist.servers.protocol.succession.office import Entrusted
+from psdist.servers.protocol.failover.coordinator_log import Entrusted
 from psdist.servers.replication.outbox import RecordFrame
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
@@ -21,38 +22,38 @@ SCHEDULE = Schedule(
 
 
 def entrusted_job() -> VirtualJob:
-    """The registrar has died, server 1 has its place, and a spare is its deputy."""
+    """The coordinator has died, server 1 has its place, and a spare is its standby."""
     job = VirtualJob(SCHEDULE, is_watched=False, max_deaths=9)
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
-    job.network.crash(REGISTRAR)
+    job.network.crash(COORDINATOR)
     job.network.run(until=lambda: any(isinstance(each, Entrusted) for each in job.reported))
-    assert (job.registrar_at, job.num_successions) == (server_id(1), 1)
+    assert (job.coordinator_at, job.num_successions) == (server_id(1), 1)
     return job
 
 
 @pytest.mark.parametrize("part_bytes", [2**24, 1000])
-def test_a_spare_goes_on_where_the_second_registrar_dies(
+def test_a_spare_goes_on_where_the_second_coordinator_dies(
     part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "_PART_BYTES", part_bytes)
     job = entrusted_job()
-    assert job.deputy == spare_id(0)
+    assert job.standby == spare_id(0)
     assert job.reported.count(Entrusted(spare_id(0))) == 1
-    assert job.spares[0].transport.registrar_at == server_id(1)  # type: ignore[attr-defined]
+    assert job.spares[0].transport.coordinator_at == server_id(1)  # type: ignore[attr-defined]
     job.network.crash(server_id(1))
     job.run()
-    assert (job.registrar_at, job.num_successions) == (spare_id(0), 2)
+    assert (job.coordinator_at, job.num_successions) == (spare_id(0), 2)
     prove_survival(job)
-    assert job.office is not None
-    assert job.office.deputy == spare_id(1), "which has a copy by then"
+    assert job.coordinator_log is not None
+    assert job.coordinator_log.standby == spare_id(1), "which has a copy by then"
 
 
 @pytest.mark.parametrize(
     ("spare", "peer", "part"),
     [
-        pytest.param(0, REGISTRAR, 0, id="twice"),
-        pytest.param(1, REGISTRAR, 1, id="not from its beginning"),
-        pytest.param(1, server_id(1), 0, id="not of the registrar"),
+        pytest.param(0, COORDINATOR, 0, id="twice"),
+        pytest.param(1, COORDINATOR, 1, id="not from its beginning"),
+        pytest.param(1, server_id(1), 0, id="not of the coordinator"),
     ],
 )
 def test_what_is_not_asked_for_is_refused(spare: int, peer: int, part: int) -> None:
@@ -62,22 +63,22 @@ def test_what_is_not_asked_for_is_refused(spare: int, peer: int, part: int) -> N
         job.spares[spare]._decide(ControlArrived(peer, told))
 
 
-def test_no_server_is_a_deputy_that_nobody_has_said_how_to_make() -> None:
-    with pytest.raises(InvariantError, match="was entrusted with what the registrar knows"):
-        loops._no_deputy(b"", b"")
+def test_no_server_is_a_standby_that_nobody_has_said_how_to_make() -> None:
+    with pytest.raises(InvariantError, match="was entrusted with what the coordinator knows"):
+        loops._no_standby(b"", b"")
 
 
-def test_to_the_shard_of_a_registrar_that_has_moved_nothing_is_sent_before_all_know() -> None:
+def test_to_the_shard_of_a_coordinator_that_has_moved_nothing_is_sent_before_all_know() -> None:
     """It would come to a server which has no such copy."""
     job = VirtualJob(SCHEDULE, is_watched=False, max_deaths=9)
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
-    job.network.crash(REGISTRAR)
+    job.network.crash(COORDINATOR)
     job.network.run(until=lambda: job.num_successions > 0)
     line = job.servers[1].transport
     while not line._is_shard_elsewhere:  # type: ignore[attr-defined]
         job.network.step()
     frame = object.__new__(RecordFrame)
-    line.send(REGISTRAR, frame)
+    line.send(COORDINATOR, frame)
     assert isinstance(found := line._ready.pop(), Sent)  # type: ignore[attr-defined]
     assert found.frame is frame
     job.run()

@@ -1,16 +1,16 @@
-"""The registrar's ends of its lines to all other ranks; pure.
+"""The coordinator's ends of its lines to all other ranks; pure.
 
-The other end is psdist.protocol.registrar_line, which says what lines are for. Both the registrar
-and its deputy have these, in the same state behind the same messages.
+The other end is psdist.protocol.coordinator_line, which says what lines are for. Both the
+coordinator and its standby have these, in the same state behind the same messages.
 
     lines = Lines()
     lines.hear(worker_id(0))              # 1: its first message
     lines.say(worker_id(0), answer)       # kept until it has come there
     lines.on_received(worker_id(0), 1)
-    lines.close()                         # at the deputy, which takes the registrar's place
+    lines.close()                         # at the standby, which takes the coordinator's place
     lines.on_follows(worker_id(0), 0)     # [answer]: say this again
 
-What was said is kept until the other end has told that it is there, also while there is no deputy:
+What was said is kept until the other end has told that it is there, also while there is no standby:
 there may be another one later.
 """
 
@@ -90,8 +90,8 @@ class Lines(HasSnapshot):
     def _forget(self, peer: int, line: _Line, count: int) -> None:
         if not line.num_received <= count <= line.num_said:
             raise ProtocolError(
-                f"the registrar: {describe_peer(peer)} has received {count} messages; it was sent "
-                f"{line.num_said}, and has told of {line.num_received}"
+                f"the coordinator: {describe_peer(peer)} has received {count} messages; it was "
+                f"sent {line.num_said}, and has told of {line.num_received}"
             )
         while line.num_received < count:
             line.kept.popleft()
@@ -130,17 +130,17 @@ class Lines(HasSnapshot):
         del self._lines[peer]
 
     def close(self) -> None:
-        """The registrar has died: whoever follows says what has come there, and is told the
+        """The coordinator has died: whoever follows says what has come there, and is told the
         rest."""
         self._are_open = False
         for line in self._lines.values():
             line.is_open = False
 
     def on_follows(self, peer: int, received: int) -> list[Control]:
-        """``peer`` knows who the registrar is now: what it has still to be told."""
+        """``peer`` knows who the coordinator is now: what it has still to be told."""
         line = self._of(peer)
         if line.is_open:
-            raise ProtocolError(f"the registrar: {describe_peer(peer)} follows it, unasked")
+            raise ProtocolError(f"the coordinator: {describe_peer(peer)} follows it, unasked")
         self._forget(peer, line, received)
         line.is_open = True
         return list(line.kept)

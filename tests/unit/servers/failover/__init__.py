@@ -1,0 +1,1 @@
+"""The coordinator and its standby: the machines of both."""

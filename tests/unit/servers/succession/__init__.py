@@ -1,1 +1,0 @@
-"""The registrar and its deputy: the machines of both."""
