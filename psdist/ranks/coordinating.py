@@ -24,8 +24,8 @@ from psdist.ranks.checkpointing.fidelity import codec_control, loss_step_control
 from psdist.ranks.checkpointing.ruling import begins_with
 from psdist.ranks.context import RankContext
 from psdist.ranks.pairing import hosts_of, racks_of
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 
 

@@ -10,7 +10,7 @@ worker leaves the collective.
 
 Everything else is a :class:`CoordinatorPart`. The coordinator routes messages by type, calls the
 hooks of all parts in the order of the list, and does not know which parts a job has
-(psdist.servers.protocol.assembly makes them).
+(psdist.servers.protocol.coordinator_assembly makes them).
 
     coordinator = assemble(num_workers=4, num_servers=2)
     coordinator.handle(worker_id(0), Enter(worker=0, seq=1, name="barrier", payload=b""))

@@ -73,8 +73,8 @@ from psdist.servers.protocol.actions import (
     Hold,
     SendControl,
 )
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.workers.protocol.core import WorkerCore

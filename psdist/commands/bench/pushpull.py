@@ -40,9 +40,9 @@ from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import Async
 from psdist.servers.protocol.coordinator import EndJob
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import LogAction
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions

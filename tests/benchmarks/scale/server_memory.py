@@ -20,8 +20,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard

@@ -67,9 +67,9 @@ from psdist.protocol.ids import (
 from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import Changing, Policy
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from psdist.servers.protocol.replication.shard_state import ShardState

@@ -18,7 +18,7 @@ from psdist.protocol.roles import Place, Roles
 from psdist.ranks.telling.status import OpenCall, StatusWriter
 from psdist.report.run_directory import RunDirectory
 from psdist.report.status import read_status
-from psdist.servers.protocol.assembly import assemble
+from psdist.servers.protocol.coordinator_assembly import assemble
 
 ROLES = Roles(
     places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(5)),

@@ -36,7 +36,7 @@ from psdist.protocol.coordinator_line import (
 )
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
-from psdist.servers.protocol import assembly  # noqa: F401 # all parts
+from psdist.servers.protocol import coordinator_assembly  # noqa: F401 # all parts
 from psdist.servers.protocol.coordinator import CoordinatorPart
 
 STANDBY = server_id(2)

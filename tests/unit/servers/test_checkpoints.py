@@ -32,7 +32,6 @@ from psdist.protocol.events import Arrived, ControlArrived, Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import Fail, MembershipEvent, SendControl, TakeSnapshot
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
@@ -41,6 +40,7 @@ from psdist.servers.protocol.checkpoints import (
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_state import built, core_of
 

@@ -12,8 +12,8 @@ from psdist.errors import ProtocolError
 from psdist.protocol.control import CommitMode, ModeProposed, Progress, ProposeMode
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import CoordinatorAction
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.round_control import LevelsSized, ModeObserved
 

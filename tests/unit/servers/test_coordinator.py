@@ -29,9 +29,9 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction, is_plain
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.workers.data.position import EqualPasses
 
 

@@ -29,7 +29,6 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import (
     Complete,
@@ -39,6 +38,7 @@ from psdist.servers.protocol.coordinator import (
     WriteMetrics,
     is_plain,
 )
+from psdist.servers.protocol.coordinator_assembly import assemble
 
 
 def sent(actions: list[CoordinatorAction]) -> list[tuple[int, Control]]:

@@ -49,7 +49,6 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
@@ -57,6 +56,7 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.views import Death, Survived, Views
 from tests.unit.servers.test_coordinator_machine import sent, tell

@@ -51,12 +51,12 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Step,
 )
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import CompleteCheckpoint
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.pauses import Pauses
 from psdist.servers.protocol.state import ServerCore

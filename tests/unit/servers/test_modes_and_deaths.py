@@ -27,8 +27,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.modes import SET_MODE
 from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import CoordinatorAction
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved

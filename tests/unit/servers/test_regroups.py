@@ -35,8 +35,8 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Step,
 )
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.membership import Membership, Standing
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved, RoundControl

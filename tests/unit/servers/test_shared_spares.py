@@ -32,8 +32,8 @@ from psdist.protocol.control import (
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.lobby import Lobby

@@ -27,9 +27,9 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepFidelity
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.losses import Losses, LossHeard
 from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
 from tests.support.coordinators import part_of

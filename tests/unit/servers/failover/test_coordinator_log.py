@@ -43,8 +43,8 @@ from psdist.protocol.control import (
 from psdist.protocol.coordinator_line import TOLD_EVERY
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Complete, EndJob, WriteMetrics
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import (
     CoordinatorLog,
     EntrustAll,

@@ -32,8 +32,8 @@ from psdist.protocol.control import (
     encode_control,
 )
 from psdist.protocol.ids import server_id, worker_id
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.coordinator import Coordinator
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.failover.lines import Lines
 from tests.digests import FAMILIES

@@ -26,8 +26,8 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Unchanged,
 )
-from psdist.servers.protocol.assembly import assemble
 from psdist.servers.protocol.chunks.policy import BARRED, Changing, Policy, Sync, policy_for
+from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.modes import ModeChanges
 from psdist.servers.protocol.replication.records import (
     HeldRoundsRecord,
