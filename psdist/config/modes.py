@@ -186,11 +186,6 @@ def has_range(config: RunConfig) -> bool:
 
 def contradiction_of_modes(config: RunConfig) -> str:
     """What does not go with a mode that changes, and what to do; "" where all does."""
-    if config.schedule is not None and config.set_mode == "allowed":
-        return (
-            f"schedule = {config.schedule!r} with set_mode = allowed: one of them may change the "
-            "mode; leave out schedule, or set set_mode = refused"
-        )
     if wrong := _contradiction_of_range(config):
         return wrong
     if config.mode == "auto" and config.set_mode == "allowed":

@@ -41,7 +41,9 @@ class Scheme(NamedTuple):
         plain = {key: value for key, value in PLAIN.items() if key not in self.settings}
         if "codec" in self.settings:  # then it decides about both directions
             plain = {key: value for key, value in plain.items() if not key.endswith("_codec")}
-        return resolve(command_line={**common, **plain, **self.settings}, environment=environment)
+        # As options: the flat names of a scheme are not deprecated.
+        given = {f"--{key}": value for key, value in {**plain, **self.settings}.items()}
+        return resolve(command_line={**common, **given}, environment=environment)
 
 
 class Rival(NamedTuple):

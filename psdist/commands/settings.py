@@ -1,0 +1,197 @@
+"""`psdist settings`: list, explain and resolve settings, write a TOML template, print conflicts.
+
+    show_settings("codec.push", None)                             # one setting
+    show_settings(None, read_request(["--mode", "ssp"]))          # the values of a run
+
+Imports neither torch nor MPI, and writes to standard output alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from psdist.commands.run import RunRequest
+from psdist.config.merged import MERGED, SHORT
+from psdist.config.settings import (
+    FIELDS,
+    KEYS,
+    NAMES,
+    TABLES,
+    RunConfig,
+    allowed_values,
+    needs_of,
+    to_toml,
+    toml_value,
+    unit_of,
+)
+from psdist.config.sources import (
+    Resolved,
+    deprecation,
+    describe,
+    did_you_mean,
+    environment_variable,
+    resolve,
+)
+from psdist.errors import ConfigError
+
+_NO_TABLE: Final = "without a table"
+_REFUSALS: Final = {
+    "auto_codec": "codec = auto",
+    "backup": "backup",
+    "buddies": "replication = buddy",
+    "by_epoch": "local_steps = epoch",
+    "by_loss": "steps_by = loss",
+    "by_speed": "steps_by = speed",
+    "on_group_death": "on_group_death = reform",
+    "stale": "stale_lr or delay_compensation",
+    "substitutes": "spares for workers",
+}
+"""Module of psdist.config with a table of refusals -> the setting that the table is about."""
+
+
+def show_settings(
+    what: str | None,
+    request: RunRequest | None,
+    *,
+    as_toml: bool = False,
+    conflicts: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Print what was asked for and return the exit status 0.
+
+    ``what`` is a table, a setting or an old name; ``request`` has the words of a run to resolve.
+    Raises ConfigError for an unknown name and for wrong settings.
+    """
+    resolved = None
+    if request is not None:
+        resolved = resolve(
+            command_line=request.command_line,
+            environment=os.environ,
+            file=request.config_file,
+            profile=request.profile,
+        )
+    keys = _keys_of(what)
+    if conflicts:
+        rows = [row for row in conflicts_rows() if what is None or _is_about(row, keys)]
+        print(json.dumps(rows, indent=1) if as_json else "\n".join(map(_conflict, rows)))
+    elif as_json:
+        print(json.dumps({NAMES[key]: _facts(key, resolved) for key in keys}, indent=1))
+    elif as_toml:
+        print(_template() if resolved is None else to_toml(resolved.config), end="")
+    elif resolved is not None:
+        print("\n".join([*describe(resolved), *deprecation(resolved)]))
+        num_defaults = list(resolved.sources.values()).count("default")
+        print(f"{num_defaults} settings have their defaults; --json prints all")
+    elif len(keys) == 1 and what not in TABLES:
+        print("\n".join(_explanation(what or "", keys[0])))
+    else:
+        print("\n".join(_listing(keys)))
+    return 0
+
+
+def conflicts_rows() -> list[dict[str, str]]:
+    """Return the settings that exclude each other, with ``pair``, ``reason`` and ``remedy``."""
+    rows = []
+    for module, mine in _REFUSALS.items():
+        for other in import_module(f"psdist.config.{module}").OTHERS:
+            if other.why_not:
+                (key, value), *_ = other.given.items()
+                pair = f"{mine} and {key} = {str(value).lower()}"
+                rows.append({"pair": pair, "reason": other.why_not, "remedy": other.remedy})
+    return rows
+
+
+def _keys_of(what: str | None) -> Sequence[str]:
+    """Return the fields of a table or a setting; all for None."""
+    if what is None:
+        return KEYS
+    name = what.replace("-", "_")
+    in_table = [key for key in KEYS if name and NAMES[key].startswith(f"{name}.")]
+    if in_table:
+        return in_table
+    name = MERGED[name].instead if name in MERGED and name != SHORT else NAMES.get(name, name)
+    if name not in FIELDS:
+        raise ConfigError(f"{what} is no setting and no table{did_you_mean(what)}")
+    return [FIELDS[name]]
+
+
+def _is_about(row: Mapping[str, str], keys: Sequence[str]) -> bool:
+    words = row["pair"].replace("=", " ").split()
+    old = [name for name, merged in MERGED.items() for key in keys if NAMES[key] in merged.instead]
+    return any(word in words for word in (*keys, *old, *(NAMES[key] for key in keys)))
+
+
+def _conflict(row: Mapping[str, str]) -> str:
+    return f"{row['pair']}: {row['reason']}; set {row['remedy']}"
+
+
+def _default(key: str) -> str:
+    value = RunConfig.model_fields[key].default
+    unit = unit_of(key) if isinstance(value, int | float) else ""
+    return "unset" if value is None else f"{toml_value(value)} {unit}".strip()
+
+
+def _facts(key: str, resolved: Resolved | None) -> dict[str, Any]:
+    if resolved is not None:
+        return {"value": getattr(resolved.config, key), "source": resolved.sources[key]}
+    field = RunConfig.model_fields[key]
+    return {
+        "default": field.default,
+        "unit": unit_of(key),
+        "allowed": allowed_values(key),
+        "needs": needs_of(key),
+        "description": field.description,
+    }
+
+
+def _listing(keys: Sequence[str]) -> list[str]:
+    """Return a line for each setting, under its table."""
+    columns = shutil.get_terminal_size((100, 24)).columns
+    lines: list[str] = []
+    for table in TABLES:
+        rows = [key for key in keys if NAMES[key].rpartition(".")[0] == table]
+        if rows:
+            lines += ["", f"[{table}]"] if table else [_NO_TABLE]
+        for key in rows:
+            default = textwrap.shorten(_default(key), 14, placeholder="...")
+            start = f"  {NAMES[key].rpartition('.')[2]:<18} {default:<14} "
+            text = RunConfig.model_fields[key].description or ""
+            room = max(columns - len(start), 20)
+            lines.append(start + textwrap.shorten(text, room, placeholder=" ..."))
+    return lines
+
+
+def _explanation(what: str, key: str) -> list[str]:
+    name = NAMES[key]
+    table, _, last = name.rpartition(".")
+    value = toml_value(RunConfig.model_fields[key].default)
+    in_toml = f"{last} = {'...' if value == 'None' else value}"
+    rows = {
+        "default": _default(key),
+        "allowed": allowed_values(key),
+        "unit": unit_of(key),
+        "needs": needs_of(key),
+        "in TOML": f"[{table}] {in_toml}" if table else in_toml,
+        "option": f"--set {name}=VALUE",
+        "environment": environment_variable(name),
+    }
+    old = [each for each, merged in MERGED.items() if name in merged.instead and each != SHORT]
+    rows["old names"] = ", ".join(old or ([] if key == name else [key]))
+    lines = [f"{name}: {RunConfig.model_fields[key].description}"]
+    if what.replace("-", "_") not in (name, key):
+        lines.insert(0, f"{what} is {name}")
+    lines += [f"  {label:<12} {text}" for label, text in rows.items() if text]
+    found = [row for row in conflicts_rows() if _is_about(row, [key])]
+    return lines + [f"  {'excludes':<12} {_conflict(row)}" for row in found]
+
+
+def _template() -> str:
+    """Return a TOML file with every setting in a comment."""
+    lines = to_toml(RunConfig()).splitlines()
+    return "".join(f"{'#' if line[:1].isalpha() else ''}{line}\n" for line in lines)
