@@ -135,6 +135,7 @@ OF_BACKUP = (
 )
 
 SETTINGS = "psdist/config/settings.py"
+MERGED = "psdist/config/merged.py"
 RECORD_CLASSES = "servers/protocol/replication/records.py"
 NAMES_OF_A_DISPATCHER = 8
 """A module that names so many classes of records tells them apart."""
@@ -239,6 +240,22 @@ def setting_names(trees: Trees) -> list[str]:
     return [each.id for each in targets if isinstance(each, ast.Name)]
 
 
+def merged_names(trees: Trees) -> list[str]:
+    """Return the old names of settings that another setting has replaced."""
+    tables = [
+        node.value
+        for node in nodes_of(trees[MERGED])
+        if isinstance(node, ast.AnnAssign) and last_name(node.target) == "MERGED"
+    ]
+    return [
+        str(key.value)
+        for table in tables
+        if isinstance(table, ast.Dict)
+        for key in table.keys
+        if isinstance(key, ast.Constant)
+    ]
+
+
 def rows_of_tables(trees: Trees) -> list[str]:
     """Return the reason in each row of the config's tables, "" where two settings go together."""
     return [
@@ -252,7 +269,7 @@ def rows_of_tables(trees: Trees) -> list[str]:
 def refusals_elsewhere(trees: Trees) -> list[str]:
     """Return where else a text is raised or returned that names a setting, something that it does
     not go with, and a remedy."""
-    keys = "|".join(setting_names(trees))
+    keys = "|".join((*setting_names(trees), *merged_names(trees)))
     pattern = re.compile(rf"\b({keys})\b( = ?\S*)? (with|without|and)\b.*\b(set|leave|train)\b")
     return [
         f"{path}:{node.lineno}"

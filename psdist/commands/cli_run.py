@@ -7,7 +7,8 @@ Imports neither torch nor MPI.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +20,30 @@ from psdist.commands.cli_bench import Action
 if TYPE_CHECKING:
     from psdist.commands.run import RunRequest
 
+OPTIONS: Final = {
+    "mode": "sync|ssp|async|auto",
+    "staleness": "N",
+    "schedule": "ROUND:MODE;...",
+    "local_steps": "H",
+    "codec": "auto|CODEC|PUSH/PULL",
+    "servers": "N|auto",
+    "group": "node|socket|numa|rank|rack|N|auto",
+    "placement": "auto|block|cyclic|FILE",
+    "spares": "N",
+    "global_batch": "N",
+    "seed": "N",
+    "run_dir": "DIR",
+    "resume": "",
+    "checkpoint_every": "N|TIME",
+    "record": "",
+    "trace": "",
+    "backup": "N",
+    "outer": "NAME[:KEY=X,...]",
+    "push_codec": "CODEC",
+    "pull_codec": "CODEC",
+    "strict_placement": "",
+}
+"""Flat name of a setting that has an option -> its metavar, "" for a flag."""
 HEADINGS: Final = {
     "Job": ("is_module", "ranks", "workers", "config", "profile", "settings", "help", "help_all"),
     "Consistency": ("mode", "staleness", "schedule", "local_steps", "codec"),
@@ -26,10 +51,7 @@ HEADINGS: Final = {
     "Data": ("global_batch", "seed"),
     "Output": ("run_dir", "resume", "checkpoint_every", "record", "trace"),
 }
-"""Heading -> the options that --help shows under it."""
-MORE: Final = ("backup", "outer", "push_codec", "pull_codec", "strict_placement")
-"""Options that only --help-all shows."""
-_NO_SETTINGS: Final = HEADINGS["Job"]
+"""Heading -> the options that --help shows under it; --help-all shows the others, too."""
 _ALL: Final = "psdist.help_all"
 
 
@@ -37,25 +59,44 @@ class RunCommand(TyperCommand):
     """The command, with its options under headings."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options that the help shows."""
-        records = {each.name: each.get_help_record(ctx) for each in self.get_params(ctx)}
-        for heading, names in HEADINGS.items():
-            with formatter.section(heading):
-                formatter.write_dl([records[name] for name in names])
-        if not ctx.meta.get(_ALL):
-            return
-        from psdist.config.settings import KEYS, NAMES, RunConfig
+        """Write the options, with the descriptions of their settings."""
+        from psdist.config.merged import MERGED
+        from psdist.config.settings import FIELDS, KEYS, NAMES, RunConfig
 
-        with formatter.section("More options"):
-            formatter.write_dl([records[name] for name in MORE])
-        with formatter.section("More settings, by --set TABLE.KEY=VALUE"):
-            formatter.write_dl(
-                [
-                    (NAMES[key], RunConfig.model_fields[key].description or "")
-                    for key in KEYS
-                    if key not in records and NAMES[key].replace(".", "_") not in records
-                ]
-            )
+        def described(key: str) -> str:
+            return RunConfig.model_fields[key].description or ""
+
+        params = {each.name: each for each in self.get_params(ctx)}
+        records = {name: each.get_help_record(ctx) or ("", "") for name, each in params.items()}
+        for name in OPTIONS:
+            key = name if name in KEYS else FIELDS.get(MERGED[name].instead, "")
+            text = described(key) if key else f"Both codecs: {MERGED[name].allowed}."
+            records[name] = (records[name][0], text)
+        sections = {heading: [records[name] for name in HEADINGS[heading]] for heading in HEADINGS}
+        if ctx.meta.get(_ALL):
+            listed = {name for names in HEADINGS.values() for name in names}
+            sections["More options"] = [records[name] for name in OPTIONS if name not in listed]
+            more = [key for key in KEYS if key not in OPTIONS]
+            sections["More settings, by --set"] = [(NAMES[key], described(key)) for key in more]
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def _with_options(function: Callable[..., Action]) -> Callable[..., Action]:
+    """Declare the options of OPTIONS as parameters of ``function``, from which typer reads them."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+    for name, metavar in OPTIONS.items():
+        option = typer.Option(f"--{name.replace('_', '-')}", metavar=metavar or None)
+        kind: Any = Annotated[str | None, option] if metavar else Annotated[bool | None, option]
+        function.__annotations__[name] = kind
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        )
+    function.__annotations__.pop("options")
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def _show_all(context: typer.Context, is_wanted: bool) -> None:
@@ -65,6 +106,7 @@ def _show_all(context: typer.Context, is_wanted: bool) -> None:
         raise typer.Exit
 
 
+@_with_options
 def run(
     script: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="The training script; after -m, a module.")
@@ -93,84 +135,6 @@ def run(
         str | None,
         typer.Option(metavar="NAME", help="slow-network, unreliable, uneven or study."),
     ] = None,
-    mode: Annotated[
-        str | None, typer.Option(metavar="sync|ssp|async|auto", help="Consistency.")
-    ] = None,
-    staleness: Annotated[
-        str | None, typer.Option(metavar="N", help="Mode ssp: iterations a group may be ahead.")
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(metavar="ROUND:MODE;...", help='Modes by round: "0: ssp:8; 5000: sync int8".'),
-    ] = None,
-    backup: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Sync: close each round without the N slowest groups."),
-    ] = None,
-    local_steps: Annotated[
-        str | None,
-        typer.Option(metavar="H", help="Steps of each group between two exchanges, or epoch."),
-    ] = None,
-    outer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[:KEY=X,...]", help="With local steps: the servers' optimizer."),
-    ] = None,
-    servers: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: as needed.")
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="node|socket|numa|rank|rack|N|auto", help="Which workers reduce together."
-        ),
-    ] = None,
-    placement: Annotated[
-        str | None,
-        typer.Option(metavar="auto|block|cyclic|FILE", help="Which ranks serve; a plan.json."),
-    ] = None,
-    strict_placement: Annotated[
-        bool,
-        typer.Option("--strict-placement", help="A rank on another host than planned is an error."),
-    ] = False,
-    codec: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|CODEC|PUSH/PULL", help="Send less: auto, int8, int4/sign, topk:0.01 ..."
-        ),
-    ] = None,
-    push_codec: Annotated[
-        str | None, typer.Option(metavar="CODEC", help="Codec of gradients alone.")
-    ] = None,
-    pull_codec: Annotated[
-        str | None, typer.Option(metavar="CODEC", help="Codec of parameters alone.")
-    ] = None,
-    run_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where the run writes.")
-    ] = None,
-    seed: Annotated[
-        str | None, typer.Option(metavar="N", help="Seed of the shuffling of data.")
-    ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Write the history that psdist check reads.")
-    ] = False,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Write the spans that psdist trace reads.")
-    ] = False,
-    checkpoint_every: Annotated[
-        str | None,
-        typer.Option(metavar="N|TIME", help="Checkpoint every N iterations, or every 10m."),
-    ] = None,
-    global_batch: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Samples of a batch of all workers together."),
-    ] = None,
-    spares: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Ranks that wait to replace failed ones."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --run-dir.")
-    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="A setting; may be repeated."),
@@ -181,6 +145,7 @@ def run(
             "--help-all", is_eager=True, callback=_show_all, help="Show all options and settings."
         ),
     ] = False,
+    **options: Any,
 ) -> Action:
     """Run a training script on servers and workers.
 
@@ -193,7 +158,7 @@ def run(
     """
     from psdist.commands.run import run as run_request
 
-    request = _request(locals())
+    request = _request({**locals(), **options})
     return lambda: run_request(request)
 
 
@@ -220,11 +185,8 @@ def _request(words: Mapping[str, Any]) -> RunRequest:
             f"-n {words['ranks']} and --workers {words['workers']}: give the number of all ranks "
             "or that of the workers"
         )
-    shown = (name for names in HEADINGS.values() for name in names if name not in _NO_SETTINGS)
     given = {
-        f"--{name.replace('_', '-')}": words[name]
-        for name in (*shown, *MORE)
-        if words[name] not in (None, False)
+        f"--{name.replace('_', '-')}": words[name] for name in OPTIONS if words[name] is not None
     }
     program = Program(
         name=words["script"] or "",
