@@ -667,7 +667,7 @@ class Job:
         if self._config.set_mode != "allowed":
             raise UsageError(
                 "job.set_mode: this run's mode is fixed, so that servers and optimizers are judged "
-                "by it alone; start it with --set set_mode=allowed"
+                "by it alone; start it with --set consistency.schedule=script"
             )
         known = next((each for each in MODES if each == mode), None)
         if known is None or (known == "ssp") != (staleness is not None):

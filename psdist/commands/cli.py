@@ -174,10 +174,10 @@ def plan(
         str | None, typer.Option(metavar="HOSTS", help="The nodes of the job, such as n[1-64].")
     ] = None,
     network: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What psdist probe measured.")
+        Path | None, typer.Option(metavar="FILE", help="The file that psdist probe wrote.")
     ] = None,
     link: Annotated[
-        str | None, typer.Option(metavar="SPEED", help="Of each node's link, such as 25Gbit.")
+        str | None, typer.Option(metavar="SPEED", help="Speed of each node's link, such as 25Gbit.")
     ] = None,
     servers: Annotated[
         str, typer.Option(metavar="N|auto", help="How many servers; auto: as few as needed.")
@@ -207,7 +207,7 @@ def plan(
         str, typer.Option(metavar="auto|block|cyclic", help="How servers are placed.")
     ] = "auto",
     model_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of the model's parameters, such as 4G.")
+        str, typer.Option(metavar="SIZE", help="Bytes of the model's parameters, such as 4G.")
     ] = "1G",
     chunk_bytes: Annotated[
         str, typer.Option(metavar="SIZE|auto", help="As the run's setting chunk_bytes.")
@@ -233,7 +233,8 @@ def plan(
         bool, typer.Option("--explain", help="Name the link that limits, and what would help.")
     ] = False,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="Of each node, how GPUs and cards reach each other.")
+        bool,
+        typer.Option("--matrix", help="Show how GPUs and cards of each node reach each other."),
     ] = False,
     script: Annotated[
         str | None,
@@ -294,8 +295,8 @@ def probe(
 ) -> Action:
     """Measure latency and bandwidth inside a job: nodes, racks, sockets and GPUs.
 
-    Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan and
-    psdist run read what it writes (--network, --set network=FILE). --compare says what got slower
+    Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan
+    --network and psdist run --set hosts.network=FILE read its file. --compare lists what got slower
     between two such files: exit status 0 nothing, 1 something, 2 files that cannot be compared.
     """
     if compare is not None:
@@ -315,9 +316,11 @@ def probe(
 
 @app.command()
 def status(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a job that goes on.")],
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The folder of a running job.")
+    ],
 ) -> Action:
-    """Who waits for whom and since when, and who is slow: of a job that goes on, or hangs.
+    """Show which ranks wait for which others, since when, and which are slow, in a running job.
 
     Without MPI. Server 0 writes RUN_DIR/status.json about once a second.
     """
@@ -338,7 +341,7 @@ def checkpoint() -> None:
 def list_checkpoints(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
 ) -> Action:
-    """Each checkpoint of a run in a line: when, at which clocks, of whom, how large."""
+    """List the checkpoints of a run: time, clocks, ranks and size, one in a line."""
     from psdist.commands.checkpoints.listing import list_all
 
     return lambda: list_all(path)

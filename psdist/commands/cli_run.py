@@ -84,7 +84,7 @@ class RunCommand(TyperCommand):
 
 
 def _with_options(function: Callable[..., Action]) -> Callable[..., Action]:
-    """Declare the options of OPTIONS as parameters of ``function``, from which typer reads them."""
+    """Declare the options of OPTIONS as parameters of ``function``; typer reads its signature."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
     for name, metavar in OPTIONS.items():

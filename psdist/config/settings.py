@@ -138,7 +138,7 @@ _CodecOrAuto: TypeAlias = Annotated[
 _Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
 _Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
-# What psdist.protocol.optimizers.traits reads.
+# psdist.protocol.optimizers.traits reads this form.
 _OptimizerEntry: TypeAlias = Annotated[
     str,
     Field(pattern=rf"^{_DOTTED}:{_DOTTED}(=(elementwise|whole)(\+lr_scales)?)?$", max_length=500),
@@ -350,7 +350,7 @@ class RunConfig(BaseModel):
         "on",
         allowed="on or off",
         needs="a push codec",
-        description="What a codec leaves out of a push is added to the next one; off: it is lost.",
+        description="Add to a push the values that the codec left out before; off: lose them.",
     )
     encode_on: Literal["auto", "host", "device"] = _setting(
         "codec.encode_on",
@@ -471,8 +471,8 @@ class RunConfig(BaseModel):
         "leave",
         allowed="leave or reform",
         needs="failures.max_deaths",
-        description="What the other workers of a failed worker's group do; leave: they end with "
-        "status 0; reform: they continue as a smaller group.",
+        description="The other workers of a failed worker's group end with status 0 (leave), or "
+        "continue as a smaller group (reform).",
     )
     samples_of_dead: Literal["return", "drop"] = _setting(
         "failures.samples_of_dead",
@@ -765,7 +765,7 @@ def toml_value(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, str):
-        # A JSON string is a TOML basic string but for DEL, which TOML wants escaped.
+        # A JSON string is a TOML basic string, except DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     if isinstance(value, bool):
         return str(value).lower()

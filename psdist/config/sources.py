@@ -185,7 +185,7 @@ def resolve(
     sources = {key: given[key].written.source if key in given else "default" for key in KEYS}
     if config.resume and config.run_dir is None:
         raise ConfigError(
-            f"resume = true ({sources['resume']}) without run_dir: say which run goes on "
+            f"resume = true ({sources['resume']}) without run_dir: name the run to resume "
             "(--run-dir RUN_DIR)"
         )
     both = [key for key in ("mode", "staleness") if key in given]
@@ -201,8 +201,8 @@ def resolve(
 
 
 def script_settings(passed: Mapping[str, object]) -> dict[str, Any]:
-    """Return the fields that a script passes to psdist.init, from settings or tables of them; None
-    stands for a setting that the script leaves out.
+    """Return the fields that a script passes to psdist.init, from settings or tables of them. A
+    value of None leaves a setting out.
 
     Raises UsageError for a setting that must be known before scripts run, ConfigError for a wrong
     value and for an unknown setting.

@@ -38,7 +38,7 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
     if count < 2:
         raise ConfigError(
             f"replication = buddy needs 2 servers or more, this run has {count}: a server's second "
-            "copy is kept by another server; pass --servers 2, or --set replication=none"
+            "copy is kept by another server; pass --servers 2, or --set failures.replication=none"
         )
     # Neighbours in this order share racks, then hosts: a shift by as many as share most parts all.
     order = sorted(range(count), key=lambda server: (racks[server], hosts[server], server))
