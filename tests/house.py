@@ -244,7 +244,7 @@ def merged_names(trees: Trees) -> list[str]:
     """Return the old names of settings that another setting has replaced."""
     tables = [
         node.value
-        for node in nodes_of(trees[MERGED])
+        for node in (nodes_of(trees[MERGED]) if MERGED in trees else ())
         if isinstance(node, ast.AnnAssign) and last_name(node.target) == "MERGED"
     ]
     return [

@@ -85,7 +85,8 @@ def show_settings(
     elif as_toml:
         print(_template() if resolved is None else to_toml(resolved.config), end="")
     elif resolved is not None:
-        print("\n".join([*describe(resolved), *deprecation(resolved)]))
+        for line in (*describe(resolved), *deprecation(resolved)):
+            print(line)
         num_defaults = list(resolved.sources.values()).count("default")
         print(f"{num_defaults} settings have their defaults; --json prints all")
     elif len(keys) == 1 and what not in TABLES:

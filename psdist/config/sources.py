@@ -392,9 +392,11 @@ def _add(
                 )
             new[changed] = _Given(value=value, written=each)
         if each.is_flat:
-            instead = MERGED[key].instead if key in MERGED else NAMES[key]
             form = environment_variable if each.source.startswith("environment") else str
-            flat[form(each.name)] = form(instead)
+            changed, value = next(iter(updates.items()))
+            is_renamed = key not in MERGED or value == each.value
+            new_value, old_value = ("", "") if is_renamed else (f"={value}", f"={each.value}")
+            flat[form(each.name) + old_value] = form(NAMES[changed]) + new_value
     mistakes.extend(_validate(new))
     given.update(new)
 
@@ -465,7 +467,7 @@ def did_you_mean(name: str, form: Callable[[str], str] = str) -> str:
         for each in difflib.get_close_matches(name[:200], known, n=5, cutoff=_CLOSE)
     }
     nearest = [each for each in close if close[each] > max(close.values()) - _ABOUT_AS_CLOSE]
-    if nearest:
+    if nearest and name not in TABLES:
         names = dict.fromkeys(form(known[each]) for each in nearest)
         return f"; did you mean {' or '.join(names)}?"
     table = name.partition(".")[0]

@@ -60,7 +60,7 @@ def test_flat_names_of_all_sources_are_deprecated_in_one_line(tmp_path: Path) ->
     )
     assert deprecation(resolved) == [
         "warning: flat names of settings are deprecated; write transfer.chunk_bytes for "
-        "chunk_bytes, PSDIST_CODEC_PUSH for PSDIST_PUSH_CODEC, hosts.affinity for bind"
+        "chunk_bytes, PSDIST_CODEC_PUSH for PSDIST_PUSH_CODEC, hosts.affinity=cards for bind=off"
     ]
     assert (resolved.config.chunk_bytes, resolved.config.backup) == (8192, 1)
 
@@ -153,6 +153,14 @@ def test_a_script_and_a_schedule_win_over_a_profile() -> None:
     given = {"consistency.schedule": "0: ssp:2"}
     scheduled = resolve(command_line=given, environment={}, profile="uneven")
     assert (scheduled.config.mode, scheduled.sources["mode"]) == ("sync", "default")
+
+
+def test_a_table_is_no_setting() -> None:
+    with pytest.raises(ConfigError) as caught:
+        of(failures="3")
+    assert str(caught.value).startswith(
+        "failures = 3 (command line) is no setting; [failures] has replication, max_deaths, "
+    )
 
 
 def test_an_unknown_profile_is_refused_and_a_refusal_names_the_profile() -> None:
