@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -229,12 +229,12 @@ class Job:
             collective=self._collective,
             is_training=self._is_training,
             on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
-            on_end_of_pass=lambda a_pass: self._checkpoints.on_end_of_pass(a_pass),
             on_trained=self._passes.end if self._passes is not None else lambda *_: None,
             num_epochs=lambda: self._checkpoints.epochs.current,
             epoch_now=lambda: self._checkpoints.epochs.within,
             global_batch=context.config.global_batch,
             dealing=self._by_speed.dealing if self._by_speed is not None else None,
+            dropped=self._dropped,
         )
         reads = reads_losses(context.config)
         self._standing = Standing(
@@ -352,7 +352,7 @@ class Job:
     def prepare(
         self,
         model: _Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
         overlap: Literal["auto", "off", "strict", "full"] | None = None,
@@ -554,6 +554,13 @@ class Job:
             self._sets.take_over()
             first, *others = self._sets.trainers
             first.sit_out(others)
+
+    def _dropped(self) -> Collection[int]:
+        """Return the failed workers, and the workers of their groups that ended with them."""
+        failed, roles = self._loop.core.dead, self._context.roles
+        if not failed or self._context.reforms_groups:
+            return failed
+        return {each for worker in failed for each in roles.groups[roles.group_of_worker[worker]]}
 
     def _is_training(self) -> bool:
         return bool(self._sets.sets) and torch.is_grad_enabled() and not self._is_finished
@@ -943,6 +950,7 @@ class Job:
         report = {
             "trained_s": trained_s,
             "samples": max((each.samples for each in statistics), default=0),
+            "dropped_samples": self._loaders.num_dropped,
             "bytes_sent": self._loop.transport.bytes_sent,
             "sets": [each.as_told() for each in statistics],
         }

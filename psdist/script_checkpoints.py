@@ -1,14 +1,15 @@
 """A job's checkpoints as its script meets them: when one is made, what of the script is in it, and
-how the script goes on from one.
+how the script resumes from it.
 
     checkpoints = ScriptCheckpoints(context, loop, sets, loaders, device=device, ...)
-    checkpoints.begin()                    # what the checkpoint has that the job goes on from
+    checkpoints.begin()                    # restore from the checkpoint, if the job resumes
     checkpoints.on_boundary(a_pass)        # the script asks for a batch
     checkpoints.make()                     # all workers, between iterations: "step-00000100"
     checkpoints.end_iteration()
 
-What a script's values look like in a checkpoint is psdist.workers.script's, the worker's file and
-signals are psdist.ranks.checkpointing's, who holds for whom is psdist.workers.protocol.meetings's.
+The form of a script's values in a checkpoint belongs to psdist.workers.script, the worker's file
+and signals to psdist.ranks.checkpointing, and the meeting of all workers to
+psdist.workers.protocol.meetings.
 
 Longer than other modules: what is kept and what is given back are read side by side.
 """
@@ -27,14 +28,12 @@ from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import worker_of
-from psdist.protocol.returns import RETURN
 from psdist.protocol.substitutes import JOIN
 from psdist.ranks.checkpointing.resuming import Restored
 from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.ranks.context import RankContext
 from psdist.script_joins import ScriptJoins
-from psdist.script_returns import ScriptReturns
 from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.seen import Pass
@@ -92,14 +91,13 @@ class ScriptCheckpoints:
         )
         self._files = WorkerCheckpoints(context, collect=self._collect)
         self._joins = ScriptJoins(context, loop, collective=collective)
-        self._returns = ScriptReturns(context, loop, loaders, collective=collective)
         self._followed = FollowedScript() if context.roles.num_substitutes else None
         self._set_modes = SetModes() if self._config.set_mode == "allowed" else None
         self._cut_at: Pass | None = None
         self._is_at_boundary = False
         """Whether a checkpoint that is made now is one of psdist's own, at ``_cut_at``."""
         self._pending: dict[str, dict[int, torch.Tensor | None]] = {}
-        """What the checkpoint has of them, until training goes on."""
+        """Gradients of the checkpoint, by set, until training continues."""
         self.has_trained = False
         """Whether an iteration was made in this process."""
         self.occasions = Occasions(
@@ -120,7 +118,7 @@ class ScriptCheckpoints:
         return self.script.is_resuming
 
     def begin(self) -> None:
-        """Take what a checkpoint has of this script, if the job goes on from one, and signals."""
+        """Restore this script from the checkpoint, if the job resumes, and handle signals."""
         self._restore()
         self._signals.begin()
 
@@ -150,7 +148,7 @@ class ScriptCheckpoints:
         return True
 
     def _state_for_a_spare(self) -> dict[str, Any]:
-        """Of the chief's script at this boundary."""
+        """Return the state of the chief's script at this boundary."""
         self.script.is_chief = True
         told = self.script.collect(at=self._cut_at)
         del told["random"]  # a spare draws its own
@@ -274,7 +272,7 @@ class ScriptCheckpoints:
         return False
 
     def tell(self) -> None:
-        """The registrar is told of a file of this worker's that is there by now."""
+        """Report a file of this worker that is complete to the registrar."""
         self._files.tell()
 
     def finish(self) -> None:
@@ -307,52 +305,35 @@ class ScriptCheckpoints:
             if may_be_cut and self._loaders.seen.is_between_hands:
                 self._hold_if_wanted(a_pass)
 
-    def on_end_of_pass(self, a_pass: Pass) -> None:
-        """As at a boundary, and the pass has nothing more, unless somebody who has died had not
-        brought all of its part."""
-        if self.script.is_resuming or not self._returns.is_on:
-            return
-        self._sets.take_over()
-        self._returns.wait_for_deaths()
-        if self._returns.is_due:
-            self._hold_if_wanted(a_pass)
-        else:
-            self._sets.resume()
-
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
         clock = self._clocks[0]
         if self._is_chief:
             self.occasions.lead(clock=clock, now_s=self._context.now_s())
         reason = self.occasions.reason(clock=clock, now_s=self._context.now_s())
-        if self._returns.is_due:
-            reason = RETURN
         if not reason and not self._loop.core.meetings.is_open:
             return
         self._sets.land_late()  # who waits for others must not hold
         found = self._loop.hold(reason or JOIN, self._clocks)
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary
-        if found not in (JOIN, RETURN):
+        if found != JOIN:
             self.occasions.have_met(clock=clock, now_s=self._context.now_s())
         if found is None:
-            self._returns.give_up()
             return
         self._is_at_boundary, self._cut_at = True, a_pass
         try:
             if found == JOIN:
                 self._joins.meet(self._clocks, self._state_for_a_spare)
-            elif found == RETURN:
-                self._returns.meet(a_pass, self._clocks)
             else:
                 self._checkpoint()
         finally:
             self._is_at_boundary, self._cut_at = False, None
-        if found not in ("checkpoint", JOIN, RETURN):
+        if found not in ("checkpoint", JOIN):
             self._files.finish()
             self._collective(WRITTEN, b"")
             end_behind(found, self._context.folder.latest())
 
-    # -- going on from one ---------------------------------------------------------------------
+    # -- resuming from one ---------------------------------------------------------------------
 
     def _start_epoch(self, is_again: bool) -> None:
         if self._followed is not None:
@@ -362,7 +343,7 @@ class ScriptCheckpoints:
         self._loaders.seen.start_epoch(is_resumed=is_again)
 
     def _go_on(self) -> None:
-        """Training goes on where the checkpoint was made."""
+        """Training continues where the checkpoint was made."""
         if not self.script.is_resuming:
             return
         self.script.go_on()

@@ -67,12 +67,11 @@ from psdist.servers.protocol.replication.takeovers import Move
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import CHIEF, ServerCore
 from psdist.servers.protocol.succession.office import EntrustAll, Office, OfficeAction, Over
-from psdist.servers.replication.copies import ShardCopy
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.replication.replication import Replication, ReplicationOptions
 from psdist.servers.set_loop import OnBuilt, ReplyFrame, ServerOptions, SetLoop
 from psdist.servers.shard.executor import MakeExecutor
-from psdist.transport.base import Transport
+from psdist.transport.base import Sender, Transport
 from psdist.transport.waiting import Waiting
 
 _DATA = (Offered, Arrived)
@@ -186,7 +185,7 @@ class ServerLoop:
             self.sets[-1].do(self.sets[-1].core.handle(self._changed))
 
     @property
-    def _outputs(self) -> Transport:
+    def _outputs(self) -> Sender:
         """What says anything of the shard goes this way: with a buddy, not before that has it."""
         return self.transport if self._replication is None else self._replication.outbox
 
@@ -626,23 +625,19 @@ class ServerLoop:
         options = self._replication.options
         kept = self._replication.kept_for(server_id(server))
         copies = kept.take_over()
-        pictures = {index: copy.picture for index, copy in enumerate(copies)}
-        logs = [copy.log for copy in copies]
+        for copy in copies:
+            copy.log.taken_over(self._options.server)
+        states = {index: copy.state for index, copy in enumerate(copies)}
 
         def make_core(set_index: int, resumed_up_to: int) -> ServerCore:
-            picture = pictures.get(set_index)
-            return options.make_core(server, set_index, resumed_up_to, picture)
+            return options.make_core(server, set_index, resumed_up_to, states.get(set_index))
 
-        def make_history(set_index: int) -> ServerHistory | EventCount | None:
-            return kept.log_from_here(logs, set_index, host=self._options.server)
-
-        executors = iter([copy.executor for copy in copies])
         hosted = ServerLoop(
             self.transport.host(server_id(server)),
             make_core,
             kept.server_options,
-            make_executor=lambda spec: next(executors, None) or self._make_executor(spec),
-            make_history=make_history,
+            make_executor=kept.make_executor,
+            make_history=kept.log_of,
             registrar=standby.office if standby is not None else None,
             on_registrar=standby.on_action if standby is not None else lambda _action: None,
             what_was_told=standby.what_was_told if standby is not None else bytes,
@@ -650,19 +645,13 @@ class ServerLoop:
             is_hosted=True,
             made_wires={index: copy.wire for index, copy in enumerate(copies)},
         )
-        self._begin_hosted(hosted, copies)
-        told = [each for each in copies[0].picture.modes if each.number] if copies else []
-        if told:  # of sets that come later: these know by themselves
-            hosted._changed = told[-1]._replace(round=0)
-        return hosted
-
-    def _begin_hosted(self, hosted: ServerLoop, sets: Sequence[ShardCopy]) -> ServerLoop:
-        """``sets``: what it goes on with."""
-        for index, known in enumerate(sets):
-            described = ControlArrived(CHIEF, known.setup, index)
-            for each, actions in hosted._decide(described):
+        for index, copy in enumerate(copies):
+            for each, actions in hosted._decide(ControlArrived(CHIEF, copy.setup, index)):
                 each.do(actions)
         self.hosted.append(hosted)
+        told = [each for each in copies[0].state.modes if each.number] if copies else []
+        if told:  # of sets that come later: these know by themselves
+            hosted._changed = told[-1]._replace(round=0)
         return hosted
 
     def _on_moved(self, server: int, host: int) -> None:

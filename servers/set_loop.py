@@ -24,7 +24,6 @@ from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
 from psdist.codecs.layout import Layouts
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
-from psdist.errors import ProtocolError
 from psdist.history.writers import EventCount, EventKind, ServerHistory
 from psdist.protocol.checkpoints import number_of
 from psdist.protocol.control import Setup, StateHeld
@@ -39,23 +38,15 @@ from psdist.protocol.send_order import forward_ranks
 from psdist.servers.protocol.actions import (
     Accept,
     Action,
-    BeginLevel,
     Build,
     Built,
-    EmptyStep,
     Fail,
     Fold,
     Held,
     HeldBlocks,
     Hold,
     HoldRounds,
-    Inherit,
     LeftOut,
-    Load,
-    LoadState,
-    MembershipEvent,
-    Missed,
-    ModeEvent,
     Receipt,
     Reply,
     ReplyFlow,
@@ -64,17 +55,17 @@ from psdist.servers.protocol.actions import (
     SendControl,
     SendState,
     StartSum,
-    Step,
     TakeSnapshot,
     Unchanged,
     WriteSnapshots,
     num_blocks,
 )
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.servers.shard.executor import MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper, Region
 from psdist.servers.shard.snapshots import SnapshotMemory
-from psdist.transport.base import Transport
+from psdist.servers.shard_part import ShardPart
+from psdist.transport.base import Sender
 
 logger = logging.getLogger("psdist")
 
@@ -170,10 +161,10 @@ OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], Setup], None]
 """Called with the set's index, how it is cut, chunk -> server, and what the chief has told."""
 
 
-class SetLoop:
+class SetLoop(ShardPart):
     def __init__(
         self,
-        transport: Transport,
+        transport: Sender,
         core: ServerCore,
         options: ServerOptions,
         *,
@@ -186,12 +177,10 @@ class SetLoop:
     ) -> None:
         """``held``: bytes of the sets that were described, by server, to which this one adds its
         own; ``make_executor`` is called when the chief has described it, and then ``on_built``.
-        ``history``: a count alone where nothing is recorded and another server's goes on;
-        ``wire``: that of the executor which ``make_executor`` gives; None for a new one."""
+        ``history``: a count of events if no history is written and another server's log
+        continues here; ``wire``: that of an executor that a replica had; None for a new one."""
+        super().__init__(options.server, wire or options.wire.of_set(), history)
         self.core = core
-        self.executor: Executor | None = None
-        self._built: Executor
-        """The same, from Build on, before which no action needs one."""
         self.set_index = set_index
         self.holds_nothing = False
         """Whether it was described, and this server has none of its chunks."""
@@ -199,7 +188,6 @@ class SetLoop:
         self._transport = transport
         self._me = transport.me
         self._options = options
-        self._wire = wire or options.wire.of_set()
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
         self._is_relative = options.wire.is_relative
@@ -207,13 +195,9 @@ class SetLoop:
         self._is_shared = options.wire.is_shared
         self._replies: Layouts | None = None
         """None where they are raw."""
-        self._has_workers_values = True
-        """See :func:`has_workers_values`; from Build on."""
         self._make_executor = make_executor
-        self._history = history if isinstance(history, ServerHistory) else None
         self._has_checksums = self._checks != NO_CHECKS or self._history is not None
         """Whether replies may have any, in the message or in the history."""
-        self._log = EventCount() if history is None else history
         self._on_built = on_built
         self._partition: Partition | None = None
         self._reply_frames: dict[tuple[int, int], list[ReplyFrame]] = {}  # not under way
@@ -221,17 +205,13 @@ class SetLoop:
         self._happened: deque[Held] = deque()
         self._unreserved: list[int] = []
         """Chunks for whose copy no memory was made before the first checkpoint."""
-        self._execute: dict[type, Callable[[Any], None]] = {
+        self._execute |= {
             Build: self._build,
-            Load: self._load,
-            LoadState: self._load_state,
             SendState: self._send_state,
             Accept: self._accept,
             StartSum: self._start_sum,
             Fold: self._fold,
             Hold: self._hold,
-            Step: self._step,
-            EmptyStep: self._empty_step,
             Reply: self._reply,
             Unchanged: self._unchanged,
             LeftOut: self._left_out,
@@ -239,11 +219,6 @@ class SetLoop:
             SendControl: self._send_control,
             TakeSnapshot: self._take_snapshot,
             WriteSnapshots: self._write_snapshots,
-            MembershipEvent: self._record_membership,
-            ModeEvent: self._record_mode,
-            BeginLevel: self._begin_level,
-            Missed: self._missed,
-            Inherit: self._inherit,
             Fail: self._fail,
         }
 
@@ -262,9 +237,6 @@ class SetLoop:
         token, frame.token = frame.token, None
         frame.free_list.append(frame)
         return () if token is None or token.is_sent else self.core.handle(ReplySent(token))
-
-    def execute(self, action: Action) -> None:
-        self._execute[type(action)](action)
 
     def do(self, actions: Iterable[Action]) -> None:
         execute = self._execute
@@ -286,10 +258,6 @@ class SetLoop:
     def has_open_replies(self) -> bool:
         """Whether the network still has a frame of this loop's."""
         return sum(map(len, self._reply_frames.values())) < self._num_reply_frames
-
-    def close_history(self) -> None:
-        if self._history is not None:
-            self._history.close()
 
     # -- one method per action ----------------------------------------------------------------
 
@@ -395,24 +363,9 @@ class SetLoop:
             self._unreserved.pop()
         return is_done
 
-    def _value_checksum(self, chunk: int) -> int | None:
-        """Taken where there is a history, and bytes."""
-        return self._built.value_checksum(chunk) if self._history is not None else None
-
     def _write_snapshots(self, action: WriteSnapshots) -> None:
         assert self._options.keeper is not None
         self._options.keeper.write(action.checkpoint)
-
-    def _load(self, action: Load) -> None:
-        self._built.load(action)
-        if action.clock >= 0:
-            crc = None
-            if self._history is not None and self._has_workers_values:
-                crc = self._built.checksum(action.chunk, action.target, encoded=None)
-            self._log.load(action.chunk, action.group, action.clock, crc)
-
-    def _load_state(self, action: LoadState) -> None:
-        self._built.load_state(action)
 
     def _send_state(self, action: SendState) -> None:
         states, values = self._built.state(action.chunk, action.start)
@@ -439,13 +392,6 @@ class SetLoop:
         # The machine hears of it when all that it has decided is done: what follows may step a
         # chunk, and a reply is stamped with the log's position when it leaves.
         self._happened.append(Held(action.chunk, self._built.hold(action)))
-
-    def _step(self, action: Step) -> None:
-        self._built.step(action)
-        self._log.step(action.chunk, action.contributions, action.lr_scale)
-
-    def _empty_step(self, action: EmptyStep) -> None:
-        self._log.step(action.chunk, action.contributions)
 
     def _reply(self, action: Reply) -> None:
         token = action.token
@@ -589,29 +535,6 @@ class SetLoop:
 
     def _send_control(self, action: SendControl) -> None:
         self._transport.send_control(action.peer, action.message, self.set_index)
-
-    def _record_membership(self, action: MembershipEvent) -> None:
-        kind = EventKind[action.kind.upper()]
-        self._log.member(kind, action.group, action.clock, float(action.workers))
-
-    def _record_mode(self, action: ModeEvent) -> None:
-        self._log.mode(action.round, action.mode, action.staleness)
-
-    def _begin_level(self, action: BeginLevel) -> None:
-        turns, change = self._wire.turns, (action.number, action.round, action.level)
-        is_known = 0 <= action.level <= len(self._wire.later)
-        if turns is None or not is_known or not turns.begin(*change):
-            raise ProtocolError(
-                f"server {self._options.server}: the registrar has changed codecs to level "
-                f"{action.level} from round {action.round} on, which no run with these settings "
-                "has, or not behind the change before"
-            )
-
-    def _missed(self, action: Missed) -> None:
-        self._log.missed(action.chunk, action.round, action.groups)
-
-    def _inherit(self, action: Inherit) -> None:
-        self._log.inherit(action.chunk, action.group, action.clock)
 
     def _fail(self, action: Fail) -> None:
         raise action.error

@@ -69,6 +69,7 @@ CLASSES = {
 CORE = (
     "servers/loop.py",
     "servers/set_loop.py",
+    "servers/shard_part.py",
     "servers/protocol/",
     "workers/assembly.py",
     "workers/loop.py",
@@ -90,7 +91,6 @@ FEATURE_MODULES = (
     "servers/protocol/modes.py",
     "servers/protocol/regroups.py",
     "servers/protocol/replication/",
-    "servers/protocol/returns.py",
     "servers/protocol/steps.py",
     "servers/protocol/succession/",
     "workers/protocol/regrouping.py",
@@ -113,10 +113,10 @@ FEATURES = {
     " step_control steps_by term terms",
     "overlap": "beside driver early half_pushed in_group late overlap progress sums",
     "pipeline": "ahead pipeline pipelined",
-    "returned samples": "return returned returns",
     "rollback": "rollback",
     "second copies": "buddies buddy displaced fill hosted inherit inherited office outbox picture"
-    " replica replication standby survives_servers take_over taken_over takeover takeovers",
+    " replica replication shard_state standby survives_servers take_over taken_over takeover"
+    " takeovers",
     "spares": "admit admits join joined joining joins may_begin_late spare spares substitute"
     " substitutes",
     "stale lr": "compensation lr_scale stale stale_lr",

@@ -277,10 +277,9 @@ class WorkerLoop:
         """See :meth:`WorkerCore.push_for_the_dead`."""
         self._do(self.core.push_for_the_dead())
 
-    def tell_group(self, standing: bytes, brought: Sequence[int]) -> None:
-        """Where this worker stands, to those who are left of its group; what it has ``brought``, to
-        the registrar (:class:`Regroup`)."""
-        self._do(self.core.regrouping.tell(standing, brought))
+    def tell_group(self, standing: bytes) -> None:
+        """Tell the remaining workers of the group where this one stands (:class:`Regroup`)."""
+        self._do(self.core.regrouping.tell(standing))
 
     def _receiving(self, chunk: Chunk, values: Frame, held: Held | None = None) -> Frame:
         """The frame to receive a reply into that ends in ``values``; ``held``: to what it is
@@ -600,13 +599,6 @@ class WorkerLoop:
         who = describe_peer(REGISTRAR)
         yield Wait(lambda: steps.is_known(term), f"{who} to say how many local steps groups make")
         return steps.take(term)
-
-    def wait_for_deaths(self) -> None:
-        """Until this worker has heard of the deaths that servers knew of when they answered."""
-        self.turn()
-        core = self.core
-        if core.is_death_untold:
-            self.carry_on(Wait(lambda: not core.is_death_untold, "word of who has died"))
 
     def begin_waiting(self, clock: int) -> None:
         """A step after ``clock`` iterations begins, or what else may wait for other workers."""

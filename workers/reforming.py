@@ -142,8 +142,7 @@ class Reforming:
             standing = Standing(
                 self._channel.cut(), is_open, self._former.offer(self._core.seat.place)
             )
-            brought = [trainer.num_brought for trainer in self._trainers()]
-            self._loop.tell_group(standing.pack(), brought)
+            self._loop.tell_group(standing.pack())
             return
         if regrouping.num_lost == self._num_lost or (answer := regrouping.answer) is None:
             return

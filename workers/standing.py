@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from psdist.protocol.control import LossReported, Progress
 from psdist.protocol.ids import REGISTRAR
 from psdist.transport.base import Transport
-from psdist.workers.data.passes import EqualPasses
-from psdist.workers.data.position import Position
+from psdist.workers.data.position import EqualPasses, Position
 from psdist.workers.losses import Losses
 from psdist.workers.trainer import Trainer
 

@@ -31,9 +31,8 @@ import torch
 from psdist.codecs.feedback import CodingErrors
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.heirs import slices_of_the_living
 from psdist.protocol.ids import describe_workers
-from psdist.protocol.partition import Partition
+from psdist.protocol.partition import Partition, slices_of_the_living
 from psdist.protocol.send_order import SendOrder
 from psdist.workers.batches import Batches, Storage
 from psdist.workers.early.early_pushes import EarlyPushes, Terms
@@ -137,8 +136,6 @@ class Trainer:
         self.is_open = False
         """Whether an iteration is under way in the group: all have agreed to it, and its values are
         not gathered."""
-        self.num_brought = 0
-        """Iterations up to the last whose gradients this worker has pushed."""
         self._partition = partition
         self._flat = flat
         self._loop = loop
@@ -569,8 +566,6 @@ class Trainer:
         self._overlap.end_iteration()
 
     def _begin_push(self, reduced: Reduced) -> None:
-        if not reduced.is_skipped:
-            self.num_brought = self.clock + 1
         weight, gone = reduced.group_weight, reduced.absent
         chunks = self._partition.chunks
         empty = {

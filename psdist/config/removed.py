@@ -14,6 +14,8 @@ REMOVED: Final = {
     "on_server_death": "set replication = buddy, or make checkpoints (checkpoint_every, resume)",
     "min_groups": "set max_deaths; the job continues while one group is left",
     "spares_for": "set max_deaths = 0, with which spares take the places of servers alone",
+    "samples_of_dead": "leave it out; the samples of a failed worker are dropped, and counted in "
+    "dropped_samples of summary.json",
     "checkpoint_memory": "leave it out; servers keep the memory for the next checkpoint",
 }
 """Setting -> the remedy."""

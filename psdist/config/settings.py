@@ -474,14 +474,6 @@ class RunConfig(BaseModel):
         description="The other workers of a failed worker's group end with status 0 (leave), or "
         "continue as a smaller group (reform).",
     )
-    samples_of_dead: Literal["return", "drop"] = _setting(
-        "failures.samples_of_dead",
-        "return",
-        allowed="return or drop",
-        needs="failures.max_deaths",
-        description="Samples of an epoch that a failed worker has not seen; return: other "
-        "workers get them, so the epoch has more iterations; drop: they are skipped.",
-    )
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
         "failures.spares",
         0,
@@ -585,12 +577,10 @@ class RunConfig(BaseModel):
 
     @property
     def codec(self) -> str | None:
-        """``auto``, ``CODEC`` or ``PUSH/PULL``; None unless both directions have a codec."""
+        """``auto``, or the codec that both directions have; else None."""
         if AUTO in (self.codec_push, self.codec_pull):
             return AUTO
-        if self.codec_push == self.codec_pull or self.codec_pull is None:
-            return self.codec_pull
-        return None if self.codec_push is None else f"{self.codec_push}/{self.codec_pull}"
+        return self.codec_push if self.codec_push == self.codec_pull else None
 
     @property
     def push_codec(self) -> str | None:

@@ -555,15 +555,13 @@ class Survive(Control):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regroup(Control):
-    """A worker whose group has lost ``num_lost`` of its workers to the registrar: where it stands
-    in the group's operations, and what the others need to reduce with it again
-    (psdist.workers.reforming). ``brought``: by parameter set after how many iterations the last
-    gradients were pushed by it that are of those who are lost, too."""
+    """A worker to the registrar: its group has lost ``num_lost`` workers. ``standing``: the group
+    operations that this worker has finished, and what the others need to reduce with it again
+    (psdist.workers.reforming)."""
 
     worker: int
     num_lost: int
     standing: bytes
-    brought: _Numbers = dataclasses.field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ partition from the same description, so only the description travels.
     owners = partition.shard(weights=[1.0, 1.0])   # chunk -> server
 
 Longer than other modules: pieces, buffers, chunks, shards and slices are one cut, each made
-from the one before.
+from the one before, the slices after a failure among them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -457,3 +457,30 @@ def _chunks_of(
             )
         )
     return chunks
+
+
+def heir(owner: int, *, rank: int, members: Sequence[int], living: Collection[int]) -> int:
+    """Return the worker that has chunk number ``rank`` of ``owner``'s slice after failures.
+
+    Each chunk has an order of the other workers of its group, which follows from its rank in the
+    slice. The first of them in ``living`` has it. So the rest is divided evenly, in whatever order
+    the failures are heard of, and a chunk moves only from a failed worker. ``members``: the whole
+    group; ``living``: at least one of them."""
+    chosen, others = owner, [each for each in members if each != owner]
+    while chosen not in living:
+        rank, index = divmod(rank, len(others))
+        chosen = others.pop(index)
+    return chosen
+
+
+def slices_of_the_living(
+    slices: Mapping[int, Sequence[int]], living: Collection[int]
+) -> dict[int, list[int]]:
+    """Return the chunks of each worker in ``living``, both ascending. ``slices``: the chunks that
+    each worker of the group had at first, ascending."""
+    members = list(slices)
+    found: dict[int, list[int]] = {each: [] for each in members if each in living}
+    for owner, chunks in slices.items():
+        for rank, chunk in enumerate(chunks):
+            found[heir(owner, rank=rank, members=members, living=living)].append(chunk)
+    return {worker: sorted(chunks) for worker, chunks in found.items()}

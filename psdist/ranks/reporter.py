@@ -576,6 +576,7 @@ class Reporter:
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(time.monotonic() - context.started_s, 3),
             "samples": samples if is_known else None,
+            "dropped_samples": told.dropped_samples,
             "samples_per_s": per_s if is_known else None,
             "exit": outcome,
             "last": dict(registrar.last),

@@ -47,7 +47,7 @@ from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.registrar import Registrar
-from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office
 from psdist.servers.replication.replication import ReplicationOptions
@@ -142,7 +142,7 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         set_index: int,
         resumed_up_to: int,
         number: int = server,
-        picture: ShardPicture | None = None,
+        picture: ShardState | None = None,
     ) -> ServerCore:
         return ServerCore(
             server=number,

@@ -43,13 +43,30 @@ from psdist.protocol.control import Control
 from psdist.protocol.events import Event, Frame
 
 
-class Transport(Protocol):
-    """One endpoint of the network."""
+class Sender(Protocol):
+    """The part of an endpoint that the loop of a parameter set needs."""
 
     @property
     def me(self) -> int:
         """This endpoint's stable id."""
         ...
+
+    def send(self, peer: int, frame: Frame) -> None:
+        """Send the frame's header, packed already, and as much of its payload as the header's
+        ``length`` says. Raises :class:`InvariantError` where the frame holds less than that."""
+        ...
+
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        """Send a control message about a parameter set; nothing to look after."""
+        ...
+
+    def accept(self, ticket: Any, frame: Frame) -> None:
+        """Receive an offered message into ``frame``; :class:`Arrived` follows."""
+        ...
+
+
+class Transport(Sender, Protocol):
+    """One endpoint of the network."""
 
     @property
     def lost(self) -> Mapping[int, str]:
@@ -65,19 +82,6 @@ class Transport(Protocol):
     def bytes_sent(self) -> int:
         """All that this process has sent others in this job: headers, payloads, control messages.
         What a hosted endpoint sends counts as its host's, and its own is 0."""
-        ...
-
-    def send(self, peer: int, frame: Frame) -> None:
-        """Send the frame's header, packed already, and as much of its payload as the header's
-        ``length`` says. Raises :class:`InvariantError` where the frame holds less than that."""
-        ...
-
-    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        """Send a control message about a parameter set; nothing to look after."""
-        ...
-
-    def accept(self, ticket: Any, frame: Frame) -> None:
-        """Receive an offered message into ``frame``; :class:`Arrived` follows."""
         ...
 
     def poll(self) -> Event | None:

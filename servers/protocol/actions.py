@@ -300,34 +300,17 @@ class Inherit:
     clock: int
 
 
-@dataclass(slots=True)
-class TellResumed:
-    """Tell the server's buddy, behind all that a collective's end has changed here; of a loop whose
-    server has one."""
+class LogEntry:
+    """Base of the records that a server sends its replica."""
 
-    seq: int
+    __slots__ = ()
 
 
 @dataclass(slots=True)
-class TellHeldRounds:
-    """Tell the server's buddy, in front of the answer to what is proposed, that nothing is sent for
-    rounds above this one; of a loop whose server has one."""
+class Append:
+    """Send the server's replica this record. Only a server with a replica has this action."""
 
-    highest: int
-
-
-@dataclass(slots=True)
-class TellBuried:
-    """Tell the server's buddy who is dead, in front of all that follows from it here; of a loop
-    whose server has one."""
-
-    generation: int
-    dead: tuple[int, ...]
-    """Workers."""
-    chief: int
-    inherited: tuple[Inherit, ...]
-    losses: tuple[MembershipEvent, ...]
-    """Events of kind reform or death."""
+    record: LogEntry
 
 
 @dataclass(slots=True)
@@ -360,9 +343,7 @@ Action = (
     | BeginLevel
     | Missed
     | Inherit
-    | TellResumed
-    | TellHeldRounds
-    | TellBuried
+    | Append
     | Fail
 )
 

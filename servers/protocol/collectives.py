@@ -39,8 +39,6 @@ class Collective:
     resumed: set[int] = field(default_factory=set)
     checkpoint: str = ""
     """Its name, where it makes one that has begun."""
-    answer: bytes = b""
-    """What all are told, where that is not what each has brought."""
     is_of_meeting: bool = False
     """psdist has called it, on workers whose iterations differ."""
     error: str = ""

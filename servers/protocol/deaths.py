@@ -83,8 +83,6 @@ class Deaths:
         """Servers that have not taken in the newest generation."""
         self._told = Bury(generation=0, dead=[])
         """What they were told of it."""
-        self._taken_in: set[int] = set()
-        """Where groups re-form: the dead of generations before, whose count is known."""
         self.settled = Survive(generation=0, dead=[], chief=self.chief)
         """What workers were told last, behind all servers."""
 
@@ -144,8 +142,6 @@ class Deaths:
         if self._awaited or not self._undeclared:
             return []
         self._undeclared.clear()
-        if self._reforms:  # their groups go on, and are further by now
-            self._taken_in.update(self._told.dead)
         self.generation += 1
         self._awaited = set(range(self._num_servers))
         self._told = Bury(generation=self.generation, dead=sorted(self.dead))
@@ -157,23 +153,21 @@ class Deaths:
             return []
         return [SendControl(server_id(server), self._told)]
 
-    def reached(self, message: Buried) -> dict[int, tuple[int, ...]]:
-        """By worker that is out, what a server has told of its group: by set, how far it has come.
-        Nothing in another generation than the newest, which :meth:`on_buried` refuses."""
-        dead = self._told.dead
-        if not dead or message.generation != self.generation:
-            return {}
-        if len(message.reached) % len(dead):
+    def reached(self, message: Buried) -> list[int]:
+        """Return by set the most updates of a failed group that the server's chunks contain.
+
+        Empty for another generation than the newest, which :meth:`on_buried` refuses. Raises
+        :class:`ProtocolError` if the message is not of these workers."""
+        num_dead = len(self._told.dead)
+        if not num_dead or message.generation != self.generation:
+            return []
+        if len(message.reached) % num_dead:
             raise ProtocolError(
                 f"the registrar: server {message.server} sent Buried with {len(message.reached)} "
-                f"clocks of {len(dead)} workers"
+                f"clocks of {num_dead} workers"
             )
-        return {
-            member: tuple(message.reached[index :: len(dead)])
-            for index, worker in enumerate(dead)
-            for member in ([worker] if self._reforms else self._group_of[worker])
-            if member not in self._taken_in
-        }
+        starts = range(0, len(message.reached), num_dead)
+        return [max(message.reached[start : start + num_dead]) for start in starts]
 
     def on_buried(self, server: int, message: Buried) -> list[Survived | SendControl]:
         """A server has taken it in; with the last one workers are told."""

@@ -81,8 +81,8 @@ class Joins:
         """Those of them that can join, and how many parameter sets each has prepared."""
         self._lost: set[int] = set()
         """Those that have died before they had joined."""
-        self._reached: tuple[int, ...] = ()
-        """By parameter set, how far the dead have come."""
+        self.reached: tuple[int, ...] = ()
+        """By parameter set, the most updates of a failed group that a chunk contains."""
         self._place_of: dict[int, int] = {}
         """Of substitutes that have joined."""
         self._admitted: dict[int, list[Joined]] = {}
@@ -112,7 +112,7 @@ class Joins:
         state by then."""
         if max(farthest, default=0) < self._not_before:
             return False
-        return len(self._reached) > 1 or max(self._reached, default=0) <= max(farthest, default=0)
+        return len(self.reached) > 1 or max(self.reached, default=0) <= max(farthest, default=0)
 
     def on_died(self, worker: int) -> None:
         """A worker, perhaps a substitute that had joined, is declared dead."""
@@ -120,8 +120,8 @@ class Joins:
 
     def on_buried(self, reached: Sequence[int]) -> None:
         """A server has told how far the dead have come, by set."""
-        pairs = zip_longest(self._reached, reached, fillvalue=0)
-        self._reached = tuple(max(pair) for pair in pairs)
+        pairs = zip_longest(self.reached, reached, fillvalue=0)
+        self.reached = tuple(max(pair) for pair in pairs)
 
     def keep_idle(self, substitutes: Collection[int]) -> None:
         """Of those that idle these alone do: others have come to be servers."""

@@ -21,13 +21,12 @@ from collections.abc import Collection, Sequence
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Busy, Cancel, Commit, Held, Propose, Release
 from psdist.protocol.ids import worker_id
-from psdist.protocol.returns import RETURN
 from psdist.protocol.substitutes import JOIN
 from psdist.servers.protocol.actions import SendControl
 
-REASONS = (JOIN, "checkpoint", "requeue", "end", RETURN)
-"""What a meeting is for, the weakest first: that a substitute joins; a checkpoint, and whether the
-job ends behind it; that samples of the dead go back to the epoch, which a checkpoint contains."""
+REASONS = (JOIN, "checkpoint", "requeue", "end")
+"""Purposes of a meeting, the weakest first: a substitute joins; a checkpoint is made, and the job
+then continues, is requeued or ends."""
 
 
 class Meetings:
@@ -195,7 +194,7 @@ class Meetings:
 
     def _end(self, message: Commit | Cancel) -> list[SendControl]:
         self.number += 1
-        self._is_met = isinstance(message, Commit) and message.what != RETURN
+        self._is_met = isinstance(message, Commit)
         self.is_join_due = isinstance(message, Commit) and message.what == JOIN
         self._is_open, self._what = False, 0
         self._held.clear()

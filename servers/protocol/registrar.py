@@ -75,7 +75,6 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.modes import SET_MODE, unpack_mode
-from psdist.protocol.returns import RETURN, unpack_standing
 from psdist.protocol.substitutes import JOIN, unpack_join
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import (
@@ -100,7 +99,6 @@ from psdist.servers.protocol.modes import (
 )
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.replication.takeovers import TakeoverAction, Takeovers
-from psdist.servers.protocol.returns import Returns
 from psdist.servers.protocol.steps import LossHeard, StepsChosen, StepsObserved
 
 
@@ -230,7 +228,6 @@ class Registrar:
         )
         self._regroups = Regroups(groups if reforms else ())
         self._joins = Joins(substitutes)
-        self._returns = Returns()
         self._modes = ModeChanges(num_servers=num_servers, begins=modes)
         self._takes_set_mode = takes_set_mode
         self._decided = Decided(
@@ -313,7 +310,6 @@ class Registrar:
             return self._on_buried(message)
         if isinstance(message, Regroup):
             self._require_worker(peer, message)
-            self._returns.on_buried(self._regroups.brought(message))
             answers = self._regroups.on_told(message)
             if not answers:
                 return []
@@ -435,7 +431,7 @@ class Registrar:
         if collective is None:
             if message.name == JOIN:
                 self._meetings.is_join_due = False
-            is_of_meeting = message.name in (WRITTEN, JOIN, RETURN) or (
+            is_of_meeting = message.name in (WRITTEN, JOIN) or (
                 message.name == CHECKPOINT and self._meetings.take_met()
             )
             collective = Collective(message.name, is_of_meeting=is_of_meeting)
@@ -557,10 +553,6 @@ class Registrar:
             return self._begin_change(seq, collective)
         if collective.name == JOIN:
             return self._admit(seq, collective)
-        if collective.name == RETURN:
-            live = self._deaths.live
-            payloads = {worker: collective.entered[worker].payload for worker in live}
-            collective.answer = self._returns.decide(payloads)
         if collective.name == WRITTEN and self._checkpoints.is_busy:
             self._held = seq
             return []
@@ -659,7 +651,6 @@ class Registrar:
             [of_worker.get(worker, lowest) for worker in range(self._num_workers)]
         )
         collective.checkpoint = begun.checkpoint
-        collective.answer = begun.checkpoint.encode()
         fidelity = self._decided.kept(lowest[0])
         if self._modes.kept is not None:
             fidelity = replace(fidelity or Fidelity(), modes=self._modes.kept)
@@ -741,10 +732,10 @@ class Registrar:
         if collective.name == "prepare":
             brought = {enter.payload for enter in collective.entered.values()}
             self._is_ready = brought == {PREPARED}
-        if collective.answer:
+        if collective.checkpoint:
             answer = Collected(
                 seq=message.seq,
-                payloads=[collective.answer],
+                payloads=[collective.checkpoint.encode()],
                 runs=[0, self._num_workers],
                 values=b"",
                 error="",
@@ -913,8 +904,7 @@ class Registrar:
     def _on_buried(self, message: Buried) -> list[RegistrarAction]:
         reached = self._deaths.reached(message)
         actions: list[RegistrarAction] = [*self._deaths.on_buried(message.server, message)]
-        self._joins.on_buried([*map(max, zip(*reached.values(), strict=True))])
-        self._returns.on_buried(reached)
+        self._joins.on_buried(reached)
         if self._deaths.is_settling:
             return actions
         # Behind Survive: whoever hears of what follows knows who is dead.
@@ -946,7 +936,6 @@ class Registrar:
 _UNPACK: Final[dict[str, Callable[[bytes], object]]] = {
     CHECKPOINT: unpack_clocks,
     JOIN: unpack_join,
-    RETURN: unpack_standing,
 }
 
 

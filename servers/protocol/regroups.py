@@ -30,8 +30,6 @@ class Regroups:
         self._lost = [0] * len(self._members)
         """How many were lost."""
         self._group_of = {worker: at for at, each in enumerate(self._members) for worker in each}
-        self._newly_lost: list[set[int]] = [set() for _ in self._members]
-        """Those of whom not all who are left have told yet."""
         self._told: dict[int, dict[int, bytes]] = {}
         """By group, what its workers have told behind its last death."""
 
@@ -41,16 +39,8 @@ class Regroups:
             left = tuple(each for each in members if each not in dead)
             if left != members:
                 self._lost[group] += len(members) - len(left)
-                self._newly_lost[group].update(set(members) - set(left))
                 self._members[group] = left
                 self._told.pop(group, None)
-
-    def brought(self, message: Regroup) -> dict[int, tuple[int, ...]]:
-        """By worker that was lost, how far others have pushed its gradients with their own: its
-        group is not formed anew yet, so what this one has pushed was reduced with it."""
-        group = self._group_of.get(message.worker, -1)
-        lost = self._newly_lost[group] if group >= 0 else ()
-        return dict.fromkeys(lost, tuple(message.brought))
 
     def on_told(self, message: Regroup) -> list[SendControl]:
         """Raises :class:`ProtocolError` for what no worker says."""
@@ -71,7 +61,6 @@ class Regroups:
         if len(told) < len(members):
             return []
         del self._told[group]
-        self._newly_lost[group].clear()
         answer = Regrouped(num_lost=message.num_lost, standings=[told[each] for each in members])
         return [SendControl(worker_id(each), answer) for each in members]
 

@@ -87,8 +87,8 @@ from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.chunks.values import ChiefValues
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
-from psdist.servers.protocol.replication.picture import ShardPicture
-from psdist.servers.protocol.replication.records import ChunkRecord, FillRecord
+from psdist.servers.protocol.replication.records import ChunkRecord, SnapshotBegin
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.settings import SettingsOfWorkers
 
 CHIEF = worker_id(0)
@@ -108,7 +108,7 @@ class ServerCore:
         resumed_up_to: int = 0,
         first: FirstClocks | None = None,
         survives_workers: bool = False,
-        picture: ShardPicture | None = None,
+        picture: ShardState | None = None,
         changes: Sequence[ChangeMode] = (),
         backup: int = 0,
         wait_every: int = 0,
@@ -576,7 +576,7 @@ class ServerCore:
             self._replies.hold_back(chunk)
         return []
 
-    def _go_on_with_modes(self, picture: ShardPicture, pipeline: int) -> None:
+    def _go_on_with_modes(self, picture: ShardState, pipeline: int) -> None:
         """What the dead server had been told of the mode; and of what it has sent nothing."""
         self.modes, self.levels = list(picture.modes), list(picture.levels)
         policy = self._policy
@@ -689,10 +689,6 @@ class ServerCore:
         found = []
         for worker in dead:
             group = self._membership.group_of[worker_id(worker)]
-            if self._membership.has_gone_on(group):
-                newest = (chunk.newest_round_of(group) + 1 for chunk in self._chunks.values())
-                found.append(max(newest, default=0))
-                continue
             is_dead = self._membership.is_dead(group)
             ends = (each.inherited.get(group, each.done[group]) for each in clocks if is_dead)
             found.append(max(ends, default=0))
@@ -707,12 +703,12 @@ class ServerCore:
             return pool.release(event.frame) if pool.has_come(event.frame) else []
         return []
 
-    # -- a copy that is made meanwhile ---------------------------------------------------------
+    # -- a replica that is made during training ------------------------------------------------
 
-    def fill_record(self) -> FillRecord:
-        """How the set stands beside its chunks; between events."""
+    def snapshot_begin(self) -> SnapshotBegin:
+        """Return the state of the set without its chunks, between events."""
         members = self._membership
-        return FillRecord(
+        return SnapshotBegin(
             standings=[each.name for each in members.standings],
             stops=members.stops,
             first=list(self._limits.first),

@@ -12,7 +12,7 @@ It decides nothing (psdist.servers.protocol.replication.replica).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,13 +24,13 @@ from psdist.protocol.events import Arrived, Frame, Offered
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id
 from psdist.protocol.partition import Partition
-from psdist.servers.protocol.replication.picture import ShardPicture
-from psdist.servers.protocol.replication.records import FilledRecord, FillRecord, unpack_record
+from psdist.servers.protocol.replication.records import SnapshotBegin, SnapshotEnd, unpack_record
 from psdist.servers.protocol.replication.replica import NumberedRecord, Replica, TakeRecord
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.replication.copies import ShardCopy
+from psdist.servers.replication.shard_replica import ShardReplica
 from psdist.servers.set_loop import ServerOptions
-from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper
 from psdist.transport.base import Transport
 
@@ -44,7 +44,7 @@ class ReplicationOptions:
     buddies: Sequence[int]
     """By server: who keeps the second copy of its shard at the start."""
     num_groups: int
-    make_core: Callable[[int, int, int, ShardPicture | None], ServerCore]
+    make_core: Callable[[int, int, int, ShardState | None], ServerCore]
     """(server, set index, collectives that are over, what its buddy knows of it): the machine of a
     server whose place another one has taken; no picture of a set that came later."""
     make_history: Callable[[int, int, int, int], ServerHistory | None]
@@ -84,12 +84,14 @@ class KeptShard:
             server_options, server=server, keeper=options.make_keeper(server)
         )
         """Those of that server."""
-        self.copies: list[ShardCopy] = []
+        self.copies: list[ShardReplica] = []
         """By parameter set, of those of which something was told."""
         self._options = options
         self._transport = transport
         self._server = server
         self._make_executor = make_executor
+        self._executors: Iterator[Executor | None] = iter(())
+        """Of replicas whose primary this server takes over, by set."""
         self._replica = Replica(server=server_options.server, primary=server)
         self._built: list[BuiltSet] = []
         self._free: list[Frame] = []
@@ -99,7 +101,7 @@ class KeptShard:
     def is_over(self) -> bool:
         """Whether no group can change the shard any more, or it is not here yet: whoever fills the
         copy ends that first."""
-        pictures = [copy.picture for copy in self.copies]
+        pictures = [copy.state for copy in self.copies]
         if self._replica.is_closed or any(each.is_partial for each in pictures):
             return True
         return not any(each.has_members for each in pictures)
@@ -129,9 +131,10 @@ class KeptShard:
             header, frame = event.header, event.frame
             record = unpack_record(frame.payload[header.settings : header.length])
             if set_index == len(self.copies):
-                self._begin(set_index, is_filled=isinstance(record, FillRecord))
-            self.copies[set_index].carry_out(record, frame, header.settings)
-            if isinstance(record, FilledRecord):
+                self._begin(set_index, is_filled=isinstance(record, SnapshotBegin))
+            frame.num_received = header.settings
+            self.copies[set_index].apply(record, frame)
+            if isinstance(record, SnapshotEnd):
                 self._free.clear()  # chunks with their optimizer's state are larger than any other
             else:
                 self._free.append(frame)
@@ -142,7 +145,7 @@ class KeptShard:
         """The first record of a set is here."""
         built, options, server = self._built[set_index], self._options, self._server
         self.copies.append(
-            ShardCopy(
+            ShardReplica(
                 self.server_options,
                 built.setup,
                 built.partition,
@@ -151,7 +154,7 @@ class KeptShard:
                 num_groups=options.num_groups,
                 num_substitutes=options.num_substitutes,
                 make_executor=self._make_executor,
-                make_history=partial(options.make_history, server, set_index, self.number),
+                make_history=partial(self._make_history, set_index),
                 first=options.first_clocks(set_index),
                 is_filled=is_filled,
             )
@@ -162,28 +165,31 @@ class KeptShard:
         Header(kind=_RECORDED, sender=self._transport.me, clock=number).pack_into(frame.header)
         self._transport.send(server_id(self._server), frame)
 
-    def take_over(self) -> Sequence[ShardCopy]:
+    def take_over(self) -> Sequence[ShardReplica]:
         """The registrar says that the server has died, and that this one takes its place: what
         that one held. Raises :class:`PeerLostError` where its shard was not complete."""
         if self._replica.is_closed:
             raise InvariantError(f"told to take the place of server {self._server} twice")
         self._replica.close()
         is_known = len(self.copies) == len(self._built)
-        if not is_known or not all(copy.picture.is_complete for copy in self.copies):
+        if not is_known or not all(copy.state.is_complete for copy in self.copies):
             who = self._transport.lost.get(server_id(self._server), f"server {self._server}")
             raise PeerLostError(f"{who} (while a model was being set up)")
+        self._executors = iter([copy.executor for copy in self.copies])
         return self.copies
 
-    def log_from_here(
-        self, logs: Sequence[ServerHistory | EventCount], set_index: int, *, host: int
-    ) -> ServerHistory | EventCount | None:
-        """Of a parameter set, when server ``host`` goes on in the dead one's place. ``logs``: those
-        of the copies; of a set that is described later the log begins here, as that of the next
-        copy does."""
-        if set_index >= len(logs):
-            return self._options.make_history(self._server, set_index, self.number, 0)
-        logs[set_index].taken_over(host)
-        return logs[set_index]
+    def make_executor(self, spec: ShardSpec) -> Executor:
+        """Return the executor of the next set: that of its replica, or a new one after the last."""
+        return next(self._executors, None) or self._make_executor(spec)
+
+    def log_of(self, set_index: int) -> ServerHistory | EventCount | None:
+        """Return the log of a set: that of its replica, or a new one for a later set."""
+        if set_index < len(self.copies):
+            return self.copies[set_index].log
+        return self._make_history(set_index, 0)
+
+    def _make_history(self, set_index: int, position: int) -> ServerHistory | None:
+        return self._options.make_history(self._server, set_index, self.number, position)
 
     def close_histories(self) -> None:
         for copy in self.copies:

@@ -12,12 +12,11 @@ buddy holds every change before it (psdist.servers.protocol.replication.primary)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from psdist.protocol.control import Control
-from psdist.protocol.events import Event, Frame
+from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
 from psdist.servers.protocol.replication.primary import Primary
 from psdist.servers.protocol.replication.records import Record, pack_record
@@ -37,21 +36,8 @@ class RecordFrame(Frame):
         """Of which server it is: a process may serve several, and the network tells the process."""
 
 
-@dataclass(slots=True)
-class _HeldFrame:
-    peer: int
-    frame: Frame
-
-
-@dataclass(slots=True)
-class _HeldControl:
-    peer: int
-    message: Control
-    set_index: int
-
-
 class Outbox:
-    """A :class:`psdist.transport.base.Transport` in front of another one."""
+    """A :class:`psdist.transport.base.Sender` in front of the server's transport."""
 
     def __init__(self, transport: Transport, primary: Primary) -> None:
         self.primary = primary
@@ -126,22 +112,17 @@ class Outbox:
         return self._num_frames * self._frame_bytes
 
     def on_recorded(self, peer: int, number: int) -> None:
-        self._let_go(self.primary.on_recorded(peer, number))
+        for output in self.primary.on_recorded(peer, number):
+            output()
 
     def go_alone(self) -> None:
         """The registrar has declared the buddy dead."""
-        self._let_go(self.primary.go_alone())
+        for output in self.primary.go_alone():
+            output()
 
     def begin_fill(self, keeper: int) -> None:
         """The registrar has found a server that keeps a second copy: it is told of the shard."""
         self.primary.begin_fill(keeper)
-
-    def _let_go(self, outputs: list[_HeldFrame | _HeldControl]) -> None:
-        for output in outputs:
-            if isinstance(output, _HeldFrame):
-                self._transport.send(output.peer, output.frame)
-            else:
-                self._transport.send_control(output.peer, output.message, output.set_index)
 
     # -- to all others -------------------------------------------------------------------------
 
@@ -149,40 +130,15 @@ class Outbox:
     def me(self) -> int:
         return self._transport.me
 
-    @property
-    def lost(self) -> Mapping[int, str]:
-        return self._transport.lost
-
-    @property
-    def moved(self) -> Mapping[int, str]:
-        return self._transport.moved
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._transport.bytes_sent
-
     def send(self, peer: int, frame: Frame) -> None:
-        if not self.primary.hold(_HeldFrame(peer, frame)):
-            self._transport.send(peer, frame)
+        output = partial(self._transport.send, peer, frame)
+        if not self.primary.hold(output):
+            output()
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        if not self.primary.hold(_HeldControl(peer, message, set_index)):
-            self._transport.send_control(peer, message, set_index)
+        output = partial(self._transport.send_control, peer, message, set_index)
+        if not self.primary.hold(output):
+            output()
 
     def accept(self, ticket: Any, frame: Frame) -> None:
         self._transport.accept(ticket, frame)
-
-    def poll(self) -> Event | None:
-        return self._transport.poll()
-
-    def drain(self, timeout_s: float) -> None:
-        self._transport.drain(timeout_s)
-
-    def host(self, peer: int) -> Transport:
-        return self._transport.host(peer)
-
-    def move(self, peer: int, host: int) -> None:
-        self._transport.move(peer, host)
-
-    def become(self, peer: int) -> None:
-        self._transport.become(peer)

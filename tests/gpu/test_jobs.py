@@ -189,7 +189,6 @@ def test_a_group_over_nccl_goes_on_without_its_dead(dies: str, tmp_path: Path) -
         "on_group_death": "reform",
         "max_deaths": 4,
         "chunk_bytes": 4096,
-        "samples_of_dead": "drop",
     }
     words = ["--record", *(f"--set={key}={value}" for key, value in settings.items())]
     done = job(

@@ -486,6 +486,7 @@ def test_a_barrier_on_one_worker_and_a_mean_on_another_are_both_named(tmp_path: 
 # -- torch.distributed -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_model_wrapped_over_a_group_of_two_ends_the_job_in_one_line(tmp_path: Path) -> None:
     options = ("--group", "node")
@@ -497,15 +498,6 @@ def test_a_model_wrapped_over_a_group_of_two_ends_the_job_in_one_line(tmp_path: 
         r"returned$",
         line,
     ), line
-
-
-@pytest.mark.mpi
-def test_a_script_that_creates_the_group_again_is_told_to_leave_that_out(tmp_path: Path) -> None:
-    line = the_line(run_script(3, "creates_the_group_after_init", run_dir=tmp_path))
-    assert line.endswith(
-        "dist.init_process_group() was called by the script: psdist.init() has already created the "
-        "group; remove this call"
-    )
 
 
 @pytest.mark.mpi
@@ -560,7 +552,7 @@ def test_a_gradient_with_nan_is_refused_and_leaves_the_servers_untouched(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("group", ["rank", "node"])
+@pytest.mark.parametrize("group", ["node", pytest.param("rank", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
@@ -722,6 +714,7 @@ def test_a_save_that_cannot_be_written_ends_the_job_in_one_line(ranks: int, tmp_
     ), line
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_weights_that_are_clipped_past_torch_end_the_job_in_one_error(tmp_path: Path) -> None:
     done = run_script(3, "clips_past_torch", run_dir=tmp_path)
@@ -736,6 +729,7 @@ def test_weights_that_are_clipped_past_torch_end_the_job_in_one_error(tmp_path: 
     ), line
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_an_embedding_with_max_norm_is_refused_in_one_line(tmp_path: Path) -> None:
     line = the_line(run_script(3, "has_an_embedding_with_max_norm", run_dir=tmp_path))

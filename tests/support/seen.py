@@ -1,7 +1,7 @@
-"""What workers of tests/support/programs/deaths/returns.py have seen: each sample once an epoch.
+"""Samples that each worker of tests/support/programs/deaths/writes_samples.py has used.
 
 seen = Seen.read(folder)
-seen.prove(samples=120, dead=[1])        # how many samples of each epoch nobody has seen
+seen.prove(samples=120, dead=[1])        # by epoch, the samples that no worker has used
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Seen:
     saw: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
     """By worker, in order: epoch and samples of each batch that it has trained with."""
     in_flight: dict[int, list[int]] = field(default_factory=dict)
-    """By worker, what it was handed out last and has not trained with."""
+    """By worker, the samples of the last batch if it has made no step with them."""
     lengths: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """By epoch, what loaders have told of their length."""
 
@@ -39,8 +39,7 @@ class Seen:
         return found
 
     def prove(self, *, samples: int, dead: Collection[int]) -> dict[int, list[int]]:
-        """Nobody has seen a sample twice in an epoch, but that of which the dead had not made a
-        step. By epoch, samples that nobody has seen."""
+        """Prove that no sample was used twice in an epoch. Return by epoch the unused samples."""
         assert set(self.in_flight) <= set(dead), self.in_flight
         missing = {}
         for epoch in self.lengths:

@@ -361,7 +361,7 @@ def test_no_optimizer_and_one_that_was_prepared_are_refused(tmp_path: Path) -> N
         job.prepare(model, served)
         return {}
 
-    refused(UsageError, "an empty list of optimizers", none, tmp_path / "a")
+    refused(UsageError, "no optimizer was given; pass it after the model", none, tmp_path / "a")
     refused(UsageError, "that it has returned itself", prepared, tmp_path / "b")
 
 

@@ -20,7 +20,7 @@ def test_a_job_has_the_digest_that_was_recorded(name: str) -> None:
 
 def test_every_job_has_a_record_and_every_record_a_job() -> None:
     recorded = json.loads(digests.DIGESTS.read_text(encoding="utf-8"))
-    assert list(recorded) == digests.all_names()
+    assert list(recorded) == [digests.TORCH, *digests.all_names()]
 
 
 def test_jobs_that_differ_are_named_with_what_differs() -> None:
@@ -28,6 +28,7 @@ def test_jobs_that_differ_are_named_with_what_differs() -> None:
     found = {"a/1": {"bits": "1", "decisions": "2"}, "a/2": {"bits": "1", "decisions": "1"}}
     assert digests.differences(found, recorded) == ["a/1: other decisions"]
     assert digests.differences({"a/3": {"bits": "1"}}, recorded) == ["a/3: other bits"]
+    assert digests.differences({"a/3": {"bits": "1"}}, recorded, has_bits=False) == []
 
 
 SCHEDULE = Schedule(seed=3, num_chunks=3, servers=2, iterations=(5, 5))

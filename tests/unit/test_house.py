@@ -159,7 +159,7 @@ def test_conditions_are_counted_whatever_they_are_written_as(source: str, num: i
     ("source", "feature"),
     [
         ("if self._backed is not None: ...", "backup groups"),
-        ("if isinstance(a, ShardPicture): ...", "second copies"),
+        ("if isinstance(a, ShardState): ...", "second copies"),
         ("getattr(self, 'rollback', None)", "rollback"),
         ("match self.kind:\n case 'spares': ...", "spares"),
         ("if clock <= newest: ...", ""),

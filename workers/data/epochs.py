@@ -51,10 +51,6 @@ class Epochs:
         return len(self._loops)
 
     @property
-    def is_used(self) -> bool:
-        return bool(self._loops)
-
-    @property
     def current(self) -> int | None:
         """How many epochs the loop has that the script is in."""
         loop = self._loops[-1] if self._loops else None

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import mul
-from typing import Any, ClassVar
+from typing import Any
 
 from psdist.controller.steps import Term, block_of
 from psdist.errors import UsageError
-from psdist.workers.data.seeded import SeededIndices
+from psdist.workers.data.processes import SeededIndices
 from psdist.workers.data.seen import Pass, PassDealing, nested_pass
 from psdist.workers.data.sharding import BatchPlan, epoch_order
 
@@ -156,8 +156,6 @@ class HandBatches:
     """As :class:`psdist.workers.data.loader.PlannedBatches`, dealt by hands. How many batches a
     pass has is known when it is over."""
 
-    CAN_BE_CUT: ClassVar = False
-
     def __init__(
         self,
         dataset: Any,
@@ -188,12 +186,6 @@ class HandBatches:
 
     def start_pass(self, a_pass: Pass) -> None:
         assert not a_pass.seen  # a pass that goes on begins behind what all had seen
-        if a_pass.left is not None:
-            raise UsageError(
-                "steps_by = speed: the checkpoint was made in an epoch of which the samples of "
-                "dead workers had been dealt anew, so that what is left of it lies apart; set "
-                "steps_by = count, or go on from another checkpoint"
-            )
         self.require_joint_batches()
         if a_pass.dealing is None:
             number = self._num_dealt[self._loader]
@@ -219,8 +211,8 @@ class HandBatches:
         at = a_pass.dealing
         return at.start if at is not None and at.is_between else None
 
-    def rest(self, seen: int) -> None:
-        """``consumed`` says it."""
+    def size_of(self, a_pass: Pass, worker: int) -> int:  # noqa: ARG002 - needs max_deaths = 0
+        return 0
 
     def _steps(self, term: Term, known: dict[int, Sequence[int]]) -> Sequence[int]:
         if term.block not in known:

@@ -12,25 +12,23 @@ samples are whose is the plan's (``sharding``), a sampler's that all workers dra
     )
     for x, y in loader: ...     # again: the next epoch, in another order
 
-Longer than other modules: a pass from its order of samples to its end, and where it goes on.
+Longer than other modules: a pass from its order of samples to its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from psdist.errors import UsageError
-from psdist.workers.data.ending import ends_with_its_rank
 from psdist.workers.data.hands import HandBatches, refuse_dealing
 from psdist.workers.data.position import length_of
-from psdist.workers.data.returned import Cut, PassLayout, Spans
-from psdist.workers.data.seeded import SeededDataset, SeededIndices, told_of
+from psdist.workers.data.processes import SeededDataset, SeededIndices, ends_with_its_rank, told_of
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
     BatchPlan,
@@ -43,43 +41,37 @@ from psdist.workers.data.stream import split_stream
 
 
 class Watch(Protocol):
-    """Who follows the passes of a loader."""
+    """The observer of a loader's passes."""
 
     def before_batch(self, a_pass: Pass) -> None:
-        """The script asks for the next one; what it has done with the last one is over."""
-        ...
-
-    def before_end(self, a_pass: Pass) -> None:
-        """The script asks for the next one, and there is none, unless it comes of this."""
+        """The script asks for the next batch, and has finished its work on the last one."""
         ...
 
     def leaves_out(self, a_pass: Pass) -> bool:
-        """Whether the next batch is not handed out, being of a round that the group has missed."""
+        """True if the next batch belongs to a round that the group has missed."""
         ...
 
     def leave_out(self, a_pass: Pass) -> None:
-        """That batch was passed over."""
+        """That batch was skipped."""
         ...
 
     def hand_out(self, a_pass: Pass) -> None:
-        """It gets one."""
+        """The script receives a batch."""
         ...
 
     def use_up(self, a_pass: Pass) -> None:
-        """The script has asked for the next one, and there is none."""
+        """The script has asked for the next batch, and there is none."""
         ...
 
     def end(self, a_pass: Pass) -> None:
-        """It gets no more, used up or left by the script."""
+        """The pass has ended: no batch is left, or the script has left it."""
         ...
 
 
 class Unwatched:
     def before_batch(self, a_pass: Pass) -> None: ...
 
-    def before_end(self, a_pass: Pass) -> None: ...
-
-    def leaves_out(self, a_pass: Pass) -> bool:  # noqa: ARG002 - nobody misses a round
+    def leaves_out(self, a_pass: Pass) -> bool:  # noqa: ARG002 - no round is missed
         return False
 
     def leave_out(self, a_pass: Pass) -> None: ...
@@ -98,9 +90,6 @@ OnBatch = Callable[[int, float, Any], None]
 """Called with (samples of this worker in the batch, samples of a full one, the batch) before the
 batch is handed out."""
 
-NextCuts = Callable[[], Sequence[Cut]]
-"""Where the pass that comes next is cut already."""
-
 REFUSED_OPTIONS = {
     "sampler": "the workers share the samples out among themselves; give a DataLoader that has the "
     "sampler to job.prepare, or pass torch.utils.data.Subset(dataset, indices) as the dataset",
@@ -116,68 +105,38 @@ REFUSED_OPTIONS = {
 class Batches(Protocol):
     """The index lists of one worker, pass by pass; a batch sampler of torch's."""
 
-    CAN_BE_CUT: ClassVar[bool]
-    """Whether what is left of a pass may be dealt anew."""
-
     def start_pass(self, a_pass: Pass) -> None:
-        """What follows is of this pass: of its epoch's order of samples what lies behind ``start``,
-        of the batches that this is cut into what lies behind the first ``seen``."""
+        """Begin this pass at position ``start`` of its epoch's order, after its first ``seen``
+        batches."""
         ...
 
     def has_any(self) -> bool:
-        """Whether there is anything behind ``start`` for every worker."""
+        """True if every worker gets a batch of what remains after ``start``."""
         ...
 
     def consumed(self, a_pass: Pass) -> int | None:
-        """What of the epoch's order all workers have seen after the batches of this pass that were
-        handed out, whatever pass was begun since; what ``start`` may be; None where nobody knows.
-        """
+        """Return the positions of the epoch's order that all workers have used after the batches
+        of this pass that were handed out. This may be the ``start`` of another pass. None if it is
+        unknown."""
         ...
 
-    def rest(self, seen: int) -> Spans | None:
-        """What they have not seen, where ``consumed`` does not say it."""
+    def size_of(self, a_pass: Pass, worker: int) -> int:
+        """Return the samples of ``worker`` in the next batch of this pass; 0 if unknown."""
         ...
 
     def sizes(self) -> Iterator[tuple[int, float]]:
-        """Of each batch: samples, and samples of a full one."""
+        """Return the samples of each remaining batch, and the samples of a full one."""
         ...
 
     def __iter__(self) -> Iterator[list[Any]]: ...
 
     def __len__(self) -> int:
-        """Of a pass. TypeError where nobody knows."""
+        """Return the batches of a pass. Raises TypeError if they are unknown."""
         ...
-
-
-class _Plans(NamedTuple):
-    """Not the batches' own methods: what keeps these would keep the dataset, and its place."""
-
-    batch_size: int
-    drop_last: bool
-    global_batch: int | None
-
-    def one(self, num_samples: int, num_workers: int) -> BatchPlan:
-        """Raises UsageError."""
-        return BatchPlan(
-            num_samples=num_samples,
-            batch_size=self.batch_size,
-            num_workers=num_workers,
-            drop_last=self.drop_last,
-            global_batch=self.global_batch,
-        )
-
-    def any(self, num_samples: int, num_workers: int) -> BatchPlan | None:
-        """None where these are too few."""
-        try:
-            return self.one(num_samples, num_workers)
-        except UsageError:
-            return None
 
 
 class PlannedBatches:
     """By the plan: every sample once, in the order of the dataset or of (seed, epoch)."""
-
-    CAN_BE_CUT: ClassVar = True
 
     def __init__(
         self,
@@ -190,7 +149,6 @@ class PlannedBatches:
         seed: int,
         worker: int,
         num_workers: int,
-        next_cuts: NextCuts = lambda: (),
     ) -> None:
         self._dataset = dataset
         self._global_batch = global_batch
@@ -199,29 +157,36 @@ class PlannedBatches:
         self._seed = seed
         self._worker = worker
         self._num_workers = num_workers
-        self._plans = _Plans(batch_size, drop_last, global_batch)
-        self._next_cuts = next_cuts
+        self._plan_of = partial(
+            BatchPlan,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            drop_last=drop_last,
+            global_batch=global_batch,
+        )
         self._pass = Pass(epoch=0, is_over=True)
-        """The last that has begun, and how it is dealt."""
-        self._layout = PassLayout((), plan_of=self._plans.any, workers=())
+        """The last pass that began."""
+        self._plan: BatchPlan | None = None
+        """Its batches after ``start``; None if too few samples remain for the workers."""
 
     def start_pass(self, a_pass: Pass) -> None:
-        self._pass = a_pass
-        self._layout = self._dealt(a_pass.start, a_pass.left, a_pass.cuts)
-        if not a_pass.start and a_pass.left is None:  # a rest may be any number
+        if not a_pass.start:  # any number of samples may remain of a pass of other workers
             self.require_joint_batches()
+        self._pass = a_pass
+        try:
+            self._plan = self._plan_from(a_pass.start)
+        except UsageError:
+            if not a_pass.start:
+                raise
+            self._plan = None
 
-    def _dealt(self, start: int, left: Spans | None, cuts: Sequence[Cut]) -> PassLayout:
-        # The length is asked for each time: a dataset may grow.
-        spans = [(start, len(self._dataset))] if left is None else left
-        layout = PassLayout(spans, plan_of=self._plans.any, workers=range(self._num_workers))
-        for cut in cuts:
-            layout.cut(cut)
-        return layout
+    def _plan_from(self, start: int) -> BatchPlan:
+        """Raises UsageError if too few samples remain."""
+        return self._plan_of(num_samples=len(self._dataset) - start)  # a dataset may grow
 
     def require_joint_batches(self) -> None:
-        """Raises UsageError for a dataset of which no such batches can be dealt."""
-        self._plans.one(len(self._dataset), self._num_workers)
+        """Raises UsageError for a dataset that has no such joint batches."""
+        self._plan_from(0)
         require_joint_batches(
             len(self._dataset),
             global_batch=self._global_batch,
@@ -230,59 +195,42 @@ class PlannedBatches:
         )
 
     def has_any(self) -> bool:
-        return self._layout.num_batches > 0
+        return self._plan is not None
 
     def consumed(self, a_pass: Pass) -> int:
-        plan = self._plans.one(len(self._dataset) - a_pass.start, self._num_workers)
-        return a_pass.start + plan.num_taken(a_pass.seen)
+        return a_pass.start + self._plan_from(a_pass.start).num_taken(a_pass.seen)
 
-    def rest(self, seen: int) -> Spans | None:
-        is_told_by_consumed = self._pass.left is None and not self._layout.is_cut
-        return None if is_told_by_consumed else self._layout.left(seen)
+    def size_of(self, a_pass: Pass, worker: int) -> int:
+        return len(self._plan_from(a_pass.start).part(a_pass.seen, worker))
 
     def sizes(self) -> Iterator[tuple[int, float]]:
-        layout = self._layout
-        return (
-            (len(part), layout.nominal(index)) for index, part in self._parts(layout, self._pass)
-        )
+        nominal = self._plan.nominal if self._plan is not None else 0.0
+        return ((len(part), nominal) for part in self._parts())
 
-    def _parts(self, layout: PassLayout, a_pass: Pass) -> Iterator[tuple[int, Sequence[int]]]:
-        return (
-            (index, layout.part(index, self._worker))
-            for index in range(a_pass.seen, layout.num_batches)
-        )
+    def _parts(self) -> Iterator[range]:
+        """This worker's positions in the epoch's order, batch by batch."""
+        plan, start = self._plan, self._pass.start
+        if plan is None:
+            return iter(())
+        parts = (plan.part(each, self._worker) for each in range(self._pass.seen, plan.num_batches))
+        return (range(start + part.start, start + part.stop) for part in parts)
 
     def __iter__(self) -> Iterator[list[int]]:
         a_pass = self._pass
+        seed = a_pass.seed_of(self._seed)
         order = epoch_order(
-            num_samples=len(self._dataset),
-            shuffle=self._shuffle,
-            seed=a_pass.seed_of(self._seed),
-            epoch=a_pass.epoch,
+            num_samples=len(self._dataset), shuffle=self._shuffle, seed=seed, epoch=a_pass.epoch
         )
-        keys = (a_pass.seed_of(self._seed), a_pass.epoch, self._worker)
+        keys = (seed, a_pass.epoch, self._worker)
         return (
-            SeededIndices(map(int, _samples(order, part)), (*keys, int(part[0])))
-            for _, part in self._parts(self._layout, a_pass)
+            SeededIndices(map(int, order[part.start : part.stop]), (*keys, part.start))
+            for part in self._parts()
         )
 
     def __len__(self) -> int:
-        if not self._pass.is_over:
-            return self._layout.num_batches
-        cuts = self._next_cuts()
-        if not cuts:
-            return self._plans.one(len(self._dataset), self._num_workers).num_batches
-        return self._dealt(0, None, cuts).num_batches
-
-
-def _samples(order: Sequence[int], positions: Sequence[int]) -> Sequence[int]:
-    """``order[each]`` of these."""
-    if isinstance(positions, range):
-        return order[positions.start : positions.stop]
-    if isinstance(order, range):
-        return positions
-    # To a type checker an array is no Sequence.
-    return cast(Sequence[int], np.asarray(order)[positions])
+        if self._pass.is_over:
+            return self._plan_from(0).num_batches
+        return self._plan.num_batches if self._plan is not None else 0
 
 
 class _CountSamples:
@@ -322,9 +270,9 @@ class EpochLoader:
         on_end: Callable[[], None] | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """``batches``: None for a dataset without indices; ``next_pass()`` begins a pass, which may
-        be one that goes on, or tells its epoch; ``on_end`` is called at the end of a pass, where
-        workers may not have equally many batches."""
+        """``batches``: None for a dataset without indices. ``next_pass()``: begin a pass, or resume
+        one, or return the epoch of a new one. ``on_end``: called at the end of a pass if other
+        workers may have more batches."""
         self._loader = loader
         self._batches = batches
         self._on_end = on_end
@@ -343,7 +291,7 @@ class EpochLoader:
         return dataset.dataset if isinstance(dataset, SeededDataset) else dataset
 
     def __len__(self) -> int:
-        """Batches in a pass, the same on every worker. TypeError where nobody knows."""
+        """Return the batches in a pass, the same on every worker. Raises TypeError if unknown."""
         if self._batches is None and self._on_end is not None:
             raise TypeError("the batches of a dataset without indices cannot be counted beforehand")
         return len(self._loader)
@@ -362,20 +310,17 @@ class EpochLoader:
             counted = iter(self._loader)
             sized = (((size, self.batch_size or 1), batch) for size, batch in counted)
             return self._hand_out(a_pass, sized, skip=a_pass.seen)
-        a_pass.can_be_cut = self._batches.CAN_BE_CUT
-        return self._hand_out(a_pass, self._deal(a_pass, self._batches))
+        return self._hand_out(a_pass, self._rest_of(a_pass, self._batches))
 
-    def _deal(self, a_pass: Pass, batches: Batches) -> Iterator[tuple[tuple[int, float], Any]]:
-        """What is left of the pass."""
+    def _rest_of(self, a_pass: Pass, batches: Batches) -> Iterator[tuple[tuple[int, float], Any]]:
+        """Begin the rest of the pass: of each batch its samples, the samples of a full one, and the
+        batch."""
         batches.start_pass(a_pass)
-        is_rest = a_pass.start or a_pass.left is not None or a_pass.cuts
-        if is_rest and not batches.has_any():
-            return iter(())  # too few are left for so many workers
+        if a_pass.start and not batches.has_any():
+            return iter(())  # fewer samples remain than there are workers
         a_pass.num_batches = length_of(batches) or None
         a_pass.consumed = lambda: batches.consumed(a_pass)
-        a_pass.rest = lambda: batches.rest(a_pass.seen)
-        if a_pass.cuts:
-            a_pass.on_length(a_pass.num_batches or 0)
+        a_pass.size_of = lambda worker: batches.size_of(a_pass, worker)
         # The sizes are those of the index lists and not counted in the collate_fn, which may get
         # anything from a dataset with __getitems__.
         return zip(batches.sizes(), iter(self._loader), strict=True)
@@ -383,24 +328,17 @@ class EpochLoader:
     def _hand_out(
         self, a_pass: Pass, sized_batches: Iterator[tuple[tuple[int, float], Any]], skip: int = 0
     ) -> Iterator[Any]:
-        """``skip``: batches that were seen and are read again, since there is no other way to get
-        behind them."""
+        """``skip``: used batches, which a stream has to read again."""
         try:
             for _ in islice(sized_batches, skip):
                 pass
             while True:
                 while self._watch.leaves_out(a_pass) and next(sized_batches, None) is not None:
                     self._watch.leave_out(a_pass)
-                # With nothing left to give, training still goes on here: what the script does
-                # behind its loop belongs to no checkpoint yet.
+                # After the last batch there is no boundary yet: the work that the script does after
+                # its loop must not be missing from a checkpoint.
                 if a_pass.seen != a_pass.num_batches or a_pass.is_resume_point:
                     self._watch.before_batch(a_pass)
-                else:
-                    self._watch.before_end(a_pass)
-                if a_pass.is_cut_anew and self._batches is not None:
-                    # Loader processes may have batches at hand that are not this worker's now.
-                    a_pass.is_cut_anew = False
-                    sized_batches = self._deal(a_pass, self._batches)
                 found = next(sized_batches, None)
                 if found is None:
                     break
@@ -432,20 +370,18 @@ def shard_loader(
     loader_options: Mapping[str, Any] | None = None,
     global_batch: int | None = None,
     deal: Deal | None = None,
-    next_cuts: NextCuts = lambda: (),
 ) -> EpochLoader:
     """A loader of this worker's part of ``dataset`` (all of it with ``shard=False``).
 
-    ``global_batch``: samples that all workers together take as a batch, in place of as many
-    ``batch_size``; parts differ by one where it cannot be divided. ``deal``: makes the batches
-    where groups get as many as they make local steps. ``next_cuts``: where the next pass is cut
-    for those who live.
+    ``global_batch``: samples of a batch of all workers, instead of ``batch_size`` of each; parts
+    differ by one if it cannot be divided. ``deal``: makes the batches
+    if each group gets as many as it makes local steps.
 
     ``worker`` of ``num_workers`` are the job's; DataLoader's own options (its ``num_workers``:
     loader processes, ``collate_fn``, ``pin_memory``, ...) go into ``loader_options``. ``epoch``
     is asked at the start of each pass when it is callable. Loader processes start by forkserver,
     and their random numbers follow from (seed, epoch, worker, batch); with ``persistent_workers``
-    they live as long as the loader, so make the loader once, before the epochs.
+    they end with the loader, so make the loader once, before the epochs.
 
     An IterableDataset is split by worker and loader process (``stream``), so that workers may have
     different numbers of batches: ``on_end`` is called when this one's are used up.
@@ -503,7 +439,6 @@ def shard_loader(
                 seed=seed,
                 worker=worker if shard else 0,
                 num_workers=num_workers if shard else 1,
-                next_cuts=next_cuts if shard else lambda: (),
             )
             len(batches)
         # A dataset that is too small is refused here, not at the first pass.
@@ -539,7 +474,7 @@ def make_loader(
     on_end: Callable[[], None],
     watch: Watch | None = None,
 ) -> EpochLoader:
-    """``batches``: None for a dataset without indices, of which this worker takes its part.
+    """``batches``: None for a dataset without indices, which is split by worker.
     ``batch_size``: None where dataset or batch sampler make the batches. ``options``: of torch's
     DataLoader, without sampler, generator and batch size."""
     _start_processes_without_fork(options)

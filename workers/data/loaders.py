@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import ceil
 from typing import Any
@@ -20,12 +20,9 @@ from torch.utils.data import DataLoader
 from psdist.errors import CollectiveError, UsageError
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers
-from psdist.protocol.returns import DataStanding, Return
 from psdist.workers.data.hands import Dealing, HandBatches, refuse_dealing
-from psdist.workers.data.loader import Deal, EpochLoader, NextCuts, shard_loader
+from psdist.workers.data.loader import Deal, EpochLoader, shard_loader
 from psdist.workers.data.position import Position, length_of
-from psdist.workers.data.regular import RegularRounds
-from psdist.workers.data.returned import Deals
 from psdist.workers.data.samplers import WorkerSampler, refuse_global_batch, share_out
 from psdist.workers.data.seen import Pass, SeenPasses
 from psdist.workers.data.sharding import Share
@@ -43,45 +40,45 @@ class Loaders:
         collective: Callable[[str, bytes], Brought],
         is_training: Callable[[], bool] = lambda: True,
         on_boundary: Callable[[Pass | None], None] = lambda _pass: None,
-        on_end_of_pass: Callable[[Pass], None] = lambda _pass: None,
         on_trained: Callable[[bool, int], None] = lambda _is_whole, _num_steps: None,
         num_epochs: Callable[[], int | None] = lambda: None,
         epoch_now: Callable[[], tuple[int, int] | None] = lambda: None,
         global_batch: int | None = None,
         dealing: Dealing | None = None,
+        dropped: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """``on_batch(position, samples, samples of a full batch, batch)``: before a batch is handed
-        out by a loader that shares samples out; ``on_end()``: after the last batch of a pass in
-        which other workers may have more; ``collective(name, payload)``: what all workers bring;
-        ``is_training()``: whether a batch that is handed out now is one to train with;
-        ``on_boundary(pass)``: the script is done with the iteration that it was in, and asks for
-        the next batch of this pass, or (None) begins one; ``on_end_of_pass(pass)``: as that, and
-        there is no next batch, unless more of the epoch is dealt to this worker;
-        ``on_trained(is_whole, iterations)``: a shared pass is over in which iterations were made,
-        by that many in all, to its last batch or because the script has left it, of which is heard
-        when it asks for a batch of another one;
-        ``num_epochs()``: of job.epochs; ``epoch_now()``: the loop over job.epochs and its epoch
-        that the script is in, None outside; ``global_batch``: samples of a batch of all workers
-        together, in place of batch sizes; ``dealing``: where groups get as many batches as they
-        make local steps."""
+        """``on_batch(position, samples, samples of a full batch, batch)``: a loader that divides
+        its samples among the workers is about to return a batch.
+        ``on_end()``: the pass has no more batches here, and may have more on other workers.
+        ``collective(name, payload)``: return the payloads of all workers.
+        ``is_training()``: True if the next batch is for training.
+        ``on_boundary(pass)``: the script has finished its iteration and asks for the next batch of
+        this pass, or begins a pass (None).
+        ``on_trained(is_whole, iterations)``: a divided pass with iterations has ended;
+        ``iterations`` counts those of the run. ``is_whole``: after its last batch. Otherwise the
+        script has left it, and the call comes with the next batch of another pass.
+        ``num_epochs()``: epochs of the current loop over job.epochs.
+        ``epoch_now()``: that loop and its epoch; None outside.
+        ``global_batch``: samples of a batch of all workers, instead of batch sizes per worker.
+        ``dealing``: each group gets as many batches as it makes local steps.
+        ``dropped()``: failed workers, whose samples are dropped."""
         self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
         self._on_batch = on_batch
         self._on_end = on_end
         self._collective = collective
         self._is_training = is_training
         self._on_boundary = on_boundary
-        self._on_end_of_pass = on_end_of_pass
         self._on_trained = on_trained
         self._num_steps = 0
         """Iterations that this worker has made in this process."""
         self._num_left: int | None = None
-        """Of these, as many as were made when the script left a pass that had trained."""
+        """Their number when the script left a pass that had trained."""
         self._num_epochs = num_epochs
         self._epoch_now = epoch_now
         self._global_batch = global_batch
         self._dealing = dealing
         self._num_dealt = 0
-        """Loaders that deal by hands."""
+        """Loaders whose passes are dealt by hands."""
         self.seen = SeenPasses(is_dealing=dealing is not None)
         self._num_in_round = 0
         """Batches for training that were handed out since the last iteration ended."""
@@ -90,8 +87,9 @@ class Loaders:
         self._left_out: Counter[tuple[int, bool]] = Counter()
         """By dataset (as in a pass): batches of rounds that the group has missed."""
         self._num_to_skip = 0
-        self.regular = RegularRounds()
-        self._deals = Deals()
+        self._dropped = dropped
+        self.num_dropped = 0
+        """Samples of batches for training that were dealt to workers of ``dropped()``."""
 
     def make(
         self,
@@ -117,7 +115,6 @@ class Loaders:
                 loader_options=options,
                 global_batch=self._global_batch,
                 deal=self._deal() if shard else None,
-                next_cuts=self._next_cuts(dataset),
             ),
             dataset,
             Position(epochs=epochs),
@@ -141,7 +138,6 @@ class Loaders:
                 compare=self._compare_order,
                 global_batch=self._global_batch,
                 deal=self._deal(),
-                next_cuts=self._next_cuts(loader.dataset),
             ),
             loader.dataset,
             Position(),
@@ -173,42 +169,22 @@ class Loaders:
         iterations that this worker does not make."""
         self._num_to_skip = num_batches
 
-    # -- samples that go back to the epoch -------------------------------------------------------
-
-    def _next_cuts(self, dataset: Any) -> NextCuts:
-        number = self.seen.number_of(dataset)
-        return lambda: [*self._deals.cuts(number, self.seen.begun[number])]
-
-    def standing(self, a_pass: Pass | None, *, clock: int) -> DataStanding | str:
-        """Where this worker is in its data after so many iterations, at a boundary in this pass or
-        between two; or why that is not known."""
-        return self.regular.standing(a_pass, clock=clock, counts=self.seen.begun)
-
-    def deal_anew(self, told: Return, a_pass: Pass | None) -> None:
-        """All who live are at a boundary, this worker in this pass or between two: what is left is
-        dealt to them."""
-        self._deals.add(told)
-        if a_pass is not None and a_pass.can_be_cut:
-            a_pass.cuts = [*self._deals.cuts(a_pass.number, a_pass.ordinal)]
-            a_pass.is_cut_anew = bool(a_pass.cuts)
-
     def end_iteration(self) -> None:
         self._num_steps += 1
-        self.regular.end_iteration(self._num_in_round)
         self.batches_per_round = max(1, self._num_in_round)
         self._num_in_round = 0
         self.seen.end_iteration()
 
     def miss(self, rounds: int) -> None:
-        """The group misses so many rounds behind this iteration, which is about to end: as many
-        batches, for each of them as many as this one has had, are not handed out, so that the
-        group's passes end with the others'."""
+        """Skip the batches of ``rounds`` rounds that the group misses after this iteration, which
+        is about to end. Each round takes the number of batches of this iteration, so the passes of
+        all groups end together."""
         if (of := self.seen.newest) is not None:
             self._left_out[of.dataset, of.is_shared] += rounds * max(1, self._num_in_round)
 
     def collect_missed(self, *, clock: int) -> dict[str, Any]:
-        """What a checkpoint says of batches that are not handed out, made after so many rounds as
-        this worker knows of: a tree of plain values."""
+        """Return the batches still to skip, as a tree of plain values for a checkpoint. ``clock``:
+        rounds that this worker has finished."""
         newest = self.seen.newest
         return {
             "clock": clock,
@@ -218,8 +194,9 @@ class Loaders:
         }
 
     def restore_missed(self, tree: Mapping[str, Any], *, clock: int, share: float) -> None:
-        """What :meth:`collect_missed` has told; ``clock``: of the checkpoint, of which it may not
-        have heard; ``share``: batches of this worker for each of its batches."""
+        """Restore a tree of :meth:`collect_missed`. ``clock``: rounds of the checkpoint, which may
+        be more than the worker had finished. ``share``: batches of this worker for each batch of
+        the worker that wrote the tree."""
         left_out = Counter({(key, shared): num for key, shared, num in tree["left out"]})
         rounds = clock - tree["clock"]
         if rounds and tree["newest"]:
@@ -272,9 +249,6 @@ class Loaders:
             assert made is not None  # it is what asks
             position.start_pass(epoch=found.epoch, num_batches=length_of(made))
             position.batch = found.seen
-            if shard:
-                found.cuts = [*self._deals.cuts(found.number, found.ordinal)]
-                found.on_length = position.resize
             return found
 
         loader = make(
@@ -297,10 +271,6 @@ class Loaders:
         if a_pass.is_resume_point or (self._is_training() and self.seen.may_cut_at(a_pass)):
             self._on_boundary(a_pass)
 
-    def before_end(self, a_pass: Pass) -> None:
-        if self._is_training() and self.seen.may_cut_at(a_pass):
-            self._on_end_of_pass(a_pass)
-
     def leaves_out(self, a_pass: Pass) -> bool:
         is_left_out = self._left_out[a_pass.dataset, a_pass.is_shared] > 0
         return (self._num_to_skip > 0 or is_left_out) and self._is_training()
@@ -315,8 +285,8 @@ class Loaders:
     def hand_out(self, a_pass: Pass) -> None:
         is_training = self._is_training()
         self._num_in_round += is_training
-        if is_training:
-            self.regular.hand_out(a_pass)
+        if is_training and a_pass.is_shared:
+            self.num_dropped += sum(map(a_pass.size_of, self._dropped()))
         self.seen.hand_out(a_pass, is_training=is_training)
 
     def use_up(self, a_pass: Pass) -> None:
@@ -330,9 +300,9 @@ class Loaders:
             self._num_left = self._num_steps
 
     def _has_trained(self, a_pass: Pass) -> bool:
-        """Of all workers of a group alike: who had no batch has taken part in the others' steps."""
+        """The same on all workers of a group: a worker without a batch joins the others' steps."""
         return a_pass.is_shared and a_pass.begun_at != self._num_steps
 
 
 def _ignore_batch(_num_samples: int, _nominal: float, _batch: Any) -> None:
-    """Of a loader that gives every worker all samples."""
+    """Ignore a batch of a loader that gives every worker all samples."""

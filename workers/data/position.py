@@ -1,9 +1,14 @@
-"""Where a worker is in its training data: for displays, never for what is computed.
+"""Where a worker is in its training data; pure.
 
-position = Position(epochs=5)
+position = Position(epochs=5)              # for displays, never for what is computed
 position.start_pass(epoch=0, num_batches=469)
 position.use_batch()
-position.epoch, position.batch       # 1, 1
+position.epoch, position.batch             # 1, 1
+
+passes = EqualPasses()                     # do all iterations use loaders of the same length?
+passes.on_batch(12)                        # of a loader with 12 batches in a pass
+passes.end_iteration()
+passes.num_batches, passes.until           # 12, 1
 """
 
 from __future__ import annotations
@@ -13,11 +18,11 @@ from typing import cast
 
 
 class Position:
-    """One loader's. Counts that are not known are 0."""
+    """The position of one loader. Unknown counts are 0."""
 
     def __init__(self, *, epochs: int | None = None) -> None:
         self.epochs = epochs or 0
-        """How many passes the script will make, if it says so."""
+        """Passes that the script will make, if it says so."""
         self.epoch = 0
         """The pass, counted from 1."""
         self.batch = 0
@@ -31,16 +36,47 @@ class Position:
         self.batch = 0
         self.batches = num_batches
 
-    def resize(self, num_batches: int) -> None:
-        """What is left of the pass was dealt anew: so many are in all of it."""
-        self.batches = num_batches
-
     def use_batch(self) -> None:
         self.batch += 1
 
 
+class EqualPasses:
+    """All iterations before ``until`` used loaders of psdist with ``num_batches`` batches.
+
+    While this holds, ``until`` is the number of finished iterations. Workers whose loaders have
+    equally many batches enter every collective after the same iteration: a worker that does not has
+    missed a call. A worker that uses batches of its own may enter at any time."""
+
+    def __init__(self, first: int = 0) -> None:
+        """``first``: iterations of a checkpoint before this run; they count as equal."""
+        self.num_batches = 0
+        self.until = self._first = first
+        self._is_over = False
+        self._in_iteration: set[int] = set()
+
+    def on_batch(self, num_batches: int) -> None:
+        """A batch for training, of a loader with ``num_batches`` in a pass."""
+        self._in_iteration.add(num_batches)
+
+    def miss(self, rounds: int) -> None:
+        """The group misses ``rounds`` rounds, and leaves out their batches."""
+        if not self._is_over and self.until > self._first:
+            self.until += rounds
+
+    def end_iteration(self) -> None:
+        used, self._in_iteration = self._in_iteration, set()
+        if self._is_over:
+            return
+        wanted = {self.num_batches} if self.until > self._first else used
+        if len(used) != 1 or used != wanted:
+            self._is_over = True
+            return
+        (self.num_batches,) = used
+        self.until += 1
+
+
 def length_of(loader: object) -> int:
-    """Batches of a pass, or samples of a dataset; 0 where it does not know its length."""
+    """Return the batches of a pass, or the samples of a dataset; 0 if it has no length."""
     try:
         return len(cast(Sized, loader))
     except TypeError:

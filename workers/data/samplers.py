@@ -14,7 +14,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, Unpack
+from typing import Any, Final, Unpack
 
 import numpy as np
 import torch
@@ -33,14 +33,13 @@ from psdist.workers.data.hands import refuse_dealing
 from psdist.workers.data.loader import (
     Deal,
     EpochLoader,
-    NextCuts,
     OnBatch,
     Watch,
     make_loader,
     shard_loader,
 )
 from psdist.workers.data.orders import Order
-from psdist.workers.data.seeded import SeededIndices
+from psdist.workers.data.processes import SeededIndices
 from psdist.workers.data.seen import Pass
 from psdist.workers.data.sharding import (
     BatchPlan,
@@ -70,12 +69,10 @@ def share_out(
     watch: Watch | None = None,
     global_batch: int | None = None,
     deal: Deal | None = None,
-    next_cuts: NextCuts = lambda: (),
     **share: Unpack[Share],
 ) -> EpochLoader:
     """The part of ``loader``'s batches that is ``worker``'s; its batch size is now per worker, or
-    ``global_batch`` the samples of a batch of all workers; ``deal``, ``next_cuts`` as in
-    :func:`shard_loader`.
+    ``global_batch`` the samples of a batch of all workers; ``deal`` as in :func:`shard_loader`.
 
     Raises :class:`UsageError` for a loader whose batches cannot be shared out.
     """
@@ -132,7 +129,6 @@ def share_out(
         loader_options=options,
         global_batch=global_batch,
         deal=deal,
-        next_cuts=next_cuts,
         **share,
     )
     if isinstance(loader.dataset, IterableDataset):
@@ -177,8 +173,6 @@ def _takes_each_once(sampler: RandomSampler) -> bool:
 
 class DealtBatches:
     """A pass of a user's sampler or batch sampler, dealt to the workers."""
-
-    CAN_BE_CUT: ClassVar = False
 
     def __init__(
         self,
@@ -242,8 +236,10 @@ class DealtBatches:
             return start + min(num_left, seen * self._num_workers)
         return start + self._plan(num_left).num_taken(seen)
 
-    def rest(self, seen: int) -> None:
-        """``consumed`` says it."""
+    def size_of(self, a_pass: Pass, worker: int) -> int:
+        if self._batch_size is None:
+            return 0  # the batches of other workers are not stored
+        return len(self._plan(self._num_drawn - a_pass.start).part(a_pass.seen, worker))
 
     def sizes(self) -> Iterator[tuple[int, float]]:
         return ((len(part), nominal) for part, nominal in self._parts)

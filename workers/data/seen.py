@@ -1,9 +1,9 @@
-"""Which batches this worker has seen since its epoch began: what a checkpoint says of its data.
+"""The batches that this worker has used since its epoch began, as checkpoints record them.
 
-A run that goes on from a checkpoint executes the script from its start, and in it the epoch in
-which the checkpoint was made. Passes that had trained are not made a second time: one that was over
-gives nothing, one that was under way what is left. Passes without a step (an evaluation before
-training) are made again, in the same order of samples.
+A resumed run executes the script from its start, and repeats the epoch in which the checkpoint was
+made. Passes that had trained are not repeated: a complete pass gives no batches, and an open pass
+gives the remaining ones. Passes without a step (an evaluation before training) are repeated in the
+same order of samples.
 
     seen = SeenPasses()
     a_pass = seen.start(dataset, is_shared=True)      # iter(loader)
@@ -18,14 +18,13 @@ Longer than other modules: the state of a pass and its place in a checkpoint are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from psdist.errors import UsageError
 from psdist.workers.data.orders import Kind, Order, PassOrders
 from psdist.workers.data.position import length_of
-from psdist.workers.data.returned import Cut, Spans
 from psdist.workers.data.sharding import EpochCounter
 
 
@@ -33,11 +32,8 @@ def _unknown() -> int | None:
     return None
 
 
-def _nothing() -> Spans | None:
-    return None
-
-
-def _ignore(_length: int) -> None: ...
+def _unknown_size(_worker: int) -> int:
+    return 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -72,27 +68,13 @@ class Pass:
     length: int | None = None
     """Samples of the dataset; None if it has no length."""
     start: int = 0
-    """Of the order of samples, what workers of another layout had seen before."""
-    left: Spans | None = None
-    """Where that is not its beginning: what they had not seen."""
+    """First position of the order of samples: workers of another layout had used those before."""
     dealing: PassDealing | None = None
     """Where it is dealt by hands."""
-    number: int = 0
-    """Which of the datasets that workers share out (:meth:`EpochCounter.number_of`),"""
-    ordinal: int = 0
-    """and how many passes over it were begun before, whatever the script's epochs are."""
-    can_be_cut: bool = False
-    """Whether what is left of it may be dealt anew to others (``returned``),"""
-    cuts: Sequence[Cut] = ()
-    """where that was done,"""
-    is_cut_anew: bool = False
-    """and whether just now."""
-    on_length: Callable[[int], None] = _ignore
-    """It has as many batches now."""
     seen: int = 0
-    """Batches that were handed out."""
+    """Batches that the script has received."""
     num_batches: int | None = None
-    """That there are; None where nobody knows."""
+    """Batches of the whole pass; None if unknown."""
     steps: int = 0
     """Iterations since then that have used some."""
     begun_at: int = 0
@@ -103,11 +85,11 @@ class Pass:
     is_resumed: bool = False
     """Whether it was begun before the checkpoint."""
     is_resume_point: bool = False
-    """Whether training goes on with its next batch."""
+    """True if training continues with its next batch."""
     consumed: Callable[[], int | None] = _unknown
-    """Of the order of samples, what all workers together have seen; None where nobody knows."""
-    rest: Callable[[], Spans | None] = _nothing
-    """What they have not seen, where that is not what lies behind ``consumed``."""
+    """Return the positions of the order of samples that all workers have used; None if unknown."""
+    size_of: Callable[[int], int] = _unknown_size
+    """Samples of another worker in the next batch; 0 if they are unknown."""
 
     def seed_of(self, seed: int) -> int:
         """The seed of this pass in a run with ``seed``."""
@@ -144,11 +126,11 @@ class SeenPasses:
         self._handed_out: list[Pass] = []
         """Since the last iteration ended."""
         self._last: Pass | None = None
-        """Whose batch was handed out last, for training."""
+        """The pass of the last batch for training."""
         self._replay: list[Pass] = []
-        """What the checkpoint says of the passes that this epoch has still to come to."""
+        """Passes of the checkpoint that the script has not begun yet in this epoch."""
         self.has_epochs = False
-        """Whether the script's loop is over job.epochs."""
+        """True if the script iterates over job.epochs."""
 
     def register(self, dataset: object, *, is_shared: bool) -> None:
         """The script has made a loader of this dataset."""
@@ -221,9 +203,6 @@ class SeenPasses:
                 is_outside=within is None,
                 length=length,
             )
-        if is_shared:
-            found.number = self._counter.number_of(dataset)
-            found.ordinal = self._counter.begun[found.number] - 1
         if is_new and is_inside:  # that other one is not gone through again
             self._mark[key] += 1
             return found
@@ -285,7 +264,7 @@ class SeenPasses:
     def end(self, a_pass: Pass) -> None:
         a_pass.is_over = True
         # They would keep the loader, and the place of its dataset.
-        a_pass.consumed, a_pass.rest = _unknown, _nothing
+        a_pass.consumed, a_pass.size_of = _unknown, _unknown_size
         if a_pass in self._handed_out and not a_pass.steps:
             self._handed_out.remove(a_pass)
 
@@ -302,16 +281,8 @@ class SeenPasses:
         self._last = None
 
     @property
-    def begun(self) -> Sequence[int]:
-        """Passes over each dataset that workers share out (:meth:`EpochCounter.number_of`)."""
-        return self._counter.begun
-
-    def number_of(self, dataset: object) -> int:
-        return self._counter.number_of(dataset)
-
-    @property
     def newest(self) -> Pass | None:
-        """Whose batch was handed out last, for training."""
+        """The pass of the last batch for training."""
         return self._last
 
     @property
@@ -322,7 +293,7 @@ class SeenPasses:
 
     @property
     def is_between_hands(self) -> bool:
-        """Whether this worker has the whole of every hand of which it has something."""
+        """True if this worker has received every hand whole, or no batch of it."""
         coming = [*self._passes, *([] if self._last is None else [self._last])]
         return all(
             each.is_over or each.dealing is None or each.dealing.is_between for each in coming
@@ -336,8 +307,8 @@ class SeenPasses:
     # -- checkpoints -----------------------------------------------------------------------------
 
     def collect(self, *, at: Pass | None) -> dict[str, Any]:
-        """A tree of plain values. ``at``: the pass with whose next batch training goes on; None
-        between two epochs."""
+        """Return a tree of plain values. ``at``: training continues with the next batch of this
+        pass; None between two epochs."""
         counts = self._counter.counts() if at is None else self._mark
         dealt = {"dealt": [*map(list, sorted(self.num_dealt.items()))]} if self.num_dealt else {}
         return {
@@ -348,8 +319,8 @@ class SeenPasses:
         }
 
     def restore(self, tree: Mapping[str, Any], *, is_moved: bool) -> list[str]:
-        """What :meth:`collect` has told; ``is_moved``: to another layout, of which batches are
-        others. Returns what is lost, in lines."""
+        """Restore a tree of :meth:`collect`. ``is_moved``: the workers are others, and so are their
+        batches. Return one line for each loss."""
         counts = {(index, is_shared): count for index, is_shared, count in tree["counts"]}
         self._mark = Counter(counts)
         self._counter.restore(counts)
@@ -359,23 +330,23 @@ class SeenPasses:
         for told in tree["passes"]:
             kept = {key: told[key] for key in _KEPT if key in told}  # older checkpoints have fewer
             kept["salt"] = tuple(kept.get("salt", ()))
-            each = Pass(is_resumed=True, left=told.get("left"), **kept)
+            each = Pass(is_resumed=True, **kept)
             dealing = told.get("dealing")
             is_dealt = dealing is not None and self._is_dealing
             is_anew = is_moved or dealing is not None or (self._is_dealing and each.is_shared)
             if not each.steps and not each.is_resume_point:
                 each.seen, each.is_over = 0, False
-                if is_dealt:  # under its number, by which others know it who come to it later
+                if is_dealt:  # under its number, by which workers that begin it later ask for it
                     each.dealing = PassDealing(
                         loader=dealing[0], number=dealing[1], start=each.start
                     )
             elif is_anew and not each.is_over:
-                if told["consumed"] is None and told.get("rest") is None:
+                if told["consumed"] is None:
                     lost.append(
                         f"pass {each.epoch} over a dataset without indices begins anew: batch "
                         f"{each.seen} of another number of workers cannot be found"
                     )
-                each.start, each.seen, each.left = told["consumed"] or 0, 0, told.get("rest")
+                each.start, each.seen = told["consumed"] or 0, 0
                 if is_dealt:
                     loader, number, hand = dealing
                     each.dealing = PassDealing(
@@ -392,16 +363,21 @@ _KEPT = (
 )
 
 
+def has_returned_samples(tree: Mapping[str, Any]) -> bool:
+    """True if samples of a failed worker had been dealt to other workers in this epoch, as psdist
+    did until November 2026."""
+    spans = (told.get(key) for told in tree["passes"] for key in ("left", "rest"))
+    return any(each is not None for each in spans)
+
+
 def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
     plain = {key: getattr(a_pass, key) for key in _KEPT}
     plain["salt"], plain["kind"] = list(a_pass.salt), int(a_pass.kind)
-    rest, dealing = a_pass.rest(), a_pass.dealing
+    dealing = a_pass.dealing
     if dealing is not None:
         plain["dealing"] = [dealing.loader, dealing.number, dealing.hand]
     return {
         **plain,
-        "left": a_pass.left,
         "is_resume_point": is_resume_point,
-        "consumed": None if rest is not None else a_pass.consumed(),
-        "rest": rest,
+        "consumed": a_pass.consumed(),
     }

@@ -178,9 +178,6 @@ class EpochCounter:
         self._keepers: dict[tuple[int, bool], object] = {}
         self._restored: Mapping[tuple[int, bool], int] = {}
         self._num_registered = Counter[bool]()
-        self._numbers: dict[tuple[int, bool], int] = {}
-        self.begun: list[int] = []
-        """Passes over each dataset that workers share out, by its number."""
 
     def register(self, dataset: object, *, shard: bool = True) -> None:
         """The dataset takes its place; a second time nothing happens."""
@@ -189,16 +186,7 @@ class EpochCounter:
             self._keepers[key] = self._keeper(dataset, key)
             place = self._num_registered[shard]
             self._num_registered[shard] += 1
-            self._numbers[key] = place
             self._passes[key] = self._restored.get((place, shard), 0)
-            if shard:
-                self.begun.append(self._passes[key])
-
-    def number_of(self, dataset: object) -> int:
-        """Its number among those that workers share out, which no other one ever has: the same on
-        all workers, whichever of its datasets a script has let go."""
-        self.register(dataset)
-        return self._numbers[id(dataset), True]
 
     def index_of(self, dataset: object, *, shard: bool = True) -> int:
         """Its place."""
@@ -223,8 +211,6 @@ class EpochCounter:
         for key in self._keepers:
             self._passes[key] = self._restored.get((places[key[1]], key[1]), 0)
             places[key[1]] += 1
-            if key[1]:
-                self.begun[self._numbers[key]] = self._passes[key]
 
     def start_pass(self, dataset: object, *, shard: bool = True, first: int = 0) -> int:
         """Count a pass over ``dataset``; returns its number: ``first`` and the passes before it.
@@ -235,8 +221,6 @@ class EpochCounter:
         key = (id(dataset), shard)
         number = self._passes[key] or first
         self._passes[key] = number + 1
-        if shard:
-            self.begun[self._numbers[key]] = number + 1
         return number
 
     def _keeper(self, dataset: object, key: tuple[int, bool]) -> object:
@@ -248,4 +232,3 @@ class EpochCounter:
     def _forget(self, key: tuple[int, bool], _dead: object) -> None:
         self._keepers.pop(key, None)
         self._passes.pop(key, None)
-        self._numbers.pop(key, None)

@@ -32,13 +32,11 @@ import torch
 from psdist.errors import CollectiveError, InvariantError
 from psdist.protocol.modes import SET_MODE
 from psdist.protocol.partition import Span
-from psdist.protocol.returns import RETURN
 
 CALLS = (
     *("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish"),
     *("any", "all", "loader", "push", "optimizer_state", "start", "checkpoint", "written"),
     SET_MODE,
-    RETURN,
 )
 """What workers of a group may meet in; an agreement carries the index."""
 

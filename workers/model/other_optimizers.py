@@ -10,14 +10,18 @@ itself: an inner loop (Reptile) restores the values before the served step.
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from psdist.workers.model.process_hooks import ProcessHook
+
+_BEFORE_STEPS: Final = ProcessHook(register_optimizer_step_pre_hook)
+_AFTER_STEPS: Final = ProcessHook(register_optimizer_step_post_hook)
 
 
 class OtherOptimizers:
@@ -31,22 +35,8 @@ class OtherOptimizers:
         self._before: dict[int, tuple[int, int]] = {}
         """By optimizer whose step is under way: served steps until then, and writes seen by torch
         to the parameters that it shares."""
-        itself = weakref.ref(self)
-
-        def before(optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
-            if (others := itself()) is not None:
-                others._begin(optimizer)
-
-        def after(optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
-            if (others := itself()) is not None:
-                others._end(optimizer)
-
-        self._handles = [
-            register_optimizer_step_pre_hook(before),
-            register_optimizer_step_post_hook(after),
-        ]
-        for handle in self._handles:
-            weakref.finalize(self, handle.remove)
+        _BEFORE_STEPS.call(self._begin)
+        _AFTER_STEPS.call(self._end)
 
     def note_served_step(self) -> None:
         """The servers have stepped, and their values replace others."""
@@ -55,15 +45,15 @@ class OtherOptimizers:
 
     def stop(self) -> None:
         """The parameters are the script's own again."""
-        for handle in self._handles:
-            handle.remove()
+        _BEFORE_STEPS.leave_out(self._begin)
+        _AFTER_STEPS.leave_out(self._end)
         self.have_stepped = False
 
-    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+    def _begin(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
         if id(optimizer) not in self._own:
             self._before[id(optimizer)] = self._num_served, self._count_writes(optimizer)
 
-    def _end(self, optimizer: torch.optim.Optimizer) -> None:
+    def _end(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
         before = self._before.pop(id(optimizer), None)
         if before is None or before[0] != self._num_served:
             return

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.data import DataLoader
 
 from psdist.errors import ModelError, UsageError
 
@@ -48,7 +49,7 @@ def optimizers_of(model: object, optimizer: object) -> list[torch.optim.Optimize
             "torch.optim.Optimizer itself, or a list of several"
         )
     if not found:
-        raise UsageError("job.prepare was given an empty list of optimizers")
+        raise UsageError(f"{_PLAIN}: no optimizer was given; pass it after the model")
     return found
 
 
@@ -61,6 +62,8 @@ def _kind(value: object) -> str:
 def _remedy(model: object) -> str:
     if isinstance(model, torch.optim.Optimizer):
         return "pass the model first and the optimizer second"
+    if isinstance(model, DataLoader):
+        return "pass loaders after the model and the optimizer"
     if isinstance(model, Mapping):
         return "pass nn.ModuleDict({...}) of its modules, and an optimizer of all their parameters"
     if isinstance(model, list | tuple):

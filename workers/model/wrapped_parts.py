@@ -17,8 +17,10 @@ from typing import Final
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from psdist.workers.model.process_hooks import ProcessHook
 from psdist.workers.model.refusals import refusal_of_wrapper, wrapper_of
 
+_MODULES: Final = ProcessHook(register_module_module_registration_hook)
 _PART: Final = ", or a part of it, is wrapped in"
 
 
@@ -28,14 +30,7 @@ class WrappedParts:
         self._is_held = is_held
         self._found: list[tuple[weakref.ref[nn.Module], str]] = []
         """Modules that were wrapped and not yet prepared, each with its wrapper."""
-        # torch keeps hooks for the whole process. This one must not keep a job that has failed.
-        on_module = weakref.WeakMethod(self._on_module)
-
-        def hook(parent: nn.Module, name: str, module: nn.Module | None) -> None:
-            if (call := on_module()) is not None:
-                call(parent, name, module)
-
-        self._remove = weakref.finalize(self, register_module_module_registration_hook(hook).remove)
+        _MODULES.call(self._on_module)
 
     def _on_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
         if module is None or name != "module" or not (wrapper := wrapper_of(type(parent))):
@@ -54,5 +49,5 @@ class WrappedParts:
 
     def stop(self) -> None:
         """The job has ended: the script may wrap what it likes."""
-        self._remove()
+        _MODULES.leave_out(self._on_module)
         self._found.clear()

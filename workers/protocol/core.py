@@ -680,12 +680,6 @@ class WorkerCore:
         return self.sets[0]._membership.dead
 
     @property
-    def is_death_untold(self) -> bool:
-        """Whether a server has answered that knew of a death of which this worker is to hear."""
-        known = self.sets[0]._membership.generation
-        return any(each._slice.newest_generation > known for each in self.sets if each._slice)
-
-    @property
     def is_stopped(self) -> bool:
         return self._membership.is_stopped
 

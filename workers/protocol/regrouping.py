@@ -1,16 +1,13 @@
-"""A worker whose group has lost others tells where it stands, and hears where those who are left
-do; pure.
+"""A worker whose group has lost others reports its standing, and receives that of the others; pure.
 
-    regrouping = Regrouping(seat)
-    regrouping.num_lost += 1                  # the registrar has said who is dead
-    regrouping.is_due                         # until this worker has told:
-    regrouping.tell(standing, brought)        # Regroup, for the registrar
-    regrouping.answer                         # every standing, by place; None until all have told
+regrouping = Regrouping(seat)
+regrouping.num_lost += 1                  # the registrar has reported a failure
+regrouping.is_due                         # True until this worker has reported
+regrouping.tell(standing)                 # Regroup, for the registrar
+regrouping.answer                         # every standing, by place; None until all are here
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Regroup, Regrouped
@@ -23,26 +20,26 @@ class Regrouping:
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         self.num_lost = 0
-        """Workers of the group that have died."""
+        """Failed workers of the group."""
         self._told = 0
-        """The same, when this worker told last."""
+        """Their number in the last report of this worker."""
         self._answer: list[bytes] | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether the group has lost workers since this one has told where it stands."""
+        """True if the group has lost workers since the last report of this worker."""
         return self._told < self.num_lost
 
-    def tell(self, standing: bytes, brought: Sequence[int] = ()) -> list[Action]:
-        """``standing``, ``brought``: of :class:`Regroup`."""
+    def tell(self, standing: bytes) -> list[Action]:
+        """Send ``standing``, as :class:`Regroup` describes it."""
         self._told, self._answer = self.num_lost, None
         worker, num_lost = self._seat.worker, self._told
-        message = Regroup(worker=worker, num_lost=num_lost, standing=standing, brought=[*brought])
+        message = Regroup(worker=worker, num_lost=num_lost, standing=standing)
         return [SendControl(REGISTRAR, message)]
 
     @property
     def answer(self) -> list[bytes] | None:
-        """What all who are left have told, by place; None while some have not, or must again."""
+        """The standings of the remaining workers, by place; None while one of them is missing."""
         return None if self.is_due else self._answer
 
     def on_regrouped(self, peer: int, message: Regrouped) -> list[Action]:

@@ -135,8 +135,6 @@ class Transfers:
         """Pulls, and times that values were set: one count."""
         self.generation = 0
         """Of the membership, as far as this worker knows."""
-        self.newest_generation = 0
-        """As far as servers knew that have answered."""
         self._newest_load = 0
         """Its number when values were set last."""
         self._is_loading = False
@@ -459,8 +457,6 @@ class Transfers:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} {self._replies.refusal(header)}"
             )
-        if header.generation > self.newest_generation:
-            self.newest_generation = header.generation
         self._incoming.discard(chunk)
         del self.awaited[chunk]
         server = self.owners[chunk]

@@ -21,14 +21,13 @@ import torch
 
 from psdist.errors import UsageError
 from psdist.protocol.checkpoints import CHECKPOINT
-from psdist.protocol.returns import RETURN
 from psdist.protocol.substitutes import JOIN
 from psdist.workers.loop import Wait
 from psdist.workers.reduction import Reduced
 from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.step_table import Row
 
-_OF_PSDIST: Final = (CHECKPOINT, JOIN, RETURN, "finish")
+_OF_PSDIST: Final = (CHECKPOINT, JOIN, "finish")
 """What psdist calls in front of a batch, at the end of a pass, or at that of the job."""
 
 

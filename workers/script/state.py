@@ -23,7 +23,7 @@ import torch
 from psdist.errors import CheckpointError
 from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loaders import Loaders
-from psdist.workers.data.seen import Pass
+from psdist.workers.data.seen import Pass, has_returned_samples
 from psdist.workers.script import random_numbers
 from psdist.workers.script.attached import Attached
 
@@ -141,6 +141,12 @@ class ScriptState:
                 raise CheckpointError(
                     f"checkpoint {name}: workers' files of format {tree['format']!r:.20}, this "
                     f"psdist reads {FORMAT}"
+                )
+            if has_returned_samples(tree["data"]):
+                raise CheckpointError(
+                    f"checkpoint {name}: its epoch has samples of a failed worker that were dealt "
+                    "to other workers (samples_of_dead = return), which this psdist cannot "
+                    "continue; delete this checkpoint to resume from an earlier one"
                 )
             self._restored = tree
             _make_equal(self.values, tree["state"])

@@ -73,6 +73,15 @@ class Told:
         return len(self.servers) == self.roles.num_servers
 
     @property
+    def dropped_samples(self) -> int | None:
+        """Samples in the parts of failed workers of the batches that the chief has used since it
+        learned of the failures. None while a worker is training, and if spares take places."""
+        if not self.all_workers or self.roles.num_substitutes:
+            return None
+        left = self.workers.keys() - self.out
+        return int(self.workers[min(left)]["dropped_samples"]) if left else 0
+
+    @property
     def bytes_sent(self) -> int | None:
         """All messages of those that have told what they have done, their headers and control
         messages with them; None while one of them has not."""

@@ -1,18 +1,22 @@
-"""What a server tells its buddy: every change of its shard, in the order of its log; pure.
+"""Records: what a server sends its replica, one for each change of its shard, in log order; pure.
 
-A record travels as one message (``Kind.RECORD``): the bytes that the change was made of, a gradient
-or values, and behind them the record as a msgpack map. Its number stands in the header's ``clock``,
-the length of what stands before the map in ``settings``.
+A record travels as one message (``Kind.RECORD``): the bytes of the change (a gradient, values or
+state), then the record as a msgpack map. ``clock`` in the header is the record's number,
+``settings`` the length of the bytes before the map.
 
-    packed = pack_record(ResumedRecord(seq=3))
+    record = RECORD_OF[type(action)](action)
+    packed = pack_record(record)
     unpack_record(packed)                  # ProtocolError on anything malformed
+
+ShardState.apply (shard_state) is the only place that tells the records apart.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from itertools import starmap
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Self, TypeAlias
 
 import msgpack
 from pydantic import ConfigDict, FailFast, ValidationError
@@ -20,7 +24,19 @@ from pydantic.dataclasses import dataclass
 
 from psdist.errors import ProtocolError
 from psdist.mode_names import Mode
-from psdist.servers.protocol.actions import Contribution
+from psdist.servers.protocol.actions import (
+    BeginLevel,
+    Contribution,
+    EmptyStep,
+    Load,
+    LoadState,
+    LogEntry,
+    MembershipEvent,
+    ModeEvent,
+    SlotContent,
+    Step,
+    TakeSnapshot,
+)
 
 _Numbers: TypeAlias = Annotated[list[int], FailFast()]
 _Weights: TypeAlias = Annotated[list[float], FailFast()]
@@ -28,44 +44,67 @@ _Flags: TypeAlias = Annotated[list[bool], FailFast()]
 _Names: TypeAlias = Annotated[list[str], FailFast()]
 
 MOST_RECORD_BYTES: Final = 16 * 2**20
-"""Of a record beside the values or the gradient that it carries."""
+"""Maximum bytes of a packed record, without the bytes that it carries."""
+
+LOSSES: Final = ("reform", "death")
+"""Kinds of membership events that an EvictionRecord contains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class Record(LogEntry):
     """Base of the records."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
+    @classmethod
+    def of(cls, change: Any) -> Self | None:
+        """Return the record of an action with fields of the same names; None if it has none."""
+        return cls(**{each.name: getattr(change, each.name) for each in dataclasses.fields(cls)})
+
+    def without(self, missing: Collection[int]) -> Self | None:  # noqa: ARG002 - no chunk in it
+        """Return the record for a replica without the chunks ``missing``; None if it needs none."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ValuesRecord(Record):
-    """The chunk has these values: the initial ones, or (``number``) such as the chief has set after
-    ``clock`` iterations of its ``group``. Carries them, in the workers' dtype."""
+class ChunkChange(Record):
+    """Base of the records that change one chunk."""
 
     chunk: int
+
+    def without(self, missing: Collection[int]) -> Self | None:
+        return None if self.chunk in missing else self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValuesRecord(ChunkChange):
+    """New values of a chunk. Carries them in the workers' dtype.
+
+    ``number`` is 0 for the initial values. Otherwise the chief set them as its ``number``-th
+    values, after ``clock`` iterations of its ``group``."""
+
     group: int
     clock: int
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StateRecord(Record):
-    """Carries the chief's optimizer state of a part of a chunk, the elements from ``start`` on."""
+class StateRecord(ChunkChange):
+    """Carries the chief's optimizer state of a chunk for the elements from ``start`` on."""
 
-    chunk: int
     start: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepRecord(Record):
-    """One step on a chunk, of these updates (one entry of each list for each of them). Carries the
-    gradient that the optimizer was given, before ``gradient_scale``: as it was pushed, encoded
-    where pushes are, or (``is_sum``) a sum in the server's dtype. No bytes and no ``hyper``:
-    updates without a gradient. ``held``: the CRC-32 of what workers hold before the step, where
-    replies are relative to that and this round has it compared; else -1."""
+class StepRecord(ChunkChange):
+    """One step on a chunk. Carries the gradient before it is multiplied by ``gradient_scale``.
 
-    chunk: int
+    The gradient is encoded as a worker pushed it. With ``is_sum`` it is a sum in the server's
+    dtype. The lists from ``groups`` to ``codecs`` have one item for each update of the step. An
+    empty ``hyper`` marks updates without a gradient; their record carries no bytes. ``held`` is
+    the CRC-32 of the values that workers have before the step, or -1 if the replica does not
+    compare them in this round."""
+
     is_sum: bool
     gradient_scale: float
     lr_scale: float
@@ -78,29 +117,68 @@ class StepRecord(Record):
     codecs: _Numbers
     held: int
 
+    @classmethod
+    def of(cls, change: Step) -> Self:
+        return cls(
+            chunk=change.chunk,
+            is_sum=change.content is SlotContent.SUM,
+            gradient_scale=change.gradient_scale,
+            lr_scale=change.lr_scale,
+            hyper=change.hyper,
+            absent=sorted(change.absent),
+            held=-1,
+            **_columns(change.contributions),
+        )
+
+    @classmethod
+    def of_empty(cls, change: EmptyStep) -> Self:
+        return cls(
+            chunk=change.chunk,
+            is_sum=False,
+            gradient_scale=1.0,
+            lr_scale=1.0,
+            hyper=b"",
+            absent=[],
+            held=-1,
+            **_columns(change.contributions),
+        )
+
     @property
     def contributions(self) -> tuple[Contribution, ...]:
         columns = self.groups, self.clocks, self.weights, self.empties, self.codecs
         return tuple(starmap(Contribution, zip(*columns, strict=True)))
 
 
+def _columns(contributions: Sequence[Contribution]) -> dict[str, Any]:
+    names = "groups", "clocks", "weights", "empties", "codecs"
+    columns = map(list, zip(*contributions, strict=True))
+    return dict(zip(names, columns, strict=True))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberRecord(Record):
-    """A membership event, as in the history."""
+    """A membership event (join, suspend, resume, leave), with the same fields as in the history."""
 
     kind: str
     group: int
     clock: int
     workers: int
 
+    @classmethod
+    def of(cls, change: MembershipEvent) -> Self | None:
+        """Return None for a failure: its EvictRecord was appended before it."""
+        return None if change.kind in LOSSES else cls(**dataclasses.asdict(change))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BuriedRecord(Record):
-    """From ``generation`` of the membership on the workers ``dead`` are, all that have died, and
-    ``chief`` has the chief's duties. Of their ``groups`` (one entry of each list for each event)
-    each counts here no more, of so many ``workers``, or ``goes_on`` without the worker that stands
-    there; ``chunks``, ``heirs``, ``clocks`` (likewise): the chunk will contain an update of such a
-    group that has arrived whole. In one record: what follows rests on all."""
+class EvictRecord(Record):
+    """The membership is at ``generation``; the workers ``dead`` have failed so far.
+
+    ``chief`` is the worker with the chief's duties. The lists from ``groups`` to ``workers`` have
+    one item for each event: a group of so many ``workers`` leaves the job, or ``goes_on`` without
+    the worker whose number is in ``workers``. The lists from ``chunks`` to ``clocks`` have one
+    item for each update of these groups that arrived whole and that the chunk will contain. One
+    record has all of them, because later records depend on all of them."""
 
     generation: int
     dead: _Numbers
@@ -116,15 +194,16 @@ class BuriedRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumedRecord(Record):
-    """Collective ``seq`` is over; the first one of a set: it was, when the set was described."""
+    """Collective ``seq`` is over. The first one of a set has the last collective that was over
+    before the chief described the set."""
 
     seq: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeRecord(Record):
-    """From ``round`` on the mode is another one, by the ``number``-th change that the registrar has
-    told of (0: by the run's schedule). What was held back is so no more."""
+    """From ``round`` on the mode is another one: the ``number``-th change of the run, or 0 if the
+    schedule changes it. Ends a HeldRoundsRecord."""
 
     round: int
     mode: Mode
@@ -134,8 +213,8 @@ class ModeRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelRecord(Record):
-    """From ``round`` on messages have the codecs of this level, by the ``number``-th change. What
-    was held back is so no more."""
+    """From ``round`` on messages have the codecs of ``level``: the ``number``-th change of the run.
+    Ends a HeldRoundsRecord."""
 
     number: int
     round: int
@@ -144,26 +223,38 @@ class LevelRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldRoundsRecord(Record):
-    """Another mode is proposed, or other codecs: parameters were sent for rounds up to ``highest``,
-    and are for no later one until it is known what rules there."""
+    """A change of the mode or the codecs is proposed. The server sends no parameters for rounds
+    above ``highest`` until the change is committed."""
 
     highest: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRecord(Record):
-    """The chunks as they are now were copied for the checkpoint ``number``."""
+    """The chunks were copied for checkpoint ``number`` as they were at this record."""
 
     number: int
     chunks: _Numbers
 
+    @classmethod
+    def of(cls, change: TakeSnapshot) -> Self | None:
+        """Return None for a snapshot that the log already contains."""
+        if change.is_again:
+            return None
+        return cls(number=change.number, chunks=list(change.chunks))
+
+    def without(self, missing: Collection[int]) -> Self:
+        chunks = [chunk for chunk in self.chunks if chunk not in missing]
+        return dataclasses.replace(self, chunks=chunks)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FillRecord(Record):
-    """A copy of the set is made while there are changes: this is the first record of it. How the
-    set stands beside its chunks: ``standings``, ``stops`` and ``first`` by group
-    (psdist.servers.protocol.membership), and what BuriedRecord, ResumedRecord and SnapshotRecord
-    have told. Of a chunk nothing follows before its :class:`ChunkRecord`."""
+class SnapshotBegin(Record):
+    """The first record for a replica that is filled while training continues.
+
+    ``standings``, ``stops`` and ``first`` describe each group (psdist.servers.protocol.membership).
+    The other fields contain what EvictRecord, ResumedRecord and SnapshotRecord would have told.
+    A chunk has no record before its :class:`ChunkRecord`."""
 
     standings: _Names
     stops: _Numbers
@@ -177,9 +268,11 @@ class FillRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkRecord(Record):
-    """The chunk as it is now. Carries its values and its optimizer's state, which ``states`` and
-    ``wholes`` describe (psdist.servers.replication.chunk_bytes); ``clocks``: by group how many of
-    its updates it contains; ``newest_load``: the number of the values that were set last."""
+    """The whole chunk at this record. Carries its values and its optimizer state.
+
+    ``states`` and ``wholes`` describe the state (psdist.servers.replication.chunk_bytes).
+    ``clocks`` is by group the number of its updates in the chunk; ``newest_load`` is the number of
+    the values that the chief set last."""
 
     chunk: int
     clocks: _Numbers
@@ -190,9 +283,9 @@ class ChunkRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FilledRecord(Record):
-    """The copy is the set. It is kept by server ``keeper``, and its log begins at ``position`` of
-    the shard's, with this event; ``num_updates``, ``num_steps``: as the server has counted."""
+class SnapshotEnd(Record):
+    """The replica on server ``keeper`` is complete. Its log begins at ``position`` of the shard's
+    log, with this event. ``num_updates`` and ``num_steps`` are the server's counts."""
 
     keeper: int
     position: int
@@ -201,17 +294,38 @@ class FilledRecord(Record):
 
 
 _TYPES: Final[dict[str, type[Record]]] = {
-    each.__name__: each
-    for each in (
-        *(ValuesRecord, StateRecord, StepRecord, MemberRecord, ResumedRecord, SnapshotRecord),
-        *(BuriedRecord, FillRecord, ChunkRecord, FilledRecord),
-        *(ModeRecord, LevelRecord, HeldRoundsRecord),
-    )
+    "ValuesRecord": ValuesRecord,
+    "StateRecord": StateRecord,
+    "StepRecord": StepRecord,
+    "MemberRecord": MemberRecord,
+    "BuriedRecord": EvictRecord,
+    "ResumedRecord": ResumedRecord,
+    "ModeRecord": ModeRecord,
+    "LevelRecord": LevelRecord,
+    "HeldRoundsRecord": HeldRoundsRecord,
+    "SnapshotRecord": SnapshotRecord,
+    "FillRecord": SnapshotBegin,
+    "ChunkRecord": ChunkRecord,
+    "FilledRecord": SnapshotEnd,
 }
+"""Name of a record on the wire -> its class."""
+_NAMES: Final = {cls: name for name, cls in _TYPES.items()}
+
+RECORD_OF: Final[dict[type, Callable[[Any], Record | None]]] = {
+    Load: ValuesRecord.of,
+    LoadState: StateRecord.of,
+    Step: StepRecord.of,
+    EmptyStep: StepRecord.of_empty,
+    MembershipEvent: MemberRecord.of,
+    ModeEvent: ModeRecord.of,
+    BeginLevel: LevelRecord.of,
+    TakeSnapshot: SnapshotRecord.of,
+}
+"""Class of an action that changes the shard -> its record."""
 
 
 def pack_record(record: Record) -> bytes:
-    body: dict[str, Any] = {"type": type(record).__name__}
+    body: dict[str, Any] = {"type": _NAMES[type(record)]}
     for field in dataclasses.fields(record):
         body[field.name] = getattr(record, field.name)
     packed: bytes = msgpack.packb(body, use_bin_type=True)
@@ -219,7 +333,7 @@ def pack_record(record: Record) -> bytes:
 
 
 def unpack_record(data: bytes | memoryview) -> Record:
-    """Raises :class:`ProtocolError` on anything that :func:`pack_record` does not make."""
+    """Parse the result of :func:`pack_record`. Raises :class:`ProtocolError` on anything else."""
     if len(data) > MOST_RECORD_BYTES:
         raise ProtocolError(f"a record of {len(data)} bytes, limit {MOST_RECORD_BYTES}")
     try:
@@ -234,17 +348,17 @@ def unpack_record(data: bytes | memoryview) -> Record:
         record = cls(**body)
     except ValidationError as error:
         field = error.errors(include_url=False, include_input=False)[0]["loc"]
-        raise ProtocolError(f"a {name} whose field {field!r:.80} is not what it must be") from None
+        raise ProtocolError(f"a {name} with an invalid field {field!r:.80}") from None
     except TypeError:
-        raise ProtocolError(f"a {name} with a field that has no name") from None
+        raise ProtocolError(f"a {name} with a field without a name") from None
     if isinstance(record, StepRecord):
         lengths = {len(record.groups), len(record.clocks), len(record.weights), len(record.codecs)}
         if lengths != {len(record.empties)} or not record.empties:
-            raise ProtocolError("a StepRecord whose updates are not told in full")
-    if isinstance(record, BuriedRecord):
+            raise ProtocolError("a StepRecord whose lists of updates are empty or differ in length")
+    if isinstance(record, EvictRecord):
         groups = {len(record.groups), len(record.goes_on)}
         groups |= {len(record.fewest), len(record.workers)}
         updates = {len(record.chunks), len(record.heirs), len(record.clocks)}
         if len(groups) > 1 or len(updates) > 1:
-            raise ProtocolError("a BuriedRecord whose groups or updates are not told in full")
+            raise ProtocolError("a BuriedRecord whose lists of groups or updates differ in length")
     return record

@@ -42,7 +42,6 @@ def run_dying(
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", group]
     words += ["--servers", str(servers)]
     settings = {"max_deaths": 2, "chunk_bytes": 4096, "progress": "off", **settings}
-    settings.setdefault("samples_of_dead", "drop")  # all make as many iterations as they would
     words += [f"--set={key}={value}" for key, value in settings.items()]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "ITERATIONS": "30"}
     env["KILLS"] = kills

@@ -14,7 +14,7 @@ import pytest
 
 from psdist.commands.check import check_run
 from psdist.history.files import read_histories
-from tests.mpi.deaths.test_returns import prove, run_returning
+from tests.mpi.deaths.test_dropped_samples import prove, run_writing_samples
 from tests.support.group_plans import plan_of_groups
 from tests.support.mpirun import REPOSITORY, Completed, run_mpi
 
@@ -36,7 +36,6 @@ def run_dying(
         "max_deaths": 4,
         "chunk_bytes": 4096,
         "progress": "off",
-        "samples_of_dead": "drop",  # all make as many iterations as they would
         **settings,
     }
     words = ["-m", "psdist", "run", "--record", "--servers", str(servers)]
@@ -155,19 +154,16 @@ REFORMS = ("on_group_death=reform",)
 
 @SLOW
 @pytest.mark.parametrize("dies", ["3 5 forward", "0 12 forward", "1 12 step,0 16 forward"])
-def test_what_the_dead_had_not_seen_goes_to_those_who_are_left(dies: str, tmp_path: Path) -> None:
-    """Two groups of two. Every sample is seen once, but what the dead were at."""
+def test_the_samples_of_failed_workers_alone_are_dropped(dies: str, tmp_path: Path) -> None:
+    """There are two groups of two workers. The other workers of a group continue."""
     dead = {int(each.split()[0]) for each in dies.split(",")}
-    done = run_returning(dies, tmp_path, workers=4, group="plan", settings=REFORMS)
+    done = run_writing_samples(dies, tmp_path, workers=4, group="plan", settings=REFORMS)
     seen, missing = prove(done, tmp_path, dead=dead)
-    in_flight = {sample for batch in seen.in_flight.values() for sample in batch}
-    num_left = 4 - len(dead)
-    for epoch, samples in missing.items():
-        assert len(set(samples) - in_flight) < num_left, f"epoch {epoch}: {samples}"
-    living = [each for each in seen.saw if each not in dead and seen.batches(each, 2)]
-    assert len(living) == num_left
-    for epoch in range(3):
-        assert len({seen.batches(worker, epoch) for worker in living}) == 1, epoch
+    used = [sum(seen.batches(worker, epoch) for epoch in range(3)) for worker in seen.saw]
+    assert sorted(used)[len(dead) :] == [max(used)] * (4 - len(dead))
+    lost = sum(map(len, missing.values())) - sum(map(len, seen.in_flight.values()))
+    counted = json.loads((tmp_path / "run" / "summary.json").read_text())["dropped_samples"]
+    assert lost - 3 * 4 * len(dead) <= counted <= lost
 
 
 @SLOW
@@ -175,12 +171,14 @@ def test_a_job_goes_on_from_a_checkpoint_that_was_made_behind_it(tmp_path: Path)
     """Behind the first of three deaths, and then with all of its workers again."""
     settings = ("checkpoint_every=16", "checkpoint_keep=1", *REFORMS)
     dies = "1 12 forward,2 18 forward,3 18 forward"
-    first = run_returning(dies, tmp_path, workers=4, group="plan", max_deaths=2, settings=settings)
+    first = run_writing_samples(
+        dies, tmp_path, workers=4, group="plan", max_deaths=2, settings=settings
+    )
     assert "which is death 3, and max_deaths = 2" in first.stderr, first.text
     names = sorted(each.name for each in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert names == ["step-00000016"], first.text
     settings = (*settings, "resume=true")
-    done = run_returning("", tmp_path, workers=4, group="plan", settings=settings)
+    done = run_writing_samples("", tmp_path, workers=4, group="plan", settings=settings)
     assert done.returncode == 0, done.text
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit"] == "completed"
     report = check_run(tmp_path / "run", read_histories(tmp_path / "run"))

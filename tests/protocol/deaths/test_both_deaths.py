@@ -16,13 +16,14 @@ import pytest
 from psdist.errors import PsdistError
 from psdist.history.records import EventKind
 from psdist.protocol.control import Bury
+from psdist.protocol.events import Frame
 from psdist.protocol.ids import REGISTRAR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.deaths import Deaths
 from psdist.servers.protocol.registrar import Registrar
-from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.records import EvictRecord, Record
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.replication.copies import ShardCopy
 from tests.support.virtual.both_deaths import play_with_both_deaths, taken_over
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.surviving import deaths_of, prove_survival
@@ -142,17 +143,24 @@ def let_nobody_depart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardCopy, "_bury", lambda _copy, _record: None)
+    apply = ShardState.apply
+
+    def forgetful(state: ShardState, record: Record, carried: Frame) -> Any:
+        changes = apply(state, record, carried)
+        return [] if isinstance(record, EvictRecord) else changes
+
+    monkeypatch.setattr(ShardState, "apply", forgetful)
 
 
 def keep_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = ShardPicture.apply
+    apply = ShardState.apply
 
-    def forgetful(picture: ShardPicture, record: Any) -> None:
-        apply(picture, record)
-        picture.is_kept = False
+    def forgetful(state: ShardState, record: Record, carried: Frame) -> Any:
+        changes = apply(state, record, carried)
+        state.is_kept = False
+        return changes
 
-    monkeypatch.setattr(ShardPicture, "apply", forgetful)
+    monkeypatch.setattr(ShardState, "apply", forgetful)
 
 
 @pytest.mark.parametrize(

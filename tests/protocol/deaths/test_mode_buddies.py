@@ -118,8 +118,8 @@ def test_a_copy_that_was_filled_knows_the_modes_of_before(mode_by: str) -> None:
         replication = job.servers[keeper]._replication
         assert replication is not None
         (copy,) = replication.kept[server].copies
-        assert copy.picture.modes == shard.sets[0].core.modes
-        assert len(copy.picture.modes) > 1
+        assert copy.state.modes == shard.sets[0].core.modes
+        assert len(copy.state.modes) > 1
 
 
 def play_ladders(seeds: Iterable[int], **more: Any) -> Counter[str]:

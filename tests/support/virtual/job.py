@@ -70,7 +70,7 @@ from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.chunks.policy import Changing, Policy
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.registrar import Registrar
-from psdist.servers.protocol.replication.picture import ShardPicture
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import Office, OfficeAction
 from psdist.servers.replication.replication import ReplicationOptions
@@ -624,7 +624,7 @@ class VirtualJob(SetOfJob):
 
     def _replication(self, make_policy: Callable[[int], Policy]) -> ReplicationOptions:
         def make_core(
-            server: int, set_index: int, resumed_up_to: int, picture: ShardPicture | None
+            server: int, set_index: int, resumed_up_to: int, picture: ShardState | None
         ) -> ServerCore:
             return self._make_core(server, make_policy, set_index, resumed_up_to, picture)
 
@@ -645,7 +645,7 @@ class VirtualJob(SetOfJob):
         make_policy: Callable[[int], Policy],
         _set_index: int,
         resumed_up_to: int,
-        picture: ShardPicture | None = None,
+        picture: ShardState | None = None,
     ) -> ServerCore:
         core = ServerCore(
             server=server,

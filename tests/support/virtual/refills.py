@@ -21,7 +21,7 @@ import torch
 
 from psdist.errors import PsdistError, ServersLostError
 from psdist.protocol.ids import REGISTRAR, is_spare, is_worker, server_id, spare_id, worker_id
-from psdist.servers.protocol.replication.records import Record
+from psdist.servers.protocol.replication.records import ChunkChange, Record
 from psdist.servers.protocol.replication.takeovers import Takeovers
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.set_loop import SetLoop
@@ -35,10 +35,10 @@ class _CountingSetLoop(RecordingSetLoop):
 
     met: Counter[str]
 
-    def _tell_of(self, chunk: int, record: Record, *carried: memoryview) -> None:
-        if self._untold:
-            self.met["left out" if chunk in self._untold else "told meanwhile"] += 1
-        super()._tell_of(chunk, record, *carried)
+    def _append(self, record: Record, *carried: memoryview) -> None:
+        if self._missing and isinstance(record, ChunkChange):
+            self.met["left out" if record.chunk in self._missing else "told meanwhile"] += 1
+        super()._append(record, *carried)
 
 
 class RefillJob(VirtualJob):

@@ -130,7 +130,7 @@ def prove_survival(job: VirtualJob) -> None:
     for worker in lived:
         mine = sum(line["worker"] == worker.worker for line in lines)
         assert mine == worker.num_lines, f"lines of worker {worker.worker}"
-    _prove_reached(job, declared)
+    _prove_reached(job)
     histories = [each.history() for each in job.sets]
     report = check_sets_of(histories, None)
     assert not report.violations, report.violations[:5]
@@ -148,25 +148,23 @@ def prove_survival(job: VirtualJob) -> None:
             prove_values(each, history)
 
 
-def _prove_reached(job: VirtualJob, declared: set[int]) -> None:
-    """The registrar knows of each of the dead how far its group has come in any chunk; where the
-    group has gone on without it, how far it had come by then."""
+def _prove_reached(job: VirtualJob) -> None:
+    """By set, the registrar stores the most updates of a failed group that a chunk contains. A
+    group whose leave had reached some servers before its failure may count or not."""
     registrar = job.servers[0].registrar
     if not isinstance(registrar, Registrar):
         return
     servers = [job.loop_of(server).sets for server in range(len(job.servers))]
-    for worker in declared:
-        group = next(at for at, members in enumerate(job.groups) if worker in members)
-        if not all(each.core._membership.is_dead(group) for sets in servers for each in sets):
-            continue  # it had taken leave
-        for set_index, told in enumerate(registrar._returns.reached[worker]):
-            chunks = (chunk for sets in servers for chunk in sets[set_index].core._chunks.values())
-            reached = max((chunk.clock.done[group] for chunk in chunks), default=0)
-            of_group = [registrar._returns.reached[each][set_index] for each in job.groups[group]]
-            last = max(of_group) if job.reforms else told
-            assert told <= last == reached, (
-                f"worker {worker}, set {set_index}: {told}, {reached} came"
-            )
+    for set_index, sets in enumerate(zip(*servers, strict=True)):
+        cores = [each.core for each in sets]
+        of_all, of_some = [0], [0]
+        for group in range(len(job.groups)):
+            dead = [core for core in cores if core._membership.is_dead(group)]
+            done = [chunk.clock.done[group] for core in dead for chunk in core._chunks.values()]
+            of_some += done
+            of_all += done if len(dead) == len(cores) else []
+        told = registrar._joins.reached[set_index : set_index + 1] or (0,)
+        assert max(of_all) <= told[0] <= max(of_some), f"set {set_index}: {told}, {of_all}"
 
 
 def _prove_acknowledged(job: Any, history: Any) -> None:

@@ -94,7 +94,7 @@ def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"push_codec = int9 \(command line\): .*topk:R"):
         resolve(command_line={"push_codec": "int9"}, environment={})
     config = resolve(command_line={"codec": "int4/sign"}, environment={}).config
-    assert (config.codec, config.push_codec, config.feedback) == ("int4/sign", None, "on")
+    assert (config.codec, config.push_codec, config.feedback) == (None, "int4", "on")
 
 
 @pytest.mark.parametrize(

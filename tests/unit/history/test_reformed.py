@@ -18,7 +18,7 @@ from psdist.history.rules.findings import Rule
 from psdist.history.rules.reformed import Pushers, check_reforms, lost_workers, stamps_of
 from psdist.history.run_record import RunRecord
 from psdist.history.writers import ServerHistory, WorkerHistory, collect
-from psdist.protocol.heirs import slices_of_the_living
+from psdist.protocol.partition import slices_of_the_living
 
 REFORM, LEAVE, DEATH = EventKind.REFORM, EventKind.LEAVE, EventKind.DEATH
 NUM_CHUNKS, NUM_ITERATIONS, DIES_IN, DEAD = 6, 4, 2, 1

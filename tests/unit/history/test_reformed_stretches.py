@@ -22,7 +22,7 @@ from psdist.history.rules.summaries import Shown, check_claims
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 from psdist.history.writers import ServerHistory, WorkerHistory, collect
-from psdist.protocol.heirs import slices_of_the_living
+from psdist.protocol.partition import slices_of_the_living
 
 JOIN, LEAVE, REFORM = EventKind.JOIN, EventKind.LEAVE, EventKind.REFORM
 NUM_CHUNKS, NUM_ITERATIONS = 8, 9

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from psdist.protocol.heirs import heir, slices_of_the_living
+from psdist.protocol.partition import heir, slices_of_the_living
 
 SLICES = {2: list(range(0, 60, 3)), 5: list(range(1, 60, 3)), 7: list(range(2, 60, 3))}
 

@@ -630,3 +630,16 @@ def test_what_the_dead_has_offered_is_not_received_before_its_death_is_declared(
     assert offer(core, 1, clock=1)[1] == []
     assert core.handle(PeerLost(worker_id(1), WHO)) == []
     assert core._updates.pool.num_free == 1
+
+
+def test_by_set_the_farthest_of_the_failed_groups_is_what_a_server_tells() -> None:
+    deaths = deaths_of()
+    assert deaths.reached(Buried(generation=0, server=0, reached=[7])) == []
+    deaths.on_lost(1, WHO, is_ready=True)
+    assert deaths.reached(Buried(generation=1, server=0, reached=[7, 4])) == [7, 4]
+    assert deaths.reached(Buried(generation=2, server=0, reached=[7, 4])) == []
+    buried_by(deaths, 0, 1)
+    deaths.on_lost(2, WHO, is_ready=True)
+    assert deaths.reached(Buried(generation=2, server=0, reached=[7, 9, 4, 3])) == [9, 4]
+    with pytest.raises(ProtocolError, match="server 0 sent Buried with 3 clocks of 2 workers"):
+        deaths.reached(Buried(generation=2, server=0, reached=[3, 3, 3]))

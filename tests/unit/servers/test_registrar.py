@@ -31,7 +31,7 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.registrar import Registrar, RegistrarAction, is_plain
-from psdist.workers.data.passes import EqualPasses
+from psdist.workers.data.position import EqualPasses
 
 
 def tell(registrar: Registrar, message: Control) -> list[RegistrarAction]:

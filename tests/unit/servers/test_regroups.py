@@ -148,9 +148,7 @@ def test_the_registrar_says_who_tells_when_all_are_answered() -> None:
     registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
     assert control.groups == {0, 1}
     for worker in (1, 2):
-        registrar.handle(
-            worker_id(worker), Regroup(worker=worker, num_lost=1, standing=b"", brought=[7])
-        )
+        registrar.handle(worker_id(worker), told(worker))
     actions = registrar.handle(worker_id(1), took(1, 9))
     assert [type(each) for each in actions] == [GroupCame, ModeObserved]
 
@@ -167,19 +165,6 @@ def test_rounds_are_judged_again_however_many_iterations_were_skipped() -> None:
             message = replace(took(worker, round_number), own_us=[own_us])
             decisions.append(decided.observe(message, may_change=True)[1])
     assert any(decisions)
-
-
-def test_what_was_pushed_of_the_dead_is_told_until_all_who_are_left_have_told() -> None:
-    regroups = Regroups(GROUPS)
-    regroups.on_settled({1})
-    message = Regroup(worker=2, num_lost=1, standing=b"", brought=[5, 0])
-    assert regroups.brought(message) == {1: (5, 0)}
-    regroups.on_told(message)
-    regroups.on_told(told(0))
-    regroups.on_settled({1, 2})
-    last = Regroup(worker=0, num_lost=2, standing=b"", brought=[9, 1])
-    assert regroups.brought(last) == {2: (9, 1)}  # of worker 1 the group pushes nothing any more
-    assert regroups.brought(told(9)) == {}
 
 
 # -- what is declared ------------------------------------------------------------------------------
@@ -210,45 +195,6 @@ def test_a_group_counts_while_one_of_it_lives() -> None:
         declared(deaths, worker)
     with pytest.raises(PeerLostError, match="which leaves no group: restart the job"):
         declared(deaths, 2)
-
-
-def test_how_far_a_group_has_come_is_told_of_its_dead_alone() -> None:
-    deaths = Deaths(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
-    declared(deaths, 1)
-    assert deaths.reached(Buried(generation=1, server=0, reached=[7, 4])) == {1: (7, 4)}
-
-
-def test_whose_count_is_known_is_not_asked_for_again() -> None:
-    """Its group goes on: what that has pushed since is none of its own."""
-    deaths = Deaths(groups=GROUPS, num_servers=2, max_deaths=9, reforms=True)
-    declared(deaths, 1)
-    for server in range(2):
-        message = Buried(generation=1, server=server, reached=[7])
-        assert deaths.reached(message) == {1: (7,)}
-        deaths.on_buried(server, message)
-    declared(deaths, 2)
-    for server in range(2):
-        message = Buried(generation=2, server=server, reached=[9, 8])
-        assert deaths.reached(message) == {2: (8,)}
-        deaths.on_buried(server, message)
-
-
-def test_where_a_group_is_out_as_a_whole_its_count_is_asked_for_again() -> None:
-    deaths = Deaths(groups=((0,), (1,), (2,)), num_servers=1, max_deaths=9)
-    declared(deaths, 1)
-    deaths.on_buried(0, Buried(generation=1, server=0, reached=[7]))
-    declared(deaths, 2)
-    message = Buried(generation=2, server=0, reached=[7, 8])
-    assert deaths.reached(message) == {1: (7,), 2: (8,)}
-
-
-def test_the_registrar_counts_what_others_have_pushed_of_the_dead() -> None:
-    registrar = Registrar(num_workers=4, num_servers=1, groups=GROUPS, max_deaths=2, reforms=True)
-    registrar._is_ready = True
-    registrar.on_lost(worker_id(1), "worker 1")
-    registrar.handle(server_id(0), Buried(generation=1, server=0, reached=[3]))
-    registrar.handle(worker_id(2), Regroup(worker=2, num_lost=1, standing=b"", brought=[4]))
-    assert registrar._returns.reached == {1: (4,)}
 
 
 def test_the_registrar_takes_what_a_group_tells_when_all_servers_know() -> None:
@@ -398,7 +344,6 @@ def test_what_the_dead_had_pushed_is_the_groups_and_others_get_its_reply() -> No
     actions = lose(core, 1)
     assert only(actions, Inherit) == [Inherit(0, 0, 0)]
     assert only(actions, MembershipEvent) == [MembershipEvent("reform", 0, 0, 1)]
-    assert core.reached_by([1]) == [1]
     assert again(core, 0) == []
     replies = only(push(core, 2, clock=0), Reply)
     assert sorted(each.token.peer for each in replies) == [worker_id(0), worker_id(2)]
@@ -408,9 +353,7 @@ def test_what_it_had_not_pushed_others_push_with_no_weight() -> None:
     core = server()
     actions = lose(core, 1)
     assert only(actions, Inherit) == []
-    assert core.reached_by([1]) == [0]
     assert not only(again(core, 0), Fail)
-    assert core.reached_by([1]) == [1]
     (step,) = only(push(core, 2, clock=0), Step)
     assert [each.weight for each in step.contributions] == [0.0, 1.0]
 

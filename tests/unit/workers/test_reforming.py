@@ -118,9 +118,8 @@ class Loop:
         self.core = SimpleNamespace(seat=self.seat, regrouping=self.regrouping)
         self.told: list[Standing] = []
 
-    def tell_group(self, standing: bytes, brought: Sequence[int]) -> None:
-        assert brought == [Trainer.num_brought]
-        self.regrouping.tell(standing, brought)
+    def tell_group(self, standing: bytes) -> None:
+        self.regrouping.tell(standing)
         self.told.append(Standing.unpack(standing))
 
     def answer(self, *standings: Standing) -> None:
@@ -128,8 +127,6 @@ class Loop:
 
 
 class Trainer:
-    num_brought = 6
-
     def __init__(self, *, is_open: bool) -> None:
         self.is_open = is_open
         self.taken: list[bool] = []

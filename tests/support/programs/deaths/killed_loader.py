@@ -9,7 +9,7 @@ import signal
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from psdist.workers.data.ending import ends_with_its_rank
+from psdist.workers.data.processes import ends_with_its_rank
 
 
 class Numbers(Dataset[int]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from psdist.protocol.control import Progress
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.telling.summary import Told, counts_of_set
@@ -75,3 +77,15 @@ def test_who_has_not_joined_owes_no_counts() -> None:
         not_joined=frozenset({2, 3, 4}),
     )
     assert told.all_workers
+
+
+def test_dropped_samples_are_those_that_the_chief_has_counted() -> None:
+    def dropped(workers: dict[int, int], num_substitutes: int = 0) -> int | None:
+        roles = replace(ROLES, num_substitutes=num_substitutes)
+        counts = {worker: {"dropped_samples": number} for worker, number in workers.items()}
+        told = Told(roles=roles, workers=counts, servers={}, progress={}, out=frozenset({0, 3}))
+        return told.dropped_samples
+
+    assert dropped({4: 7, 2: 8, 1: 9, 0: 1}) == 9
+    assert dropped({4: 7, 1: 9}) is None  # worker 2 has not finished
+    assert dropped({4: 7, 2: 8, 1: 9}, num_substitutes=1) is None

@@ -28,7 +28,6 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.chunks.policy import BARRED, Changing, Policy, Sync, policy_for
 from psdist.servers.protocol.modes import ModeChanges
-from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.records import (
     HeldRoundsRecord,
     LevelRecord,
@@ -38,15 +37,16 @@ from psdist.servers.protocol.replication.records import (
     ResumedRecord,
     ValuesRecord,
 )
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.replication.test_machines import step
 
 TO_SSP = ModeRecord(round=5, mode="ssp", staleness=2, number=1)
 
 
-def picture(*records: Record) -> ShardPicture:
+def picture(*records: Record) -> ShardState:
     """Of one chunk with four rounds of two groups, and these behind them."""
-    known = ShardPicture(chunks=(0,), num_groups=2, num_state_parts=0)
+    known = ShardState(chunks=(0,), num_groups=2, num_state_parts=0)
     known.apply(ResumedRecord(seq=1))
     for group in (0, 1):
         known.apply(MemberRecord(kind="join", group=group, clock=0, workers=1))
@@ -59,7 +59,7 @@ def picture(*records: Record) -> ShardPicture:
 
 
 def going_on(
-    known: ShardPicture, *, policy: Policy | None = None, **built: Any
+    known: ShardState, *, policy: Policy | None = None, **built: Any
 ) -> tuple[ServerCore, list[Action]]:
     """And what it does first."""
     core = ServerCore(
@@ -106,7 +106,7 @@ def test_where_that_had_answered_nothing_it_may_have_sent_what_its_copy_allows()
     assert pipelined.highest_sent == 5
     nothing = ServerCore(
         server=1, policy=Changing(Sync()), groups=[(0,), (1,)],
-        picture=ShardPicture(chunks=(), num_groups=2, num_state_parts=0),
+        picture=ShardState(chunks=(), num_groups=2, num_state_parts=0),
     )  # fmt: skip
     assert nothing.highest_sent == -1
 

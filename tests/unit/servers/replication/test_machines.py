@@ -16,10 +16,9 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.pairs import pair
-from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.primary import Primary
 from psdist.servers.protocol.replication.records import (
-    BuriedRecord,
+    EvictRecord,
     MemberRecord,
     ResumedRecord,
     StepRecord,
@@ -28,6 +27,7 @@ from psdist.servers.protocol.replication.records import (
     unpack_record,
 )
 from psdist.servers.protocol.replication.replica import MOST_TAKEN, Replica
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.replication.takeovers import (
     Move,
     ServerDeath,
@@ -199,7 +199,7 @@ def test_records_of_a_set_wait_until_it_was_described_here() -> None:
 
 
 def test_a_picture_contains_every_update_once_and_in_order() -> None:
-    picture = ShardPicture(chunks=(0, 3), num_groups=2, num_state_parts=0)
+    picture = ShardState(chunks=(0, 3), num_groups=2, num_state_parts=0)
     with pytest.raises(ProtocolError, match="a step of groups"):
         picture.apply(step(0, groups=[0], clocks=[0]))
     for chunk in (0, 3):
@@ -248,7 +248,7 @@ def test_a_record_is_read_as_it_was_told() -> None:
     record = step(3, groups=[0, 2], clocks=[5, 7])
     assert unpack_record(memoryview(pack_record(record))) == record
     assert [each.clock for each in record.contributions] == [5, 7]
-    with pytest.raises(ProtocolError, match="not told in full"):
+    with pytest.raises(ProtocolError, match="differ in length"):
         unpack_record(pack_record(step(3, groups=[0, 2], clocks=[5])))
 
 
@@ -273,7 +273,7 @@ def test_the_buddy_takes_the_place_and_then_everybody_is_told() -> None:
         takeovers.on_server_lost(server_id(2), "server 2")
 
 
-def buried(**changed: object) -> BuriedRecord:
+def buried(**changed: object) -> EvictRecord:
     """Group 1, of worker 1, is out; chunk 0 contains one of its updates and will contain two more,
     chunk 2 the first."""
     values: dict[str, object] = {
@@ -281,11 +281,11 @@ def buried(**changed: object) -> BuriedRecord:
         "groups": [1], "goes_on": [False], "fewest": [0], "workers": [1],
         "chunks": [0, 0, 2], "heirs": [1, 1, 1], "clocks": [1, 2, 0],
     }  # fmt: skip
-    return BuriedRecord(**(values | changed))  # type: ignore[arg-type]
+    return EvictRecord(**(values | changed))  # type: ignore[arg-type]
 
 
-def two_groups() -> ShardPicture:
-    picture = ShardPicture(chunks=(0, 2), num_groups=2, num_state_parts=0)
+def two_groups() -> ShardState:
+    picture = ShardState(chunks=(0, 2), num_groups=2, num_state_parts=0)
     for chunk in (0, 2):
         picture.apply(ValuesRecord(chunk=chunk, group=0, clock=-1, number=0))
         picture.apply(ValuesRecord(chunk=chunk, group=0, clock=0, number=7))
@@ -318,7 +318,7 @@ def test_a_group_that_goes_on_counts_as_before() -> None:
     both = {"groups": [1, 1], "goes_on": [True, True], "fewest": [0, 0], "workers": [2, 3]}
     picture.apply(buried(generation=2, dead=[1, 2, 3], chunks=[], heirs=[], clocks=[], **both))
     assert (picture.standings[1], picture.dead) == (Standing.ACTIVE, (1, 2, 3))
-    with pytest.raises(ProtocolError, match="not told in full"):
+    with pytest.raises(ProtocolError, match="differ in length"):
         unpack_record(pack_record(buried(goes_on=[])))
 
 
@@ -355,5 +355,5 @@ def test_nobody_comes_back_or_dies_twice() -> None:
 
 @pytest.mark.parametrize("changed", [{"fewest": []}, {"clocks": [1, 2]}])
 def test_a_record_of_deaths_is_told_in_full(changed: dict[str, object]) -> None:
-    with pytest.raises(ProtocolError, match="not told in full"):
+    with pytest.raises(ProtocolError, match="differ in length"):
         unpack_record(pack_record(buried(**changed)))

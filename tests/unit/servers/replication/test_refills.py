@@ -25,17 +25,17 @@ from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.filling import MOST_FILLING, Filling
 from psdist.servers.protocol.replication.pairs import next_keeper
-from psdist.servers.protocol.replication.picture import ShardPicture
 from psdist.servers.protocol.replication.primary import Primary
 from psdist.servers.protocol.replication.records import (
-    BuriedRecord,
     ChunkRecord,
-    FilledRecord,
-    FillRecord,
+    EvictRecord,
     MemberRecord,
     ResumedRecord,
+    SnapshotBegin,
+    SnapshotEnd,
     ValuesRecord,
 )
+from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.replication.takeovers import ShardAlone, ShardWhole, Takeovers
 from psdist.servers.replication.chunk_bytes import pack_regions, unpack_regions
 from psdist.servers.shard.regions import Region
@@ -212,13 +212,13 @@ def test_who_has_nobody_says_everything_and_the_next_one_may_die_in_a_fill() -> 
 # -- who keeps it ----------------------------------------------------------------------------------
 
 
-def fill_record(**changed: Any) -> FillRecord:
+def fill_record(**changed: Any) -> SnapshotBegin:
     values: dict[str, Any] = {
         "standings": ["ACTIVE", "SUSPENDED", "DEAD"], "stops": [0, 4, 0], "first": [0, 0, 0],
         "generation": 1,
         "dead": [2], "chief": 0, "resumed_up_to": 3, "is_kept": False,
     }  # fmt: skip
-    return FillRecord(**(values | changed))
+    return SnapshotBegin(**(values | changed))
 
 
 def chunk_record(chunk: int, clocks: list[int], **changed: Any) -> ChunkRecord:
@@ -226,8 +226,8 @@ def chunk_record(chunk: int, clocks: list[int], **changed: Any) -> ChunkRecord:
     return ChunkRecord(chunk=chunk, clocks=clocks, **(values | changed))
 
 
-def filling_picture() -> ShardPicture:
-    return ShardPicture(chunks=(0, 2), num_groups=3, num_state_parts=5)
+def filling_picture() -> ShardState:
+    return ShardState(chunks=(0, 2), num_groups=3, num_state_parts=5)
 
 
 def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
@@ -242,12 +242,12 @@ def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
     picture.apply(ValuesRecord(chunk=0, group=0, clock=6, number=3))
     picture.apply(MemberRecord(kind="resume", group=1, clock=0, workers=1))
     with pytest.raises(ProtocolError, match="nothing of 1 chunks"):
-        picture.apply(FilledRecord(keeper=1, position=40, num_updates=11, num_steps=6))
+        picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=11, num_steps=6))
     picture.apply(chunk_record(2, [6, 4, 2]))
     assert not picture.is_complete
     with pytest.raises(ProtocolError, match="a whole copy with 22 updates; 23 were told of"):
-        picture.apply(FilledRecord(keeper=1, position=40, num_updates=22, num_steps=6))
-    picture.apply(FilledRecord(keeper=1, position=40, num_updates=23, num_steps=6))
+        picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=22, num_steps=6))
+    picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=23, num_steps=6))
     assert picture.is_complete
     assert picture.clocks == {0: [6, 4, 1], 2: [6, 4, 2]}
     assert picture.versions == {0: 11, 2: 9}
@@ -255,9 +255,9 @@ def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
     assert (picture.num_updates, picture.num_steps) == (23, 6)
 
 
-def with_substitute() -> ShardPicture:
+def with_substitute() -> ShardState:
     """Whose third group is a substitute's."""
-    return ShardPicture(chunks=(0, 2), num_groups=3, num_state_parts=0, num_substitutes=1)
+    return ShardState(chunks=(0, 2), num_groups=3, num_state_parts=0, num_substitutes=1)
 
 
 def joins(group: int, clock: int) -> MemberRecord:
@@ -305,7 +305,7 @@ def test_a_copy_that_is_made_later_knows_where_substitutes_have_begun() -> None:
     picture.apply(fill_record(standings=standings, stops=[0, 0, 7], first=[0, 0, 7]))
     picture.apply(chunk_record(0, [9, 4, 9]))
     picture.apply(chunk_record(2, [9, 4, 8]))
-    picture.apply(FilledRecord(keeper=1, position=40, num_updates=29, num_steps=6))
+    picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=29, num_steps=6))
     assert picture.is_complete
 
 
@@ -323,7 +323,7 @@ def test_a_copy_that_is_made_later_knows_where_substitutes_have_begun() -> None:
         [fill_record(), chunk_record(0, [0, 0])],
         [fill_record(), chunk_record(0, [0, 0, 0], version=0)],
         [fill_record(), chunk_record(0, [0, 0, 0]), chunk_record(0, [0, 0, 0])],
-        [FilledRecord(keeper=1, position=0, num_updates=0, num_steps=0)],
+        [SnapshotEnd(keeper=1, position=0, num_updates=0, num_steps=0)],
     ],
 )
 def test_what_cannot_be_told_of_a_fill_is_refused(records: list[Any]) -> None:
@@ -338,7 +338,7 @@ def test_of_chunks_that_are_not_known_a_death_may_say_less() -> None:
     picture = filling_picture()
     picture.apply(fill_record())
     picture.apply(chunk_record(0, [5, 4, 1]))
-    death = BuriedRecord(
+    death = EvictRecord(
         generation=2, dead=[2, 0], chief=1,
         groups=[0], goes_on=[False], fewest=[3], workers=[1],
         chunks=[0], heirs=[0], clocks=[5],

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorD
 
 from psdist.workers.data.loader import PlannedBatches
 from psdist.workers.data.orders import Kind, Order, PassOrders
-from psdist.workers.data.seeded import SeededIndices
+from psdist.workers.data.processes import SeededIndices
 from psdist.workers.data.seen import SeenPasses
 from tests.support.script_runs import Worker
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from psdist.errors import ModelError, UsageError, UserError
 from psdist.workers.model.refusals import (
@@ -86,6 +87,11 @@ def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
             "the model is a SGD, not a module; pass the model first and the optimizer second",
         ),
         (
+            lambda *_: (DataLoader([0]), ()),
+            "the model is a DataLoader, not a module; pass loaders after the model and the "
+            "optimizer",
+        ),
+        (
             lambda _, o: (nn.Linear, o),
             "the model is the class Linear, not a module; pass the torch.nn.Module itself",
         ),
@@ -115,7 +121,7 @@ def test_what_is_no_module_or_no_optimizer_is_named_with_what_to_pass(
 
 def test_an_empty_list_of_optimizers_is_refused() -> None:
     text = text_of(lambda: optimizers_of(nn.Linear(2, 2), []), UsageError)
-    assert text == "job.prepare was given an empty list of optimizers"
+    assert text == "job.prepare(model, optimizer): no optimizer was given; pass it after the model"
 
 
 # -- models ----------------------------------------------------------------------------------------

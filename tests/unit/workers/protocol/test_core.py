@@ -45,7 +45,6 @@ from tests.support.virtual.worker_machine import (
     control,
     make_core,
     messages,
-    offer,
     push,
     reply_to,
 )
@@ -406,20 +405,6 @@ def test_who_hears_of_a_death_knows_the_chief_and_says_so_in_every_set() -> None
     survive(core, 3, 4, chief=5, generation=1)  # a second delivery
     assert core.chief == 2
     assert core.counts().duplicates == 1
-
-
-def test_a_reply_that_was_made_behind_a_death_tells_that_there_is_one_to_hear_of() -> None:
-    core = make_core()
-    core._survives_workers = True
-    (first, second, *_) = [each.header for each in push(core) if isinstance(each, SendPush)]
-    for header, generation in ((first, 1), (second, 0)):
-        assert core.is_death_untold == (header is second)
-        reply = reply_to(header, generation=generation)
-        core.handle(offer(reply))
-        core.handle(Arrived(server_id(OWNERS[header.chunk]), reply, None))
-    assert core.is_death_untold
-    survive(core, 3, chief=2)
-    assert not core.is_death_untold
 
 
 def test_a_worker_whose_group_is_out_ends_whatever_its_script_catches() -> None:

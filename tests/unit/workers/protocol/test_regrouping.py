@@ -72,8 +72,8 @@ def test_a_worker_tells_once_for_each_number_of_dead_and_hears_what_all_have_tol
     assert not regrouping.is_due
     regrouping.num_lost = 1
     assert regrouping.is_due
-    assert regrouping.tell(b"here", (4,)) == [
-        SendControl(REGISTRAR, Regroup(worker=2, num_lost=1, standing=b"here", brought=[4]))
+    assert regrouping.tell(b"here") == [
+        SendControl(REGISTRAR, Regroup(worker=2, num_lost=1, standing=b"here"))
     ]
     assert not regrouping.is_due
     assert regrouping.answer is None

@@ -25,7 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from psdist.errors import UsageError
+from psdist.errors import CheckpointError, UsageError
 from tests.support.mpirun import STARTUP
 from tests.support.script_runs import Script, Worker, play, resume
 
@@ -487,3 +487,20 @@ def test_a_stream_of_other_workers_begins_its_pass_anew_and_says_so() -> None:
     assert first.tree is not None
     rest = resume(script, first.tree, share=(0, 2), is_moved=True)
     assert any("without indices begins anew" in line for line in rest.lines)
+
+
+@pytest.mark.parametrize("key", ["left", "rest"])
+def test_a_checkpoint_with_samples_that_were_dealt_to_others_is_refused(key: str) -> None:
+    script = loop(lambda job: job.loader(list(range(8))))
+    tree = play(script, cut_at=2).tree
+    assert tree is not None
+    tree["data"]["passes"][0] |= {"left": None, "rest": None}  # as psdist wrote them
+    assert resume(script, tree).trace
+    tree["data"]["passes"][0][key] = [[2, 4]]
+    with pytest.raises(CheckpointError) as caught:
+        resume(script, tree)
+    assert str(caught.value) == (
+        "checkpoint step-00000007: its epoch has samples of a failed worker that were dealt to "
+        "other workers (samples_of_dead = return), which this psdist cannot continue; delete this "
+        "checkpoint to resume from an earlier one"
+    )

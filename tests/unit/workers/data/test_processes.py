@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from psdist.workers.data.ending import started_at
+from psdist.workers.data.processes import started_at
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 PATIENCE_S = 60

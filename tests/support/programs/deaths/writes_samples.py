@@ -1,9 +1,8 @@
-"""A training script that writes down which samples each worker sees, of which some are killed.
+"""A training script that writes down which samples each worker uses. Some workers are killed.
 
-DIES="1 12 step" (several are parted by commas): worker 1, in its iteration 12: ``forward`` before
-it pushes anything, ``step`` while it pushes; ``end``: behind the last batch of that epoch.
-SEEN is a folder: of each worker a file with a line for each batch, when it gets it and again when
-its step is over. Beyond that: EPOCHS, SAMPLES, BATCH, PAUSE_S, LOADER_PROCESSES, DROP_LAST.
+DIES="1 12 step" (separated by commas): kill worker 1 in its iteration 12; ``forward``: before it
+pushes, ``step``: while it pushes. SEEN: a folder, with a file for each worker. The file has a line
+for each batch that the worker receives, and another after the step with it.
 """
 
 from __future__ import annotations
@@ -20,12 +19,7 @@ from torch.utils.data import Dataset
 import psdist
 from psdist.workers.loop import WorkerLoop
 
-EPOCHS = int(os.environ.get("EPOCHS", "3"))
-SAMPLES = int(os.environ.get("SAMPLES", "120"))
-BATCH = int(os.environ.get("BATCH", "4"))
-PAUSE_S = float(os.environ.get("PAUSE_S", "0.005"))
-LOADER_PROCESSES = int(os.environ.get("LOADER_PROCESSES", "0"))
-DROP_LAST = bool(os.environ.get("DROP_LAST", ""))
+EPOCHS, SAMPLES, BATCH, PAUSE_S = 3, 120, 4, 0.005
 PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(","))]
 
 
@@ -60,9 +54,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 16))
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     seen = (Path(os.environ["SEEN"]) / f"{job.worker}").open("a", buffering=1)
-    loader = job.loader(
-        Numbers(), batch_size=BATCH, shuffle=True, drop_last=DROP_LAST, num_workers=LOADER_PROCESSES
-    )
+    loader = job.loader(Numbers(), batch_size=BATCH, shuffle=True)
     for epoch in job.epochs(EPOCHS):
         for batch in loader:
             now["clock"] = job.clock
@@ -76,8 +68,6 @@ def main() -> None:
             time.sleep(PAUSE_S * (1 + job.worker % 2))
             optimizer.step()
             seen.write(f"saw {line}\n")
-        if phase == "end" and epoch == at:
-            die()
     print(f"worker {job.worker} made {job.clock} iterations", flush=True)
 
 

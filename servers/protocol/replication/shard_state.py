@@ -1,36 +1,57 @@
-"""What a buddy knows of another server's part of a parameter set, from its records; pure.
+"""What a replica knows of a server's part of a parameter set, and what its records do; pure.
 
-Enough to go on as that server: of every chunk which updates it contains and in which version it is,
-of every group how it stands. What the server had received and not applied is not here: nobody was
-told of it, and workers send it again.
+``apply(record)`` is the only dispatcher over the changes of a shard: it checks the record, changes
+the state and returns the actions that make the same change of the replica's values and log. The
+state suffices to continue as the primary: by chunk its version and the updates that it contains, by
+group its membership. It lacks the messages that the primary had received and not applied. Workers
+send these again.
 
-A copy that is made later begins with how the set stands; then it is told of one chunk after the
-other, and of what changes in those that it knows.
+A replica that is made during training begins with :class:`SnapshotBegin`. One
+:class:`ChunkRecord` for each chunk follows, between the changes of chunks that it already has.
 
-    picture = ShardPicture(chunks=(0, 2), num_groups=2, num_state_parts=0)
-    picture.apply(StepRecord(chunk=0, groups=[0, 1], clocks=[0, 0], ...))
-    picture.clocks[0]                     # [1, 1]
+    state = ShardState(chunks=(0, 2), num_groups=2, num_state_parts=0)
+    state.apply(StepRecord(chunk=0, groups=[0, 1], clocks=[0, 0], ...), gradient)   # [Step(...)]
+    state.clocks[0]                       # [1, 1]
+
+Longer than other modules: it has one method for each record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeAlias
 
-from psdist.errors import InvariantError, ProtocolError
-from psdist.servers.protocol.actions import ChangeCodecs, ChangeMode
+from psdist.errors import ProtocolError
+from psdist.protocol.events import Frame
+from psdist.servers.protocol.actions import (
+    Action,
+    BeginLevel,
+    ChangeCodecs,
+    ChangeMode,
+    EmptyStep,
+    Inherit,
+    Load,
+    LoadState,
+    MembershipEvent,
+    ModeEvent,
+    SlotContent,
+    Step,
+    TakeSnapshot,
+)
 from psdist.servers.protocol.membership import Standing
 from psdist.servers.protocol.replication.records import (
-    BuriedRecord,
+    LOSSES,
     ChunkRecord,
-    FilledRecord,
-    FillRecord,
+    EvictRecord,
     HeldRoundsRecord,
     LevelRecord,
     MemberRecord,
     ModeRecord,
     Record,
     ResumedRecord,
+    SnapshotBegin,
+    SnapshotEnd,
     SnapshotRecord,
     StateRecord,
     StepRecord,
@@ -43,10 +64,40 @@ _STANDINGS = {
     "resume": (Standing.SUSPENDED, Standing.ACTIVE),
     "leave": (Standing.ACTIVE, Standing.LEFT),
 }
-"""Kind of a membership event -> how the group stood before it, and how behind it."""
+"""Kind of a membership event -> standing of the group before and after it."""
+
+_NOTHING: Final = Frame()
 
 
-class ShardPicture:
+@dataclass(slots=True)
+class CompareValues:
+    """Raise if the checksum of the values that workers have is not ``crc``."""
+
+    chunk: int
+    crc: int
+
+
+@dataclass(slots=True)
+class RestoreChunk:
+    """The chunk gets the values and the optimizer state that the record describes."""
+
+    record: ChunkRecord
+    carried: Frame
+
+
+@dataclass(slots=True)
+class BeginLog:
+    """The replica's log begins at ``position`` of the shard's log."""
+
+    keeper: int
+    position: int
+
+
+Change: TypeAlias = Action | CompareValues | RestoreChunk | BeginLog
+"""What a replica carries out for a record."""
+
+
+class ShardState:
     def __init__(
         self,
         *,
@@ -97,6 +148,21 @@ class ShardPicture:
         self._has_begun = False
         """Whether it is known which collectives were over when the server made the set."""
         self._num_state_parts = num_state_parts
+        self._apply: dict[type, Callable[[Any, Frame], list[Change]]] = {
+            StepRecord: self._on_step,
+            ValuesRecord: self._on_values,
+            StateRecord: self._on_state,
+            MemberRecord: self._on_member,
+            EvictRecord: self._on_evict,
+            ResumedRecord: self._on_resumed,
+            SnapshotRecord: self._on_snapshot,
+            ModeRecord: self._on_mode,
+            LevelRecord: self._on_level,
+            HeldRoundsRecord: self._on_held_rounds,
+            SnapshotBegin: self._on_snapshot_begin,
+            ChunkRecord: self._on_chunk,
+            SnapshotEnd: self._on_snapshot_end,
+        }
 
     @property
     def is_complete(self) -> bool:
@@ -119,58 +185,15 @@ class ShardPicture:
             {*gone, Standing.UNREGISTERED}.issuperset(substitutes)
         )
 
-    def apply(self, record: Record) -> None:
-        """What the record tells has happened. Raises :class:`ProtocolError` where it cannot have:
-        every update is contained once, in its group's order."""
-        if isinstance(record, StepRecord):
-            self._on_step(record)
-        elif isinstance(record, ValuesRecord):
-            self._require(record.chunk)
-            is_first = record.chunk not in self.loaded
-            if is_first == bool(record.number) or record.number < self.newest_loads[record.chunk]:
-                self._refuse(f"values number {record.number} of chunk {record.chunk}")
-            self.loaded.add(record.chunk)
-            if record.number:
-                self.newest_loads[record.chunk] = record.number
-                self.versions[record.chunk] += 1
-        elif isinstance(record, StateRecord):
-            self._require(record.chunk)
-            self._num_state_parts -= 1
-            if self._num_state_parts < 0:
-                self._refuse(f"more optimizer state than was announced, of chunk {record.chunk}")
-        elif isinstance(record, MemberRecord):
-            self._on_member(record)
-        elif isinstance(record, BuriedRecord):
-            self._on_buried(record)
-        elif isinstance(record, ResumedRecord):
-            if self._has_begun and record.seq != self.resumed_up_to + 1:
-                self._refuse(f"collective {record.seq} after collective {self.resumed_up_to}")
-            self._has_begun, self.resumed_up_to, self.is_kept = True, record.seq, False
-        elif isinstance(record, SnapshotRecord):
-            for chunk in record.chunks:
-                self._require(chunk)
-            self.is_kept = True
-        elif isinstance(record, ModeRecord):
-            self._on_mode(record)
-        elif isinstance(record, LevelRecord):
-            if record.number != len(self.levels) + 1:
-                self._refuse(f"change {record.number} of the codecs after {len(self.levels)}")
-            self.levels.append(ChangeCodecs(record.number, record.round, record.level))
-            self.held_above = None
-        elif isinstance(record, HeldRoundsRecord):
-            if record.highest < -1 or self.held_above is not None:
-                self._refuse(f"rounds above {record.highest} held back, or held back twice")
-            self.held_above = record.highest
-        elif isinstance(record, FillRecord):
-            self._on_fill(record)
-        elif isinstance(record, ChunkRecord):
-            self._on_chunk(record)
-        elif isinstance(record, FilledRecord):
-            self._on_filled(record)
-        else:
-            raise InvariantError(f"a picture was given {type(record).__name__}")
+    def apply(self, record: Record, carried: Frame = _NOTHING) -> list[Change]:
+        """Return the actions that make the record's change, in order.
 
-    def _on_step(self, record: StepRecord) -> None:
+        ``carried``: the bytes of the record, ``num_received`` of them. Raises
+        :class:`ProtocolError` for a record that cannot follow those before it: a chunk contains
+        every update exactly once, in the order of its group."""
+        return self._apply[type(record)](record, carried)
+
+    def _on_step(self, record: StepRecord, carried: Frame) -> list[Change]:
         self._require(record.chunk)
         clocks, groups = self.clocks[record.chunk], record.groups
         if record.chunk not in self.loaded or groups != sorted(set(groups)):
@@ -184,11 +207,47 @@ class ShardPicture:
                 )
             clocks[group] = clock + 1
             self.num_updates += 1
-        if record.hyper:
-            self.num_steps += 1
-            self.versions[record.chunk] += 1
+        if not record.hyper:
+            if carried.num_received:
+                self._refuse(f"a step without a gradient on chunk {record.chunk}, with bytes")
+            return [EmptyStep(record.chunk, record.contributions)]
+        self.num_steps += 1
+        self.versions[record.chunk] += 1
+        step = Step(
+            chunk=record.chunk,
+            gradient=carried,
+            content=SlotContent.SUM if record.is_sum else SlotContent.GRADIENT,
+            gradient_scale=record.gradient_scale,
+            lr_scale=record.lr_scale,
+            hyper=record.hyper,
+            absent=frozenset(record.absent),
+            source=0,
+            target=0,
+            contributions=record.contributions,
+        )
+        return [step] if record.held < 0 else [CompareValues(record.chunk, record.held), step]
 
-    def _on_member(self, record: MemberRecord) -> None:
+    def _on_values(self, record: ValuesRecord, carried: Frame) -> list[Change]:
+        chunk, number = record.chunk, record.number
+        self._require(chunk)
+        is_first = chunk not in self.loaded
+        if is_first == bool(number) or number < self.newest_loads[chunk]:
+            self._refuse(f"values number {number} of chunk {chunk}")
+        self.loaded.add(chunk)
+        if number:
+            self.newest_loads[chunk] = number
+            self.versions[chunk] += 1
+        return [Load(chunk, carried, 0, record.group, record.clock, number)]
+
+    def _on_state(self, record: StateRecord, carried: Frame) -> list[Change]:
+        self._require(record.chunk)
+        self._num_state_parts -= 1
+        if self._num_state_parts < 0:
+            self._refuse(f"more optimizer state than was announced, of chunk {record.chunk}")
+        payload = carried.payload or b""
+        return [LoadState(record.chunk, record.start, bytes(payload[: carried.num_received]))]
+
+    def _on_member(self, record: MemberRecord, _carried: Frame) -> list[Change]:
         group = record.group
         before, behind = _STANDINGS.get(record.kind, (None, None))
         if not 0 <= group < len(self.standings) or self.standings[group] is not before:
@@ -199,6 +258,7 @@ class ShardPicture:
             self._begin(group, record.clock)
         if record.kind in ("suspend", "leave"):
             self.stops[group] = record.clock
+        return [MembershipEvent(record.kind, group, record.clock, record.workers)]
 
     def _begin(self, group: int, clock: int) -> None:
         is_late = group >= self._first_substitute
@@ -208,7 +268,7 @@ class ShardPicture:
         for clocks in self.clocks.values():
             clocks[group] = clock
 
-    def _on_buried(self, record: BuriedRecord) -> None:
+    def _on_evict(self, record: EvictRecord, _carried: Frame) -> list[Change]:
         if record.generation <= self.generation or not set(self.dead) <= set(record.dead):
             self._refuse(f"generation {record.generation} after {self.generation}")
         self.generation, self.dead = record.generation, tuple(record.dead)
@@ -230,13 +290,41 @@ class ShardPicture:
         if record.chief != self.chief:  # who counts what it sets by pulls of its own
             self.chief = record.chief
             self.newest_loads = dict.fromkeys(self.newest_loads, 0)
+        return _events_of(record)
 
-    def _on_mode(self, record: ModeRecord) -> None:
+    def _on_resumed(self, record: ResumedRecord, _carried: Frame) -> list[Change]:
+        if self._has_begun and record.seq != self.resumed_up_to + 1:
+            self._refuse(f"collective {record.seq} after collective {self.resumed_up_to}")
+        self._has_begun, self.resumed_up_to, self.is_kept = True, record.seq, False
+        return []
+
+    def _on_snapshot(self, record: SnapshotRecord, _carried: Frame) -> list[Change]:
+        for chunk in record.chunks:
+            self._require(chunk)
+        self.is_kept = True
+        return [TakeSnapshot(record.number, tuple(record.chunks))]
+
+    def _on_level(self, record: LevelRecord, _carried: Frame) -> list[Change]:
+        if record.number != len(self.levels) + 1:
+            self._refuse(f"change {record.number} of the codecs after {len(self.levels)}")
+        self.levels.append(ChangeCodecs(record.number, record.round, record.level))
+        self.held_above = None
+        return [BeginLevel(record.number, record.round, record.level)]
+
+    def _on_held_rounds(self, record: HeldRoundsRecord, _carried: Frame) -> list[Change]:
+        if record.highest < -1 or self.held_above is not None:
+            self._refuse(f"rounds above {record.highest} held back, or held back twice")
+        self.held_above = record.highest
+        return []
+
+    def _on_mode(self, record: ModeRecord, _carried: Frame) -> list[Change]:
         is_next = not record.number or all(each.number < record.number for each in self.modes)
         if not is_next or record.round < 0 or record.staleness < 0:
             self._refuse(f"the mode of round {record.round} in change {record.number}")
-        self.modes.append(ChangeMode(record.round, record.mode, record.staleness, record.number))
+        change = ChangeMode(record.round, record.mode, record.staleness, record.number)
+        self.modes.append(change)
         self.held_above = None
+        return [ModeEvent(*change)]
 
     @property
     def highest_sent(self) -> int:
@@ -246,7 +334,7 @@ class ShardPicture:
             return self.held_above
         return max(map(max, self.clocks.values()), default=-1)
 
-    def _on_fill(self, record: FillRecord) -> None:
+    def _on_snapshot_begin(self, record: SnapshotBegin, _carried: Frame) -> list[Change]:
         num_groups = len(self.standings)
         names = Standing.__members__
         is_whole = len(record.standings) == len(record.stops) == len(record.first) == num_groups
@@ -261,8 +349,9 @@ class ShardPicture:
         self._has_begun = self.is_partial = True
         self._num_state_parts = 0  # each comes with its chunk
         self._untold = set(self.clocks)
+        return []
 
-    def _on_chunk(self, record: ChunkRecord) -> None:
+    def _on_chunk(self, record: ChunkRecord, carried: Frame) -> list[Change]:
         chunk = record.chunk
         is_new = chunk in self._untold
         if not is_new or len(record.clocks) != len(self.first) or record.version < 1:
@@ -271,8 +360,9 @@ class ShardPicture:
         self.clocks[chunk], self.versions[chunk] = list(record.clocks), record.version
         self.newest_loads[chunk] = record.newest_load
         self.loaded.add(chunk)
+        return [RestoreChunk(record, carried)]
 
-    def _on_filled(self, record: FilledRecord) -> None:
+    def _on_snapshot_end(self, record: SnapshotEnd, _carried: Frame) -> list[Change]:
         contained = sum(map(sum, self.clocks.values())) - len(self.clocks) * sum(self.first)
         if not self.is_partial or self._untold or contained != record.num_updates:
             self._refuse(
@@ -281,6 +371,7 @@ class ShardPicture:
             )
         self.num_updates, self.num_steps = record.num_updates, record.num_steps
         self.is_partial = False
+        return [BeginLog(record.keeper, record.position)]
 
     def _may_die(self, group: int, fewest: int) -> bool:
         if not 0 <= group < len(self.standings):
@@ -298,3 +389,21 @@ class ShardPicture:
 
     def _refuse(self, what: str) -> NoReturn:
         raise ProtocolError(f"the records of a shard tell of {what}")
+
+
+def _events_of(record: EvictRecord) -> list[Change]:
+    """Return the log events of an eviction: the updates that a group leaves go before its event."""
+    inherited = [
+        Inherit(*update) for update in zip(record.chunks, record.heirs, record.clocks, strict=True)
+    ]
+    reform, death = LOSSES
+    events = list[Change]()
+    groups = set[int]()
+    for group, goes_on, fewest, workers in zip(
+        record.groups, record.goes_on, record.fewest, record.workers, strict=True
+    ):
+        if group not in groups:
+            events += [each for each in inherited if each.group == group]
+        groups.add(group)
+        events.append(MembershipEvent(reform if goes_on else death, group, fewest, workers))
+    return events

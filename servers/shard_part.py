@@ -1,0 +1,118 @@
+"""One server's part of a parameter set: its executor, its codecs and its log.
+
+A primary (psdist.servers.set_loop) and a replica (psdist.servers.replication.shard_replica) carry
+out the changes of a shard with the methods of this class. Equal changes therefore give equal values
+and equal logs on both.
+
+    part = ShardPart(1, wire, history)
+    part.execute(Step(chunk=0, ...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from psdist.codecs.wire import Wire
+from psdist.errors import ProtocolError
+from psdist.history.writers import EventCount, EventKind, ServerHistory
+from psdist.servers.protocol.actions import (
+    BeginLevel,
+    EmptyStep,
+    Inherit,
+    Load,
+    LoadState,
+    MembershipEvent,
+    Missed,
+    ModeEvent,
+    Step,
+)
+from psdist.servers.shard.executor import Executor
+
+
+class ShardPart:
+    def __init__(self, server: int, wire: Wire, history: ServerHistory | EventCount | None) -> None:
+        """``server``: the server whose part it is; ``history``: a count of events if no history is
+        written and another server's log continues here; None for a new count."""
+        self._server = server
+        self.executor: Executor | None = None
+        """None until the chief has described the set."""
+        self._built: Executor
+        """The same executor. Only actions after Build read it."""
+        self._wire = wire
+        self._has_workers_values = True
+        """True if a parameter buffer is bit by bit what workers compute on."""
+        self._history = history if isinstance(history, ServerHistory) else None
+        self._log = EventCount() if history is None else history
+        self._execute: dict[type, Callable[[Any], None]] = {
+            Load: self._load,
+            LoadState: self._load_state,
+            Step: self._step,
+            EmptyStep: self._empty_step,
+            MembershipEvent: self._record_membership,
+            ModeEvent: self._record_mode,
+            BeginLevel: self._begin_level,
+            Missed: self._missed,
+            Inherit: self._inherit,
+        }
+
+    @property
+    def wire(self) -> Wire:
+        """The codecs of the set, at the level that its changes have reached."""
+        return self._wire
+
+    @property
+    def log(self) -> ServerHistory | EventCount:
+        return self._log
+
+    def execute(self, action: Any) -> None:
+        self._execute[type(action)](action)
+
+    def close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()
+
+    def _value_checksum(self, chunk: int) -> int | None:
+        """Return the checksum of the chunk's values; None without a history or without bytes."""
+        return self._built.value_checksum(chunk) if self._history is not None else None
+
+    def _load(self, action: Load) -> None:
+        self._built.load(action)
+        if action.clock >= 0:
+            crc = None
+            if self._history is not None and self._has_workers_values:
+                crc = self._built.checksum(action.chunk, action.target, encoded=None)
+            self._log.load(action.chunk, action.group, action.clock, crc)
+
+    def _load_state(self, action: LoadState) -> None:
+        self._built.load_state(action)
+
+    def _step(self, action: Step) -> None:
+        self._built.step(action)
+        self._log.step(action.chunk, action.contributions, action.lr_scale)
+
+    def _empty_step(self, action: EmptyStep) -> None:
+        self._log.step(action.chunk, action.contributions)
+
+    def _record_membership(self, action: MembershipEvent) -> None:
+        kind = EventKind[action.kind.upper()]
+        self._log.member(kind, action.group, action.clock, float(action.workers))
+
+    def _record_mode(self, action: ModeEvent) -> None:
+        self._log.mode(action.round, action.mode, action.staleness)
+
+    def _begin_level(self, action: BeginLevel) -> None:
+        turns, change = self._wire.turns, (action.number, action.round, action.level)
+        is_known = 0 <= action.level <= len(self._wire.later)
+        if turns is None or not is_known or not turns.begin(*change):
+            raise ProtocolError(
+                f"server {self._server}: a change to codec level {action.level} from round "
+                f"{action.round} on: this run does not have the level, or the change before it is "
+                "for a later round"
+            )
+
+    def _missed(self, action: Missed) -> None:
+        self._log.missed(action.chunk, action.round, action.groups)
+
+    def _inherit(self, action: Inherit) -> None:
+        self._log.inherit(action.chunk, action.group, action.clock)
