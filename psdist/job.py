@@ -26,17 +26,15 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
-from psdist.config.by_loss import reads_losses
 from psdist.config.codec_rounds import is_auto, is_controlled
+from psdist.config.derived import reads_losses, without_substitutes
 from psdist.config.modes import ModeFrom, schedule_of
-from psdist.config.on_group_death import refuse_with_reforming
 from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction
-from psdist.config.substitutes import without_substitutes
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
 from psdist.install.gpu_memory import takes_gpu_memory
 from psdist.mode_names import MODES
-from psdist.prepared import ParameterSets
+from psdist.prepared import ParameterSets, refuse_call_of_group
 from psdist.protocol.checkpoints import CHECKPOINT
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
@@ -575,8 +573,7 @@ class Job:
         ``step()``, raises :class:`UsageError`. Each worker then gets the whole model.
         """
         sets = self._prepared_between_steps("pull")
-        if self._context.reforms_groups:
-            raise refuse_with_reforming("job.pull")
+        refuse_call_of_group(self._context, "job.pull")
         for trainer in sets.trainers:
             trainer.pull()
         if exact:
@@ -594,8 +591,7 @@ class Job:
         several groups in sync each clips its own gradient, not that of the joint batch. Where
         several optimizers were prepared, ``optimizer`` says whose gradients.
         """
-        if self._context.reforms_groups:
-            raise refuse_with_reforming("job.clip_grad_norm_")
+        refuse_call_of_group(self._context, "job.clip_grad_norm_")
         why = "a norm is of the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
         trainer = (
             self._prepared("clip_grad_norm_").set_of(optimizer, "clip_grad_norm_", why).trainer
@@ -673,8 +669,8 @@ class Job:
         """
         if self._config.set_mode != "allowed":
             raise UsageError(
-                "job.set_mode: this run's mode is fixed, so that servers and optimizers are judged "
-                "by it alone; start it with --set consistency.schedule=script"
+                "job.set_mode: the mode of this run is fixed; start the run with --set "
+                "consistency.schedule=script"
             )
         known = next((each for each in MODES if each == mode), None)
         if known is None or (known == "ssp") != (staleness is not None):
@@ -809,8 +805,7 @@ class Job:
         other workers have written is replaced. The servers keep the optimizer's state. ``model``
         says which one, where several were prepared.
         """
-        if self._context.reforms_groups:
-            raise refuse_with_reforming("job.push")
+        refuse_call_of_group(self._context, "job.push")
         if self._context.roles.num_substitutes:
             raise UsageError(
                 "job.push with spares for workers' places: what servers do not hold would not come "

@@ -25,11 +25,10 @@ from typing import Any, Final, Literal
 import torch
 
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.codec_rounds import codecs_that_may_come, is_auto, refusal_of_codecs
-from psdist.config.combinations import text_of
-from psdist.config.encode_on import why_on_host
+from psdist.config.codec_rounds import codecs_that_may_come, why_on_host
+from psdist.config.codec_specs import text_of
+from psdist.config.compatibility import has, refusal
 from psdist.config.modes import is_mixed, judging_mode
-from psdist.config.on_group_death import refuse_with_reforming
 from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
@@ -39,8 +38,8 @@ from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PieceState, pack_states, parts_of
 from psdist.protocol.optimizers import (
     canonical_name,
-    check_freeze,
     check_mode,
+    has_second_moment,
     hyperparameters,
     traits,
 )
@@ -436,8 +435,8 @@ class ParameterSets:
         clips_itself = "call job.clip_grad_norm_ before each step, or "
         if self._config.outer == ACCUMULATE:  # there a step's gradient is a part of one
             clips_itself = ""
-        if max_norm and self._context.reforms_groups:
-            raise refuse_with_reforming("job.prepare(max_grad_norm=...)")
+        if max_norm:
+            refuse_call_of_group(self._context, "job.prepare(max_grad_norm=...)")
         if max_norm and self._context.buddies and self._has_joint_norm:
             raise UsageError(
                 "job.prepare(max_grad_norm=...) with replication = buddy in mode sync: servers "
@@ -450,37 +449,10 @@ class ParameterSets:
                 "servers clip the joint gradient, and others, where each group clips its own: call "
                 "job.clip_grad_norm_ before each step, or keep to one of them"
             )
-        if self._length is not None and len(self.sets) + len(optimizers) > 1:
-            why, by, without = {
-                "speed": (
-                    "a round is the batches that a group is dealt, and several optimizers may use "
-                    "them unlike",
-                    "steps_by = speed",
-                    "steps_by = count",
-                ),
-                "loss": (
-                    "the loss is that of one training, and says how long its rounds are",
-                    "steps_by = loss",
-                    "steps_by = count",
-                ),
-                "count": (
-                    "a pass is a round of one training",
-                    "local_steps = epoch",
-                    "local_steps = a number",
-                ),
-            }[self._config.steps_by]
-            raise UsageError(
-                f"job.prepare of a second optimizer with {by}: {why}; prepare one optimizer, or "
-                f"set {without}"
-            )
-        if self._config.backup and len(self.sets) + len(optimizers) > 1:
-            raise UsageError(
-                "job.prepare of a second optimizer with backup groups: a group would miss rounds "
-                "of each that are not the same; prepare one optimizer, or set backup = 0"
-            )
         restored = self._context.restored
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
+        self._refuse_what_settings_exclude(descriptions, on_servers)
         self._refuse_what_is_trained_twice(descriptions)
         self._wrapped_parts.require_none(model)
         refuse_renormalised(model, [p for each in descriptions for p in each.parameters])
@@ -509,15 +481,6 @@ class ParameterSets:
                 "the model has no parameters to train: the optimizer holds no parameter that "
                 "requires a gradient"
             )
-        if is_auto(self._config) and len(self.sets) + len(descriptions) > 1:
-            raise UsageError(
-                f"codec = auto with {len(self.sets) + len(descriptions)} prepared optimizers: it "
-                "looks at the rounds of one; set another codec"
-            )
-        for description in descriptions:
-            has_float64 = any(piece.dtype == "float64" for piece in description.pieces)
-            if wrong := refusal_of_codecs(self._config, has_float64=has_float64):
-                raise UsageError(wrong)
         for index, description in enumerate(descriptions, start=len(self.sets)):
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
@@ -611,6 +574,29 @@ class ParameterSets:
         for _, tensor in description.untrained:
             if id(tensor) not in trained:
                 self._copy_from_chief(tensor)
+
+    def _refuse_what_settings_exclude(
+        self, descriptions: Sequence[ModelDescription], on_servers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Raises :class:`UsageError` or :class:`OptimizerRefusedError` if the settings do not work
+        with what is prepared."""
+        num_sets = len(self.sets) + len(descriptions)
+        of_script: dict[str, str] = {}
+        if num_sets > 1:
+            of_script["several optimizers"] = f"{num_sets} prepared optimizers"
+        if any(piece.dtype == "float64" for each in descriptions for piece in each.pieces):
+            of_script["float64 parameters"] = "parameters of float64"
+        if wrong := refusal(self._config, script=of_script):
+            raise UsageError(wrong)
+        of_optimizers: dict[str, str] = {}
+        for description, optimizer in zip(descriptions, on_servers, strict=True):
+            name = f"{description.optimizer} on servers"
+            if description.optimizer != _MOVES_BY_LR_TIMES_GRADIENT:
+                of_optimizers["optimizer other than SGD"] = name
+            if not has_second_moment(description.optimizer, optimizer.param_groups):
+                of_optimizers["optimizer without a second moment"] = name
+        if wrong := refusal(self._config, script=of_optimizers):
+            raise OptimizerRefusedError(wrong)
 
     def _states_of_chief(
         self, descriptions: Sequence[ModelDescription], optimizers: Sequence[torch.optim.Optimizer]
@@ -710,15 +696,6 @@ class ParameterSets:
         is_alone = self._context.network is not None
         is_pipelined = config.pipeline > 0 and not is_alone
         push_codecs = [push for push, _ in codecs_that_may_come(config) if not push.is_none]
-        with_skip = [each for each in push_codecs if each.skip is not None]
-        if with_skip and description.optimizer != _MOVES_BY_LR_TIMES_GRADIENT:
-            raise OptimizerRefusedError(
-                f"push_codec = {text_of(with_skip[0])} with {description.optimizer} on servers: "
-                "skip compares lr x gradient with the parameters, which is what SGD moves them by, "
-                "and no other optimizer; train with torch.optim.SGD, or leave skip out"
-            )
-        if config.freeze_step:
-            check_freeze(description.optimizer, on_servers.param_groups)
         # Servers see what a codec has made of gradients: their joint norm is not known.
         mode = judging_mode(config)
         # And where groups may miss rounds, no server waits for the norm of others.
@@ -740,7 +717,7 @@ class ParameterSets:
             is_alone=is_alone,
             pipeline=config.pipeline,
             has_rounds=self._has_rounds,
-            has_skip=bool(with_skip),
+            has_skip=has(config, "skipped pushes"),
             backup=config.backup,
             group_reforms=self._context.reforms_groups,
         )
@@ -928,3 +905,11 @@ class ParameterSets:
             # An expanded buffer repeats elements; torch writes only where it does not.
             distinct = tuple(slice(None if step else 1) for step in tensor.stride())
             tensor[distinct].copy_(host[distinct])
+
+
+def refuse_call_of_group(context: RankContext, call: str) -> None:
+    """Raises :class:`UsageError` if ``call``, which the workers of a group make together, does not
+    work with the settings."""
+    script = {"call of a whole group": call}
+    if context.reforms_groups and (wrong := refusal(context.config, script=script)):
+        raise UsageError(wrong)

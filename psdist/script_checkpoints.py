@@ -210,13 +210,12 @@ class ScriptCheckpoints:
             return
         if not restored.is_same_layout or self._config.steps_by != "speed":
             raise UsageError(
-                f"checkpoint {restored.checkpoint.name} was made with steps_by = speed in mode "
-                f"{index.mode}, in which groups are in different hands of a pass: a run goes on "
-                f"from it with the same groups, mode and steps_by; this one has mode "
-                f"{describe_modes(self._config)} and steps_by = {self._config.steps_by}, and its "
-                f"groups are of the workers {_by_group(restored.groups)}, the checkpoint's of "
-                f"{_by_group(index.groups)}: set them as they were, or go on from a checkpoint of "
-                "mode sync"
+                f"checkpoint {restored.checkpoint.name}: made in mode {index.mode}, steps_by = "
+                f"speed, groups of the workers {_by_group(index.groups)}, where each group is at "
+                "its own place of a pass; expected the same of this run, which is in mode "
+                f"{describe_modes(self._config)}, steps_by = {self._config.steps_by}, groups of "
+                f"the workers {_by_group(restored.groups)}: resume it as it was, or from a "
+                "checkpoint of mode sync"
             )
 
     def _restore_missed(self, tree: Mapping[str, Any], restored: Restored) -> None:

@@ -21,8 +21,8 @@ from typing import Any, Final
 from psdist.checkpoint import tree
 from psdist.checkpoint.reading import read_values
 from psdist.checkpoint.tensors import write_tensors
+from psdist.config.derived import without_substitutes
 from psdist.config.settings import RunConfig
-from psdist.config.substitutes import without_substitutes
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import Welcome

@@ -127,8 +127,7 @@ FEATURES = {
 BACKUP = {"backup", "backup_every", "may_miss"}
 """Names by which the setting ``backup`` is handed on."""
 OF_BACKUP = (
-    "psdist/config/backup.py",
-    "psdist/features/backup/",
+    "psdist/features/",
     "psdist/history/rules/missed.py",
     "servers/protocol/chunks/backed.py",
     "servers/protocol/chunks/closing.py",
@@ -136,6 +135,8 @@ OF_BACKUP = (
 
 SETTINGS = "psdist/config/settings.py"
 MERGED = "psdist/config/merged.py"
+ROWS = ("Need", "Conflict")
+"""Classes of psdist.features: an instance of one is a row of the table."""
 RECORD_CLASSES = "servers/protocol/replication/records.py"
 NAMES_OF_A_DISPATCHER = 8
 """A module that names so many classes of records tells them apart."""
@@ -257,12 +258,12 @@ def merged_names(trees: Trees) -> list[str]:
 
 
 def rows_of_tables(trees: Trees) -> list[str]:
-    """Return the reason in each row of the config's tables, "" where two settings go together."""
+    """Return the reason of each need and each conflict that a feature declares."""
     return [
         text_of(node.args[1], constants_of(tree))
         for tree in trees.values()
         for node in nodes_of(tree)
-        if isinstance(node, ast.Call) and last_name(node.func) == "Other"
+        if isinstance(node, ast.Call) and last_name(node.func) in ROWS
     ]
 
 
@@ -310,10 +311,9 @@ def figures(trees: Trees, sources: dict[str, str]) -> Iterable[Figure]:
     files = files_of_backup(trees)
     yield Figure("files that backup touches", str(len(files)), "<= 6", files)
     rows = rows_of_tables(trees)
-    refusing = [each for each in rows if each]
     elsewhere = refusals_elsewhere(trees)
-    yield Figure("rows of tables that refuse", f"{len(refusing)} of {len(rows)}", "<= 60", [])
-    untried = [each for each in refusing if "not tried" in each]
+    yield Figure("rows of needs and conflicts", str(len(rows)), "<= 60", rows)
+    untried = [each for each in rows if "tried" in each]
     yield Figure("... because they were not tried", str(len(untried)), "0", untried)
     yield Figure("refusals elsewhere", str(len(elsewhere)), "0", elsewhere)
     yield Figure("settings", str(len(setting_names(trees))), "<= 58", [])

@@ -31,9 +31,9 @@ class Losses:
             self._total += loss
         elif loss < 0 and not self._may_be_negative:
             raise UsageError(
-                f"job.report: a loss of {loss!r}; steps_by = loss and rollback compare a loss with "
-                "another one by their ratio, so a loss must not be below 0: report one that cannot "
-                "be, or set steps_by = count and leave rollback out"
+                f"job.report: a loss of {loss!r}; expected 0 or more, since losses are compared by "
+                "their ratio (steps_by = loss, rollback): report another one, or leave those "
+                "settings out"
             )
         elif not self._skips_nonfinite:
             raise UsageError(

@@ -12,8 +12,7 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Any, Final
 
 from psdist.commands.run import RunRequest
@@ -39,20 +38,9 @@ from psdist.config.sources import (
     resolve,
 )
 from psdist.errors import ConfigError
+from psdist.features.table import Row, conflicts_table
 
 _NO_TABLE: Final = "without a table"
-_REFUSALS: Final = {
-    "auto_codec": "codec = auto",
-    "backup": "backup",
-    "buddies": "replication = buddy",
-    "by_epoch": "local_steps = epoch",
-    "by_loss": "steps_by = loss",
-    "by_speed": "steps_by = speed",
-    "on_group_death": "on_group_death = reform",
-    "stale": "stale_lr or delay_compensation",
-    "substitutes": "spares for workers",
-}
-"""Module of psdist.config with a table of refusals -> the setting that the table is about."""
 
 
 def show_settings(
@@ -78,8 +66,9 @@ def show_settings(
         )
     keys = _keys_of(what)
     if conflicts:
-        rows = [row for row in conflicts_rows() if what is None or _is_about(row, keys)]
-        print(json.dumps(rows, indent=1) if as_json else "\n".join(map(_conflict, rows)))
+        rows = conflicts_table() if what is None else _conflicts(keys)
+        as_dicts = [row._asdict() for row in rows]
+        print(json.dumps(as_dicts, indent=1) if as_json else "\n".join(map(_line, rows)))
     elif as_json:
         print(json.dumps({NAMES[key]: _facts(key, resolved) for key in keys}, indent=1))
     elif as_toml:
@@ -96,18 +85,6 @@ def show_settings(
     return 0
 
 
-def conflicts_rows() -> list[dict[str, str]]:
-    """Return the settings that exclude each other, with ``pair``, ``reason`` and ``remedy``."""
-    rows = []
-    for module, mine in _REFUSALS.items():
-        for other in import_module(f"psdist.config.{module}").OTHERS:
-            if other.why_not:
-                (key, value), *_ = other.given.items()
-                pair = f"{mine} and {key} = {str(value).lower()}"
-                rows.append({"pair": pair, "reason": other.why_not, "remedy": other.remedy})
-    return rows
-
-
 def _keys_of(what: str | None) -> Sequence[str]:
     """Return the fields of a table or a setting; all for None."""
     if what is None:
@@ -122,14 +99,23 @@ def _keys_of(what: str | None) -> Sequence[str]:
     return [FIELDS[name]]
 
 
-def _is_about(row: Mapping[str, str], keys: Sequence[str]) -> bool:
-    words = row["pair"].replace("=", " ").split()
-    old = [name for name, merged in MERGED.items() for key in keys if NAMES[key] in merged.instead]
-    return any(word in words for word in (*keys, *old, *(NAMES[key] for key in keys)))
+def _conflicts(keys: Sequence[str]) -> list[Row]:
+    """Return the needs and conflicts of which an example has one of ``keys``."""
+    names = {*keys, *(each for each in MERGED if set(_keys_of(each)) & set(keys))}
+    return [
+        row
+        for row in conflicts_table()
+        if any(f" {each} " in f" {' '.join(row.settings)} " for each in names)
+    ]
 
 
-def _conflict(row: Mapping[str, str]) -> str:
-    return f"{row['pair']}: {row['reason']}; set {row['remedy']}"
+def _line(row: Row) -> str:
+    one, other = (
+        f"{name} ({setting})" if setting else name
+        for name, setting in zip(row.pair, row.settings, strict=True)
+    )
+    relation = "needs" if row.is_need else "excludes"
+    return f"{one} {relation} {other}: {row.reason}; {row.remedy}"
 
 
 def _default(key: str) -> str:
@@ -188,8 +174,7 @@ def _explanation(what: str, key: str) -> list[str]:
     if what.replace("-", "_") not in (name, key):
         lines.insert(0, f"{what} is {name}")
     lines += [f"  {label:<12} {text}" for label, text in rows.items() if text]
-    found = [row for row in conflicts_rows() if _is_about(row, [key])]
-    return lines + [f"  {'excludes':<12} {_conflict(row)}" for row in found]
+    return lines + [f"  {_line(row)}" for row in _conflicts([key])]
 
 
 def _template() -> str:

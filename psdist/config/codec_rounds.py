@@ -1,29 +1,37 @@
-"""The codecs of each round: those of the settings, what a schedule says, or what psdist chooses.
+"""The codecs of each round: given by settings or a schedule, or chosen by psdist.
 
 coded_by_round(config)       # (CodecsFrom(0, push, pull), ...): one entry where nothing changes
-ladder_of(config)            # of codec = auto: all that may come, the least lossy first
+ladder_of(config)            # codec = auto: all that it may choose, the least lossy first
 codecs_that_may_come(config)
 has_codecs(config)
-contradiction_of_codecs(config)
+why_on_host(config)          # "" where a device may encode all that is pushed
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from psdist.config.codec_specs import CodecSpec
-from psdist.config.combinations import Codecs, codecs_of, parse_both, refusal, text_of_both
-from psdist.config.modes import is_mixed, mode_by, modes_that_may_come, parts_of
+from psdist.config.codec_specs import (
+    LOW_RANK,
+    OWN,
+    Codecs,
+    CodecSpec,
+    codecs_of,
+    parse_both,
+    text_of,
+    text_of_both,
+)
+from psdist.config.modes import mode_by, modes_that_may_come, parts_of
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
 
 AUTO: Final = "auto"
-"""The codec with which psdist chooses."""
+"""The codec of a run in which psdist chooses."""
 LADDER: Final = tuple(map(parse_both, ("none", "fp16", "int8", "int4", "int4/sign")))
-"""Among these, the least lossy first."""
+"""The choices, the least lossy first."""
 _LEAST_PULL: Final = LADDER[1].pull
-"""Of pulls that are no differences, the one of the fewest bytes."""
+"""The shortest pull that is not relative."""
 
 
 class CodecsFrom(NamedTuple):
@@ -34,24 +42,24 @@ class CodecsFrom(NamedTuple):
     pull: CodecSpec
 
     def __str__(self) -> str:
-        """As a schedule writes it."""
+        """Return the codecs as a schedule writes them."""
         return text_of_both(Codecs(self.push, self.pull))
 
 
 def is_auto(config: RunConfig) -> bool:
-    """Whether psdist chooses the codecs within the run."""
+    """True if psdist chooses the codecs during the run."""
     return config.codec == AUTO
 
 
 def is_controlled(config: RunConfig) -> bool:
-    """Whether psdist changes anything within the run by what it observes."""
+    """True if psdist changes anything during the run by what it observes."""
     return is_auto(config) or mode_by(config) == "auto"
 
 
 def ladder_of(config: RunConfig) -> tuple[Codecs, ...]:
-    """Of ``codec = auto``: all that may come, the least lossy first, the first one from round 0 on;
-    a direction whose codec is given keeps it. Where groups hold different versions, and servers
-    keep none of them (ssp and async without ``pull_copies``), a pull is in 16 bits at least."""
+    """Return all codecs that ``codec = auto`` may choose, the least lossy first, with which the run
+    begins. A direction whose codec is given keeps it. Where groups hold different versions and
+    servers have no copies of these (ssp and async without ``pull_copies``), pulls have 16 bits."""
     given = codecs_of(codec=None, push_codec=config.push_codec, pull_codec=config.pull_codec)
     has_all = modes_that_may_come(config) == ("sync",) or config.pull_copies == "on"
     pulls = [each.pull if has_all or each.pull.is_none else _LEAST_PULL for each in LADDER]
@@ -67,14 +75,15 @@ def ladder_of(config: RunConfig) -> tuple[Codecs, ...]:
 
 
 def coded(config: RunConfig) -> Codecs:
-    """Of the settings, for a run whose schedule names no codecs; of ``codec = auto`` at first."""
+    """Return the codecs that the settings give; with ``codec = auto`` those of round 0."""
     if is_auto(config):
         return ladder_of(config)[0]
     return codecs_of(codec=config.codec, push_codec=config.push_codec, pull_codec=config.pull_codec)
 
 
 def coded_by_round(config: RunConfig) -> tuple[CodecsFrom, ...]:
-    """Ascending; neighbours differ. What psdist chooses within the run is not known here."""
+    """Return the codecs by round, ascending; neighbours differ. Choices that psdist makes during
+    the run are not known here."""
     found: list[CodecsFrom] = []
     for part in parts_of(config):
         codecs = coded(config) if part.codecs is None else part.codecs
@@ -84,52 +93,37 @@ def coded_by_round(config: RunConfig) -> tuple[CodecsFrom, ...]:
 
 
 def codecs_that_may_come(config: RunConfig) -> tuple[Codecs, ...]:
-    """In any round, those of round 0 first."""
+    """Return the codecs of all rounds, those of round 0 first."""
     if is_auto(config):
         return ladder_of(config)
     return tuple(Codecs(push, pull) for _, push, pull in coded_by_round(config))
 
 
 def has_codecs(config: RunConfig) -> bool:
-    """Whether anything is coded, in any round."""
+    """True if anything is coded, in any round."""
     return not all(push.is_none and pull.is_none for push, pull in codecs_that_may_come(config))
 
 
-def refusal_of_codecs(config: RunConfig, *, has_float64: bool = False) -> str:
-    """Why this run cannot have its codecs, of all its modes and rounds; "" where it can.
-    ``has_float64``: whether the model has such parameters."""
-    named = [(each.mode.mode, each.codecs) for each in parts_of(config) if each.codecs is not None]
-    settings = ladder_of(config) if is_auto(config) else (coded(config),)
-    of_settings = [(mode, each) for mode in modes_that_may_come(config) for each in settings]
-    for mode, codecs in named or of_settings:
-        if wrong := refusal(
-            *codecs,
-            mode=mode,
-            has_copies=config.pull_copies == "on",
-            pipeline=config.pipeline,
-            has_float64=has_float64,
-            has_feedback=config.feedback == "on",
-            is_mixed=bool(named) and is_mixed(config),  # else other rounds say more
-        ):
-            return wrong
+def why_on_host(config: RunConfig) -> str:
+    """Return why the host encodes the pushes; "" if a device may."""
+    if config.encode_on == "host":
+        return "encode_on = host"
+    pushes = dict.fromkeys(each.push for each in codecs_that_may_come(config))
+    if all(push.is_none for push in pushes):
+        return "pushes have no codec"
+    wrong = ((push, _why_on_host(push)) for push in pushes)
+    return next((f"push_codec = {text_of(push)}: {why}" for push, why in wrong if why), "")
+
+
+def _why_on_host(push: CodecSpec) -> str:
+    if push.skip is not None:
+        return "whether a push is left for later is decided on the host"
+    if push.is_packed:
+        return "Zstandard packs on the host"
+    if push.is_stochastic or push.name == "randk":
+        return "its random numbers are those of the host"
+    if push.name == LOW_RANK:
+        return "its products of matrices have other bits on each device"
+    if push.name == OWN:
+        return "a codec of your own is given values on the CPU"
     return ""
-
-
-def contradiction_of_codecs(config: RunConfig) -> str:
-    """What does not go with the codecs, and what to do; "" where all does."""
-    given = ("codec", "push_codec", "pull_codec")
-    beside = [key for key in given if getattr(config, key) is not None]
-    names_codecs = any(part.codecs is not None for part in parts_of(config))
-    if names_codecs and beside:
-        return (
-            f"schedule = {config.schedule!r} with {beside[0]} = {getattr(config, beside[0])}: the "
-            f"schedule says the codecs of every round; leave out {' and '.join(beside)}, or the "
-            "codecs in the schedule"
-        )
-    if config.pull_copies == "on" and is_mixed(config) and not names_codecs:
-        return (
-            "pull_copies = on in a run whose mode may change to or from sync, where all groups "
-            "hold the same: leave pull_copies off, let only ssp and async come, or name the codecs "
-            "in a schedule, with none for pulls in sync"
-        )
-    return refusal_of_codecs(config)

@@ -7,7 +7,7 @@
     parse_codecs("int4/sign")        # ("int4", "sign"): of pushes and of pulls
     parse_codecs("int8")             # ("int8", "none")
 
-What they do is psdist.codecs.
+psdist.codecs implements them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPARSE: Final = ("topk", "randk")
 LOW_RANK: Final = "lowrank"
 ZSTD: Final = "zstd"
 PACKABLE: Final = (*CASTS, *QUANTIZED, "topk")
-"""Of the others hardly a byte is saved."""
+"""Zstandard saves hardly a byte of the others."""
 OWN: Final = "own"
 SKIP: Final = "skip"
 BURST: Final = "burst"
@@ -44,15 +44,15 @@ ALLOWED: Final = (
 
 
 class Skip(NamedTuple):
-    """A push of a chunk is left for later while what it would move is small."""
+    """A push of a chunk is left for later while it would move little."""
 
     threshold: float
     """||lr p|| / ||parameters||, below which it is."""
     most: int = 10
-    """How many rounds running, at most."""
+    """Most rounds in a row."""
 
     def __str__(self) -> str:
-        """As users write it."""
+        """Return it as users write it."""
         most = "" if self.most == Skip(0).most else f":{self.most}"
         return f"{SKIP}:{self.threshold:g}{most}"
 
@@ -60,19 +60,19 @@ class Skip(NamedTuple):
 class CodecSpec(NamedTuple):
     name: str
     ratio: float = 0.0
-    """Of topk and randk: which part of the values is sent."""
+    """topk, randk: the part of the values that is sent."""
     is_stochastic: bool = False
-    """Of int8, int4 and int2: rounded up or down by chance, right on average."""
+    """int8, int4, int2: rounded up or down by chance, right on average."""
     rank: int = 0
-    """Of lowrank."""
+    """lowrank: the rank of the matrices."""
     target: str = ""
-    """Of the user's own: ``module:name``."""
+    """A codec of your own: ``module:name``."""
     is_packed: bool = False
-    """Whether what the codec gives is made smaller without loss (Zstandard)."""
+    """True if Zstandard packs what the codec gives."""
     skip: Skip | None = None
-    """Which pushes are left for later; the codec is of the others."""
+    """Pushes that are left for later; the codec is for the others."""
     burst: int = 0
-    """Every so many rounds a push has no codec; 0: none has."""
+    """Every N-th round has a push without codec; 0: no round has."""
 
     @property
     def is_none(self) -> bool:
@@ -84,7 +84,7 @@ class CodecSpec(NamedTuple):
 
 
 def parse_codec(text: str) -> CodecSpec:
-    """Raises :class:`ValueError`, whose text names what is wrong and what is allowed."""
+    """Return the codec. Raises :class:`ValueError`, whose text says what is allowed."""
     spec = _parse(text)
     if spec is None:
         raise ValueError(f"{text!r:.60} is no codec; a codec is {ALLOWED}")
@@ -132,8 +132,18 @@ def _skip(text: str) -> Skip | None:
     return Skip(number, count) if count else None
 
 
+def parse_pull(text: str) -> CodecSpec:
+    """Return the codec of pulls. Raises :class:`ValueError` also for a codec of pushes
+    alone: a server stores no earlier encoding, and its reply contains all that the last one left
+    out."""
+    spec = parse_codec(text)
+    if spec.skip is not None or spec.burst or spec.rank:
+        raise ValueError(f"{text!r:.60} is a codec of pushes alone; a codec is {ALLOWED}")
+    return spec
+
+
 def parse_codecs(text: str) -> tuple[str, str]:
-    """``A`` for pushes alone, ``A/B`` for pushes and pulls."""
+    """Return the codecs of pushes and pulls: ``A`` is for pushes alone, ``A/B`` for both."""
     push, slash, pull = text.partition("/")
     parse_codec(push)
     if slash:
@@ -141,8 +151,53 @@ def parse_codecs(text: str) -> tuple[str, str]:
     return push, pull if slash else "none"
 
 
+class Codecs(NamedTuple):
+    push: CodecSpec
+    pull: CodecSpec
+
+
+def parse_both(text: str) -> Codecs:
+    """Return the codecs of the setting ``codec``: one for both directions, or ``PUSH/PULL``."""
+    push, pull = parse_codecs(text if "/" in text else f"{text}/{text}")
+    return Codecs(parse_codec(push), parse_pull(pull))
+
+
+def codecs_of(*, codec: str | None, push_codec: str | None, pull_codec: str | None) -> Codecs:
+    """Return the codecs of three settings: ``codec`` is for both directions, and the others replace
+    it, each for its own."""
+    both = parse_both(codec or "none")
+    return Codecs(
+        parse_codec(push_codec) if push_codec is not None else both.push,
+        parse_pull(pull_codec) if pull_codec is not None else both.pull,
+    )
+
+
+def text_of(spec: CodecSpec) -> str:
+    """Return the codec as users write it."""
+    if spec.skip is not None:
+        plain = spec._replace(skip=None)
+        return f"{spec.skip}" if plain.is_none else f"{text_of(plain)}+{spec.skip}"
+    if spec.burst:
+        return f"{text_of(spec._replace(burst=0))}+{BURST}:{spec.burst}"
+    if spec.is_packed:
+        return f"{text_of(spec._replace(is_packed=False))}+{ZSTD}"
+    if spec.target:
+        return spec.target
+    if spec.rank:
+        return f"{spec.name}:{spec.rank}"
+    if spec.ratio:
+        return f"{spec.name}:{spec.ratio:g}"
+    return f"{spec.name}:stochastic" if spec.is_stochastic else spec.name
+
+
+def text_of_both(codecs: Codecs) -> str:
+    """Return the codecs as a schedule writes them."""
+    push, pull = map(text_of, codecs)
+    return push if codecs.pull.is_none else f"{push}/{pull}"
+
+
 def _count(text: str, most: int) -> int:
-    """From 1 to ``most``; 0 for anything else."""
+    """Return a number from 1 to ``most``; 0 for any other text."""
     is_count = re.fullmatch("[1-9][0-9]{0,6}", text, re.ASCII) and int(text) <= most
     return int(text) if is_count else 0
 

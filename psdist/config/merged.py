@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from psdist.config.codec_rounds import AUTO
-from psdist.config.combinations import parse_both
+from psdist.config.codec_specs import parse_both
 
 SHORT: Final = "codec"
 """The short form of codec.push and codec.pull, which stays."""

@@ -1,13 +1,13 @@
-"""The setting ``outer``: which optimizer servers run on what local steps bring; text only.
+"""The setting ``outer``: the optimizer that servers run after local steps; text only.
 
     parse_outer("average")                              # Outer("SGD", {"lr": 1.0})
     parse_outer("nesterov:lr=0.7,momentum=0.9")         # Outer("SGD", {..., "nesterov": True})
     parse_outer("adam:lr=0.001")                        # Outer("Adam", {"lr": 0.001})
 
-``average`` brings every group to the mean of where the groups are (Local SGD: Stich, 2019);
+``average`` moves every group to the mean of all groups (Local SGD: Stich, 2019);
 ``nesterov`` is the outer optimizer of DiLoCo (Douillard et al., 2023), by default with its lr 0.7
-and momentum 0.9. ``accumulate`` is none of these: nothing steps on workers, whose gradients of a
-round are added up, and servers run the script's own optimizer. It imports nothing of psdist.
+and momentum 0.9. With ``accumulate`` no optimizer steps on workers: their gradients of a round are
+summed, and servers run the script's own optimizer. The module imports nothing of psdist.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ _WORDS: Final = MappingProxyType({"true": True, "false": False})
 
 
 def has_rounds(config: RunConfig) -> bool:
-    """Whether servers are asked once in several steps."""
+    """True if a round has several steps."""
     return config.local_steps != 1
 
 
 def counted_steps(config: RunConfig) -> int:
-    """Steps of a round, where the settings say a number."""
+    """Return the steps of a round, where the settings give a number."""
     assert config.local_steps != "epoch"
     return config.local_steps
 
 
 def steps_on_workers(config: RunConfig) -> bool:
-    """Whether the script's optimizer steps there, and another one on servers."""
+    """True if the script's optimizer steps on workers, and another one on servers."""
     return has_rounds(config) and config.outer != ACCUMULATE
 
 
 @dataclass(frozen=True)
 class Outer:
-    """``name``: of a class of torch.optim; ``options``: what its constructor is given."""
+    """``name``: a class of torch.optim; ``options``: the arguments of its constructor."""
 
     name: str
     options: dict[str, bool | float] = field(default_factory=dict)
 
 
 def parse_outer(text: str) -> Outer:
-    """Raises :class:`ValueError` for what is none."""
+    """Return the outer optimizer. Raises :class:`ValueError` for a text that names none."""
     name, colon, rest = text.partition(":")
     options: dict[str, bool | float] = {}
     if len(text) > MOST_CHARACTERS or (colon and not rest):

@@ -26,30 +26,15 @@ from pydantic import (
     model_validator,
 )
 
-from psdist.config.auto_codec import contradiction_of_auto_codec
-from psdist.config.backup import contradiction_of_backup
-from psdist.config.buddies import contradiction_of_buddies
-from psdist.config.by_epoch import contradiction_of_epoch
-from psdist.config.by_loss import contradiction_of_loss
-from psdist.config.by_speed import contradiction_of_speed
-from psdist.config.codec_rounds import AUTO, contradiction_of_codecs
+from psdist.config.codec_rounds import AUTO
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
-from psdist.config.codec_specs import parse_codec
-from psdist.config.encode_on import contradiction_of_encoding
+from psdist.config.codec_specs import parse_codec, parse_pull
+from psdist.config.compatibility import refusal
 from psdist.config.merged import MERGED, SCRIPT, STRICT
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
-from psdist.config.modes import (
-    contradiction_of_modes,
-    modes_that_may_come,
-    parse_schedule,
-    schedule_of,
-)
-from psdist.config.on_group_death import contradiction_of_reforming
+from psdist.config.modes import parse_schedule
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
-from psdist.config.rollback import contradiction_of_rollback
-from psdist.config.stale import contradiction_of_stale
-from psdist.config.substitutes import contradiction_of_spares
 from psdist.errors import ProtocolError
 from psdist.sizes import parse_bytes, parse_interval
 
@@ -110,9 +95,14 @@ def _parse_schedule(text: str) -> None:
         parse_schedule(text)
 
 
-def _parse_codec(text: str) -> None:
+def _parse_push(text: str) -> None:
     if text != AUTO:
         parse_codec(text)
+
+
+def _parse_pull(text: str) -> None:
+    if text != AUTO:
+        parse_pull(text)
 
 
 def _list_as_tuple(value: object) -> object:
@@ -132,9 +122,8 @@ _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_na
 _Interval: TypeAlias = Annotated[
     str, BeforeValidator(_number_as_text), AfterValidator(_require(_parse_interval))
 ]
-_CodecOrAuto: TypeAlias = Annotated[
-    str, Field(max_length=200), AfterValidator(_require(_parse_codec))
-]
+_Push: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require(_parse_push))]
+_Pull: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require(_parse_pull))]
 _Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
 _Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
@@ -322,14 +311,14 @@ class RunConfig(BaseModel):
         description="How servers combine the parameters of the groups; accumulate: gradients "
         "are summed instead, and servers run the script's optimizer.",
     )
-    codec_push: _CodecOrAuto | None = _setting(
+    codec_push: _Push | None = _setting(
         "codec.push",
         None,
         allowed=f"auto, {CODECS_ALLOWED}",
         description="How gradients are encoded on the network; unset: not encoded; auto: psdist "
         "chooses, and may change it during the run.",
     )
-    codec_pull: _CodecOrAuto | None = _setting(
+    codec_pull: _Pull | None = _setting(
         "codec.pull",
         None,
         allowed=f"auto, {CODECS_ALLOWED}",
@@ -664,54 +653,13 @@ def needs_of(key: str) -> str:
 
 
 def contradiction(config: RunConfig) -> str:
-    """Settings that do not go together, and what to do; "" where all do."""
-    if wrong := contradiction_of_reforming(config):
-        return wrong
-    if wrong := contradiction_of_modes(config):
-        return wrong
-    if wrong := contradiction_of_auto_codec(config):
-        return wrong
-    if wrong := contradiction_of_backup(config):
-        return wrong
-    if wrong := contradiction_of_stale(config):
-        return wrong
-    if wrong := contradiction_of_speed(config):
-        return wrong
-    if wrong := contradiction_of_loss(config):
-        return wrong
-    if wrong := contradiction_of_epoch(config):
-        return wrong
-    if wrong := contradiction_of_rollback(config):
-        return wrong
-    if config.pipeline and modes_that_may_come(config) == ("sync",):
+    """Return why these settings exclude each other, with the remedy; "" if they do not."""
+    if config.staleness_to is not None and config.staleness_to <= config.staleness:
         return (
-            "pipeline = 1 with mode = sync, in which every step awaits its own replies: set mode = "
-            "ssp or async, or pipeline = 0 (overlap hides communication in sync)"
+            f"staleness_to = {config.staleness_to}: expected more than staleness, which is "
+            f"{config.staleness}; set a higher one, or leave it out"
         )
-    if wrong := contradiction_of_codecs(config) or contradiction_of_encoding(config):
-        return wrong
-    if config.pipeline and any(
-        each.mode == "ssp" and not each.staleness for each in schedule_of(config)
-    ):
-        return (
-            "pipeline = 1 with staleness = 0: every group would wait for an iteration of the "
-            "others that they begin after it; set staleness = 1 or more, or pipeline = 0"
-        )
-    if config.local_steps == 1 and config.outer != "average":
-        return (
-            f"outer = {config.outer!r} with local_steps = 1, where servers run the script's own "
-            "optimizer: set local_steps to 2 or more, or leave outer out"
-        )
-    if wrong := contradiction_of_buddies(config):
-        return wrong
-    if wrong := contradiction_of_spares(config):
-        return wrong
-    if config.trace and config.max_deaths:
-        return (
-            "max_deaths with trace: clocks are compared at the end among all ranks, also those "
-            "that have died; leave out one of them"
-        )
-    return ""
+    return refusal(config)
 
 
 def to_toml(config: RunConfig) -> str:

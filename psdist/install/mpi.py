@@ -262,10 +262,9 @@ def mpirun_command(
     if survives_deaths:
         if mpirun.family != "openmpi":
             raise LaunchError(
-                "max_deaths and replication = buddy need Open MPI's mpirun --with-ft ulfm; "
-                f"{mpirun.name} ends all ranks with the first that dies: leave them out, and go on "
-                "from a checkpoint "
-                "(--checkpoint-every, --resume)"
+                f"{mpirun.name}: a job that survives failures (max_deaths, replication) needs Open "
+                "MPI's mpirun --with-ft ulfm; install Open MPI, or continue from a checkpoint "
+                "instead (--checkpoint-every, --resume)"
             )
         command += ["--with-ft", "ulfm"]
     return [*command, *_flags(mpirun, num_ranks, environment)]

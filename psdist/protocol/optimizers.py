@@ -196,18 +196,10 @@ def check_mode(accepted: OptimizerTraits, mode: str) -> None:
         )
 
 
-def check_freeze(name: str, param_groups: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse the setting ``freeze_step`` for what has no second moment that could stay."""
-    if name not in _WITH_SECOND_MOMENT:
-        raise OptimizerRefusedError(
-            f"freeze_step with {name} on servers: it keeps the second moment of "
-            f"{' or '.join(_WITH_SECOND_MOMENT)}; train with one of them, or set freeze_step = 0"
-        )
-    if any(group["amsgrad"] for group in param_groups):
-        raise OptimizerRefusedError(
-            f"freeze_step with {name} and amsgrad, which divides by the largest second moment so "
-            "far; set amsgrad=False, or freeze_step = 0"
-        )
+def has_second_moment(name: str, param_groups: Iterable[Mapping[str, Any]]) -> bool:
+    """True if the setting ``freeze_step`` can keep the second moment of this optimizer. amsgrad
+    divides by the largest second moment so far instead."""
+    return name in _WITH_SECOND_MOMENT and not any(group["amsgrad"] for group in param_groups)
 
 
 class _UnfitError(Exception):

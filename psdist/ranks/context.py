@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
+from psdist.config.derived import reforms_groups
 from psdist.config.modes import ModeFrom, judging_mode
-from psdist.config.on_group_death import reforms_groups
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
 from psdist.controller.kept import Fidelity

@@ -20,10 +20,9 @@ from psdist.config.codec_rounds import (
     has_codecs,
     is_auto,
     ladder_of,
+    why_on_host,
 )
-from psdist.config.codec_specs import CodecSpec
-from psdist.config.combinations import text_of
-from psdist.config.encode_on import why_on_host
+from psdist.config.codec_specs import CodecSpec, text_of
 from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig
 from psdist.history.run_record import CodecsSince, LevelCodecs

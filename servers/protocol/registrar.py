@@ -497,12 +497,12 @@ class Registrar:
 
     @property
     def _away(self) -> set[int]:
-        """Workers that are done, or wait in a collective."""
+        """Workers that are done, wait in a collective, or are out of the job."""
         waiting = (each.entered for each in self._collectives.values() if not each.error)
-        return {*self.done, *chain.from_iterable(waiting)}
+        return {*self.done, *self._deaths.out, *chain.from_iterable(waiting)}
 
     def _fix_steps(self) -> list[RegistrarAction]:
-        """Somebody has gone who had still to ask for the steps of a term."""
+        """Fix the steps of each term for which no worker is waited for any more."""
         return [*self._decided.fix_steps(self._away)]
 
     def _check_missed_calls(
@@ -923,6 +923,7 @@ class Registrar:
             }
             if not collective.entered:
                 del self._collectives[seq]
+        actions += self._fix_steps()
         actions += self._meetings.on_lost(out)
         actions += self._checkpoints.on_lost([worker_id(worker) for worker in sorted(out)])
         actions += self._go_on_with_checkpoint()

@@ -56,8 +56,8 @@ class BatchPlan:
         check_batch_size(self.batch_size)
         if self.global_batch is not None and self.global_batch < self.num_workers:
             raise UsageError(
-                f"global_batch = {self.global_batch} and {self.num_workers} workers: each needs at "
-                "least one sample of every joint batch; start fewer workers, or set a larger one"
+                f"global_batch = {self.global_batch}: expected at least {self.num_workers}, one "
+                "sample for each worker; start fewer workers, or set a larger one"
             )
         if self.num_samples == 0:
             raise UsageError("the dataset is empty: job.loader needs at least one sample")

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import is_auto, ladder_of
-from psdist.config.combinations import text_of_both
+from psdist.config.codec_specs import text_of_both
 from psdist.config.modes import first_mode
 from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig

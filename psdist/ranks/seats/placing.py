@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
+from psdist.config.derived import take_servers_places, take_workers_places
 from psdist.config.settings import RunConfig
-from psdist.config.substitutes import take_servers_places, take_workers_places
 from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from psdist.config.codec_rounds import is_auto, ladder_of
-from psdist.config.combinations import text_of_both
+from psdist.config.codec_specs import text_of_both
 from psdist.config.settings import RunConfig
 from psdist.history.run_record import CodecsSince
 from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds

@@ -152,8 +152,8 @@ def test_otherwise_nobody_goes_on(settings: dict[str, Any], begun: Path, tmp_pat
     path = again(begun, tmp_path / "run")
     mine = " \\| ".join(" ".join(map(str, each)) for each in settings.get("groups", GROUPS))
     found = (
-        r"was made with steps_by = speed in mode ssp, in which groups are in different hands .* "
-        rf"its groups are of the workers {mine}, the checkpoint's of 0 1 \| 2 \| 3: set them"
+        r"made in mode ssp, steps_by = speed, groups of the workers 0 1 \| 2 \| 3, where .* "
+        rf"groups of the workers {mine}: resume it as it was"
     )
     with pytest.raises(UsageError, match=found):
         run(path, script_of(), resumes=True, record=False, **settings)

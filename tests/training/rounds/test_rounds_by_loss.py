@@ -160,7 +160,7 @@ def test_what_is_no_loss_ends_the_job(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=error):
             run(script, tmp_path / name, record=False, **settings)
 
-    fails(training(loss_of=lambda _: -1.0), "job.report: a loss of -1.0; steps_by = loss", "0")
+    fails(training(loss_of=lambda _: -1.0), "job.report: a loss of -1.0; expected 0 or more", "0")
     fails(training(loss_of=lambda _: float("nan")), "job.report: a loss of nan", "1")
     words = training(reports=lambda job, _: job.report("low"))  # type: ignore[arg-type]
     fails(words, "job.report: a str; it takes a number", "2")

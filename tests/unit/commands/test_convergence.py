@@ -102,7 +102,7 @@ def test_what_is_no_scheme_is_refused_in_one_line(text: str, words: str) -> None
 
 
 def test_settings_that_do_not_go_together_are_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="groups hold different versions"):
+    with pytest.raises(ConfigError, match="a relative reply needs the version"):
         scheme_of("codec=int8 mode=async").resolved({}, {})
 
 

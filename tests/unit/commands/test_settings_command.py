@@ -69,7 +69,7 @@ def test_a_table_is_listed_and_a_setting_is_explained(capsys: pytest.CaptureFixt
     assert "needs        mode = ssp or async" in told
     assert "environment  PSDIST_CODEC_PULL_COPIES" in told
     assert "old names    pull_copies" in told
-    assert "excludes     " in output_of(capsys, "settings", "backup")
+    assert " excludes ssp or async (mode = ssp): " in output_of(capsys, "settings", "backup")
 
 
 @pytest.mark.parametrize("name", [*MERGED, *KEYS, *FIELDS, *TABLES[1:]])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from psdist.config.codec_rounds import coded_by_round, has_codecs, refusal_of_codecs
+from psdist.config.codec_rounds import coded_by_round, has_codecs
+from psdist.config.compatibility import refusal
 from psdist.config.modes import (
     ModeFrom,
     describe_modes,
@@ -70,6 +71,7 @@ def test_without_codecs_in_the_schedule_those_of_the_settings_are_of_every_round
     [
         *("0: sync int9", "0: sync int8/", "0: sync /int8", "0: sync int8 int8", "0: int8"),
         *("0: sync; 5: sync int8", "0: sync int8; 5: sync", "0: sync int8/int8/int8"),
+        *("0: sync int8; 5: sync int8/lowrank:4", "0: sync skip:0.1/skip:0.1"),
     ],
 )
 def test_what_names_no_codec_is_refused_in_one_line(text: str) -> None:
@@ -83,19 +85,18 @@ def test_what_names_no_codec_is_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"codec": "int8"}, "with codec = int8: the schedule says the codecs of every round"),
-        ({"push_codec": "none"}, "with push_codec = none: the schedule says"),
-        ({"schedule": STORY}, "pull_codec = int8 with mode = ssp: groups hold different"),
+        ({"codec": "int8"}, "with codec = int8: the schedule decides the codecs of every round"),
+        ({"push_codec": "none"}, "with push_codec = none: the schedule decides"),
+        ({"schedule": STORY}, "a relative reply needs the version its reader holds"),
         (
             {"schedule": "0: ssp:1 int8/int8; 5: sync int8/int8", "pull_copies": "on"},
-            "pull_codec = int8 with mode = sync in a run that has other modes, too",
+            "pull_copies = on with schedule = 0: ssp:1 int8/int8; 5: sync int8/int8: in sync one",
         ),
         (
             {"schedule": "0: ssp:1 int8; 5: sync int8/bf16", "pull_copies": "on"},
-            "in rounds of sync set pull_codec = none",
+            "name the codecs in a schedule, with pulls of none in sync",
         ),
         ({"schedule": "0: ssp:1 int8; 5: sync int8/sign"}, "set pull_codec = none, fp16 or bf16"),
-        ({"schedule": "0: sync int8; 5: sync int8/lowrank:4"}, "goes with pushes alone"),
         ({"schedule": "0: sync int8; 5: sync skip:0.01", "feedback": "off"}, "would be lost"),
         (
             {"schedule": "0: ssp:1 int8; 5: ssp:1 int8/int8", "pull_copies": "on", "pipeline": 1},
@@ -113,7 +114,7 @@ def test_what_codecs_in_a_schedule_do_not_go_with_is_refused(
 def test_casts_of_pulls_go_with_modes_that_change_without_copies() -> None:
     config = RunConfig(schedule="0: ssp:1 int8/fp16; 5: sync int8/bf16; 9: async none")
     assert contradiction(config) == ""
-    assert "float64" in refusal_of_codecs(config, has_float64=True)
+    assert refusal(config, script={"float64 parameters": "parameters of float64"})
 
 
 def test_a_change_of_codecs_alone_goes_with_resume_and_local_steps() -> None:

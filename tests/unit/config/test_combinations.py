@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from psdist.config.codec_specs import parse_codec
-from psdist.config.combinations import EXAMPLES, MODES, codecs_of, refusal, table, text_of
+from psdist.config.codec_specs import codecs_of, text_of
+from psdist.config.compatibility import refusal
 from psdist.config.settings import RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
+from psdist.mode_names import MODES
 
-PUSHES_ALONE = {
-    "lowrank:4": "goes with pushes alone",
-    "topk:0.01+burst:20": "only pushes go in full now and then",
-    "skip:0.001": "only pushes are left for later",
-    "int8+skip:0.001": "only pushes are left for later",
-}
+EXAMPLES = (
+    *("none", "fp16", "bf16", "int8", "int8:stochastic", "int4", "int2", "sign"),
+    *("topk:0.01", "randk:0.01", "lowrank:4", "module:name", "bf16+zstd", "int4+zstd"),
+    *("topk:0.01+burst:20", "skip:0.001", "int8+skip:0.001"),
+)
+PUSHES_ALONE = ("lowrank:4", "topk:0.01+burst:20", "skip:0.001", "int8+skip:0.001")
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "communication.md"
 
 
@@ -43,52 +46,56 @@ def test_one_codec_is_for_both_directions_and_each_may_have_its_own() -> None:
     assert names("lowrank:2/a.b:c", None, None) == ("lowrank:2", "a.b:c")
 
 
+def refused(**given: Any) -> str:
+    try:
+        return contradiction(RunConfig(**given))
+    except ValidationError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pull", EXAMPLES)
 def test_pushes_take_any_codec_and_pulls_in_ssp_and_async_casts(pull: str, mode: str) -> None:
     casts = ("none", "fp16", "bf16", "bf16+zstd")
     is_known = pull in casts or (mode == "sync" and pull not in PUSHES_ALONE)
     for push in EXAMPLES:
-        wrong = refusal(parse_codec(push), parse_codec(pull), mode=mode)
+        wrong = refused(push_codec=push, pull_codec=pull, mode=mode)
         assert bool(wrong) != is_known, push
         if pull in PUSHES_ALONE:
-            assert wrong.startswith(f"pull_codec = {pull}: {PUSHES_ALONE[pull]}")
+            assert f"{pull!r} is a codec of pushes alone" in wrong
         elif wrong:
-            assert wrong.startswith(f"pull_codec = {pull} with mode = {mode}: ")
-        config = RunConfig(push_codec=push, pull_codec=pull, mode=mode)  # type: ignore[arg-type]
-        assert contradiction(config) == wrong, push
+            key = "codec" if push == pull else "pull_codec"
+            assert wrong.startswith(f"{key} = {pull} with mode = {mode}: a relative reply")
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("pull", [each for each in EXAMPLES if each not in PUSHES_ALONE])
 def test_with_copies_pulls_take_any_codec_but_not_a_pipeline(pull: str, mode: str) -> None:
-    none, spec = parse_codec("none"), parse_codec(pull)
-    assert not refusal(none, spec, mode=mode, has_copies=True)
-    config = RunConfig(pull_codec=pull, mode=mode, pull_copies="on")  # type: ignore[arg-type]
-    assert not contradiction(config)
-    pipelined = config.model_copy(update={"pipeline": 1})
-    wrong = contradiction(pipelined)
-    assert wrong.startswith(f"pipeline = 1 with {'mode = sync' if mode == 'sync' else 'pull_cop'}")
+    given = {"pull_codec": pull, "mode": mode, "pull_copies": "on"}
+    assert not refused(**given)
+    wrong = refused(**given, pipeline=1)
+    other = "mode = sync" if mode == "sync" else "pull_copies = on"
+    assert wrong.startswith(f"pipeline = 1 with {other}")
 
 
 @pytest.mark.parametrize("push", ["skip:0.001", "int8+skip:0.001:3"])
 def test_what_is_left_for_later_needs_feedback(push: str) -> None:
-    config = RunConfig(push_codec=push)
-    assert not contradiction(config)
-    wrong = contradiction(config.model_copy(update={"feedback": "off"}))
-    assert wrong.startswith(f"push_codec = {push} with feedback = off: what is left for later")
+    assert not refused(push_codec=push)
+    wrong = refused(push_codec=push, feedback="off")
+    assert wrong.startswith(f"push_codec = {push} with feedback = off: a push that is skipped")
 
 
 def test_float64_has_no_codec() -> None:
-    none, int8 = parse_codec("none"), parse_codec("int8")
-    assert not refusal(none, none, mode="sync", has_float64=True)
-    for push, pull in ((int8, none), (none, int8)):
-        assert "codecs compute in float32" in refusal(push, pull, mode="sync", has_float64=True)
+    script = {"float64 parameters": "parameters of float64"}
+    assert not refusal(RunConfig(), script=script)
+    for key in ("push_codec", "pull_codec"):
+        wrong = refusal(RunConfig(**{key: "int8"}), script=script)  # type: ignore[arg-type]
+        assert wrong.startswith(f"parameters of float64 with {key} = int8: codecs compute in float")
 
 
 def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
     given = {"mode": "ssp", "codec": "int8"}
-    with pytest.raises(ConfigError, match="pull_codec = int8 with mode = ssp"):
+    with pytest.raises(ConfigError, match="codec = int8 with mode = ssp"):
         resolve(command_line=given, environment={})
     assert resolve(command_line={**given, "pull_copies": "on"}, environment={})
     with pytest.raises(ConfigError, match=r"push_codec = int9 \(command line\): .*topk:R"):
@@ -111,5 +118,22 @@ def test_what_codecs_leave_alone_is_set_with_commas_between(
         assert resolve(command_line={}, environment=environment).config.codec_exact == patterns
 
 
-def test_the_documents_table_is_the_one_that_the_code_makes() -> None:
+def table() -> str:
+    """Return which codec works in which direction and mode, as Markdown."""
+    lines = [
+        "| codec | " + " | ".join(f"push, {mode}" for mode in MODES) + " | "
+        + " | ".join(f"pull, {mode}" for mode in MODES) + " |",
+        "|---" * (2 * len(MODES) + 1) + "|",
+    ]  # fmt: skip
+    for codec in EXAMPLES:
+        words = ["no" if refused(push_codec=codec, mode=mode) else "yes" for mode in MODES]
+        for mode in MODES:
+            pull: dict[str, Any] = {"pull_codec": codec, "mode": mode}
+            with_copies = "no" if refused(**pull, pull_copies="on") else "pull_copies"
+            words.append(with_copies if refused(**pull) else "yes")
+        lines.append(f"| {codec} | " + " | ".join(words) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_documents_table_is_the_one_that_the_settings_make() -> None:
     assert table() in DOCUMENT.read_text(encoding="utf-8")

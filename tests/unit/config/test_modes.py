@@ -112,17 +112,24 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"schedule": "0: ssp:4; 5: sync", "pipeline": 1}, "pipeline = 1 with schedule: sync may"),
+        (
+            {"schedule": "0: ssp:4; 5: sync", "pipeline": 1},
+            "5: sync: in sync every step",
+        ),
         ({"set_mode": "allowed", "mode": "ssp", "pipeline": 1}, "pipeline = 1 with set_mode"),
-        ({"schedule": "0: ssp:4; 5: ssp:0", "pipeline": 1}, "pipeline = 1 with staleness = 0"),
-        ({"schedule": "0: sync", "pipeline": 1}, "pipeline = 1 with mode = sync"),
-        ({"schedule": "0: sync; 5: async", "pull_codec": "sign"}, "pull_codec = sign with mode"),
-        ({"set_mode": "allowed", "mode": "auto"}, "mode = auto with set_mode = allowed: one of"),
-        ({"mode": "auto", "pipeline": 1}, "pipeline = 1 with mode = auto: sync may come"),
-        ({"mode": "auto", "local_steps": 2}, "local_steps = 2 with mode = auto"),
-        ({"mode": "auto", "codec": "sign"}, "pull_codec = sign with mode = ssp"),
-        ({"set_mode": "allowed", "local_steps": 4}, "local_steps = 4 with set_mode = allowed"),
-        ({"schedule": "0: sync; 9: async", "pull_copies": "on"}, "may change to or from sync"),
+        (
+            {"schedule": "0: ssp:4; 5: ssp:0", "pipeline": 1},
+            "5: ssp:0: each group would",
+        ),
+        ({"schedule": "0: sync", "pipeline": 1}, "pipeline = 1 with schedule = 0: sync: in sync"),
+        (
+            {"schedule": "0: sync; 5: async", "pull_codec": "sign"},
+            "pull_codec = sign with schedule",
+        ),
+        ({"set_mode": "allowed", "mode": "auto"}, "set_mode = allowed with mode = auto: only one"),
+        ({"mode": "auto", "pipeline": 1}, "pipeline = 1 with mode = auto: in sync every step"),
+        ({"mode": "auto", "codec": "sign"}, "codec = sign with mode = auto: a relative reply"),
+        ({"schedule": "0: sync; 9: async", "pull_copies": "on"}, "pull_copies = on with schedule"),
     ],
 )
 def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
@@ -144,6 +151,9 @@ def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
         {"schedule": "0: ssp:4; 5: sync", "resume": True},
         {"set_mode": "allowed", "resume": True, "on_usr1": "requeue"},
         {"mode": "auto", "resume": True},
+        {"mode": "auto", "local_steps": 2},
+        {"set_mode": "allowed", "local_steps": 4},
+        {"mode": "ssp", "staleness": 2, "staleness_to": 8, "pipeline": 1},
         {"mode": "ssp", "staleness_to": 8, "max_deaths": 1},
         {"schedule": "0: ssp:4 int8; 5: sync int4/bf16", "replication": "buddy", "servers": 2},
         {"set_mode": "allowed", "replication": "buddy", "servers": 2},
@@ -158,13 +168,11 @@ def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"schedule": "0: ssp:1"}, "staleness_to = 8 with schedule: one of them"),
-        ({"set_mode": "allowed"}, "staleness_to = 8 with set_mode = allowed: one of them"),
-        ({"mode": "async"}, "staleness_to = 8 with mode = async: it is the bound of ssp"),
-        ({"mode": "auto"}, "staleness_to = 8 with mode = auto: it is the bound of ssp"),
-        ({"staleness": 8}, "staleness_to = 8 with staleness = 8, from which on"),
-        ({"pipeline": 1}, "pipeline = 1 with staleness_to: a mode that changes"),
-        ({"local_steps": 2}, "local_steps = 2 with staleness_to: a mode that changes"),
+        ({"schedule": "0: ssp:1"}, "staleness_to = 8 with schedule = 0: ssp:1: only one of them"),
+        ({"set_mode": "allowed"}, "set_mode = allowed with staleness_to = 8: only one of them"),
+        ({"mode": "async"}, "staleness_to = 8 with mode = async: only ssp has a bound"),
+        ({"mode": "auto"}, "staleness_to = 8 with mode = auto: only ssp has a bound"),
+        ({"staleness": 8}, "staleness_to = 8: expected more than staleness, which is 8"),
     ],
 )
 def test_what_a_bound_that_moves_does_not_go_with_is_refused(

@@ -167,4 +167,4 @@ def test_an_unknown_profile_is_refused_and_a_refusal_names_the_profile() -> None
     with pytest.raises(ConfigError, match=r"profile = fast: must be slow-network, unreliable"):
         resolve(command_line={}, environment={}, profile="fast")
     with pytest.raises(ConfigError, match=r"\(--profile uneven is in use\)"):
-        resolve(command_line={"local.steps": "2"}, environment={}, profile="uneven")
+        resolve(command_line={"consistency.backup": "1"}, environment={}, profile="uneven")

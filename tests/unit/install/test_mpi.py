@@ -254,7 +254,5 @@ def test_open_mpi_alone_survives_deaths() -> None:
     command = mpirun_command(mpirun(), 2, PLAIN, survives_deaths=True)
     assert command[3:5] == ["--with-ft", "ulfm"]
     assert "--with-ft" not in mpirun_command(mpirun(), 2, PLAIN)
-    with pytest.raises(
-        LaunchError, match=r"replication = buddy need Open MPI's mpirun --with-ft ulfm; "
-    ):
+    with pytest.raises(LaunchError, match=r"needs Open MPI's mpirun --with-ft ulfm; "):
         mpirun_command(mpirun("mpich", (5, 0, 2)), 2, PLAIN, survives_deaths=True)

@@ -7,11 +7,11 @@ import pytest
 from psdist.codecs.base import OnDevice
 from psdist.codecs.named import codec_of
 from psdist.codecs.schemes.plain import Plain
+from psdist.config.codec_rounds import why_on_host
 from psdist.config.codec_specs import parse_codec
-from psdist.config.combinations import EXAMPLES
-from psdist.config.encode_on import why_on_host
 from psdist.config.settings import RunConfig, contradiction
 from psdist.ranks.wire import wire_of
+from tests.unit.config.test_combinations import EXAMPLES
 
 OWN = "tests.support.own_codecs:Halves"
 CODECS = [OWN if each == "module:name" else each for each in EXAMPLES if each != "none"]
@@ -28,8 +28,8 @@ def test_what_is_said_of_a_codec_is_what_it_has(codec: str) -> None:
     wrong = contradiction(config)
     assert bool(wrong) != has_form
     if wrong:
-        assert wrong.startswith(f"encode_on = device, but push_codec = {codec}: ")
-        assert "; set encode_on = auto, " in wrong
+        assert wrong.startswith(f"encode_on = device with push_codec = {codec}: each other codec")
+        assert wrong.endswith("or set encode_on = auto")
     assert wire_of(RunConfig(push_codec=codec)).encode_on == "host"
     auto = RunConfig(push_codec=codec, encode_on="auto")
     assert not contradiction(auto)
@@ -37,7 +37,9 @@ def test_what_is_said_of_a_codec_is_what_it_has(codec: str) -> None:
 
 
 def test_where_nothing_is_encoded_no_device_encodes() -> None:
-    assert "but pushes have no codec" in contradiction(RunConfig(encode_on="device"))
+    assert contradiction(RunConfig(encode_on="device")).startswith(
+        "encode_on = device without push"
+    )
     assert contradiction(RunConfig(encode_on="device", pull_codec="int8"))
     assert wire_of(RunConfig(pull_codec="int8")).encode_on == "host"
 
@@ -46,7 +48,7 @@ def test_every_codec_that_may_come_counts() -> None:
     story = "0: sync none; 5: sync sign; 9: sync {}"
     assert not contradiction(RunConfig(encode_on="device", schedule=story.format("int8")))
     wrong = contradiction(RunConfig(encode_on="device", schedule=story.format("randk:0.1")))
-    assert wrong.startswith("encode_on = device, but push_codec = randk:0.1: its random numbers")
+    assert wrong.startswith("encode_on = device with schedule = 0: sync none; 5: sync sign")
     assert wire_of(RunConfig(codec="auto", encode_on="auto")).encode_on == "auto"
     assert wire_of(RunConfig(codec="auto", encode_on="host")).encode_on == "host"
 

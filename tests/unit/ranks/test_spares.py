@@ -152,7 +152,7 @@ def test_an_error_is_no_consequence_of_a_spare_s_death(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"spares": 1}, "spares = 1 with replication = none"),
+        ({"spares": 1}, "spares = 1 with max_deaths = 0 and with replication = none"),
         ({"spares": 2, "replication": "buddy"}, ""),
         ({"spares": 0}, ""),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psdist.codecs.schemes.exact import Exact
 from psdist.config.codec_rounds import ladder_of
-from psdist.config.combinations import text_of_both
+from psdist.config.codec_specs import text_of_both
 from psdist.config.settings import RunConfig
 from psdist.protocol.partition import Partition, Piece
 from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds, wire_of
