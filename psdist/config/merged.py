@@ -20,6 +20,11 @@ STRICT: Final = "strict:"
 """Prefix of a placement that must be followed exactly."""
 SCRIPT: Final = "script"
 """The schedule of a run whose script changes the mode."""
+BOOLEANS: Final = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+"""Words of command lines and environments."""
 _AFFINITIES: Final = {
     (True, True): "auto",
     (True, False): "cores",
@@ -79,9 +84,7 @@ def _placement(value: object, now: Mapping[str, object]) -> dict[str, object]:
 
 
 def _strict_placement(value: object, now: Mapping[str, object]) -> dict[str, object]:
-    words = {"true": True, "1": True, "yes": True, "on": True}
-    words |= {"false": False, "0": False, "no": False, "off": False}
-    is_strict = words.get(value.strip().lower()) if isinstance(value, str) else value
+    is_strict = BOOLEANS.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(is_strict, bool):
         raise ValueError("not true or false")
     text = str(now["hosts_placement"]).removeprefix(STRICT)

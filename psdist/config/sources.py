@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import ValidationError
 
-from psdist.config.merged import MERGED, SHORT
+from psdist.config.merged import BOOLEANS, MERGED, SHORT
 from psdist.config.profiles import PROFILES
 from psdist.config.removed import why_removed
 from psdist.config.settings import (
@@ -79,10 +79,6 @@ _ABOUT_AS_CLOSE: Final = 0.1
 
 # A number with more digits is out of every range; int() refuses more than 4300 digits.
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}")
-_BOOLEANS: Final = {
-    **dict.fromkeys(("true", "1", "yes", "on"), True),
-    **dict.fromkeys(("false", "0", "no", "off"), False),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,19 +251,15 @@ def deprecation(resolved: Resolved) -> list[str]:
 def describe_script(resolved: Resolved) -> list[str]:
     """Return a line for each setting that the script gives: ``mode = ssp  (psdist.init)``."""
     return [
-        f"{NAMES[key]} = {_shown(getattr(resolved.config, key))}  ({SCRIPT})"
-        for key in KEYS
-        if resolved.sources[key] == SCRIPT
+        f"{name} = {value}  ({SCRIPT})"
+        for name, value, source in _rows(resolved)
+        if source == SCRIPT
     ]
 
 
 def describe(resolved: Resolved) -> list[str]:
     """Return a line for each setting that a source gives: ``mode = ssp  (command line)``."""
-    rows = [
-        (NAMES[key], _shown(getattr(resolved.config, key)), resolved.sources[key])
-        for key in KEYS
-        if resolved.sources[key] != "default"
-    ]
+    rows = [row for row in _rows(resolved) if row[2] != "default"]
     name_width = max((len(name) for name, _, _ in rows), default=0)
     value_width = min(max((len(value) for _, value, _ in rows), default=0), 40)
     return [
@@ -277,11 +269,15 @@ def describe(resolved: Resolved) -> list[str]:
 
 def describe_defaults(resolved: Resolved) -> str:
     """Return all other settings in one line: ``mode = sync, staleness = 3, ...``."""
-    return ", ".join(
-        f"{NAMES[key]} = {_shown(getattr(resolved.config, key))}"
-        for key in KEYS
-        if resolved.sources[key] == "default"
-    )
+    rows = _rows(resolved)
+    return ", ".join(f"{name} = {value}" for name, value, source in rows if source == "default")
+
+
+def _rows(resolved: Resolved) -> list[tuple[str, str, str]]:
+    """Return name, value and source of each setting."""
+    return [
+        (NAMES[key], _shown(getattr(resolved.config, key)), resolved.sources[key]) for key in KEYS
+    ]
 
 
 def _file_of_environment(environment: Mapping[str, str]) -> Path | None:
@@ -427,7 +423,7 @@ def _from_text(key: str, text: str) -> object:
     kinds = {get_args(member)[0] if get_args(member) else member for member in members}
     text = text.strip()
     if bool in kinds:
-        return _BOOLEANS.get(text.lower(), text)
+        return BOOLEANS.get(text.lower(), text)
     if key in _LISTS:
         return tuple(part.strip() for part in text.split(",")) if text else ()
     if int in kinds and _WHOLE_NUMBER.fullmatch(text):
