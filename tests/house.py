@@ -134,7 +134,7 @@ OF_BACKUP = (
 )
 
 SETTINGS = "psdist/config/settings.py"
-MERGED = "psdist/config/merged.py"
+MERGED = "psdist/config/old_names.py"
 ROWS = ("Need", "Conflict")
 """Classes of psdist.features: an instance of one is a row of the table."""
 RECORD_CLASSES = "servers/protocol/replication/records.py"

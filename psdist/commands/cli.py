@@ -413,7 +413,7 @@ def _refuse(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "psdist")
     reason = str(cast(typer.BadParameter, error).format_message()).rstrip(".")
-    from psdist.config.removed import why_removed
+    from psdist.config.old_names import why_removed
 
     option = getattr(error, "option_name", "")
     if wrong := why_removed(option.lstrip("-").replace("-", "_")):

@@ -62,7 +62,7 @@ class RunCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, with the descriptions of their settings."""
-        from psdist.config.merged import MERGED
+        from psdist.config.old_names import MERGED
         from psdist.config.settings import FIELDS, KEYS, NAMES, RunConfig
 
         def described(key: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from psdist.commands.run import RunRequest
-from psdist.config.merged import MERGED, SHORT
+from psdist.config.old_names import MERGED, SHORT, why_removed
 from psdist.config.settings import (
     FIELDS,
     KEYS,
@@ -97,7 +97,8 @@ def _keys_of(what: str | None) -> Sequence[str]:
         return in_table
     name = MERGED[name].instead if name in MERGED and name != SHORT else NAMES.get(name, name)
     if name not in FIELDS:
-        raise ConfigError(f"{what} is no setting and no table{did_you_mean(what)}")
+        wrong = why_removed(name) or f"is no setting and no table{did_you_mean(what)}"
+        raise ConfigError(f"{what} {wrong}")
     return [FIELDS[name]]
 
 

@@ -30,9 +30,9 @@ from psdist.config.codec_rounds import AUTO
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec, parse_pull
 from psdist.config.compatibility import refusal
-from psdist.config.merged import MERGED, SCRIPT, STRICT
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
 from psdist.config.modes import parse_schedule
+from psdist.config.old_names import MERGED, SCRIPT, STRICT
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.errors import ProtocolError

@@ -29,9 +29,8 @@ from typing import Any, Final, TypeAlias, get_args
 
 from pydantic import ValidationError
 
-from psdist.config.merged import BOOLEANS, MERGED, SHORT
+from psdist.config.old_names import BOOLEANS, MERGED, SHORT, why_removed
 from psdist.config.profiles import PROFILES
-from psdist.config.removed import why_removed
 from psdist.config.settings import (
     FIELDS,
     KEYS,

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from psdist.commands.cli import app
-from psdist.config.merged import MERGED
+from psdist.config.old_names import MERGED
 from psdist.config.profiles import PROFILES
 from psdist.config.settings import (
     KEYS,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from psdist.commands import cli
-from psdist.config.merged import MERGED
+from psdist.config.old_names import MERGED
 from psdist.config.settings import FIELDS, KEYS, NAMES, TABLES, RunConfig
 from psdist.config.sources import resolve
 
@@ -84,6 +84,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
     assert told == (
         "psdist: error: codec.psh is no setting and no table; did you mean codec.push?\n"
     )
+    assert "call job.report(loss)" in output_of(capsys, "settings", "watch", status=2)
     assert "extra argument" in output_of(capsys, "settings", "mode", "seed", status=2)
 
 

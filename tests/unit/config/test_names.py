@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.config.merged import MERGED
+from psdist.config.old_names import MERGED
 from psdist.config.profiles import PROFILES
 from psdist.config.settings import FIELDS, KEYS, NAMES, TABLES, RunConfig
 from psdist.config.sources import (

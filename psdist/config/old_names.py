@@ -1,9 +1,9 @@
-"""Settings that one setting has replaced: how their old names are translated.
+"""Old names of settings: merged ones are translated, removed ones name a remedy.
 
     MERGED["bind"].updates("off", {"hosts_affinity": "auto"})    # {"hosts_affinity": "cards"}
+    why_removed("watch")                 # "is no setting any more: call job.report(loss) ..."
 
-Scripts rely on the old names, so every source still takes them. A removed setting without a
-translation is in psdist.config.removed.
+Scripts rely on the old names, so every source still takes the merged ones.
 """
 
 from __future__ import annotations
@@ -119,3 +119,22 @@ MERGED: Final = {
     "nics": Merged("hosts.affinity", "auto or off", _nics),
 }
 """Old name -> its translation, in the order in which they are applied."""
+
+REMOVED: Final = {
+    "watch": "call job.report(loss) in the script",
+    "round_weights": "leave it out; groups weigh alike, however many local steps they make",
+    "inner_state": "leave it out; the optimizer's state is kept from round to round",
+    "on_server_death": "set replication = buddy, or make checkpoints (checkpoint_every, resume)",
+    "min_groups": "set max_deaths; the job continues while one group is left",
+    "spares_for": "set max_deaths = 0, with which spares take the places of servers alone",
+    "samples_of_dead": "leave it out; the samples of a failed worker are dropped, and counted in "
+    "dropped_samples of summary.json",
+    "checkpoint_memory": "leave it out; servers keep the memory for the next checkpoint",
+}
+"""Setting -> the remedy."""
+
+
+def why_removed(key: str) -> str:
+    """Return what is wrong with giving ``key``; "" unless it was a setting once."""
+    remedy = REMOVED.get(key)
+    return f"is no setting any more: {remedy}" if remedy is not None else ""
