@@ -135,6 +135,7 @@ OF_BACKUP = (
 )
 
 SETTINGS = "psdist/config/settings.py"
+MERGED = "psdist/config/merged.py"
 ROWS = ("Need", "Conflict")
 """Classes of psdist.features: an instance of one is a row of the table."""
 RECORD_CLASSES = "servers/protocol/replication/records.py"
@@ -241,6 +242,22 @@ def setting_names(trees: Trees) -> list[str]:
     return [each.id for each in targets if isinstance(each, ast.Name)]
 
 
+def merged_names(trees: Trees) -> list[str]:
+    """Return the old names of settings that another setting has replaced."""
+    tables = [
+        node.value
+        for node in (nodes_of(trees[MERGED]) if MERGED in trees else ())
+        if isinstance(node, ast.AnnAssign) and last_name(node.target) == "MERGED"
+    ]
+    return [
+        str(key.value)
+        for table in tables
+        if isinstance(table, ast.Dict)
+        for key in table.keys
+        if isinstance(key, ast.Constant)
+    ]
+
+
 def rows_of_tables(trees: Trees) -> list[str]:
     """Return the reason of each need and each conflict that a feature declares."""
     return [
@@ -254,7 +271,7 @@ def rows_of_tables(trees: Trees) -> list[str]:
 def refusals_elsewhere(trees: Trees) -> list[str]:
     """Return where else a text is raised or returned that names a setting, something that it does
     not go with, and a remedy."""
-    keys = "|".join(setting_names(trees))
+    keys = "|".join((*setting_names(trees), *merged_names(trees)))
     pattern = re.compile(rf"\b({keys})\b( = ?\S*)? (with|without|and)\b.*\b(set|leave|train)\b")
     return [
         f"{path}:{node.lineno}"

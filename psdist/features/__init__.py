@@ -57,10 +57,7 @@ MODES: Final = (
         "mode set by the script",
         [{"set_mode": "allowed"}],
         "set set_mode = refused",
-        conflicts=[
-            Conflict("schedule", _ONE_DECIDES),
-            Conflict("mode set by psdist", _ONE_DECIDES),
-        ],
+        conflicts=[Conflict("mode set by psdist", _ONE_DECIDES)],
     ),
     Feature(
         "mode set by psdist",

@@ -9,7 +9,8 @@ arrived. The faster of the two raw ways is the limit. Medians are reported, in J
 
 Mode is async: consistency costs waiting, which is not what this measures. Each size is a job of
 its own, which ends as every job does: the next meets none of its messages. Over several hosts the
-table also has what the plan predicts of the slowest link (PSDIST_PLACEMENT, PSDIST_NETWORK).
+table also has what the plan predicts of the slowest link (PSDIST_HOSTS_PLACEMENT,
+PSDIST_HOSTS_NETWORK).
 """
 
 from __future__ import annotations

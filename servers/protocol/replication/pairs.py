@@ -38,7 +38,7 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
     if count < 2:
         raise ConfigError(
             f"replication = buddy needs 2 servers or more, this run has {count}: another server "
-            "keeps the replica of a shard; pass --servers 2, or --set replication=none"
+            "keeps the replica of a shard; pass --servers 2, or --set failures.replication=none"
         )
     # Neighbours in this order share racks, then hosts. A shift by the largest of these groups
     # separates every pair.

@@ -192,11 +192,6 @@ def test_a_table_names_settings_and_remedies() -> None:
             "staleness_to = 8: expected more than staleness, which is 8; set a higher one, or "
             "leave it out",
         ),
-        (
-            {"codec": "auto", "push_codec": "int8", "pull_codec": "sign"},
-            "codec = auto: no codec is left to choose beside push_codec = int8, pull_codec = sign; "
-            "leave one of the three out",
-        ),
     ],
 )
 def test_a_run_that_is_impossible_is_refused_at_the_start(given: dict[str, str], line: str) -> None:
