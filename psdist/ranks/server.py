@@ -17,6 +17,7 @@ from functools import partial
 from psdist.config.codec_rounds import is_auto
 from psdist.config.modes import (
     ModeFrom,
+    has_range,
     judging_mode,
     least_bound,
     mode_by,
@@ -326,7 +327,7 @@ def policy_of(config: RunConfig, modes: Sequence[ModeFrom]) -> Policy:
     if is_auto(config):
         return Changing(first, keeps_mode=True)
     if mode_by(config) in ("script", "auto"):
-        changing = Changing(first)
+        changing = Changing(first, keeps_mode=has_range(config))
         for start, policy in later:
             changing.commit(start, policy)
         return changing
