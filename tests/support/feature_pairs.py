@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from pydantic import ValidationError
+
 from psdist.config.compatibility import refusal
 from psdist.config.settings import RunConfig, contradiction
 from psdist.features import FEATURES
@@ -38,9 +40,11 @@ def is_allowed(examples: Sequence[Mapping[str, Any]]) -> bool:
     given = together(examples)
     if given is None or any(given[key] != each[key] for each in examples for key in each):
         return False
-    return not contradiction(RunConfig(**given)) and not refusal(
-        RunConfig(**given), script=optimizer_on_servers(given)
-    )
+    try:
+        config = RunConfig(**given)
+    except ValidationError:  # one setting with two values, by an old name and the new one
+        return False
+    return not contradiction(config) and not refusal(config, script=optimizer_on_servers(given))
 
 
 def uses_adam(given: Mapping[str, Any]) -> bool:
