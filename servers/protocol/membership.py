@@ -19,12 +19,14 @@ Longer than other modules: every change of a group's standing, and what it must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NoReturn
+from operator import eq
+from typing import NoReturn, TypeAlias
 
-from psdist.errors import InvariantError, ProtocolError
+from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.control import Bury, Leave, Register, Suspend
+from psdist.protocol.events import PeerLost
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import (
     REGISTRAR,
@@ -35,6 +37,9 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.servers.protocol.chunk_clock import DEAD, Limits
+
+Agrees: TypeAlias = Callable[[int, int], bool]
+"""True if the updates that chunks contain (first) agree with those that a group pushed (second)."""
 
 
 class Standing(Enum):
@@ -55,18 +60,18 @@ class Membership:
         groups: Sequence[tuple[int, ...]],
         first: Sequence[int] = (),
         resumed_up_to: int = 0,
-        may_miss: bool = False,
+        survives_workers: bool = False,
         num_substitutes: int = 0,
         reforms: bool = False,
     ) -> None:
         """``groups``: the workers of each group, its leader first; every worker is in one;
         ``num_substitutes``: so many groups, the last ones, have one substitute each;
         ``first``: where the groups' clocks begin, nothing for 0; ``resumed_up_to``: collectives
-        that were over before; ``may_miss``: groups may have missed rounds that they have not heard
-        of yet when they stop; ``reforms``: a group goes on without those of its workers that have
-        died, while one of them lives."""
+        that were over before; ``survives_workers``: the registrar decides what follows from the
+        failure of a worker, which otherwise is an error; ``reforms``: a group continues without
+        its failed workers while one of them runs."""
         self._server = server
-        self._may_miss = may_miss
+        self._survives_workers = survives_workers
         self._reforms = reforms
         self._groups = list(groups)
         self._first_substitute = len(groups) - num_substitutes
@@ -227,9 +232,12 @@ class Membership:
     def num_workers_of(self, group: int) -> int:
         return len(self._groups[group])
 
-    def suspend(self, peer: int, message: Suspend, *, num_chunks: int | None) -> bool:
+    def suspend(
+        self, peer: int, message: Suspend, *, num_chunks: int | None, has_all: Agrees = eq
+    ) -> bool:
         """False if the collective is over already: its Resume, the registrar's, came first.
-        ``num_chunks``: None before there are chunks."""
+        ``num_chunks``: None before there are chunks; ``has_all(contained, expected)``: True if the
+        chunks contain the updates that the group pushed."""
         group = message.group
         self._require_leader(peer, group, "suspended")
         if message.seq <= self.resumed_up_to:
@@ -238,7 +246,7 @@ class Membership:
             return False  # who spoke for the group before had said so, and has died
         if self._is_of_dead and group in self._suspended:
             return False  # the dead server had heard of it
-        self._require_stop(peer, group, message.clock, num_chunks, "suspended")
+        self._require_stop(peer, group, message.clock, num_chunks, has_all, "suspended")
         self._standing[group] = Standing.SUSPENDED
         self._suspended.add(group)
         self._stop(group, message.clock)
@@ -262,17 +270,24 @@ class Membership:
             self._let_push(group)
         return resumed
 
-    def leave(self, peer: int, message: Leave, *, num_chunks: int | None) -> bool:
+    def leave(
+        self, peer: int, message: Leave, *, num_chunks: int | None, has_all: Agrees = eq
+    ) -> bool:
         """False if a server that has died since had heard of it."""
         group = message.group
         self._require_leader(peer, group, "took leave of")
         if (self._is_of_dead or self._reforms) and self._standing[group] is Standing.LEFT:
             return False
-        self._require_stop(peer, group, message.clock, num_chunks, "took leave of")
+        self._require_stop(peer, group, message.clock, num_chunks, has_all, "took leave of")
         self._standing[group] = Standing.LEFT
         self._stop(group, message.clock)
         self._count_out(group)
         return True
+
+    def lose(self, lost: PeerLost) -> None:
+        """Raise :class:`PeerLostError` if the job does not survive this failure."""
+        if not self._survives_workers or not is_worker(lost.peer):
+            raise PeerLostError(lost.who)
 
     def bury(self, peer: int, message: Bury) -> dict[int, bool] | None:
         """Groups that are out from now on, ascending, of those that have not left, and whether each
@@ -381,7 +396,13 @@ class Membership:
             self._refuse(peer, f"{verb} group {group}, for which worker {leader} speaks")
 
     def _require_stop(
-        self, peer: int, group: int, clock: int, num_chunks: int | None, verb: str
+        self,
+        peer: int,
+        group: int,
+        clock: int,
+        num_chunks: int | None,
+        has_all: Agrees,
+        verb: str,
     ) -> None:
         self._require_leader(peer, group, verb)
         standing = self._standing[group]
@@ -389,8 +410,7 @@ class Membership:
             self._refuse(peer, f"{verb} group {group}, which {standing.value}")
         contained, new = self.limits.contained[group], clock - self.limits.first[group]
         expected = new * (num_chunks or 0)
-        is_all = contained >= expected if self._may_miss else contained == expected
-        if new < 0 or not is_all or (new and num_chunks is None):
+        if new < 0 or not has_all(contained, expected) or (new and num_chunks is None):
             self._refuse(
                 peer,
                 f"{verb} group {group} after {clock} iterations; the {num_chunks or 0} chunks here "

@@ -434,7 +434,7 @@ def serving(keeper: FileKeeper) -> tuple[ServerLoop, Network]:
         tell(loop, wire, control(setup, index))
         each = loop.sets[index]
         for chunk in each.core.chunks:
-            slot = each.core._updates.pool._free.pop()  # as if it had been accepted
+            slot = each.core.rule.pool._free.pop()  # as if it had been accepted
             assert slot.payload is not None
             as_tensor(slot.payload, "float32", 2048).fill_(10.0 * index + chunk)
             header = Header(kind=Kind.INIT, sender=worker_id(0), chunk=chunk, length=8192, dtype=1)
