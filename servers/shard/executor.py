@@ -146,12 +146,8 @@ class Executor(Protocol):
         :meth:`encode`. None where there are only sizes."""
         ...
 
-    def note_given(self, reply: Reply) -> None:
-        """Where delays are compensated: this reply brings what its reader computes on."""
-        ...
-
-    def complete(self, chunk: int, buffer: int) -> None:
-        """The buffer's own memory holds what it is to hold: a reply may leave."""
+    def begin_reply(self, reply: Reply) -> None:
+        """Wait until the buffer's own memory is complete; the reply leaves next."""
         ...
 
     def encode(self, reply: Reply, *, into: memoryview | None) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psdist.protocol.events import Frame
+from psdist.protocol.header import Flag
 from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.partition import Chunk
 from psdist.servers.protocol.actions import (
@@ -62,6 +63,7 @@ class SizeShard:
         self._owed: dict[int, ChunkCopy] = {}
         """Of chunks that a checkpoint has as they are now."""
         self._is_holding = spec.is_holding
+        self._compensates = spec.compensation > 0
 
     def make_slots(self, count: int) -> list[Frame]:
         return [Frame(capacity=self._slot_bytes) for _ in range(count)]
@@ -130,11 +132,10 @@ class SizeShard:
         if is_switch:
             self._has_second_buffer.add(action.chunk)
 
-    def note_given(self, reply: Reply) -> None:
-        self._charge(reply.token.chunk, self._model.copy_s_per_byte)
-
-    def complete(self, chunk: int, buffer: int) -> None:
-        """It holds nothing."""
+    def begin_reply(self, reply: Reply) -> None:
+        """Charge the copy of what the reader computes on, if delays are compensated."""
+        if self._compensates and not reply.flags & Flag.FRESH:
+            self._charge(reply.token.chunk, self._model.copy_s_per_byte)
 
     def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - seam
         return None
