@@ -10,12 +10,6 @@ A server core owns one rule and does not know which. The rule decides
     how it treats the messages and completions it takes    takes, on_held
     what a checkpoint contains of it                       misses; ``first`` restores it
 
-The rules are :mod:`sync <psdist.servers.protocol.rules.sync>`,
-:mod:`on_arrival <psdist.servers.protocol.rules.on_arrival>` (ssp, async),
-:mod:`switching <psdist.servers.protocol.rules.switching>`,
-:mod:`backup <psdist.servers.protocol.rules.backup>` and
-:mod:`clipping <psdist.servers.protocol.rules.clipping>`.
-
     rule = Ssp(RuleContext(server=0, membership=membership), staleness=3)
     rule.build(chunks, built, send_order=[0, 1])
     actions = rule.on_arrived(chunk, push)
@@ -166,14 +160,12 @@ class RoundRule(ABC):
         """Receive an offered message, or leave it with its sender. ``group``: None for values that
         the chief sets."""
         actions = self.pool.offer(chunk.index, group, offered.ticket, offered.peer)
-        return actions or self._keep_offer(chunk, group, offered.peer)
-
-    def _keep_offer(self, chunk: ChunkState, group: int | None, peer: int) -> list[Action]:
-        """An offer stays with its sender for now."""
-        self.replies.blocked[chunk.index] = chunk
-        if self.pool.num_held_of(chunk.index, group) > self._most_held:
-            self._refuse(peer, f"offers chunk {chunk.index} more than {self._most_held} times")
-        return []
+        if not actions:
+            index, most = chunk.index, self._most_held
+            self.replies.blocked[index] = chunk
+            if self.pool.num_held_of(index, group) > most:
+                self._refuse(offered.peer, f"offers chunk {index} more than {most} times")
+        return actions
 
     def drop_late(
         self,
