@@ -275,8 +275,8 @@ class ServerCore:
         return actions
 
     def _take_out_dead(self) -> None:
-        """What had arrived of groups that died before this server's death died with it. Only now:
-        who described the model may be among them."""
+        """Pushes of groups that failed before the server did are lost with it. Not earlier, because
+        the worker that describes the model may be among them."""
         self._replies.bury(self._membership.dead)
         for group in filter(self._membership.is_dead, range(self._membership.num_groups)):
             for chunk in self._chunks.values():
@@ -331,9 +331,9 @@ class ServerCore:
         ]
 
     def _on_admit(self, event: AdmitGroup) -> list[Action]:
-        """All workers wait in a collective, behind their replies: no round from the substitute's
-        first one on has begun but what is inherited of the dead. Some of those who wait may not
-        have been heard to be suspended."""
+        """All workers wait in a collective, after their replies. So no round from the substitute's
+        first one on has begun, except with inherited updates of failed groups. Suspend messages of
+        waiting groups may still be under way."""
         worker, clock = event
         group = self._membership.admit(worker, clock)
         if group is None:
@@ -351,7 +351,7 @@ class ServerCore:
     def _on_settings(self, peer: int, message: Settings) -> list[Action]:
         if self._picture is None:
             self._membership.require_registered(peer)
-        else:  # told again, by whom ever it had told the dead server
+        else:  # a repetition for the failed server
             self._membership.require_worker(peer)
         self._settings.learn(peer, message)
         return []
@@ -359,7 +359,7 @@ class ServerCore:
     def _on_suspend(self, peer: int, message: Suspend) -> list[Action]:
         num_chunks, has_all = self._num_chunks, self.rule.has_all
         if not self._membership.suspend(peer, message, num_chunks=num_chunks, has_all=has_all):
-            return []  # its collective is over already: Resume overtook it
+            return []  # its collective has ended: Resume overtook it
         return self._stop("suspend", message.group, message.clock)
 
     def _on_leave(self, peer: int, message: Leave) -> list[Action]:
@@ -379,7 +379,7 @@ class ServerCore:
         if is_resumed := self._membership.is_resumed(message.seq):
             is_kept = True
         actions = list[Action]()
-        if message.checkpoint:  # what the dead server had kept is what it is: nobody has gone on
+        if message.checkpoint:  # the failed server's copy is the same: no group has continued
             actions = self._snapshot(message.checkpoint, is_again=is_kept)
         if is_resumed:
             return actions
@@ -411,8 +411,8 @@ class ServerCore:
         return self.rule.on_counting(list(map(self._limits.count, groups)))
 
     def _membership_event(self, kind: str, group: int, clock: int) -> list[Action]:
-        """The log of a set that goes on from a checkpoint begins with what it restores, wherever
-        the log is kept: leaders may register before the chief has described the model."""
+        """Return the event. A restored set's log begins with the restored values, so the event
+        waits for them: leaders may register before the chief has described the model."""
         event = MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
         if not self._restores or self._num_chunks is not None:
             return [event]
@@ -463,8 +463,8 @@ class ServerCore:
         return pool.give_up({event.peer})
 
     def _on_bury(self, peer: int, message: Bury) -> list[Action]:
-        """Nobody waits for the groups of the dead. What has arrived of them whole is contained as
-        if they lived, chunk by chunk; nothing else of theirs is."""
+        """Groups have failed. Their updates that arrived whole are contained, chunk by chunk; no
+        other update of theirs is."""
         chief = self._membership.chief
         groups = self._membership.bury(peer, message)
         if groups is None:
@@ -488,8 +488,8 @@ class ServerCore:
         return actions + self.rule.on_deaths()
 
     def _go_on_without(self, group: int, lost: Sequence[int]) -> list[Action]:
-        """These workers of the group have died. What they have pushed whole is the group's; where
-        nothing has come, others of it push in their place (:meth:`_answer_again`)."""
+        """These workers of the group have failed. Their pushes that arrived whole count; other
+        workers of the group replace the missing ones (:meth:`_answer_again`)."""
         peers, actions = set(map(worker_id, lost)), list[Action]()
         for chunk in self._chunks.values():
             clocks = chunk.lose(group, peers)
@@ -499,8 +499,8 @@ class ServerCore:
         return [*actions, *(MembershipEvent("reform", group, fewest, each) for each in lost)]
 
     def reached_by(self, dead: Iterable[int]) -> list[int]:
-        """Of each of these workers the most updates of its group that a chunk contains, or will
-        contain; 0 of one whose group has left."""
+        """Return for each of these workers the most updates of its group that a chunk contains or
+        will contain; 0 if its group has left."""
         clocks = [chunk.clock for chunk in self._chunks.values()]
         found = []
         for worker in dead:
@@ -511,7 +511,7 @@ class ServerCore:
         return found
 
     def _on_dead(self, event: Any) -> list[Action]:
-        """Whoever is out of the job says nothing that counts. A slot is free again."""
+        """Ignore a peer that is out of the job, and free its slot."""
         if isinstance(event, PeerLost):
             return self._on_peer_lost(event)
         if isinstance(event, Arrived) and event.frame is not None:
@@ -542,7 +542,7 @@ class ServerCore:
         return chunk.is_loaded and chunk.loading is None and self._state.is_complete
 
     def chunk_record(self, index: int, *, states: bytes, wholes: bytes) -> ChunkRecord:
-        """What it contains now; between events. ``states``, ``wholes``: of its optimizer."""
+        """Return the chunk's content, between events. ``states``, ``wholes``: of its optimizer."""
         chunk = self._chunks[index]
         return ChunkRecord(
             chunk=index,
@@ -584,7 +584,7 @@ class ServerCore:
             self._refuse_chunk(peer, index)
         group: int | None = None
         if event.kind == _PUSH:
-            # Of a group that has stopped a second delivery may still come.
+            # A group that has stopped may still deliver a push twice.
             group = self._group_of.get(peer)
             if group is None:
                 group = self._membership.require_worker(peer)
@@ -762,9 +762,8 @@ class ServerCore:
             self._refuse_order(peer, chunk.index, header.clock)
 
     def _answer_again(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
-        """A push that was received before is sent again, because the server that it was sent to
-        has died, or the worker that had sent it: where the chunk contains it, nothing else would
-        bring its sender a reply."""
+        """A received push is retransmitted, because its server or its sender has failed. If the
+        chunk contains the push, only this sends the reply."""
         clock, version = header.clock, header.chunk_version
         if clock >= chunk.clock.done[header.group]:
             if not self._membership.has_gone_on(header.group):
@@ -792,22 +791,22 @@ class ServerCore:
         return self._membership.generation
 
     def group_of(self, peer: int) -> int | None:
-        """Of a worker of this run."""
+        """Return the group of a worker of this run."""
         return self._group_of.get(peer)
 
     @property
     def chief(self) -> int:
-        """Who has the chief's duties: a peer."""
+        """The peer that has the chief's duties."""
         return self._membership.chief
 
     @property
     def has_taken_over(self) -> bool:
-        """Whether this goes on in place of a server that has died."""
+        """True if this server replaces a failed one."""
         return self._picture is not None
 
     @property
     def resumed_up_to(self) -> int:
-        """Collectives of the job that are over."""
+        """Collectives of the job that have ended."""
         return self._membership.resumed_up_to
 
     @property
@@ -835,7 +834,7 @@ class ServerCore:
         return [min(its) for its in zip(*clocks, strict=True)]
 
     def _num_updates(self) -> int:
-        """Those of a checkpoint that the set goes on from are not counted."""
+        """Updates in the checkpoint that the set continues are not counted."""
         if not self._chunks:
             return 0
         return sum(self.contained()) - sum(self._limits.first)

@@ -51,7 +51,7 @@ class Given(ShardStage):
         self, chunk: int, peer: int, gradient: torch.Tensor, values: torch.Tensor
     ) -> None:
         """Change the ``gradient`` of ``peer`` in place to its estimate on ``values``."""
-        # One factor, so that no square of a large gradient stands alone.
+        # One factor, so that no square of a large gradient is computed by itself.
         factor = (values - self._values[chunk, peer]).mul_(gradient).mul_(self.strength).add_(1)
         gradient.mul_(factor)
 

@@ -34,15 +34,15 @@ from psdist.servers.shard.snapshots import ChunkCopy, SnapshotMemory
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What an action costs, in seconds per byte of the chunk in the server's dtype."""
+    """Costs of actions, in seconds per byte of the chunk in the server's dtype."""
 
     fold_s_per_byte: float
-    """Of a gradient that begins a sum or is added to one."""
+    """Cost of a gradient that begins a sum or is added to one."""
     step_s_per_byte: float
-    """Of one optimizer step."""
+    """Cost of one optimizer step."""
     copy_s_per_byte: float
-    """Of loading a chunk, and of a step that ends in another buffer than it began in: the second
-    one, or the reply's where workers hold float16 or bfloat16."""
+    """Cost of loading a chunk, and of a step that ends in another buffer than it began in: the
+    second one, or the reply's where workers hold float16 or bfloat16."""
     state_bytes_per_byte: float = 0.0
     """Optimizer state from the first step on: 0 for plain SGD, 1 with momentum, 2 for Adam."""
 
@@ -61,7 +61,7 @@ class SizeShard:
         self._has_state: set[int] = set()
         self._taken_s = 0.0
         self._owed: dict[int, ChunkCopy] = {}
-        """Of chunks that a checkpoint has as they are now."""
+        """By chunk: a checkpoint's copy that is still to be made."""
         self._is_holding = spec.is_holding
         self._compensates = spec.compensation > 0
 

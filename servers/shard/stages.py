@@ -43,7 +43,7 @@ class ShardStage:
         """The chunk's values were set."""
 
     def saved(self, memory: ChunkMemory) -> Mapping[str, torch.Tensor]:
-        """Return by key what a checkpoint contains of the chunk beside values and optimizer state:
+        """Return by key what a checkpoint contains in addition to values and optimizer state:
         1-D, one element for each of ``values``, views of the memory itself."""
         del memory
         return {}

@@ -1,10 +1,10 @@
 """A server's shard: the parameter memory of its chunks and the optimizers that step it.
 
-Owns all tensor arithmetic on a server. Decides nothing: the state machine says what to fold, when
-to step and into which buffer. Parameters are held in float32 (float64 for float64 models); where
-workers hold bfloat16 or float16, a second copy in their dtype is what goes on the wire. With a
-shard on a device parameters, sums and the optimizers' state lie there; what the network reads and
-writes stays on the host, and copies between the two are those of psdist.transfers.
+Owns all tensor arithmetic on a server. Decides nothing: the state machine chooses what to fold,
+when to step and into which buffer. Parameters are float32 (float64 for float64 models). Where
+workers hold bfloat16 or float16, replies carry a second copy in their dtype. With a shard on a
+device, parameters, sums and optimizer state lie there. Memory that the network reads and
+writes stays on the host, and psdist.transfers copies between the two.
 
     shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...), OnHost())
     shard.load(Load(0, slot))
@@ -172,7 +172,7 @@ class TensorShard:
         return True
 
     def _live_regions(self, chunk: int) -> list[Region]:
-        """What a snapshot copies: views of the memory itself."""
+        """Return the regions that a snapshot copies: views of the memory itself."""
         memory = self._memory[chunk]
         assert memory.optimizer is not None
         states, regions = memory.optimizer.describe_state(), []
@@ -311,7 +311,7 @@ class TensorShard:
         clock: int = 0,
         reader: int | None = None,
     ) -> int:
-        """Of what lies in a buffer it is computed once per change."""
+        """A buffer's own checksum is computed once per change."""
         memory = self._memory[chunk]
         if reader is not None and (held := self._replies.held_by(reader, chunk)) is not None:
             return zlib.crc32(as_bytes(held))
@@ -348,8 +348,8 @@ class TensorShard:
         return groups
 
     def _gradient(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
-        """What was pushed in this round, in the server's dtype: the slot's own memory where that is
-        what lies there."""
+        """Return the gradient of this round's push, 1-D, the server's dtype: the slot's own memory
+        if it has that dtype."""
         if self._pushes is None:
             gradient = self._slots.received(slot, chunk.dtype, chunk.length)
             is_master = master_dtype(chunk.dtype) == chunk.dtype

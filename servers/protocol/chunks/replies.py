@@ -57,9 +57,9 @@ class Replies:
         self.window: ReplyWindow | None = None
         """None where all replies that may leave do."""
         self._asked: dict[int, tuple[int, set[int]]] = {}
-        """Peer -> number of its newest pull, and the chunks that it has asked for."""
+        """Peer -> number of its newest pull, and the chunks in it."""
         self.dead: set[int] = set()
-        """Peers to whom nothing is owed any more."""
+        """Peers that get no reply any more."""
         self._answered: set[tuple[int, int]] | None = None
         """Peers and chunks that were answered from here (:meth:`begin_anew`); None: all were."""
         self.blocked: dict[int, ChunkState] = {}
@@ -71,8 +71,8 @@ class Replies:
         self.window = ReplyWindow(flow)
 
     def begin_anew(self) -> None:
-        """Nothing is known of what peers hold: a server has sent it that has died. The first reply
-        to each about a chunk brings all of it."""
+        """Peers hold replies of a failed server. The first reply to each peer about a chunk carries
+        all values."""
         self._answered = set()
 
     def _knows(self, peer: int, chunk: ChunkState) -> bool:
@@ -101,8 +101,8 @@ class Replies:
         return [self._reply(chunk, pending)]
 
     def answer_again(self, chunk: ChunkState, pending: PendingReply) -> list[Action]:
-        """The chunk contains a push whose sender has sent it again, because the server that had
-        received it has died: reply, or park the reply."""
+        """The chunk contains a push that is retransmitted after a failure: reply, or park the
+        reply."""
         needed = self.required_min_done(pending.clock + self._ahead)
         if chunk.clock.min_done < needed:
             self._park(chunk, needed, pending)
@@ -124,7 +124,7 @@ class Replies:
         return is_repeated
 
     def _note_waiting(self, chunk: ChunkState, pending: PendingReply) -> None:
-        """A worker asks again only when it has its answer: one pull of each waits at most."""
+        """At most one pull of each worker waits: a worker pulls again only after its answer."""
         number = chunk.pulls.setdefault(pending.peer, pending.pull_number)
         if number != pending.pull_number:
             raise ProtocolError(

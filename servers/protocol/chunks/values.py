@@ -106,8 +106,8 @@ class ChiefValues:
         return actions
 
     def give_up(self, chunk: ChunkState) -> list[Action]:
-        """The chief has died. What it was about to set is nobody's, and the next one counts what it
-        sets by pulls of its own."""
+        """The chief has failed: drop the values that it was about to set. The next chief numbers
+        its values from 1."""
         chunk.newest_load = 0
         values, chunk.loading = chunk.loading, None
         self.waiting.pop(chunk.index, None)

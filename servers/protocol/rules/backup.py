@@ -263,7 +263,7 @@ class Backup(Gathered):
                 actions += self._tell_late(group)
         if slot is not None:
             actions += self.pool.release(slot)
-        # The group's next push may have been held behind it.
+        # The late push may have blocked the group's next one.
         return actions + self.pool.reconsider(chunk.index, group)
 
     # -- from the push to the step -------------------------------------------------------------
@@ -357,4 +357,4 @@ class Backup(Gathered):
                 continue
             could_step = chunk.target_buffer() is not None
             if turn in chunk.pushes or (turn is None and could_step):
-                raise InvariantError(f"chunk {chunk.index} could go on in {closed} and does not")
+                raise InvariantError(f"chunk {chunk.index} is stuck in {closed}")

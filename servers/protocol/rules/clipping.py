@@ -92,7 +92,7 @@ class Clipped(Gathered):
     def _step(self, chunk: ChunkState) -> list[Action] | None:
         index = chunk.index
         if index not in self._is_empty:
-            # Of a round after this one, where this one is being stepped: _end_round comes back.
+            # This round is being stepped, and the chunk is complete for the next: see _end_round.
             return self._hold(chunk) if self._coefficient is None else None
         if self._coefficient is None:
             return None

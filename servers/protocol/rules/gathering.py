@@ -200,7 +200,7 @@ class Gathered(RoundRule):
             is_ready = gathered and self._may_finish(chunk)
             could_go_on = missing[0] in chunk.pushes if missing else is_ready
             if could_go_on and self._is_gathered(chunk):
-                raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
+                raise InvariantError(f"chunk {chunk.index} is stuck; missing: {missing}")
         if index is not None:
             return
         lowest = min(

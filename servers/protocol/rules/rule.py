@@ -299,7 +299,7 @@ class RoundRule(ABC):
         other groups since the parameters that the gradient was computed on, per other group; at
         most 1 if all groups are equally fast."""
         members = self._membership
-        # Without an active group, the workers of its own group share an inherited update.
+        # Without an active group, only the workers of its own group share the update.
         weight = push.weight / (members.num_active_workers or members.num_workers_of(push.group))
         if not self._has_stale_lr:
             return weight

@@ -535,10 +535,10 @@ def learn_the_last_squares_and_do_nothing(server: Server) -> None:
 @pytest.mark.parametrize(
     ("break_it", "told"),
     [
-        (forget_that_it_is_held, r"chunk 0 could go on and does not: \[\]"),
+        (forget_that_it_is_held, r"chunk 0 is stuck; missing: \[\]"),
         (let_the_frontier_stay, r"chunks \[\] are held, not \[0\]"),
         (hold_what_nobody_brought, r"a chunk of \[0, 1\] is held without a contribution"),
-        (know_too_early, r"chunk 0 could go on and does not: \[\]"),
+        (know_too_early, r"chunk 0 is stuck; missing: \[\]"),
         (learn_the_last_squares_and_do_nothing, "the coefficient None, all told: True"),
     ],
 )
