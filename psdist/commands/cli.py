@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, NoReturn, cast
 import typer
 
 from psdist.commands.cli_bench import Action, bench_app
-from psdist.commands.cli_run import RunCommand, read_request, run
+from psdist.commands.cli_run import SHOWN, RunCommand, SettingsCommand, read_request, run
 from psdist.commands.standard_output import flush, open_missing, report_failure
 from psdist.errors import PsdistError, UsageError
 from psdist.install.launcher import detect
@@ -82,14 +82,11 @@ def psdist(
 app.command("run", cls=RunCommand, context_settings={"allow_interspersed_args": False})(run)
 
 
-# The words after --show are options of psdist run.
-@app.command(
-    "settings",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
-)
+@app.command("settings", cls=SettingsCommand)
 def settings_command(
-    words: Annotated[
-        list[str] | None,
+    context: typer.Context,
+    what: Annotated[
+        str | None,
         typer.Argument(metavar="[TABLE|KEY]", help="A table, such as codec, or a setting."),
     ] = None,
     show: Annotated[
@@ -98,7 +95,7 @@ def settings_command(
     ] = False,
     as_toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file.")] = False,
     conflicts: Annotated[
-        bool, typer.Option("--conflicts", help="Print the settings that exclude each other.")
+        bool, typer.Option("--conflicts", help="Print what settings need and exclude.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Action:
@@ -110,10 +107,7 @@ def settings_command(
     """
     from psdist.commands.settings import show_settings
 
-    if not show and len(words or ()) > 1:
-        raise typer.BadParameter(f"{' '.join(words or ())}: name one table or setting")
-    request = read_request(words or ()) if show else None
-    what = words[0] if words and not show else None
+    request = read_request(context.meta[SHOWN]) if show else None
     return lambda: show_settings(
         what, request, as_toml=as_toml, conflicts=conflicts, as_json=as_json
     )

@@ -53,6 +53,8 @@ HEADINGS: Final = {
 }
 """Heading -> the options that --help shows under it; --help-all shows the others, too."""
 _ALL: Final = "psdist.help_all"
+SHOWN: Final = "psdist.shown"
+"""Key of a context's words after --show."""
 
 
 class RunCommand(TyperCommand):
@@ -81,6 +83,16 @@ class RunCommand(TyperCommand):
         for heading, rows in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
+
+
+class SettingsCommand(TyperCommand):
+    """A command whose words after --show are words of psdist run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the words after --show for `read_request`."""
+        end = args.index("--show") + 1 if "--show" in args else len(args)
+        ctx.meta[SHOWN] = args[end:]
+        return super().parse_args(ctx, args[:end])
 
 
 def _with_options(function: Callable[..., Action]) -> Callable[..., Action]:

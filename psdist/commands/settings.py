@@ -74,10 +74,12 @@ def show_settings(
     elif as_toml:
         print(_template() if resolved is None else to_toml(resolved.config), end="")
     elif resolved is not None:
-        for line in (*describe(resolved), *deprecation(resolved)):
+        names = [] if what is None else [NAMES[key] for key in keys]
+        for line in (*describe(resolved, names), *deprecation(resolved)):
             print(line)
-        num_defaults = list(resolved.sources.values()).count("default")
-        print(f"{num_defaults} settings have their defaults; --json prints all")
+        if what is None:
+            num_defaults = list(resolved.sources.values()).count("default")
+            print(f"{num_defaults} settings have their defaults; --json --show prints all")
     elif len(keys) == 1 and what not in TABLES:
         print("\n".join(_explanation(what or "", keys[0])))
     else:
@@ -100,7 +102,7 @@ def _keys_of(what: str | None) -> Sequence[str]:
 
 
 def _conflicts(keys: Sequence[str]) -> list[Row]:
-    """Return the needs and conflicts of which an example has one of ``keys``."""
+    """Return the needs and conflicts with one of ``keys`` in an example."""
     names = {*keys, *(each for each in MERGED if set(_keys_of(each)) & set(keys))}
     return [
         row

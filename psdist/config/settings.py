@@ -13,8 +13,8 @@ Longer than other modules: it is a list, one entry for each setting.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -110,9 +110,11 @@ def _list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _setting(name: str, default: object, *, allowed: str, description: str, needs: str = "") -> Any:
-    """Declare a setting. ``name`` is ``TABLE.KEY``, or ``KEY`` without a table; ``needs`` names the
-    settings without which it has no effect."""
+def _setting(
+    name: str, default: object, description: str, *, allowed: str = "", needs: str = ""
+) -> Any:
+    """Declare a setting. ``name`` is ``TABLE.KEY``, or ``KEY`` without a table. ``allowed`` names
+    the values unless the type does; ``needs`` the settings without which it has no effect."""
     extra: dict[str, Any] = {"name": name, "allowed": allowed, "needs": needs}
     return Field(default, description=description, json_schema_extra=extra)
 
@@ -146,356 +148,313 @@ class RunConfig(BaseModel):
     mode: Literal["sync", "ssp", "async", "auto"] = _setting(
         "mode",
         "sync",
-        allowed="sync, ssp, async or auto",
-        description="Consistency across groups: sync, ssp (bounded staleness) or async; auto: "
-        "sync, and ssp while that is faster.",
+        "Consistency across groups: sync, ssp (bounded staleness) or async; auto: sync, and ssp "
+        "while that is faster.",
     )
     staleness: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         "staleness",
         3,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        "How many iterations a group may be ahead of the slowest one.",
         needs="mode = ssp or auto",
-        description="How many iterations a group may be ahead of the slowest one.",
     )
     servers: _Count | Literal["auto"] = _setting(
-        "servers",
-        "auto",
-        allowed=f"{_COUNT}, or auto",
-        description="How many ranks serve; auto: the mapper chooses, one per node at most.",
+        "servers", "auto", "How many ranks serve; auto: the mapper chooses, one per node at most."
     )
     group: Literal["node", "socket", "numa", "rank", "rack", "auto"] | _Count = _setting(
         "group",
         "node",
+        "Workers that reduce gradients together; auto: node or rack by prediction.",
         allowed="node, socket, numa, rank, rack, a number of hosts, or auto",
-        description="Workers that reduce gradients together; auto: node or rack by prediction.",
     )
     run_dir: _Path | None = _setting(
         "run_dir",
         None,
+        "Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
         allowed="the path of a directory",
-        description="Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
     )
     resume: bool = _setting(
         "resume",
         False,
-        allowed="true or false",
+        "Continue from the newest checkpoint in run_dir; start from the beginning if there is "
+        "none.",
         needs="run_dir",
-        description="Continue from the newest checkpoint in run_dir; start from the beginning "
-        "if there is none.",
     )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
-        "seed",
-        0,
-        allowed=f"a whole number from 0 to {_SEED_MAX}",
-        description="Seed of the order in which data is shuffled.",
+        "seed", 0, "Seed of the order in which data is shuffled."
     )
     consistency_schedule: (
         Annotated[str, Field(max_length=10_000), AfterValidator(_require(_parse_schedule))] | None
     ) = _setting(
         "consistency.schedule",
         None,
+        "Modes by round, instead of mode and staleness: 0: ssp:8; 5000: sync; and codecs: 0: sync "
+        "none; 500: sync topk:0.01. script: the script changes the mode with job.set_mode.",
         allowed=f"script, or {SCHEDULE_ALLOWED}",
-        description="Modes by round, instead of mode and staleness: 0: ssp:8; 5000: sync; and "
-        "codecs: 0: sync none; 500: sync topk:0.01. script: the script changes the mode with "
-        "job.set_mode.",
     )
     staleness_to: Annotated[int, Field(ge=1, le=MOST_STALENESS_TO)] | None = _setting(
         "consistency.staleness_to",
         None,
-        allowed=f"a whole number from 1 to {MOST_STALENESS_TO}",
+        "The bound moves between staleness and this, as speeds ask for; unset: it stays.",
         needs="mode = ssp",
-        description="The bound moves between staleness and this, as speeds ask for; unset: it "
-        "stays.",
     )
     pipeline: Annotated[int, Field(ge=0, le=1)] = _setting(
         "consistency.pipeline",
         0,
+        "1: the next step awaits the replies, not the one that asks.",
         allowed="0 or 1",
         needs="mode = ssp or async",
-        description="1: the next step awaits the replies, not the one that asks.",
     )
     backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         "consistency.backup",
         0,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        "Close each round without the N slowest groups; 0: wait for all.",
         needs="mode = sync",
-        description="Close each round without the N slowest groups; 0: wait for all.",
     )
     backup_every: Annotated[int, Field(ge=2, le=_COUNT_MAX)] = _setting(
         "consistency.backup_every",
         20,
-        allowed=f"a whole number from 2 to {_COUNT_MAX}",
+        "Wait for a group that has missed N-1 rounds in a row.",
         needs="consistency.backup",
-        description="Wait for a group that has missed N-1 rounds in a row.",
     )
     stale_lr: Literal["off", "inverse"] = _setting(
         "consistency.stale_lr",
         "off",
-        allowed="off or inverse",
+        "inverse: the lr of an update is divided by how stale it is.",
         needs="mode = ssp or async",
-        description="inverse: the lr of an update is divided by how stale it is.",
     )
     delay_compensation: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = _setting(
         "consistency.delay_compensation",
         0.0,
+        "Lambda of the correction that moves a stale gradient to the current parameters; 0: none.",
         allowed="a number >= 0 and <= 1000000",
         needs="mode = ssp or async",
-        description="Lambda of the correction that moves a stale gradient to the current "
-        "parameters; 0: none.",
     )
     on_nonfinite: Literal["error", "skip"] = _setting(
         "training.on_nonfinite",
         "error",
-        allowed="error or skip",
-        description="A gradient with NaN or infinity: end with an error, or skip the iteration.",
+        "A gradient with NaN or infinity: end with an error, or skip the iteration.",
     )
     global_batch: _Count | None = _setting(
         "training.global_batch",
         None,
-        allowed=_COUNT,
-        description="Samples that all workers take as a batch, however many they are; unset: "
-        "batch sizes are per worker.",
+        "Samples that all workers take as a batch, however many they are; unset: batch sizes are "
+        "per worker.",
     )
     freeze_step: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         "training.freeze_step",
         0,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        "The second moment stays constant after N steps; 0: never.",
         needs="Adam or AdamW",
-        description="The second moment stays constant after N steps; 0: never.",
     )
     optimizers: Annotated[
         tuple[_OptimizerEntry, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
     ] = _setting(
         "training.optimizers",
         (),
+        "Optimizer classes that servers may construct besides those of torch.optim.",
         allowed='names like "package.module:Class" or "package.module:Class=elementwise+lr_scales" '
         "(a list in TOML, else separated by commas)",
-        description="Optimizer classes that servers may construct besides those of torch.optim.",
     )
     loss_patience: _Count | None = _setting(
         "training.loss_patience",
         None,
-        allowed=_COUNT,
+        "Use a less lossy codec after N windows of 20 rounds in which the loss of job.report did "
+        "not fall.",
         needs="codec = auto or steps_by = loss",
-        description="Use a less lossy codec after N windows of 20 rounds in which the loss of "
-        "job.report did not fall.",
     )
     rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = _setting(
         "training.rollback",
         None,
+        "If the loss of job.report is N times the lowest one, end with status 75; the resumed job "
+        "is less lossy.",
         allowed="a number > 1",
         needs="mode = sync; codec = auto or steps_by = loss",
-        description="If the loss of job.report is N times the lowest one, end with status 75; "
-        "the resumed job is less lossy.",
     )
     local_steps: _Count | Literal["epoch"] = _setting(
         "local.steps",
         1,
-        allowed=f"{_COUNT}, or epoch",
-        description="Steps of the script's optimizer on each group between two exchanges; "
-        "epoch: one pass over the loader.",
+        "Steps of the script's optimizer on each group between two exchanges; epoch: one pass "
+        "over the loader.",
     )
     steps_by: Literal["count", "speed", "loss"] = _setting(
         "local.steps_by",
         "count",
-        allowed="count, speed or loss",
+        "count: all groups make the same number of steps; speed: faster groups make more, with "
+        "the same mean; loss: fewer as the loss falls.",
         needs="local.steps above 1",
-        description="count: all groups make the same number of steps; speed: faster groups make "
-        "more, with the same mean; loss: fewer as the loss falls.",
     )
     outer: Annotated[str, AfterValidator(_require(_parse_outer))] = _setting(
         "local.outer",
         "average",
+        "How servers combine the parameters of the groups; accumulate: gradients are summed "
+        "instead, and servers run the script's optimizer.",
         allowed=OUTER_ALLOWED,
         needs="local.steps above 1",
-        description="How servers combine the parameters of the groups; accumulate: gradients "
-        "are summed instead, and servers run the script's optimizer.",
     )
     codec_push: _Push | None = _setting(
         "codec.push",
         None,
+        "How gradients are encoded on the network; unset: not encoded; auto: psdist chooses, and "
+        "may change it during the run.",
         allowed=f"auto, {CODECS_ALLOWED}",
-        description="How gradients are encoded on the network; unset: not encoded; auto: psdist "
-        "chooses, and may change it during the run.",
     )
     codec_pull: _Pull | None = _setting(
         "codec.pull",
         None,
+        "How parameters are encoded, as codec.push. In ssp and async only casts (fp16, bf16), "
+        "unless codec.pull_copies = on.",
         allowed=f"auto, {CODECS_ALLOWED}",
-        description="How parameters are encoded, as codec.push. In ssp and async only casts "
-        "(fp16, bf16), unless codec.pull_copies = on.",
     )
     codec_exact: Annotated[
         tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
     ] = _setting(
         "codec.exact",
         ("vectors", "*embed*", "*.wte.*", "*.wpe.*"),
+        "Parameters that only fp16 and bf16 may encode: norms, biases, embeddings.",
         allowed="names of parameters, with * and ? (a list in TOML, else separated by commas); "
         "vectors means all with fewer than two dimensions",
-        description="Parameters that only fp16 and bf16 may encode: norms, biases, embeddings.",
     )
     feedback: Literal["on", "off"] = _setting(
         "codec.feedback",
         "on",
-        allowed="on or off",
+        "Add to a push the values that the codec left out before; off: lose them.",
         needs="a push codec",
-        description="Add to a push the values that the codec left out before; off: lose them.",
     )
     encode_on: Literal["auto", "host", "device"] = _setting(
         "codec.encode_on",
         "host",
-        allowed="auto, host or device",
+        "Where pushes of gradients on a GPU are encoded; auto: on the GPU if the push codec "
+        "supports it (see docs/gpu.md).",
         needs="a push codec",
-        description="Where pushes of gradients on a GPU are encoded; auto: on the GPU if the "
-        "push codec supports it (see docs/gpu.md).",
     )
     pull_copies: Literal["off", "on"] = _setting(
         "codec.pull_copies",
         "off",
-        allowed="off or on",
+        "Servers keep a copy of what each group holds, so that pulls may have any codec.",
         needs="mode = ssp or async",
-        description="Servers keep a copy of what each group holds, so that pulls may have any "
-        "codec.",
     )
     error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = _setting(
         "codec.error_budget",
         None,
+        "The part of a push that its codec may leave out.",
         allowed="a number > 0 and < 1",
         needs="codec.push = auto",
-        description="The part of a push that its codec may leave out.",
     )
     hosts_placement: _Path = _setting(
         "hosts.placement",
         "auto",
+        "Which ranks serve: chosen by the mapper (auto), the first ranks (block), one host after "
+        "the other (cyclic), or by a plan; strict:PATH: a rank on another host than in the plan "
+        "is an error, not a warning.",
         allowed="auto, block, cyclic, the path of a plan.json, or strict:PATH",
-        description="Which ranks serve: chosen by the mapper (auto), the first ranks (block), "
-        "one host after the other (cyclic), or by a plan; strict:PATH: a rank on another host than "
-        "in the plan is an error, not a warning.",
     )
     racks: _Path | None = _setting(
         "hosts.racks",
         None,
+        "Switches: topology.conf, .yaml, scontrol show topology, ibnetdiscover, TOML.",
         allowed="the path of a file",
-        description="Switches: topology.conf, .yaml, scontrol show topology, ibnetdiscover, TOML.",
     )
     network: _Path | None = _setting(
         "hosts.network",
         None,
+        "Measured links: the network.json that `psdist probe` writes.",
         allowed="the path of a file",
-        description="Measured links: the network.json that `psdist probe` writes.",
     )
     hosts_affinity: Literal["auto", "cores", "cards", "off"] = _setting(
         "hosts.affinity",
         "auto",
-        allowed="auto, cores, cards or off",
-        description="Ranks bind themselves to their cores, unless the launcher has (cores), and "
-        "use the network cards near them (cards); auto: both; off: neither.",
+        "Ranks bind themselves to their cores, unless the launcher has (cores), and use the "
+        "network cards near them (cards); auto: both; off: neither.",
     )
     group_tier: Literal["auto", "shared_memory", "torch", "mpi", "nccl"] = _setting(
         "hosts.group_tier",
         "auto",
-        allowed="auto, shared_memory, torch, mpi or nccl",
-        description="Reduce in shared memory, by torch or MPI: same bits; nccl: in NCCL's order.",
+        "Reduce in shared memory, by torch or MPI: same bits; nccl: in NCCL's order.",
     )
     server_device: Annotated[str, Field(pattern=_DEVICE)] = _setting(
         "hosts.server_device",
         "cpu",
+        "Where servers hold and step their shards; auto: a GPU no worker uses, if any.",
         allowed="cpu, cuda, cuda:N or auto",
-        description="Where servers hold and step their shards; auto: a GPU no worker uses, if any.",
     )
     threads: _Count | Literal["auto"] = _setting(
         "hosts.threads",
         "auto",
-        allowed=f"{_COUNT}, or auto",
-        description="Threads that torch may use in each rank; auto shares the cores of the host.",
+        "Threads that torch may use in each rank; auto shares the cores of the host.",
     )
     spin: Literal["auto", "on", "off"] = _setting(
         "hosts.spin",
         "auto",
-        allowed="auto, on or off",
-        description="Waiting ranks spin (on), back off (off), or spin where a core is to spare.",
+        "Waiting ranks spin (on), back off (off), or spin where a core is to spare.",
     )
     checkpoint_every: _Interval | None = _setting(
         "checkpoint.every",
         None,
+        "How often psdist itself makes a checkpoint; unset, only the script does.",
         allowed="a number of iterations (100) or a time (30s, 10m, 2h)",
-        description="How often psdist itself makes a checkpoint; unset, only the script does.",
     )
     checkpoint_keep: _Count = _setting(
-        "checkpoint.keep",
-        2,
-        allowed=_COUNT,
-        description="How many checkpoints stay: the newest ones.",
+        "checkpoint.keep", 2, "How many checkpoints stay: the newest ones."
     )
     on_usr1: Literal["checkpoint", "requeue"] = _setting(
         "checkpoint.on_usr1",
         "checkpoint",
-        allowed="checkpoint or requeue",
-        description="SIGUSR1: make a checkpoint; requeue: and end the job with status 75.",
+        "SIGUSR1: make a checkpoint; requeue: and end the job with status 75.",
     )
     grace_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
         "checkpoint.grace_s",
         30.0,
+        "SIGTERM to psdist run: how long it waits for a last checkpoint; 0: none.",
         allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
         needs="psdist run -n",
-        description="SIGTERM to psdist run: how long it waits for a last checkpoint; 0: none.",
     )
     replication: Literal["none", "buddy"] = _setting(
         "failures.replication",
         "none",
-        allowed="none or buddy",
+        "buddy: another server has a replica of each shard, which survives its server's failure.",
         needs="two servers",
-        description="buddy: another server has a replica of each shard, which survives its "
-        "server's failure.",
     )
     max_deaths: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         "failures.max_deaths",
         0,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
+        "Number of workers that may fail while the others continue.",
         needs="Open MPI with ULFM",
-        description="Number of workers that may fail while the others continue.",
     )
     on_group_death: Literal["leave", "reform"] = _setting(
         "failures.on_group_death",
         "leave",
-        allowed="leave or reform",
+        "The other workers of a failed worker's group end with status 0 (leave), or continue as a "
+        "smaller group (reform).",
         needs="failures.max_deaths",
-        description="The other workers of a failed worker's group end with status 0 (leave), or "
-        "continue as a smaller group (reform).",
     )
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
         "failures.spares",
         0,
-        allowed=f"a whole number from 0 to {MAX_SPARES}",
+        "Ranks that wait to take a failed rank's place: a server's with replication = buddy, a "
+        "worker's with max_deaths.",
         needs="failures.max_deaths or replication",
-        description="Ranks that wait to take a failed rank's place: a server's with replication "
-        "= buddy, a worker's with max_deaths.",
     )
     host_timeout_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
         "failures.host_timeout_s",
         60.0,
+        "A host that does not answer for this long is cut off, and the job ends; 0: hosts are not "
+        "monitored.",
         allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
-        description="A host that does not answer for this long is cut off, and the job ends; 0: "
-        "hosts are not monitored.",
     )
     warn_s: _Seconds = _setting(
         "failures.warn_s",
         30.0,
+        "A wait longer than this is reported, with the ranks that are missing.",
         allowed=_SECONDS,
-        description="A wait longer than this is reported, with the ranks that are missing.",
     )
     wait_timeout_s: _Seconds = _setting(
-        "failures.wait_timeout_s",
-        1800.0,
-        allowed=_SECONDS,
-        description="A wait longer than this is an error.",
+        "failures.wait_timeout_s", 1800.0, "A wait longer than this is an error.", allowed=_SECONDS
     )
     overlap: Literal["auto", "off", "strict", "full"] = _setting(
         "transfer.overlap",
         "auto",
-        allowed="auto, off, strict or full",
-        description="auto: send gradients during backward; off: in step(); strict: as auto; "
-        "full: also return from step() before the replies.",
+        "auto: send gradients during backward; off: in step(); strict: as auto; full: also return "
+        "from step() before the replies.",
     )
     chunk_bytes: Annotated[
         Annotated[int, Field(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] | Literal["auto"],
@@ -503,53 +462,45 @@ class RunConfig(BaseModel):
     ] = _setting(
         "transfer.chunk_bytes",
         "auto",
+        "Size of a chunk, the unit of transfer and of consistency.",
         allowed="a size from 4KiB to 256MiB (bytes, or with KiB, MiB, KB, MB), or auto",
-        description="Size of a chunk, the unit of transfer and of consistency.",
     )
     credits: Annotated[int, Field(ge=1, le=MAX_CREDITS)] | Literal["auto"] = _setting(
         "transfer.credits",
         "auto",
-        allowed=f"a whole number from 1 to {MAX_CREDITS}, or auto",
-        description="Pushes that a worker may have outstanding at one server; auto: by groups.",
+        "Pushes that a worker may have outstanding at one server; auto: by groups.",
     )
     receive_buffers: Annotated[int, Field(ge=3, le=_COUNT_MAX)] | Literal["auto"] = _setting(
         "transfer.receive_buffers",
         "auto",
-        allowed=f"a whole number from 3 to {_COUNT_MAX}, or auto",
-        description="Buffers, of one chunk, for pushes to a server; auto: by groups and shard.",
+        "Buffers, of one chunk, for pushes to a server; auto: by groups and shard.",
     )
     checksum: Literal["off", "sampled", "all"] = _setting(
         "transfer.checksum",
         "off",
-        allowed="off, sampled or all",
-        description="Which gradients and parameters carry a checksum that the receiver compares.",
+        "Which gradients and parameters carry a checksum that the receiver compares.",
     )
     checksum_every: _Count = _setting(
         "transfer.checksum_every",
         16,
-        allowed=_COUNT,
+        "One of N gradients and parameters carries a checksum; with report.record: one of N "
+        "replies is recorded.",
         needs="transfer.checksum = sampled or report.record",
-        description="One of N gradients and parameters carries a checksum; with report.record: "
-        "one of N replies is recorded.",
     )
     record: bool = _setting(
         "report.record",
         False,
-        allowed="true or false",
-        description="Write the history; `psdist check` proves from it that the mode's rules held.",
+        "Write the history; `psdist check` proves from it that the mode's rules held.",
     )
     trace: bool = _setting(
         "report.trace",
         False,
-        allowed="true or false",
-        description="Record what each rank does and when; `psdist trace` converts it to a "
-        "Perfetto file.",
+        "Record what each rank does and when; `psdist trace` converts it to a Perfetto file.",
     )
     progress: Literal["auto", "live", "lines", "off"] = _setting(
         "report.progress",
         "auto",
-        allowed="auto, live, lines or off",
-        description="Display of progress: live (on a terminal), a line now and then, or none.",
+        "Display of progress: live (on a terminal), a line now and then, or none.",
     )
 
     @model_validator(mode="before")
@@ -636,10 +587,33 @@ TABLES: Final = tuple(dict.fromkeys(name.rpartition(".")[0] for name in FIELDS))
 
 def allowed_values(key: str) -> str:
     """Return in words which values a field or an old name takes: ``"sync, ssp or async"``."""
-    merged = MERGED.get(key)
-    if merged is None:
-        return _extra(key, "allowed")
-    return merged.allowed or allowed_values(FIELDS[merged.instead])
+    if key in MERGED:
+        return MERGED[key].allowed or allowed_values(FIELDS[MERGED[key].instead])
+    if told := _extra(key, "allowed"):
+        return told
+    field = RunConfig.model_fields[key]
+    words = _words_of(field.annotation, field.metadata)
+    comma = "," if " " in words[0] else ""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])}{comma} or {words[-1]}"
+
+
+def _words_of(kind: Any, bounds: Sequence[Any]) -> list[str]:
+    """Return the values of a type: of bool, Literal, bounded int, and unions of them."""
+    origin, members = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _words_of(members[0], members[1:])
+    if origin is Literal:
+        return [str(each) for each in members]
+    if members:
+        return [word for each in members for word in _words_of(each, bounds)]
+    if kind is bool:
+        return ["true", "false"]
+    if kind is not int:
+        return []
+    limits = [limit for each in bounds for limit in getattr(each, "metadata", [each])]
+    least = next(each.ge for each in limits if hasattr(each, "ge"))
+    most = next(each.le for each in limits if hasattr(each, "le"))
+    return [f"a whole number from {least} to {most}"]
 
 
 def unit_of(key: str) -> str:

@@ -21,7 +21,7 @@ import difflib
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -257,9 +257,10 @@ def describe_script(resolved: Resolved) -> list[str]:
     ]
 
 
-def describe(resolved: Resolved) -> list[str]:
-    """Return a line for each setting that a source gives: ``mode = ssp  (command line)``."""
-    rows = [row for row in _rows(resolved) if row[2] != "default"]
+def describe(resolved: Resolved, names: Collection[str] = ()) -> list[str]:
+    """Return a line for each of ``names``, or without them for each setting that a source gives:
+    ``mode = ssp  (command line)``."""
+    rows = [row for row in _rows(resolved) if (row[0] in names if names else row[2] != "default")]
     name_width = max((len(name) for name, _, _ in rows), default=0)
     value_width = min(max((len(value) for _, value, _ in rows), default=0), 40)
     return [

@@ -84,7 +84,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
     assert told == (
         "psdist: error: codec.psh is no setting and no table; did you mean codec.push?\n"
     )
-    assert "name one table or setting" in output_of(capsys, "settings", "mode", "seed", status=2)
+    assert "extra argument" in output_of(capsys, "settings", "mode", "seed", status=2)
 
 
 def test_show_takes_the_words_of_run(
@@ -106,11 +106,17 @@ def test_show_takes_the_words_of_run(
         "report.trace = true (command line)",
         "report.progress = lines (profile study)",
         "warning: flat names of settings are deprecated; write failures.warn_s for warn_s",
-        f"{len(KEYS) - 8} settings have their defaults; --json prints all",
+        f"{len(KEYS) - 8} settings have their defaults; --json --show prints all",
     ]
     facts = json.loads(output_of(capsys, "settings", "--json", "--show", *words))
     assert facts["seed"] == {"value": 5, "source": str(file)}
     assert set(facts) == set(FIELDS)
+    of_table = output_of(capsys, "settings", "local", "--show", *words).splitlines()
+    assert [" ".join(line.split()) for line in of_table[:3]] == [
+        f"local.steps = 2 ({file})",
+        "local.steps_by = count (default)",
+        "local.outer = average (default)",
+    ]
     shown = output_of(capsys, "settings", "--show", "--mode", "x", "train.py", status=2)
     assert shown.startswith("psdist: error: mode = x (command line): must be ")
 
@@ -129,7 +135,7 @@ def test_conflicts_have_a_reason_and_a_remedy(capsys: pytest.CaptureFixture[str]
     rows: list[dict[str, Any]] = json.loads(output_of(capsys, "settings", "--conflicts", "--json"))
     assert len(rows) > 30
     assert all(row["pair"] and row["reason"] and row["remedy"] for row in rows)
-    of_backup = output_of(capsys, "settings", "--conflicts", "backup").splitlines()
+    of_backup = output_of(capsys, "settings", "backup", "--conflicts").splitlines()
     assert 0 < len(of_backup) < len(rows)
 
 
