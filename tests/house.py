@@ -115,8 +115,8 @@ FEATURES = {
     "pipeline": "ahead pipeline pipelined",
     "rollback": "rollback",
     "second copies": "buddies buddy displaced fill hosted inherit inherited office outbox picture"
-    " replica replication shard_state standby survives_servers take_over taken_over takeover"
-    " takeovers",
+    " replica replicas replication shard_state standby survives_servers take_over taken_over"
+    " takeover takeovers",
     "spares": "admit admits join joined joining joins may_begin_late spare spares substitute"
     " substitutes",
     "stale lr": "compensation lr_scale stale stale_lr",

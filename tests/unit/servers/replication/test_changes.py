@@ -147,7 +147,7 @@ def test_what_a_group_was_sent_by_a_dead_server_it_is_sent_in_full(is_apart: boo
     ("records", "words"),
     [
         ([TO_SSP, TO_SSP], "the mode of round 5 in change 1"),
-        ([HeldRoundsRecord(highest=3)] * 2, "held back twice"),
+        ([HeldRoundsRecord(highest=3)] * 2, "a second hold"),
         ([HeldRoundsRecord(highest=-2)], "rounds above -2"),
         ([LevelRecord(number=2, round=1, level=1)], "change 2 of the codecs after 0"),
     ],
