@@ -245,8 +245,9 @@ def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
         picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=11, num_steps=6))
     picture.apply(chunk_record(2, [6, 4, 2]))
     assert not picture.is_complete
-    text = "the end of a snapshot with 22 updates; 23 updates arrived"
-    with pytest.raises(ProtocolError, match=text):
+    with pytest.raises(
+        ProtocolError, match="the end of a snapshot with 22 updates; 23 updates arrived"
+    ):
         picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=22, num_steps=6))
     picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=23, num_steps=6))
     assert picture.is_complete
