@@ -82,15 +82,16 @@ CORE = (
 """The plain path: receive, clock, rule, shard, reply; collect, group, push, receive, place."""
 
 FEATURE_MODULES = (
-    "servers/protocol/chunks/backed.py",
-    "servers/protocol/chunks/by_round.py",
-    "servers/protocol/chunks/clipping.py",
-    "servers/protocol/chunks/closing.py",
     "servers/protocol/decided.py",
     "servers/protocol/joins.py",
     "servers/protocol/modes.py",
     "servers/protocol/regroups.py",
     "servers/protocol/replication/",
+    "servers/protocol/rules/backup.py",
+    "servers/protocol/rules/changes.py",
+    "servers/protocol/rules/clipping.py",
+    "servers/protocol/rules/closing.py",
+    "servers/protocol/rules/switching.py",
     "servers/protocol/steps.py",
     "servers/protocol/succession/",
     "workers/protocol/regrouping.py",
@@ -115,8 +116,8 @@ FEATURES = {
     "pipeline": "ahead pipeline pipelined",
     "rollback": "rollback",
     "second copies": "buddies buddy displaced fill hosted inherit inherited office outbox picture"
-    " replica replication shard_state standby survives_servers take_over taken_over takeover"
-    " takeovers",
+    " replica replicas replication shard_state standby survives_servers take_over taken_over"
+    " takeover takeovers",
     "spares": "admit admits join joined joining joins may_begin_late spare spares substitute"
     " substitutes",
     "stale lr": "compensation lr_scale stale stale_lr",
@@ -129,8 +130,8 @@ BACKUP = {"backup", "backup_every", "may_miss"}
 OF_BACKUP = (
     "psdist/features/",
     "psdist/history/rules/missed.py",
-    "servers/protocol/chunks/backed.py",
-    "servers/protocol/chunks/closing.py",
+    "servers/protocol/rules/backup.py",
+    "servers/protocol/rules/closing.py",
 )
 
 SETTINGS = "psdist/config/settings.py"

@@ -75,6 +75,7 @@ _SPECIAL: Final[Mapping[str, Callable[[RunConfig], bool]]] = MappingProxyType(
         "outer optimizer": lambda config: config.outer != "average",
         "codecs": has_codecs,
         "coded pushes": lambda config: _may_push(config, lambda codec: not codec.is_none),
+        "coded pulls": lambda config: _may_pull(config, lambda codec: not codec.is_none),
         "relative pulls": lambda config: _may_pull(
             config, lambda codec: not (codec.is_none or codec.is_cast)
         ),

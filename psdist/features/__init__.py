@@ -62,6 +62,7 @@ MODES: Final = (
     Feature(
         "mode set by psdist",
         [{"mode": "auto"}, {"staleness_to": 8, "mode": "ssp", "staleness": 2}],
+        "let the mode and its bound stay",
     ),
     Feature(
         "moving bound",

@@ -7,7 +7,7 @@ waits in a step for what that one has still to push, or in a collective) says wh
 those who are in its way are released to their next boundary. When all hold, it is committed. A
 worker whose script has finished holds never again: the meeting is cancelled. With backup groups who
 has missed several rounds by one update waits in it for the round that is open to close
-(psdist.servers.protocol.chunks.closing), so those who hold in front of that are in its way.
+(psdist.servers.protocol.rules.closing), so those who hold in front of that are in its way.
 
     meetings = Meetings(num_workers=2, groups=((0,), (1,)), staleness=0)
     meetings.on_held(Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[7]))   # Propose

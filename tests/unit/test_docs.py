@@ -175,8 +175,8 @@ def test_the_tour_points_to_the_places_where_a_push_is_made_sent_and_applied() -
     named = set(places_named("docs/tour.md"))
     assert ("workers/pushes.py", "frame") in named
     assert ("workers/loop.py", "_send_push") in named
-    assert ("servers/protocol/chunks/gathering.py", "proceed") in named
-    assert ("servers/protocol/chunks/on_arrival.py", "proceed") in named
+    assert ("servers/protocol/rules/gathering.py", "proceed") in named
+    assert ("servers/protocol/rules/on_arrival.py", "proceed") in named
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/your-script.md"])

@@ -41,9 +41,8 @@ from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.chunks.policy import Async
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.registrar import EndJob, Registrar
-from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.succession.office import OfficeAction
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
@@ -159,8 +158,8 @@ class _ServerSide(_Side):
         registrar = Registrar(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
-            lambda _set_index, _resumed_up_to: ServerCore(
-                server=context.me, policy=Async(), groups=roles.groups
+            lambda _set_index, _resumed_up_to: assemble_core(
+                server=context.me, make_rule=rule_for("async"), groups=roles.groups
             ),
             ServerOptions(
                 server=context.me,

@@ -210,6 +210,8 @@ def test_a_codec_is_named_by_the_setting_that_gives_it() -> None:
         assert "set push_codec = none, or leave stale_lr out" in wrong
     assert "push_codec" in contradiction(RunConfig(backup=1, codec="int8"))
     assert not contradiction(RunConfig(backup=1, codec="none/sign"))
+    shrinking = {"on_group_death": "reform", "max_deaths": 1}
+    assert "with codec = fp16" in contradiction(RunConfig(**shrinking, codec="fp16"))
 
 
 @pytest.mark.parametrize(
