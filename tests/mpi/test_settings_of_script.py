@@ -105,6 +105,9 @@ def test_every_other_source_is_stronger(tmp_path: Path) -> None:
     options = ("--mode", "sync", "--set", "on_nonfinite=skip", "--seed", "0")
     done = run_script(3, tmp_path, SSP, options=options)
     assert done.returncode == 0, done.text
+    (told,) = [line for line in done.text.splitlines() if "flat names of settings" in line]
+    assert "PSDIST_REPORT_PROGRESS for PSDIST_PROGRESS" in told
+    assert "training.on_nonfinite for on_nonfinite" in told
     config, summary, run = files(tmp_path)
     assert (config["mode"], config["seed"], config["staleness"]) == ("sync", 0, 2)
     assert (summary["mode"], summary["staleness"]) == ("sync", None)
