@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,11 +34,17 @@ from tests.support.virtual.surviving import NOTICES_S, prove_survival
 TABLE = rows()
 KINDS = {"fixed", "logged", "reproduced", "volatile", "set-up", "refused"}
 ALONE = "ends the job with one error"
+NOT_TRIED_HERE = {
+    ("ChunkClock", "inherited"),  # tests/protocol/deaths/test_both_deaths.py
+    # From an offer to its arrival, while one server has the shard: no scenario here has met it.
+    ("ChunkState", "contained_offers"),
+}
 TRIED = {
     (row.cls, field): ALONE in row.remedy
     for row in TABLE
     if row.kind in ("reproduced", "volatile")
     for field in row.fields
+    if (row.cls, field) not in NOT_TRIED_HERE
 }
 """Field to try -> True if the job may end with one error."""
 CLASSES = {cls for cls, _ in TRIED}
@@ -83,30 +89,32 @@ def scenarios_of(seed: int) -> list[Scenario]:
     # Fills take long, and so do retransmitted pushes.
     slow = replace(plain, servers=4, payload_s=1e-2, num_chunks=16)
     apart = replace(slow, mode="async", later=(), num_chunks=6)
-    # Updates wait for the last group, and the chunks inherit them if their worker fails.
-    waits = replace(plain, mode="sync", later=(), push_rate=0.0, receive_buffers=12, num_chunks=6)
     # Values wait for a buffer.
-    sets_values = replace(plain, push_rate=1.0, pull_rate=0.5, sent_s=0.1, num_chunks=4)
+    sets_values = replace(
+        plain,
+        push_rate=1.0,
+        pull_rate=0.5,
+        sent_s=0.1,
+        num_chunks=4,
+        iterations=(5,) * num_groups,
+        collectives=((1, 2, 3),) * num_groups,
+    )
     # Offers for a round that is far ahead.
     far = replace(plain, mode="sync", later=(), receive_buffers=2, credits=4, num_chunks=12)
     found = [
         Scenario(plain),
         Scenario(plain, wire_of(plain, seed)),
+        Scenario(replace(plain, servers=3), first_victim="server"),
         Scenario(slow, first_victim="server"),
         Scenario(apart, APART["pull_copies"], first_victim="server"),
         Scenario(schedule_with_mode_buddies(seed)),
         Scenario(schedule_with_ladder_buddies(seed), LADDER),
-        Scenario(_long(sets_values, collectives=((1, 2, 3),) * num_groups)),
+        Scenario(sets_values),
         Scenario(far),
     ]
     if num_groups > 1:
-        times = (*(1e-5,) * (num_groups - 1), 1.0)
-        found.append(Scenario(_long(waits, compute_s=times), first_victim="worker"))
+        found.append(Scenario(replace(plain, push_rate=0.0), first_victim="worker"))
     return found
-
-
-def _long(schedule: Schedule, **more: Any) -> Schedule:
-    return replace(schedule, iterations=(5,) * len(schedule.group_sizes), **more)
 
 
 @pytest.fixture
@@ -144,7 +152,7 @@ def kill_while_in_use(
 
     Raises AssertionError if the job then does not end as it must."""
     job = scenario.play()
-    wait = int(10 ** pick.uniform(0.0, 3.0))
+    wait = pick.choice([int(10 ** pick.uniform(0.0, 3.0)), pick.randrange(1500)])
     tried = set[tuple[str, str]]()
     is_first, every = bool(scenario.first_victim), 5
     while not tried and job.network.step():
