@@ -670,7 +670,7 @@ class Job:
         if self._config.set_mode != "allowed":
             raise UsageError(
                 "job.set_mode: the mode of this run is fixed; start the run with --set "
-                "set_mode=allowed"
+                "consistency.schedule=script"
             )
         known = next((each for each in MODES if each == mode), None)
         if known is None or (known == "ssp") != (staleness is not None):

@@ -42,15 +42,16 @@ def init(
     """Take part in the job; returns on workers only, once every worker has called it.
 
     Server ranks started as ``mpirun python train.py`` serve here and exit; under ``psdist run``
-    they never run the script. Settings come from the environment then (PSDIST_MODE, ...; a TOML
-    file by PSDIST_CONFIG). What is passed here counts where neither command line nor environment
-    nor file say otherwise; every worker must pass the same. No other settings are taken (``others``
-    is there to say so). Called again it returns the same Job, after :meth:`Job.close` another one.
-    Until then RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are as under torchrun, of workers.
+    they never run the script. Settings then come from the environment (PSDIST_MODE, ...; a TOML
+    file by PSDIST_CONFIG). Command line, environment and file win over the settings passed here;
+    every worker must pass the same. ``others`` are tables of settings, such as
+    ``consistency={"pipeline": 1}``. A second call returns the same Job, after :meth:`Job.close`
+    another one. Until then RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE count workers, as
+    under torchrun.
 
-    Raises :class:`ConfigError` for a value that is not allowed or settings that do not go together,
-    :class:`UsageError` for a setting
-    that must be known before scripts run, :class:`CollectiveError` where workers differ.
+    Raises :class:`ConfigError` for a wrong value or settings that exclude each other,
+    :class:`UsageError` for a setting that must be known before scripts run,
+    :class:`CollectiveError` if workers pass different settings.
     """
     global _job, _settings, _is_plain
     passed = {

@@ -640,15 +640,15 @@ class ServerLoop:
         self.transport.send_control(COORDINATOR, TakenOver(server=server))
 
     def _host(self, server: int, standby: Standby | None = None) -> ServerLoop:
-        """A loop in place of the dead server's, from the copy that is kept here; with ``standby``
-        it is the coordinator, too."""
+        """Return a loop that continues a failed server from its replica here; with ``standby`` it
+        continues the coordinator, too."""
         assert self._replication is not None
         options = self._replication.options
         kept = self._replication.kept_for(server_id(server))
-        copies = kept.take_over()
-        for copy in copies:
-            copy.log.taken_over(self._options.server)
-        states = {index: copy.state for index, copy in enumerate(copies)}
+        replicas = kept.take_over()
+        for replica in replicas:
+            replica.log.taken_over(self._options.server)
+        states = {index: replica.state for index, replica in enumerate(replicas)}
 
         def make_core(set_index: int, resumed_up_to: int) -> ServerCore:
             return options.make_core(server, set_index, resumed_up_to, states.get(set_index))
@@ -664,14 +664,15 @@ class ServerLoop:
             what_was_told=standby.what_was_told if standby is not None else bytes,
             replication=options,
             is_hosted=True,
-            made_wires={index: copy.wire for index, copy in enumerate(copies)},
+            made_wires={index: replica.wire for index, replica in enumerate(replicas)},
         )
-        for index, copy in enumerate(copies):
-            for each, actions in hosted._decide(ControlArrived(CHIEF, copy.setup, index)):
+        for index, replica in enumerate(replicas):
+            for each, actions in hosted._decide(ControlArrived(CHIEF, replica.setup, index)):
                 each.do(actions)
         self.hosted.append(hosted)
-        told = [each for each in copies[0].state.modes if each.number] if copies else []
-        if told:  # of sets that come later: these know by themselves
+        modes = replicas[0].state.modes if replicas else []
+        told = [each for each in modes if each.number]
+        if told:  # for later sets: the others have it
             hosted._changed = told[-1]._replace(round=0)
         return hosted
 

@@ -191,7 +191,6 @@ class SetLoop(ShardPart):
         self._checks = options.wire.checks
         self._recorded = Checks("sampled", options.checksum_every)
         self._is_relative = options.wire.is_relative
-        self._compensates = options.compensation > 0
         self._is_shared = options.wire.is_shared
         self._replies: Layouts | None = None
         """None where they are raw."""
@@ -400,10 +399,7 @@ class SetLoop(ShardPart):
         frame.token = token
         length = frame.capacity
         codec, encoded = RAW.code, None
-        self._built.complete(*key)
-        # A fresh one is a copy, made aside: nobody computes on it.
-        if self._compensates and not action.flags & Flag.FRESH:
-            self._built.note_given(action)
+        self._built.begin_reply(action)
         if self._replies is not None:
             codec = self._replies.at(action.clock).codec.code
             length = self._built.encode(action, into=frame.payload)

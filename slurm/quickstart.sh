@@ -26,6 +26,6 @@ cd -- "$root"
 # Each of the two workers is a group by itself: there is a staleness only between groups. The model
 # has 39 KiB of parameters: chunks of 8 KiB, so that both servers hold a part of them.
 "$venv/bin/psdist" run -n 4 --servers 2 --group rank "${consistency[@]}" \
-    --record --set chunk_bytes=8KiB --run-dir "$run_dir" psdist/examples/digits.py
+    --record --set transfer.chunk_bytes=8KiB --run-dir "$run_dir" psdist/examples/digits.py
 printf '\nWhat psdist check finds in the history of that run:\n'
 "$venv/bin/psdist" check "$run_dir"

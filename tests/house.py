@@ -82,16 +82,17 @@ CORE = (
 """The plain path: receive, clock, rule, shard, reply; collect, group, push, receive, place."""
 
 FEATURE_MODULES = (
-    "servers/protocol/chunks/backed.py",
-    "servers/protocol/chunks/by_round.py",
-    "servers/protocol/chunks/clipping.py",
-    "servers/protocol/chunks/closing.py",
     "servers/protocol/losses.py",
     "servers/protocol/joins.py",
     "servers/protocol/modes.py",
     "servers/protocol/regroups.py",
     "servers/protocol/replication/",
     "servers/protocol/round_control.py",
+    "servers/protocol/rules/backup.py",
+    "servers/protocol/rules/changes.py",
+    "servers/protocol/rules/clipping.py",
+    "servers/protocol/rules/closing.py",
+    "servers/protocol/rules/switching.py",
     "servers/protocol/steps.py",
     "servers/protocol/failover/",
     "servers/protocol/takeovers.py",
@@ -117,7 +118,7 @@ FEATURES = {
     "pipeline": "ahead pipeline pipelined",
     "rollback": "rollback",
     "second copies": "buddies buddy displaced fill hosted inherit inherited coordinator_log outbox"
-    " picture replica replication shard_state standby survives_servers take_over"
+    " picture replica replicas replication shard_state standby survives_servers take_over"
     " taken_over takeover takeovers",
     "spares": "admit admits join joined joining joins may_begin_late spare spares substitute"
     " substitutes",
@@ -131,11 +132,12 @@ BACKUP = {"backup", "backup_every", "may_miss"}
 OF_BACKUP = (
     "psdist/features/",
     "psdist/history/rules/missed.py",
-    "servers/protocol/chunks/backed.py",
-    "servers/protocol/chunks/closing.py",
+    "servers/protocol/rules/backup.py",
+    "servers/protocol/rules/closing.py",
 )
 
 SETTINGS = "psdist/config/settings.py"
+MERGED = "psdist/config/old_names.py"
 ROWS = ("Need", "Conflict")
 """Classes of psdist.features: an instance of one is a row of the table."""
 RECORD_CLASSES = "servers/protocol/replication/records.py"
@@ -242,6 +244,22 @@ def setting_names(trees: Trees) -> list[str]:
     return [each.id for each in targets if isinstance(each, ast.Name)]
 
 
+def merged_names(trees: Trees) -> list[str]:
+    """Return the old names of settings that another setting has replaced."""
+    tables = [
+        node.value
+        for node in (nodes_of(trees[MERGED]) if MERGED in trees else ())
+        if isinstance(node, ast.AnnAssign) and last_name(node.target) == "MERGED"
+    ]
+    return [
+        str(key.value)
+        for table in tables
+        if isinstance(table, ast.Dict)
+        for key in table.keys
+        if isinstance(key, ast.Constant)
+    ]
+
+
 def rows_of_tables(trees: Trees) -> list[str]:
     """Return the reason of each need and each conflict that a feature declares."""
     return [
@@ -255,7 +273,7 @@ def rows_of_tables(trees: Trees) -> list[str]:
 def refusals_elsewhere(trees: Trees) -> list[str]:
     """Return where else a text is raised or returned that names a setting, something that it does
     not go with, and a remedy."""
-    keys = "|".join(setting_names(trees))
+    keys = "|".join((*setting_names(trees), *merged_names(trees)))
     pattern = re.compile(rf"\b({keys})\b( = ?\S*)? (with|without|and)\b.*\b(set|leave|train)\b")
     return [
         f"{path}:{node.lineno}"

@@ -6,8 +6,8 @@ only when that command runs: ``psdist --help`` loads neither torch nor MPI.
     psdist run -n 6 --mode ssp train.py --epochs 5
     psdist check runs/20260101-120000-1
 
-Longer than other modules: every option of every command, with its help, but those of ``psdist
-bench``, which are in ``cli_bench``.
+Longer than other modules: every option of every command, with its help, except the options of
+``psdist bench`` (cli_bench) and ``psdist run`` (cli_run).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Annotated, Final, Literal, NoReturn, cast
 import typer
 
 from psdist.commands.cli_bench import Action, bench_app
+from psdist.commands.cli_run import SHOWN, RunCommand, SettingsCommand, read_request, run
 from psdist.commands.standard_output import flush, open_missing, report_failure
 from psdist.errors import PsdistError, UsageError
 from psdist.install.launcher import detect
@@ -77,163 +78,39 @@ def psdist(
         raise typer.Exit(UsageError.exit_status)
 
 
-# The first word that is no option is the script; everything after it is the script's own.
-@app.command(context_settings={"allow_interspersed_args": False})
-def run(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="The training script; after -m, a module.")
-    ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS", help="Everything after it, given to it untouched."),
+# The first word that is no option is the script; everything after it belongs to the script.
+app.command("run", cls=RunCommand, context_settings={"allow_interspersed_args": False})(run)
+
+
+@app.command("settings", cls=SettingsCommand)
+def settings_command(
+    context: typer.Context,
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[TABLE|KEY]", help="A table, such as codec, or a setting."),
     ] = None,
-    is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, run as by python -m.")
+    show: Annotated[
+        bool,
+        typer.Option("--show", help="Resolve the words that follow, as psdist run would."),
     ] = False,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--ranks", min=1, metavar="N", help="Start mpirun with N ranks, unless under one."
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="The same with N workers beside the servers."),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file of settings.")
-    ] = None,
-    mode: Annotated[
-        str | None, typer.Option(metavar="sync|ssp|async|auto", help="Consistency.")
-    ] = None,
-    staleness: Annotated[
-        str | None, typer.Option(metavar="N", help="Mode ssp: iterations a group may be ahead.")
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(metavar="ROUND:MODE;...", help='Modes by round: "0: ssp:8; 5000: sync int8".'),
-    ] = None,
-    backup: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Sync: a round closes without the N slowest groups."),
-    ] = None,
-    local_steps: Annotated[
-        str | None,
-        typer.Option(metavar="H", help="Steps on each group between two exchanges, or epoch."),
-    ] = None,
-    outer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[:KEY=X,...]", help="With local steps: the servers' optimizer."),
-    ] = None,
-    servers: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Ranks that serve; auto: as needed.")
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="node|socket|numa|rank|rack|N|auto", help="Which workers reduce together."
-        ),
-    ] = None,
-    placement: Annotated[
-        str | None,
-        typer.Option(metavar="auto|block|cyclic|FILE", help="Which ranks serve; a plan.json."),
-    ] = None,
-    strict_placement: Annotated[
-        bool, typer.Option("--strict-placement", help="A rank that is not as planned is an error.")
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print a TOML file.")] = False,
+    conflicts: Annotated[
+        bool, typer.Option("--conflicts", help="Print what settings need and exclude.")
     ] = False,
-    codec: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|CODEC|PUSH/PULL", help="Send less: auto, int8, int4/sign, topk:0.01 ..."
-        ),
-    ] = None,
-    push_codec: Annotated[
-        str | None, typer.Option(metavar="CODEC", help="Of gradients, where it is another.")
-    ] = None,
-    pull_codec: Annotated[
-        str | None, typer.Option(metavar="CODEC", help="Of parameters, where it is another.")
-    ] = None,
-    run_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where the run writes.")
-    ] = None,
-    seed: Annotated[
-        str | None, typer.Option(metavar="N", help="Seed of the shuffling of data.")
-    ] = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Write the history that psdist check reads.")
-    ] = False,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Write what each rank does when, for psdist trace.")
-    ] = False,
-    checkpoint_every: Annotated[
-        str | None,
-        typer.Option(metavar="N|TIME", help="Checkpoint every N iterations, or every 10m."),
-    ] = None,
-    global_batch: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="All workers together take N samples as a batch."),
-    ] = None,
-    spares: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="With replication: ranks that wait to replace dead ones."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the run's folder.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated."),
-    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> Action:
-    """Run a training script on servers and workers.
+    """List, explain and resolve the settings of psdist run.
 
-    Under mpirun or srun this process becomes one of the job's ranks. With -n or --workers it
-    starts mpirun itself. With neither, one process is both server and worker.
-
-    Settings come from these options, from the environment (PSDIST_MODE, ...), from the TOML file,
-    and from defaults, in that order.
+    psdist settings codec lists a table, psdist settings codec.push explains one. psdist settings
+    --show --mode ssp train.py prints each value that the command line, the environment or a file
+    gives, and its source.
     """
-    from psdist.commands.program import Program
-    from psdist.commands.run import RunRequest
-    from psdist.commands.run import run as run_request
+    from psdist.commands.settings import show_settings
 
-    if ranks is not None and workers is not None:
-        raise typer.BadParameter(
-            f"-n {ranks} and --workers {workers}: give the number of all ranks or that of the "
-            "workers"
-        )
-    options = {
-        "mode": mode,
-        "staleness": staleness,
-        "schedule": schedule,
-        "backup": backup,
-        "local_steps": local_steps,
-        "outer": outer,
-        "servers": servers,
-        "group": group,
-        "placement": placement,
-        "strict_placement": True if strict_placement else None,
-        "codec": codec,
-        "push_codec": push_codec,
-        "pull_codec": pull_codec,
-        "run_dir": run_dir,
-        "seed": seed,
-        "checkpoint_every": checkpoint_every,
-        "global_batch": global_batch,
-        "spares": spares,
-        "record": True if record else None,
-        "trace": True if trace else None,
-        "resume": True if resume else None,
-    }
-    given = {key: value for key, value in options.items() if value is not None}
-    request = RunRequest(
-        program=Program(name=script, arguments=tuple(arguments or ()), is_module=is_module),
-        ranks=ranks,
-        workers=workers,
-        config_file=config,
-        command_line=_with_settings(given, settings or []),
+    request = read_request(context.meta[SHOWN]) if show else None
+    return lambda: show_settings(
+        what, request, as_toml=as_toml, conflicts=conflicts, as_json=as_json
     )
-    return lambda: run_request(request)
 
 
 @app.command()
@@ -291,10 +168,10 @@ def plan(
         str | None, typer.Option(metavar="HOSTS", help="The nodes of the job, such as n[1-64].")
     ] = None,
     network: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What psdist probe measured.")
+        Path | None, typer.Option(metavar="FILE", help="The file that psdist probe wrote.")
     ] = None,
     link: Annotated[
-        str | None, typer.Option(metavar="SPEED", help="Of each node's link, such as 25Gbit.")
+        str | None, typer.Option(metavar="SPEED", help="Speed of each node's link, such as 25Gbit.")
     ] = None,
     servers: Annotated[
         str, typer.Option(metavar="N|auto", help="How many servers; auto: as few as needed.")
@@ -324,7 +201,7 @@ def plan(
         str, typer.Option(metavar="auto|block|cyclic", help="How servers are placed.")
     ] = "auto",
     model_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of the model's parameters, such as 4G.")
+        str, typer.Option(metavar="SIZE", help="Bytes of the model's parameters, such as 4G.")
     ] = "1G",
     chunk_bytes: Annotated[
         str, typer.Option(metavar="SIZE|auto", help="As the run's setting chunk_bytes.")
@@ -350,7 +227,8 @@ def plan(
         bool, typer.Option("--explain", help="Name the link that limits, and what would help.")
     ] = False,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="Of each node, how GPUs and cards reach each other.")
+        bool,
+        typer.Option("--matrix", help="Show how GPUs and cards of each node reach each other."),
     ] = False,
     script: Annotated[
         str | None,
@@ -411,8 +289,8 @@ def probe(
 ) -> Action:
     """Measure latency and bandwidth inside a job: nodes, racks, sockets and GPUs.
 
-    Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan and
-    psdist run read what it writes (--network, --set network=FILE). --compare says what got slower
+    Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan
+    --network and psdist run --set hosts.network=FILE read its file. --compare lists what got slower
     between two such files: exit status 0 nothing, 1 something, 2 files that cannot be compared.
     """
     if compare is not None:
@@ -432,9 +310,11 @@ def probe(
 
 @app.command()
 def status(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a job that goes on.")],
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The folder of a running job.")
+    ],
 ) -> Action:
-    """Who waits for whom and since when, and who is slow: of a job that goes on, or hangs.
+    """Show which ranks wait for which others, since when, and which are slow, in a running job.
 
     Without MPI. Server 0 writes RUN_DIR/status.json about once a second.
     """
@@ -455,7 +335,7 @@ def checkpoint() -> None:
 def list_checkpoints(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
 ) -> Action:
-    """Each checkpoint of a run in a line: when, at which clocks, of whom, how large."""
+    """List the checkpoints of a run: time, clocks, ranks and size, one in a line."""
     from psdist.commands.checkpoints.listing import list_all
 
     return lambda: list_all(path)
@@ -528,29 +408,12 @@ def doctor() -> Action:
     return examine
 
 
-def _with_settings(
-    options: dict[str, str | bool], settings: Sequence[str]
-) -> dict[str, str | bool]:
-    given = dict(options)
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        key = key.strip().replace("-", "_")
-        if not equals or not key:
-            raise typer.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--set")
-        if key in given:
-            raise typer.BadParameter(
-                f"{key} is given twice, as {given[key]} and as {value}", param_hint="--set"
-            )
-        given[key] = value
-    return given
-
-
 def _refuse(error: Exception) -> int:
     """Say in one line what is wrong with the words of the command line; the exit status."""
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "psdist")
     reason = str(cast(typer.BadParameter, error).format_message()).rstrip(".")
-    from psdist.config.removed import why_removed
+    from psdist.config.old_names import why_removed
 
     option = getattr(error, "option_name", "")
     if wrong := why_removed(option.lstrip("-").replace("-", "_")):

@@ -1,10 +1,9 @@
 """`psdist run`: be a rank of the job that a launcher started, or start mpirun and be its parent.
 
-Owns the decision between the two and the command line of the second. It starts neither MPI nor a
-role: psdist.commands.run_rank does that, in every rank. What a parent does is
-psdist.commands.launch's.
+Owns the decision between the two and the command line of the second. psdist.commands.run_rank
+starts MPI and the role in every rank; psdist.commands.launch is the parent.
 
-    run(RunRequest(ranks=6, command_line={"mode": "ssp"}, program=Program(name="train.py")))
+    run(RunRequest(ranks=6, command_line={"--mode": "ssp"}, program=Program(name="train.py")))
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from psdist.commands.program import Program
 from psdist.commands.world_size import num_ranks_for
@@ -33,17 +31,10 @@ from psdist.install.mpi import (
 )
 from psdist.report.facts import PARENT_VARIABLE
 
-# Settings that have an option of their own name; all others are given by --set.
-OPTION_KEYS: Final = (
-    *("mode", "staleness", "servers", "group", "placement", "run_dir", "seed"),
-    *("checkpoint_every", "global_batch", "spares"),
-)
-FLAG_KEYS: Final = ("record", "resume", "trace", "strict_placement")
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What `psdist run` was asked for. `command_line` has the settings that were given.
+    """The words of `psdist run`. `command_line` has the settings by their names or options.
 
     At most one of `ranks` and `workers` is given.
     """
@@ -52,6 +43,7 @@ class RunRequest:
     ranks: int | None = None
     workers: int | None = None
     config_file: Path | None = None
+    profile: str | None = None
     command_line: Mapping[str, CommandLineValue] = field(default_factory=dict)
 
 
@@ -132,17 +124,17 @@ def start_mpirun(
 
 
 def run_arguments(request: RunRequest) -> list[str]:
-    """The words after ``psdist run`` that give the same request, but for the number of ranks."""
+    """The words after ``psdist run`` that give the same request, except the number of ranks."""
     words: list[str] = [] if request.workers is None else [f"--workers={request.workers}"]
     if request.config_file is not None:
         words.append(f"--config={request.config_file}")
+    if request.profile is not None:
+        words.append(f"--profile={request.profile}")
     for key, value in request.command_line.items():
         if value is None:
             continue
-        if key in FLAG_KEYS and value is True:
-            words.append(f"--{key.replace('_', '-')}")
-        elif key in OPTION_KEYS:
-            words.append(f"--{key.replace('_', '-')}={value}")
+        if key.startswith("--"):
+            words.append(key if value is True else f"{key}={value}")
         else:
             words.append(f"--set={key}={_as_text(value)}")
     return [*words, *request.program.words]
@@ -156,6 +148,7 @@ def _outcome(request: RunRequest) -> Resolved | UserError:
             command_line=request.command_line,
             environment=os.environ,
             file=request.config_file,
+            profile=request.profile,
         )
     except UserError as error:
         return error

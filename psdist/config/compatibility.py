@@ -11,6 +11,7 @@ psdist.config.settings. It never touches torch, MPI or files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -74,6 +75,7 @@ _SPECIAL: Final[Mapping[str, Callable[[RunConfig], bool]]] = MappingProxyType(
         "outer optimizer": lambda config: config.outer != "average",
         "codecs": has_codecs,
         "coded pushes": lambda config: _may_push(config, lambda codec: not codec.is_none),
+        "coded pulls": lambda config: _may_pull(config, lambda codec: not codec.is_none),
         "relative pulls": lambda config: _may_pull(
             config, lambda codec: not (codec.is_none or codec.is_cast)
         ),
@@ -145,10 +147,15 @@ def _is_on(config: RunConfig, key: str, example: object) -> bool:
     """True if ``key`` has the example's value. Any number turns on what a number does, except 0;
     and any value turns on what is unset by default."""
     found = getattr(config, key)
-    if type(config).model_fields[key].default is None:
+    if getattr(_defaults(type(config)), key) is None:
         return found is not None
     is_number = isinstance(example, int | float) and not isinstance(example, bool)
     return bool(found) if is_number else bool(found == example)
+
+
+@cache
+def _defaults(cls: type[RunConfig]) -> RunConfig:
+    return cls()
 
 
 def _deciding_key(config: RunConfig, key: str) -> str:

@@ -1,10 +1,11 @@
-"""The settings of a run: RunConfig, with the type, bounds and documentation of each setting.
+"""The settings of a run: RunConfig, with the name, type, bounds and documentation of each setting.
 
-Owns what may be set and how a configuration is written down: as TOML for people, as bytes for
-other ranks. Where values come from is psdist.config.sources. It never touches torch, MPI or files.
+Owns which settings exist and how a configuration is written: as TOML for people, as bytes for other
+ranks. psdist.config.sources finds the values. This module never touches torch, MPI or files.
 
     config = RunConfig(mode="ssp", staleness=4)
     assert decode(encode(config)) == config
+    NAMES["codec_exact"]                                # "codec.exact": table and name
 
 Longer than other modules: it is a list, one entry for each setting.
 """
@@ -12,16 +13,26 @@ Longer than other modules: it is a list, one entry for each setting.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from psdist.config.codec_rounds import AUTO
 from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
-from psdist.config.codec_specs import parse_both, parse_codec, parse_pull
+from psdist.config.codec_specs import parse_codec, parse_pull
 from psdist.config.compatibility import refusal
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
 from psdist.config.modes import parse_schedule
+from psdist.config.old_names import MERGED, SCRIPT, STRICT
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.errors import ProtocolError
@@ -59,37 +70,39 @@ def _number_as_text(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-def _require_interval(value: str) -> str:
-    if parse_interval(value) is None:
+def _require(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a validator that accepts the texts for which ``parse`` raises no ValueError."""
+
+    def require(value: str) -> str:
+        parse(value)
+        return value
+
+    return require
+
+
+def _parse_interval(text: str) -> None:
+    if parse_interval(text) is None:
         raise ValueError("not an interval")
-    return value
 
 
-def _require_outer(value: str) -> str:
-    if value != ACCUMULATE:
-        parse_outer(value)
-    return value
+def _parse_outer(text: str) -> None:
+    if text != ACCUMULATE:
+        parse_outer(text)
 
 
-def _require_schedule(value: str) -> str:
-    parse_schedule(value)
-    return value
+def _parse_schedule(text: str) -> None:
+    if text != SCRIPT:
+        parse_schedule(text)
 
 
-def _require_codec(value: str) -> str:
-    parse_codec(value)
-    return value
+def _parse_push(text: str) -> None:
+    if text != AUTO:
+        parse_codec(text)
 
 
-def _require_pull_codec(value: str) -> str:
-    parse_pull(value)
-    return value
-
-
-def _require_codecs(value: str) -> str:
-    if value != AUTO:
-        parse_both(value)
-    return value
+def _parse_pull(text: str) -> None:
+    if text != AUTO:
+        parse_pull(text)
 
 
 def _list_as_tuple(value: object) -> object:
@@ -97,22 +110,26 @@ def _list_as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _setting(default: object, *, allowed: str, description: str) -> Any:
-    return Field(default, description=description, json_schema_extra={"allowed": allowed})
+def _setting(
+    name: str, default: object, description: str, *, allowed: str = "", needs: str = ""
+) -> Any:
+    """Declare a setting. ``name`` is ``TABLE.KEY``, or ``KEY`` without a table. ``allowed`` names
+    the values unless the type does; ``needs`` the settings without which it has no effect."""
+    extra: dict[str, Any] = {"name": name, "allowed": allowed, "needs": needs}
+    return Field(default, description=description, json_schema_extra=extra)
 
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_nan=False)]
 _Interval: TypeAlias = Annotated[
-    str, BeforeValidator(_number_as_text), AfterValidator(_require_interval)
+    str, BeforeValidator(_number_as_text), AfterValidator(_require(_parse_interval))
 ]
-_Codec: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require_codec)]
-_PullCodec: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require_pull_codec)]
-_CodecOrTwo: TypeAlias = Annotated[str, Field(max_length=400), AfterValidator(_require_codecs)]
+_Push: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require(_parse_push))]
+_Pull: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require(_parse_pull))]
 _Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
 _Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
-# What psdist.protocol.optimizers.traits reads.
+# psdist.protocol.optimizers.traits reads this form.
 _OptimizerEntry: TypeAlias = Annotated[
     str,
     Field(pattern=rf"^{_DOTTED}:{_DOTTED}(=(elementwise|whole)(\+lr_scales)?)?$", max_length=500),
@@ -120,363 +137,493 @@ _OptimizerEntry: TypeAlias = Annotated[
 
 
 class RunConfig(BaseModel):
-    """The settings of one run: frozen, strictly typed, the same on every rank."""
+    """The settings of one run: frozen, strictly typed, the same on every rank.
+
+    Fields are called as the settings without their tables; a field that replaces several older
+    settings is called ``TABLE_KEY``, and properties give the older ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     mode: Literal["sync", "ssp", "async", "auto"] = _setting(
+        "mode",
         "sync",
-        allowed="sync, ssp, async or auto",
-        description="Consistency across groups: sync, ssp (bounded staleness) or async; auto: "
-        "sync, and ssp while that is faster.",
+        "Consistency across groups: sync, ssp (bounded staleness) or async; auto: sync, and ssp "
+        "while that is faster.",
     )
     staleness: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        "staleness",
         3,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="Modes ssp, auto: how many iterations a group may be ahead of the slowest one.",
-    )
-    staleness_to: Annotated[int, Field(ge=1, le=MOST_STALENESS_TO)] | None = _setting(
-        None,
-        allowed=f"a whole number from 1 to {MOST_STALENESS_TO}",
-        description="Mode ssp: the bound moves between staleness and this, as speeds ask for; "
-        "unset: it stays.",
-    )
-    schedule: Annotated[str, Field(max_length=10_000), AfterValidator(_require_schedule)] | None = (
-        _setting(
-            None,
-            allowed=SCHEDULE_ALLOWED,
-            description="Modes by round, instead of mode and staleness: 0: ssp:8; 5000: sync; and "
-            "codecs: 0: sync none; 500: sync topk:0.01.",
-        )
-    )
-    set_mode: Literal["refused", "allowed"] = _setting(
-        "refused",
-        allowed="refused or allowed",
-        description="Whether the script may change the mode during the run with job.set_mode.",
-    )
-    pipeline: Annotated[int, Field(ge=0, le=1)] = _setting(
-        0,
-        allowed="0 or 1",
-        description="Modes ssp, async: 1: the next step awaits the replies, not the one that asks.",
-    )
-    stale_lr: Literal["off", "inverse"] = _setting(
-        "off",
-        allowed="off or inverse",
-        description="Modes ssp, async: inverse: the lr of an update is divided by how stale it is.",
-    )
-    delay_compensation: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = _setting(
-        0.0,
-        allowed="a number >= 0 and <= 1000000",
-        description="Modes ssp, async: lambda of the correction that moves a stale gradient to "
-        "the current parameters.",
-    )
-    freeze_step: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
-        0,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="Adam, AdamW: the second moment stays constant after N steps; 0: never.",
-    )
-    backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
-        0,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="Mode sync: close each round without the N slowest groups; 0: wait for all.",
-    )
-    backup_every: Annotated[int, Field(ge=2, le=_COUNT_MAX)] = _setting(
-        20,
-        allowed=f"a whole number from 2 to {_COUNT_MAX}",
-        description="With backup: wait for a group that has missed N-1 rounds in a row.",
-    )
-    local_steps: _Count | Literal["epoch"] = _setting(
-        1,
-        allowed=f"{_COUNT}, or epoch",
-        description="Steps of the script's optimizer on each group between two exchanges; epoch: "
-        "one pass over the loader.",
-    )
-    steps_by: Literal["count", "speed", "loss"] = _setting(
-        "count",
-        allowed="count, speed or loss",
-        description="With local_steps: count: all groups make the same number; speed: faster "
-        "groups make more, with the same mean; loss: fewer as the loss falls.",
-    )
-    outer: Annotated[str, AfterValidator(_require_outer)] = _setting(
-        "average",
-        allowed=OUTER_ALLOWED,
-        description="With local_steps: how servers combine the parameters of the groups; "
-        "accumulate: gradients are summed instead, and servers run the script's optimizer.",
+        "How many iterations a group may be ahead of the slowest one.",
+        needs="mode = ssp or auto",
     )
     servers: _Count | Literal["auto"] = _setting(
-        "auto",
-        allowed=f"{_COUNT}, or auto",
-        description="How many ranks serve; auto: the mapper chooses, one per node at most.",
-    )
-    placement: _Path = _setting(
-        "auto",
-        allowed="auto, block, cyclic, or the path of a plan.json",
-        description="Which ranks serve: by the mapper, the first, round the hosts, or by a plan.",
-    )
-    strict_placement: bool = _setting(
-        False,
-        allowed="true or false",
-        description="A rank on another host than in the plan is an error, not a warning.",
-    )
-    racks: _Path | None = _setting(
-        None,
-        allowed="the path of a file",
-        description="Switches: topology.conf, .yaml, scontrol show topology, ibnetdiscover, TOML.",
-    )
-    network: _Path | None = _setting(
-        None,
-        allowed="the path of a file",
-        description="Measured links: the network.json that `psdist probe` writes.",
-    )
-    bind: Literal["auto", "off"] = _setting(
-        "auto",
-        allowed="auto or off",
-        description="Ranks bind themselves to their cores, unless the launcher has; off: never.",
-    )
-    nics: Literal["auto", "off"] = _setting(
-        "auto",
-        allowed="auto or off",
-        description="Of several network cards, ranks use those near them; off: MPI chooses.",
+        "servers", "auto", "How many ranks serve; auto: the mapper chooses, one per node at most."
     )
     group: Literal["node", "socket", "numa", "rank", "rack", "auto"] | _Count = _setting(
+        "group",
         "node",
+        "Workers that reduce gradients together; auto: node or rack by prediction.",
         allowed="node, socket, numa, rank, rack, a number of hosts, or auto",
-        description="Workers that reduce gradients together; auto: node or rack by prediction.",
-    )
-    group_tier: Literal["auto", "shared_memory", "torch", "mpi", "nccl"] = _setting(
-        "auto",
-        allowed="auto, shared_memory, torch, mpi or nccl",
-        description="Reduce in shared memory, by torch or MPI: same bits; nccl: in NCCL's order.",
-    )
-    server_device: Annotated[str, Field(pattern=_DEVICE)] = _setting(
-        "cpu",
-        allowed="cpu, cuda, cuda:N or auto",
-        description="Where servers hold and step their shards; auto: a GPU no worker uses, if any.",
     )
     run_dir: _Path | None = _setting(
+        "run_dir",
         None,
+        "Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
         allowed="the path of a directory",
-        description="Where the run writes; unset, rank 0 chooses runs/YYYYMMDD-HHMMSS-<job>.",
     )
     resume: bool = _setting(
+        "resume",
         False,
-        allowed="true or false",
-        description="Continue from the newest checkpoint in run_dir; start from the beginning if "
-        "there is none.",
-    )
-    checkpoint_every: _Interval | None = _setting(
-        None,
-        allowed="a number of iterations (100) or a time (30s, 10m, 2h)",
-        description="How often psdist itself makes a checkpoint; unset, only the script does.",
-    )
-    on_usr1: Literal["checkpoint", "requeue"] = _setting(
-        "checkpoint",
-        allowed="checkpoint or requeue",
-        description="SIGUSR1: make a checkpoint; requeue: and end the job with status 75.",
-    )
-    grace_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
-        30.0,
-        allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
-        description="SIGTERM to psdist run -n: how long it waits for a last checkpoint; 0: none.",
-    )
-    checkpoint_keep: _Count = _setting(
-        2,
-        allowed=_COUNT,
-        description="How many checkpoints stay: the newest ones.",
-    )
-    global_batch: _Count | None = _setting(
-        None,
-        allowed=_COUNT,
-        description="Samples that all workers take as a batch, however many they are; unset: "
-        "batch sizes are per worker.",
-    )
-    replication: Literal["none", "buddy"] = _setting(
-        "none",
-        allowed="none or buddy",
-        description="buddy: another server has a replica of each shard, which survives its "
-        "server's failure.",
-    )
-    spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
-        0,
-        allowed=f"a whole number from 0 to {MAX_SPARES}",
-        description="Ranks that wait to take a failed rank's place: a server's with replication = "
-        "buddy, a worker's with max_deaths.",
+        "Continue from the newest checkpoint in run_dir; start from the beginning if there is "
+        "none.",
+        needs="run_dir",
     )
     seed: Annotated[int, Field(ge=0, le=_SEED_MAX)] = _setting(
+        "seed", 0, "Seed of the order in which data is shuffled."
+    )
+    consistency_schedule: (
+        Annotated[str, Field(max_length=10_000), AfterValidator(_require(_parse_schedule))] | None
+    ) = _setting(
+        "consistency.schedule",
+        None,
+        "Modes by round, instead of mode and staleness: 0: ssp:8; 5000: sync; and codecs: 0: sync "
+        "none; 500: sync topk:0.01. script: the script changes the mode with job.set_mode.",
+        allowed=f"script, or {SCHEDULE_ALLOWED}",
+    )
+    staleness_to: Annotated[int, Field(ge=1, le=MOST_STALENESS_TO)] | None = _setting(
+        "consistency.staleness_to",
+        None,
+        "The bound moves between staleness and this, as speeds ask for; unset: it stays.",
+        needs="mode = ssp",
+    )
+    pipeline: Annotated[int, Field(ge=0, le=1)] = _setting(
+        "consistency.pipeline",
         0,
-        allowed=f"a whole number from 0 to {_SEED_MAX}",
-        description="Seed of the order in which data is shuffled.",
+        "1: the next step awaits the replies, not the one that asks.",
+        allowed="0 or 1",
+        needs="mode = ssp or async",
     )
-    record: bool = _setting(
-        False,
-        allowed="true or false",
-        description="Write the history; `psdist check` proves from it that the mode's rules held.",
+    backup: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        "consistency.backup",
+        0,
+        "Close each round without the N slowest groups; 0: wait for all.",
+        needs="mode = sync",
     )
-    trace: bool = _setting(
-        False,
-        allowed="true or false",
-        description="Record what each rank does and when; `psdist trace` converts it to a "
-        "Perfetto file.",
+    backup_every: Annotated[int, Field(ge=2, le=_COUNT_MAX)] = _setting(
+        "consistency.backup_every",
+        20,
+        "Wait for a group that has missed N-1 rounds in a row.",
+        needs="consistency.backup",
     )
-    checksum: Literal["off", "sampled", "all"] = _setting(
+    stale_lr: Literal["off", "inverse"] = _setting(
+        "consistency.stale_lr",
         "off",
-        allowed="off, sampled or all",
-        description="Which gradients and parameters carry a checksum that the receiver compares.",
+        "inverse: the lr of an update is divided by how stale it is.",
+        needs="mode = ssp or async",
     )
-    checksum_every: _Count = _setting(
-        16,
-        allowed=_COUNT,
-        description="checksum = sampled: one of N carries a checksum; with record: one of N "
-        "replies is recorded.",
+    delay_compensation: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = _setting(
+        "consistency.delay_compensation",
+        0.0,
+        "Lambda of the correction that moves a stale gradient to the current parameters; 0: none.",
+        allowed="a number >= 0 and <= 1000000",
+        needs="mode = ssp or async",
+    )
+    on_nonfinite: Literal["error", "skip"] = _setting(
+        "training.on_nonfinite",
+        "error",
+        "A gradient with NaN or infinity: end with an error, or skip the iteration.",
+    )
+    global_batch: _Count | None = _setting(
+        "training.global_batch",
+        None,
+        "Samples that all workers take as a batch, however many they are; unset: batch sizes are "
+        "per worker.",
+    )
+    freeze_step: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        "training.freeze_step",
+        0,
+        "The second moment stays constant after N steps; 0: never.",
+        needs="Adam or AdamW",
+    )
+    optimizers: Annotated[
+        tuple[_OptimizerEntry, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
+    ] = _setting(
+        "training.optimizers",
+        (),
+        "Optimizer classes that servers may construct besides those of torch.optim.",
+        allowed='names like "package.module:Class" or "package.module:Class=elementwise+lr_scales" '
+        "(a list in TOML, else separated by commas)",
+    )
+    loss_patience: _Count | None = _setting(
+        "training.loss_patience",
+        None,
+        "Use a less lossy codec after N windows of 20 rounds in which the loss of job.report did "
+        "not fall.",
+        needs="codec = auto or steps_by = loss",
+    )
+    rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = _setting(
+        "training.rollback",
+        None,
+        "If the loss of job.report is N times the lowest one, end with status 75; the resumed job "
+        "is less lossy.",
+        allowed="a number > 1",
+        needs="mode = sync; codec = auto or steps_by = loss",
+    )
+    local_steps: _Count | Literal["epoch"] = _setting(
+        "local.steps",
+        1,
+        "Steps of the script's optimizer on each group between two exchanges; epoch: one pass "
+        "over the loader.",
+    )
+    steps_by: Literal["count", "speed", "loss"] = _setting(
+        "local.steps_by",
+        "count",
+        "count: all groups make the same number of steps; speed: faster groups make more, with "
+        "the same mean; loss: fewer as the loss falls.",
+        needs="local.steps above 1",
+    )
+    outer: Annotated[str, AfterValidator(_require(_parse_outer))] = _setting(
+        "local.outer",
+        "average",
+        "How servers combine the parameters of the groups; accumulate: gradients are summed "
+        "instead, and servers run the script's optimizer.",
+        allowed=OUTER_ALLOWED,
+        needs="local.steps above 1",
+    )
+    codec_push: _Push | None = _setting(
+        "codec.push",
+        None,
+        "How gradients are encoded on the network; unset: not encoded; auto: psdist chooses, and "
+        "may change it during the run.",
+        allowed=f"auto, {CODECS_ALLOWED}",
+    )
+    codec_pull: _Pull | None = _setting(
+        "codec.pull",
+        None,
+        "How parameters are encoded, as codec.push. In ssp and async only casts (fp16, bf16), "
+        "unless codec.pull_copies = on.",
+        allowed=f"auto, {CODECS_ALLOWED}",
+    )
+    codec_exact: Annotated[
+        tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
+    ] = _setting(
+        "codec.exact",
+        ("vectors", "*embed*", "*.wte.*", "*.wpe.*"),
+        "Parameters that only fp16 and bf16 may encode: norms, biases, embeddings.",
+        allowed="names of parameters, with * and ? (a list in TOML, else separated by commas); "
+        "vectors means all with fewer than two dimensions",
+    )
+    feedback: Literal["on", "off"] = _setting(
+        "codec.feedback",
+        "on",
+        "Add to a push the values that the codec left out before; off: lose them.",
+        needs="a push codec",
+    )
+    encode_on: Literal["auto", "host", "device"] = _setting(
+        "codec.encode_on",
+        "host",
+        "Where pushes of gradients on a GPU are encoded; auto: on the GPU if the push codec "
+        "supports it (see docs/gpu.md).",
+        needs="a push codec",
+    )
+    pull_copies: Literal["off", "on"] = _setting(
+        "codec.pull_copies",
+        "off",
+        "Servers keep a copy of what each group holds, so that pulls may have any codec.",
+        needs="mode = ssp or async",
+    )
+    error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = _setting(
+        "codec.error_budget",
+        None,
+        "The part of a push that its codec may leave out.",
+        allowed="a number > 0 and < 1",
+        needs="codec.push = auto",
+    )
+    hosts_placement: _Path = _setting(
+        "hosts.placement",
+        "auto",
+        "Which ranks serve: chosen by the mapper (auto), the first ranks (block), one host after "
+        "the other (cyclic), or by a plan; strict:PATH: a rank on another host than in the plan "
+        "is an error, not a warning.",
+        allowed="auto, block, cyclic, the path of a plan.json, or strict:PATH",
+    )
+    racks: _Path | None = _setting(
+        "hosts.racks",
+        None,
+        "Switches: topology.conf, .yaml, scontrol show topology, ibnetdiscover, TOML.",
+        allowed="the path of a file",
+    )
+    network: _Path | None = _setting(
+        "hosts.network",
+        None,
+        "Measured links: the network.json that `psdist probe` writes.",
+        allowed="the path of a file",
+    )
+    hosts_affinity: Literal["auto", "cores", "cards", "off"] = _setting(
+        "hosts.affinity",
+        "auto",
+        "Ranks bind themselves to their cores, unless the launcher has (cores), and use the "
+        "network cards near them (cards); auto: both; off: neither.",
+    )
+    group_tier: Literal["auto", "shared_memory", "torch", "mpi", "nccl"] = _setting(
+        "hosts.group_tier",
+        "auto",
+        "Reduce in shared memory, by torch or MPI: same bits; nccl: in NCCL's order.",
+    )
+    server_device: Annotated[str, Field(pattern=_DEVICE)] = _setting(
+        "hosts.server_device",
+        "cpu",
+        "Where servers hold and step their shards; auto: a GPU no worker uses, if any.",
+        allowed="cpu, cuda, cuda:N or auto",
+    )
+    threads: _Count | Literal["auto"] = _setting(
+        "hosts.threads",
+        "auto",
+        "Threads that torch may use in each rank; auto shares the cores of the host.",
+    )
+    spin: Literal["auto", "on", "off"] = _setting(
+        "hosts.spin",
+        "auto",
+        "Waiting ranks spin (on), back off (off), or spin where a core is to spare.",
+    )
+    checkpoint_every: _Interval | None = _setting(
+        "checkpoint.every",
+        None,
+        "How often psdist itself makes a checkpoint; unset, only the script does.",
+        allowed="a number of iterations (100) or a time (30s, 10m, 2h)",
+    )
+    checkpoint_keep: _Count = _setting(
+        "checkpoint.keep", 2, "How many checkpoints stay: the newest ones."
+    )
+    on_usr1: Literal["checkpoint", "requeue"] = _setting(
+        "checkpoint.on_usr1",
+        "checkpoint",
+        "SIGUSR1: make a checkpoint; requeue: and end the job with status 75.",
+    )
+    grace_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
+        "checkpoint.grace_s",
+        30.0,
+        "SIGTERM to psdist run: how long it waits for a last checkpoint; 0: none.",
+        allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
+        needs="psdist run -n",
+    )
+    replication: Literal["none", "buddy"] = _setting(
+        "failures.replication",
+        "none",
+        "buddy: another server has a replica of each shard, which survives its server's failure.",
+        needs="two servers",
+    )
+    max_deaths: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        "failures.max_deaths",
+        0,
+        "Number of workers that may fail while the others continue.",
+        needs="Open MPI with ULFM",
+    )
+    on_group_death: Literal["leave", "reform"] = _setting(
+        "failures.on_group_death",
+        "leave",
+        "The other workers of a failed worker's group end with status 0 (leave), or continue as a "
+        "smaller group (reform).",
+        needs="failures.max_deaths",
+    )
+    spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
+        "failures.spares",
+        0,
+        "Ranks that wait to take a failed rank's place: a server's with replication = buddy, a "
+        "worker's with max_deaths.",
+        needs="failures.max_deaths or replication",
+    )
+    host_timeout_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
+        "failures.host_timeout_s",
+        60.0,
+        "A host that does not answer for this long is cut off, and the job ends; 0: hosts are not "
+        "monitored.",
+        allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
+    )
+    warn_s: _Seconds = _setting(
+        "failures.warn_s",
+        30.0,
+        "A wait longer than this is reported, with the ranks that are missing.",
+        allowed=_SECONDS,
+    )
+    wait_timeout_s: _Seconds = _setting(
+        "failures.wait_timeout_s", 1800.0, "A wait longer than this is an error.", allowed=_SECONDS
+    )
+    overlap: Literal["auto", "off", "strict", "full"] = _setting(
+        "transfer.overlap",
+        "auto",
+        "auto: send gradients during backward; off: in step(); strict: as auto; full: also return "
+        "from step() before the replies.",
     )
     chunk_bytes: Annotated[
         Annotated[int, Field(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] | Literal["auto"],
         BeforeValidator(parse_size),
     ] = _setting(
+        "transfer.chunk_bytes",
         "auto",
+        "Size of a chunk, the unit of transfer and of consistency.",
         allowed="a size from 4KiB to 256MiB (bytes, or with KiB, MiB, KB, MB), or auto",
-        description="Size of a chunk, the unit of transfer and of consistency.",
     )
     credits: Annotated[int, Field(ge=1, le=MAX_CREDITS)] | Literal["auto"] = _setting(
+        "transfer.credits",
         "auto",
-        allowed=f"a whole number from 1 to {MAX_CREDITS}, or auto",
-        description="Pushes that a worker may have outstanding at one server; auto: by groups.",
+        "Pushes that a worker may have outstanding at one server; auto: by groups.",
     )
     receive_buffers: Annotated[int, Field(ge=3, le=_COUNT_MAX)] | Literal["auto"] = _setting(
+        "transfer.receive_buffers",
         "auto",
-        allowed=f"a whole number from 3 to {_COUNT_MAX}, or auto",
-        description="Buffers, of one chunk, for pushes to a server; auto: by groups and shard.",
+        "Buffers, of one chunk, for pushes to a server; auto: by groups and shard.",
     )
-    max_deaths: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
-        0,
-        allowed=f"a whole number from 0 to {_COUNT_MAX}",
-        description="Number of workers that may fail while the others continue (Open MPI with "
-        "ULFM).",
-    )
-    on_group_death: Literal["leave", "reform"] = _setting(
-        "leave",
-        allowed="leave or reform",
-        description="With max_deaths: what the other workers of a failed worker's group do; "
-        "leave: they end with status 0; reform: they continue as a smaller group.",
-    )
-    codec: _CodecOrTwo | None = _setting(
-        None,
-        allowed=f"auto, a codec for both directions, or PUSH/PULL; a codec is {CODECS_ALLOWED}",
-        description="How gradients and parameters are encoded on the network; unset: not encoded; "
-        "auto: psdist chooses, and may change it during the run.",
-    )
-    push_codec: _Codec | None = _setting(
-        None,
-        allowed=CODECS_ALLOWED,
-        description="How gradients are encoded; unset: as codec says.",
-    )
-    pull_codec: _PullCodec | None = _setting(
-        None,
-        allowed=CODECS_ALLOWED,
-        description="How parameters are encoded; unset: as codec says. ssp, async: casts only, or "
-        "pull_copies = on.",
-    )
-    error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = _setting(
-        None,
-        allowed="a number > 0 and < 1",
-        description="codec = auto: the part of a push that its codec may leave out.",
-    )
-    loss_patience: _Count | None = _setting(
-        None,
-        allowed=_COUNT,
-        description="codec = auto: use a less lossy codec after N windows of 20 rounds in which "
-        "the loss of job.report did not fall.",
-    )
-    rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = _setting(
-        None,
-        allowed="a number > 1",
-        description="codec = auto, steps_by = loss: if the loss of job.report is N times the "
-        "lowest one, end with status 75; the resumed job is less lossy. mode = sync only.",
-    )
-    pull_copies: Literal["off", "on"] = _setting(
+    checksum: Literal["off", "sampled", "all"] = _setting(
+        "transfer.checksum",
         "off",
-        allowed="off or on",
-        description="ssp, async: servers keep a copy of what each group holds, so that pulls may "
-        "have any codec.",
+        "Which gradients and parameters carry a checksum that the receiver compares.",
     )
-    feedback: Literal["on", "off"] = _setting(
-        "on",
-        allowed="on or off",
-        description="What a codec leaves out of a push is added to the next one; off: it is lost.",
+    checksum_every: _Count = _setting(
+        "transfer.checksum_every",
+        16,
+        "One of N gradients and parameters carries a checksum; with report.record: one of N "
+        "replies is recorded.",
+        needs="transfer.checksum = sampled or report.record",
     )
-    encode_on: Literal["auto", "host", "device"] = _setting(
-        "host",
-        allowed="auto, host or device",
-        description="Where pushes of gradients on a GPU are encoded; auto: on the GPU if the push "
-        "codec supports it (see docs/gpu.md).",
+    record: bool = _setting(
+        "report.record",
+        False,
+        "Write the history; `psdist check` proves from it that the mode's rules held.",
     )
-    codec_exact: Annotated[
-        tuple[_Pattern, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
-    ] = _setting(
-        ("vectors", "*embed*", "*.wte.*", "*.wpe.*"),
-        allowed="names of parameters, with * and ? (a list in TOML, else separated by commas); "
-        "vectors means all with fewer than two dimensions",
-        description="Parameters that only fp16 and bf16 may encode: norms, biases, embeddings.",
-    )
-    warn_s: _Seconds = _setting(
-        30.0,
-        allowed=_SECONDS,
-        description="A wait longer than this is reported, with the ranks that are missing.",
-    )
-    wait_timeout_s: _Seconds = _setting(
-        1800.0,
-        allowed=_SECONDS,
-        description="A wait longer than this is an error.",
-    )
-    host_timeout_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
-        60.0,
-        allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
-        description="A host that does not answer for this long is cut off, and the job ends; 0: "
-        "hosts are not monitored.",
-    )
-    on_nonfinite: Literal["error", "skip"] = _setting(
-        "error",
-        allowed="error or skip",
-        description="A gradient with NaN or infinity: end with an error, or skip the iteration.",
-    )
-    overlap: Literal["auto", "off", "strict", "full"] = _setting(
-        "auto",
-        allowed="auto, off, strict or full",
-        description="auto: send gradients during backward; off: in step(); strict: as auto; full: "
-        "also return from step() before the replies.",
-    )
-    threads: _Count | Literal["auto"] = _setting(
-        "auto",
-        allowed=f"{_COUNT}, or auto",
-        description="Threads that torch may use in each rank; auto shares the cores of the host.",
-    )
-    spin: Literal["auto", "on", "off"] = _setting(
-        "auto",
-        allowed="auto, on or off",
-        description="Waiting ranks spin (on), back off (off), or spin where a core is to spare.",
+    trace: bool = _setting(
+        "report.trace",
+        False,
+        "Record what each rank does and when; `psdist trace` converts it to a Perfetto file.",
     )
     progress: Literal["auto", "live", "lines", "off"] = _setting(
+        "report.progress",
         "auto",
-        allowed="auto, live, lines or off",
-        description="Display of progress: live (on a terminal), a line now and then, or none.",
+        "Display of progress: live (on a terminal), a line now and then, or none.",
     )
-    optimizers: Annotated[
-        tuple[_OptimizerEntry, ...], Field(max_length=100), BeforeValidator(_list_as_tuple)
-    ] = _setting(
-        (),
-        allowed='names like "package.module:Class" or "package.module:Class=elementwise+lr_scales" '
-        "(a list in TOML, else separated by commas)",
-        description="Optimizer classes that servers may construct besides those of torch.optim.",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, given: object) -> object:
+        """Take the names of merged settings, too."""
+        if not isinstance(given, dict) or not MERGED.keys() & given.keys():
+            return given
+        now = {key: field.default for key, field in cls.model_fields.items()} | given
+        for key, merged in MERGED.items():
+            if (value := now.pop(key, None)) is not None:
+                now |= merged.updates(value, now)
+        return now
+
+    @property
+    def codec(self) -> str | None:
+        """``auto``, or the codec that both directions have; else None."""
+        if AUTO in (self.codec_push, self.codec_pull):
+            return AUTO
+        return self.codec_push if self.codec_push == self.codec_pull else None
+
+    @property
+    def push_codec(self) -> str | None:
+        """The codec of pushes where `codec` does not give it."""
+        return self._beside_codec(self.codec_push)
+
+    @property
+    def pull_codec(self) -> str | None:
+        """The codec of pulls where `codec` does not give it."""
+        return self._beside_codec(self.codec_pull)
+
+    def _beside_codec(self, of_direction: str | None) -> str | None:
+        if self.codec == AUTO:
+            return None if of_direction == AUTO else of_direction or "none"
+        return of_direction if self.codec is None else None
+
+    @property
+    def schedule(self) -> str | None:
+        """Modes by round; None if there is no schedule."""
+        return None if self.consistency_schedule == SCRIPT else self.consistency_schedule
+
+    @property
+    def set_mode(self) -> Literal["refused", "allowed"]:
+        """``allowed`` if the script may change the mode."""
+        return "allowed" if self.consistency_schedule == SCRIPT else "refused"
+
+    @property
+    def placement(self) -> str:
+        """A strategy or the path of a plan."""
+        return self.hosts_placement.removeprefix(STRICT)
+
+    @property
+    def strict_placement(self) -> bool:
+        """True if a rank on another host than in the plan is an error."""
+        return self.hosts_placement.startswith(STRICT)
+
+    @property
+    def bind(self) -> Literal["auto", "off"]:
+        """``auto`` if ranks bind themselves to their cores."""
+        return "auto" if self.hosts_affinity in ("auto", "cores") else "off"
+
+    @property
+    def nics(self) -> Literal["auto", "off"]:
+        """``auto`` if ranks use the network cards near them."""
+        return "auto" if self.hosts_affinity in ("auto", "cards") else "off"
 
 
 KEYS: Final = tuple(RunConfig.model_fields)
+"""The fields of RunConfig, table by table."""
+
+
+def _extra(key: str, name: str) -> str:
+    extra = RunConfig.model_fields[key].json_schema_extra
+    return str(extra[name]) if isinstance(extra, dict) else ""
+
+
+NAMES: Final = {key: _extra(key, "name") for key in KEYS}
+"""Field -> the setting's name, ``TABLE.KEY`` or ``KEY``."""
+FIELDS: Final = {name: key for key, name in NAMES.items()}
+"""Name -> field."""
+TABLES: Final = tuple(dict.fromkeys(name.rpartition(".")[0] for name in FIELDS))
+"""The tables in their order; "" for settings without one."""
 
 
 def allowed_values(key: str) -> str:
-    """What `key` may be, in words: ``"sync, ssp or async"``."""
-    extra = RunConfig.model_fields[key].json_schema_extra
-    return str(extra["allowed"]) if isinstance(extra, dict) else ""
+    """Return in words which values a field or an old name takes: ``"sync, ssp or async"``."""
+    if key in MERGED:
+        return MERGED[key].allowed or allowed_values(FIELDS[MERGED[key].instead])
+    if told := _extra(key, "allowed"):
+        return told
+    field = RunConfig.model_fields[key]
+    words = _words_of(field.annotation, field.metadata)
+    comma = "," if " " in words[0] else ""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])}{comma} or {words[-1]}"
+
+
+def _words_of(kind: Any, bounds: Sequence[Any]) -> list[str]:
+    """Return the values of a type: of bool, Literal, bounded int, and unions of them."""
+    origin, members = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _words_of(members[0], members[1:])
+    if origin is Literal:
+        return [str(each) for each in members]
+    if members:
+        return [word for each in members for word in _words_of(each, bounds)]
+    if kind is bool:
+        return ["true", "false"]
+    if kind is not int:
+        return []
+    limits = [limit for each in bounds for limit in getattr(each, "metadata", [each])]
+    least = next(each.ge for each in limits if hasattr(each, "ge"))
+    most = next(each.le for each in limits if hasattr(each, "le"))
+    return [f"a whole number from {least} to {most}"]
+
+
+def unit_of(key: str) -> str:
+    """Return the unit of a setting, "" if its description says what is counted."""
+    return {"s": "s", "bytes": "bytes"}.get(key.rpartition("_")[2], "")
+
+
+def needs_of(key: str) -> str:
+    """Return the settings without which ``key`` has no effect, "" if it needs none."""
+    return _extra(key, "needs")
 
 
 def contradiction(config: RunConfig) -> str:
@@ -486,21 +633,22 @@ def contradiction(config: RunConfig) -> str:
             f"staleness_to = {config.staleness_to}: expected more than staleness, which is "
             f"{config.staleness}; set a higher one, or leave it out"
         )
-    if config.codec == AUTO and config.push_codec is not None and config.pull_codec is not None:
-        return (
-            f"codec = auto: no codec is left to choose beside push_codec = {config.push_codec}, "
-            f"pull_codec = {config.pull_codec}; leave one of the three out"
-        )
     return refusal(config)
 
 
 def to_toml(config: RunConfig) -> str:
     """The configuration as a TOML file that `resolve` reads back to the same configuration."""
     lines: list[str] = []
+    table = ""
     for key, value in config.model_dump().items():
-        lines.append(f"# {RunConfig.model_fields[key].description}")
+        of, _, name = NAMES[key].rpartition(".")
+        if of != table:
+            lines += ["", f"[{of}]"]
+            table = of
+        unit = f" ({unit_of(key)})" if unit_of(key) else ""
+        lines.append(f"# {RunConfig.model_fields[key].description}{unit}")
         # TOML has no null: an unset value is shown as a comment.
-        lines.append(f"# {key} =" if value is None else f"{key} = {_toml_value(value)}")
+        lines.append(f"# {name} =" if value is None else f"{name} = {toml_value(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -524,11 +672,12 @@ def decode(data: bytes) -> RunConfig:
         ) from error
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return a value as TOML writes it."""
     if isinstance(value, tuple):
-        return f"[{', '.join(_toml_value(item) for item in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, str):
-        # A JSON string is a TOML basic string but for DEL, which TOML wants escaped.
+        # A JSON string is a TOML basic string, except DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     if isinstance(value, bool):
         return str(value).lower()

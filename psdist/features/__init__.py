@@ -57,14 +57,12 @@ MODES: Final = (
         "mode set by the script",
         [{"set_mode": "allowed"}],
         "set set_mode = refused",
-        conflicts=[
-            Conflict("schedule", _ONE_DECIDES),
-            Conflict("mode set by psdist", _ONE_DECIDES),
-        ],
+        conflicts=[Conflict("mode set by psdist", _ONE_DECIDES)],
     ),
     Feature(
         "mode set by psdist",
         [{"mode": "auto"}, {"staleness_to": 8, "mode": "ssp", "staleness": 2}],
+        "let the mode and its bound stay",
     ),
     Feature(
         "moving bound",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgpack
 
-from psdist.config.settings import RunConfig, decode, encode
+from psdist.config.settings import NAMES, RunConfig, decode, encode
 from psdist.config.sources import Resolved
 from psdist.errors import LaunchError, TransportError, UserError
 from psdist.install.kernel import boot_id
@@ -210,9 +210,10 @@ def exchange(
     ``nic``: the network card that this rank is confined to."""
     resolved = agreed(comm, outcome)
     sources = dict(resolved.sources)
-    mine = [VERSION, socket.gethostname(), encode(resolved.config), sources]
+    flat = dict(resolved.flat)
+    mine = [VERSION, socket.gethostname(), encode(resolved.config), sources, flat]
     first = broadcast(comm, msgpack.packb(mine, unicode_errors="surrogateescape"))
-    version, host, config, sources = msgpack.unpackb(first, unicode_errors="surrogateescape")
+    version, host, config, sources, flat = msgpack.unpackb(first, unicode_errors="surrogateescape")
     difference = _differs(version=version, host=host, config=config, mine=resolved.config)
     agreed(comm, LaunchError(difference) if difference else None)
     place = {
@@ -238,7 +239,7 @@ def exchange(
         )
         for rank, each in enumerate(everybody)
     ]
-    return places, Resolved(config=decode(config), sources=sources)
+    return places, Resolved(config=decode(config), sources=sources, flat=flat)
 
 
 def _runs_of(numbers: Collection[int]) -> list[tuple[int, int]]:
@@ -266,7 +267,7 @@ def _differs(*, version: str, host: str, config: bytes, mine: RunConfig) -> str:
 def _config_difference(mine: bytes, first: bytes) -> str:
     left, right = decode(mine).model_dump(), decode(first).model_dump()
     differences = ", ".join(
-        f"{key} = {left[key]!r} here, {right[key]!r} on rank 0"
+        f"{NAMES[key]} = {left[key]!r} here, {right[key]!r} on rank 0"
         for key in left
         if left[key] != right[key]
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from psdist.config.derived import without_substitutes
@@ -245,4 +246,4 @@ def _resolved(context: RankContext, begun: Begun) -> Resolved:
     if begun.job == 1 or resolved.config.run_dir is None:
         return resolved
     changed = {"run_dir": str(context.path_of(begun.job)), "rollback": None}
-    return Resolved(config=resolved.config.model_copy(update=changed), sources=resolved.sources)
+    return replace(resolved, config=resolved.config.model_copy(update=changed))

@@ -19,7 +19,7 @@ from typing import Any, Final
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import describe_modes, modes_that_may_come
 from psdist.config.settings import RunConfig, to_toml
-from psdist.config.sources import SCRIPT, Resolved, describe, describe_script
+from psdist.config.sources import SCRIPT, Resolved, deprecation, describe, describe_script
 from psdist.controller.kept import Fidelity
 from psdist.errors import ConfigError
 from psdist.protocol.ids import is_spare, is_worker, worker_of
@@ -70,6 +70,7 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
     except OSError as error:
         raise _unwritable(path, error) from error
     _say(describe(outcome))
+    _say(deprecation(outcome))
     _say(lines)
     _say(_nobody_to_be_ahead_of(config, roles))
     return Begun(path=path, attempt=attempt, checkpoint=checkpoint, fidelity=fidelity)

@@ -17,7 +17,7 @@ from functools import partial
 from psdist.config.codec_rounds import is_auto
 from psdist.config.modes import (
     ModeFrom,
-    mode_by,
+    is_changing,
     modes_that_may_come,
 )
 from psdist.config.settings import RunConfig
@@ -35,11 +35,14 @@ from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.wire import wire_of
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules.backup import Backup
+from psdist.servers.protocol.rules.rule import MakeRule
+from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
@@ -135,19 +138,15 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         number: int = server,
         picture: ShardState | None = None,
     ) -> ServerCore:
-        return ServerCore(
+        return assemble_core(
             server=number,
-            policy=policy_of(config, context.modes_of(set_index)),
-            changes=[ChangeMode(*each) for each in context.modes_of(set_index)[1:]],
+            make_rule=rule_of(config, context.modes_of(set_index)),
             groups=roles.groups,
             pipeline=config.pipeline,
             resumed_up_to=resumed_up_to,
             first=context.first_clocks(set_index),
             survives_workers=context.survives_workers,
             picture=picture,
-            backup=config.backup,
-            wait_every=config.backup_every,
-            has_stale_lr=config.stale_lr != "off",
             num_substitutes=roles.num_substitutes,
             reforms=context.reforms_groups,
         )
@@ -248,16 +247,13 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
     return loop, duty
 
 
-def policy_of(config: RunConfig, modes: Sequence[ModeFrom]) -> Policy:
-    """What servers demand in each round. ``modes``: with which the job begins, in the order in
-    which they were set."""
-    parts = [(part.round, policy_for(part.mode, staleness=part.staleness)) for part in modes]
-    (_, first), *later = parts
-    if is_auto(config):
-        return Changing(first, keeps_mode=True)
-    if mode_by(config) in ("script", "auto"):
-        changing = Changing(first)
-        for start, policy in later:
-            changing.commit(start, policy)
-        return changing
-    return Scheduled(tuple(parts)) if later else first
+def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:
+    """Return the round rule of a parameter set. ``modes``: the modes with which the job begins, in
+    the order in which they were set."""
+    has_stale_lr = config.stale_lr != "off"
+    if config.backup:
+        return partial(Backup, backup=config.backup, wait_every=config.backup_every)
+    if (len(modes) > 1 or is_changing(config)) and not is_auto(config):
+        changes = [ChangeMode(*each) for each in modes]
+        return partial(Switching, modes=changes, has_stale_lr=has_stale_lr)
+    return rule_for(modes[0].mode, staleness=modes[0].staleness, has_stale_lr=has_stale_lr)

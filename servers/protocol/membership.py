@@ -2,12 +2,12 @@
 
 The plan says who is in which group; a group takes part from its registration on. Every change is
 an event in the history. A group is *active* from its registration to its leave; while it waits in
-a collective it is suspended: it keeps its weight, but nobody waits for it. It speaks through its
-leader, and stops (is suspended, leaves) only after exactly the updates that every chunk contains.
-With the death of one of its workers it is out of the job, wherever it is, unless groups go on
-without their dead (``reforms``); the coordinator alone says who is dead, each time as another
-*generation* of the membership. The last groups may be those of
-*substitutes*, which join only when the coordinator admits them (psdist.servers.protocol.joins).
+a collective it is suspended: it keeps its weight, and no group waits for it. Its leader sends its
+messages. It stops (is suspended, leaves) only after exactly the updates that every chunk contains.
+When one of its workers fails, the group is evicted, unless groups continue without failed workers
+(``reforms``). Only the coordinator declares failures, each time as another *generation* of the
+membership. The last groups may be those of *substitutes*, which join only when the coordinator
+admits them (psdist.servers.protocol.joins).
 
 Longer than other modules: every change of a group's standing, and what it must not follow.
 
@@ -19,12 +19,14 @@ Longer than other modules: every change of a group's standing, and what it must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import NoReturn
+from operator import eq
+from typing import NoReturn, TypeAlias
 
-from psdist.errors import InvariantError, ProtocolError
+from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.control import Evict, Leave, Register, Suspend
+from psdist.protocol.events import PeerLost
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import (
     COORDINATOR,
@@ -36,9 +38,12 @@ from psdist.protocol.ids import (
 )
 from psdist.servers.protocol.chunk_clock import DEAD, Limits
 
+Agrees: TypeAlias = Callable[[int, int], bool]
+"""True if the updates that chunks contain (first) agree with those that a group pushed (second)."""
+
 
 class Standing(Enum):
-    """Of a group; in words that follow "group 3"."""
+    """State of a group, in words that follow "group 3"."""
 
     UNREGISTERED = "has not registered"
     ACTIVE = "is active"
@@ -55,18 +60,18 @@ class Membership:
         groups: Sequence[tuple[int, ...]],
         first: Sequence[int] = (),
         resumed_up_to: int = 0,
-        may_miss: bool = False,
+        survives_workers: bool = False,
         num_substitutes: int = 0,
         reforms: bool = False,
     ) -> None:
         """``groups``: the workers of each group, its leader first; every worker is in one;
-        ``num_substitutes``: so many groups, the last ones, have one substitute each;
+        ``num_substitutes``: the number of groups, the last ones, that have one substitute each;
         ``first``: where the groups' clocks begin, nothing for 0; ``resumed_up_to``: collectives
-        that were over before; ``may_miss``: groups may have missed rounds that they have not heard
-        of yet when they stop; ``reforms``: a group goes on without those of its workers that have
-        died, while one of them lives."""
+        that were over before; ``survives_workers``: the coordinator decides what follows from the
+        failure of a worker, which otherwise is an error; ``reforms``: a group continues without
+        its failed workers while one of them runs."""
         self._server = server
-        self._may_miss = may_miss
+        self._survives_workers = survives_workers
         self._reforms = reforms
         self._groups = list(groups)
         self._first_substitute = len(groups) - num_substitutes
@@ -76,7 +81,7 @@ class Membership:
         """Peer -> group, for all workers of the run."""
         self.limits = Limits(first or [0] * len(groups))
         self.pushing: set[int] = set()
-        """The workers of groups that count: nobody else pushes what is new."""
+        """The workers of groups that count; only these push new updates."""
         self._standing = [Standing.UNREGISTERED] * len(groups)
         self._suspended: set[int] = set()
         self.resumed_up_to = resumed_up_to
@@ -85,7 +90,7 @@ class Membership:
         self.num_active_groups = 0
         """Groups that have not left."""
         self.generation = 0
-        """Of the membership: one more with every time that somebody is declared dead."""
+        """Number of the membership view: one more after each failure."""
         self.dead: frozenset[int] = frozenset()
         """Peers of groups that are out."""
         self.dead_workers: tuple[int, ...] = ()
@@ -93,10 +98,9 @@ class Membership:
         self.chief = worker_id(0)
         """The first worker of the groups that are not out."""
         self._lost: dict[int, list[int]] = {}
-        """Of groups that go on, who has died; as :meth:`take_lost` tells."""
+        """By group that continues: its failed workers; see :meth:`take_lost`."""
         self._is_of_dead = False
-        """Whether this goes on where another server has died: what that was told may be told
-        again."""
+        """True if this server replaces a failed one: messages to that one may be repeated."""
 
     def take_over(
         self,
@@ -171,8 +175,7 @@ class Membership:
 
     def admit(self, worker: int, clock: int) -> int | None:
         """The group of a substitute, which begins at ``clock``; every chunk is to be told
-        (:meth:`ChunkClock.begin`) before it counts. None if a server that has died since had heard
-        of it."""
+        (:meth:`ChunkClock.begin`) before it counts. None if a failed server had received it."""
         group = self.group_of.get(worker_id(worker), -1)
         if (
             self._is_of_dead
@@ -218,8 +221,8 @@ class Membership:
             self._refuse(peer, f"pushed, but group {group} {self._standing[group].value}")
 
     def require_registered(self, peer: int) -> None:
-        """``peer`` is a worker of a group that counts, or did: what its leader says may overtake
-        what another worker of the group has said before."""
+        """``peer`` is a worker of a group that counts, or did: messages of its leader may
+        overtake earlier messages of another worker of the group."""
         group = self.require_worker(peer)
         if self._standing[group] is Standing.UNREGISTERED:
             self._refuse(peer, f"told its settings, but group {group} has not registered")
@@ -227,29 +230,32 @@ class Membership:
     def num_workers_of(self, group: int) -> int:
         return len(self._groups[group])
 
-    def suspend(self, peer: int, message: Suspend, *, num_chunks: int | None) -> bool:
-        """False if the collective is over already: its Resume, the coordinator's, came first.
-        ``num_chunks``: None before there are chunks."""
+    def suspend(
+        self, peer: int, message: Suspend, *, num_chunks: int | None, has_all: Agrees = eq
+    ) -> bool:
+        """Return False if the collective has ended: its Resume, the coordinator's, came first.
+        ``num_chunks``: None before there are chunks; ``has_all(contained, expected)``: True if the
+        chunks contain the updates that the group pushed."""
         group = message.group
         self._require_leader(peer, group, "suspended")
         if message.seq <= self.resumed_up_to:
             return False  # and other workers of the group may have pushed again
         if self._reforms and self._standing[group] in (Standing.SUSPENDED, Standing.LEFT):
-            return False  # who spoke for the group before had said so, and has died
+            return False  # its failed leader had sent it before
         if self._is_of_dead and group in self._suspended:
-            return False  # the dead server had heard of it
-        self._require_stop(peer, group, message.clock, num_chunks, "suspended")
+            return False  # the failed server had received it
+        self._require_stop(peer, group, message.clock, num_chunks, has_all, "suspended")
         self._standing[group] = Standing.SUSPENDED
         self._suspended.add(group)
         self._stop(group, message.clock)
         return True
 
     def is_resumed(self, seq: int) -> bool:
-        """Whether a server that has died since had heard that collective ``seq`` is over."""
+        """Return True if a failed server had received the end of collective ``seq``."""
         return self._is_of_dead and seq == self.resumed_up_to
 
     def resume(self, seq: int) -> list[int]:
-        """Collective ``seq`` is over: the groups that waited in it, ascending."""
+        """Collective ``seq`` has ended: return the groups that waited in it, ascending."""
         if seq != self.resumed_up_to + 1:
             self._refuse(
                 COORDINATOR, f"resumed collective {seq} after collective {self.resumed_up_to}"
@@ -262,22 +268,29 @@ class Membership:
             self._let_push(group)
         return resumed
 
-    def leave(self, peer: int, message: Leave, *, num_chunks: int | None) -> bool:
-        """False if a server that has died since had heard of it."""
+    def leave(
+        self, peer: int, message: Leave, *, num_chunks: int | None, has_all: Agrees = eq
+    ) -> bool:
+        """Return False if a failed server had received it."""
         group = message.group
         self._require_leader(peer, group, "took leave of")
         if (self._is_of_dead or self._reforms) and self._standing[group] is Standing.LEFT:
             return False
-        self._require_stop(peer, group, message.clock, num_chunks, "took leave of")
+        self._require_stop(peer, group, message.clock, num_chunks, has_all, "took leave of")
         self._standing[group] = Standing.LEFT
         self._stop(group, message.clock)
         self._count_out(group)
         return True
 
+    def lose(self, lost: PeerLost) -> None:
+        """Raise :class:`PeerLostError` if the job does not survive this failure."""
+        if not self._survives_workers or not is_worker(lost.peer):
+            raise PeerLostError(lost.who)
+
     def bury(self, peer: int, message: Evict) -> dict[int, bool] | None:
-        """Groups that are out from now on, ascending, of those that have not left, and whether each
-        had registered; None for a generation that was taken in before. Who has died of groups that
-        go on, :meth:`take_lost` says."""
+        """Return the groups that are evicted now and had not left, ascending, and whether each had
+        registered; None for a repeated generation. :meth:`take_lost` names the failed workers of
+        groups that continue."""
         if peer != COORDINATOR:
             self._refuse(peer, f"sent Evict; {describe_peer(COORDINATOR)} says who is dead")
         if message.generation <= self.generation:
@@ -317,7 +330,7 @@ class Membership:
         return out
 
     def _shrink(self, lost: Iterable[int], out: Sequence[int]) -> None:
-        """These workers have died, and their groups go on without them, but those that are
+        """These workers have failed; their groups continue without them, except the groups
         ``out``."""
         for worker in lost:
             group = self.group_of[worker_id(worker)]
@@ -330,7 +343,7 @@ class Membership:
                 self._lost.setdefault(group, []).append(worker)
 
     def take_lost(self) -> dict[int, list[int]]:
-        """By group that goes on, ascending: who of it has died, and was not told before."""
+        """Return by group that continues, ascending: its failed workers since the last call."""
         lost, self._lost = dict(sorted(self._lost.items())), {}
         return lost
 
@@ -355,11 +368,11 @@ class Membership:
         return [first if limit in (NEVER, DEAD) else limit for limit, first in limits]
 
     def is_dead(self, group: int) -> bool:
-        """Whether it has died before it left."""
+        """Return True if the group failed before it left."""
         return self._standing[group] is Standing.DEAD
 
     def has_gone_on(self, group: int) -> bool:
-        """Whether it has not left, and has gone on without some of its workers if any has died."""
+        """Return True if the group is in the job and continues without failed workers."""
         return self._reforms and self._standing[group] in (Standing.ACTIVE, Standing.SUSPENDED)
 
     def peers_of(self, group: int) -> set[int]:
@@ -381,7 +394,13 @@ class Membership:
             self._refuse(peer, f"{verb} group {group}, for which worker {leader} speaks")
 
     def _require_stop(
-        self, peer: int, group: int, clock: int, num_chunks: int | None, verb: str
+        self,
+        peer: int,
+        group: int,
+        clock: int,
+        num_chunks: int | None,
+        has_all: Agrees,
+        verb: str,
     ) -> None:
         self._require_leader(peer, group, verb)
         standing = self._standing[group]
@@ -389,8 +408,7 @@ class Membership:
             self._refuse(peer, f"{verb} group {group}, which {standing.value}")
         contained, new = self.limits.contained[group], clock - self.limits.first[group]
         expected = new * (num_chunks or 0)
-        is_all = contained >= expected if self._may_miss else contained == expected
-        if new < 0 or not is_all or (new and num_chunks is None):
+        if new < 0 or not has_all(contained, expected) or (new and num_chunks is None):
             self._refuse(
                 peer,
                 f"{verb} group {group} after {clock} iterations; the {num_chunks or 0} chunks here "

@@ -5,7 +5,7 @@ that. The others are asked to hold at theirs. A worker may be blocked: it waits 
 collective, for a worker that holds. It reports what it waits in, and the workers in its way proceed
 to their next boundary. When all hold, the pause begins. A worker whose script has finished never
 holds again, so the pause is aborted. With backup groups a worker that has missed several rounds
-waits for the open round to close (psdist.servers.protocol.chunks.closing), so workers that hold
+waits for the open round to close (psdist.servers.protocol.rules.closing), so workers that hold
 before that round are in its way.
 
     pauses = Pauses(num_workers=2, groups=((0,), (1,)), staleness=0)

@@ -1,19 +1,20 @@
-"""The server's state machine of one parameter set: what it decides, without doing any of it.
+"""The state machine of one parameter set on one server: it decides, and performs no I/O.
 
-``handle(event) -> actions`` is the only way in. Events come from a transport (real or virtual) and
+``handle(event) -> actions`` is the only entry. Events come from a transport (real or virtual) and
 from the loop, which executes the actions; time, memory and the network never appear here.
 
-A push goes this way, and this is the place to read how:
+A push takes this way:
 
-    Offered   -> a receive slot, or it stays with its sender     receive_pool
+    Offered   -> a receive slot, or it stays with its sender     chunks/receive_pool
     Arrived   -> is it the next of its group?                    _on_push, here
-    applied   -> sync: folded in group order, then one Step      gathering
-                 the same, held until a norm is known            clipping
-                 ssp, async: a Step at once                      on_arrival
-    contained -> the group's clock advances                      replies: advance, chunk_clock
-    min_done  -> replies that the mode now allows                replies: release
+    applied   -> when, and what becomes one step                 rules: the set's RoundRule
+    contained -> the group's clock advances                      chunks/replies: advance
+    min_done  -> replies that the rule now allows                chunks/replies: release
 
-    core = ServerCore(server=0, policy=Ssp(3))
+The round rule is the mode (sync, ssp, async, and what extends them); this module does not know
+which one it has. :func:`psdist.servers.protocol.assembly.assemble_core` puts a core together.
+
+    core = ServerCore(server=0, membership=membership, rule=rule, settings=settings)
     for action in core.handle(event): ...
 
 Longer than other modules: every event that a server takes is in one table.
@@ -22,15 +23,12 @@ Longer than other modules: every event that a server takes is in one table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from math import inf
 from typing import Any, NoReturn
 
-from psdist.errors import PeerLostError, ProtocolError, PsdistError
-from psdist.protocol.checkpoints import FirstClocks, number_of
+from psdist.errors import ProtocolError, PsdistError
+from psdist.protocol.checkpoints import number_of
 from psdist.protocol.control import (
-    BeginCodecs,
-    CloseRound,
     Evict,
     Leave,
     Missing,
@@ -41,19 +39,17 @@ from psdist.protocol.control import (
     Setup,
     StateValues,
     StateWanted,
-    SumsOfSquares,
     Suspend,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
-from psdist.protocol.header import MOST_CREDITS, NEVER, Flag, Header, Kind
-from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker, worker_id, worker_of
+from psdist.protocol.header import MOST_CREDITS, Flag, Header, Kind
+from psdist.protocol.ids import COORDINATOR, describe_peer, worker_id, worker_of
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
 from psdist.servers.protocol.actions import (
     Action,
     AdmitGroup,
-    BeginLevel,
     Build,
     Built,
     ChangeCodecs,
@@ -64,7 +60,6 @@ from psdist.servers.protocol.actions import (
     Inherit,
     LeftOut,
     MembershipEvent,
-    ModeEvent,
     Receipt,
     Reply,
     ReplySent,
@@ -74,25 +69,18 @@ from psdist.servers.protocol.actions import (
     TakeSnapshot,
     Unchanged,
 )
-from psdist.servers.protocol.chunk_clock import ChunkClock
-from psdist.servers.protocol.chunks.backed import Backed, RoundClock
-from psdist.servers.protocol.chunks.by_round import ByRound
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
-from psdist.servers.protocol.chunks.clipping import Clipped
-from psdist.servers.protocol.chunks.gathering import Gathered
-from psdist.servers.protocol.chunks.on_arrival import OnArrival
-from psdist.servers.protocol.chunks.policy import Applying, Changing, Policy, policy_for
-from psdist.servers.protocol.chunks.replies import Replies
-from psdist.servers.protocol.chunks.updates import Updates
 from psdist.servers.protocol.chunks.values import ChiefValues
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.replication.records import ChunkRecord, SnapshotBegin
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules.changes import RoundChanges
+from psdist.servers.protocol.rules.rule import RoundRule
 from psdist.servers.protocol.settings import SettingsOfWorkers
 
 CHIEF = worker_id(0)
-"""Who describes the model, sends its initial values and sets others."""
+"""The worker that describes the model and sends its initial values."""
 
 _PUSH = int(Kind.PUSH)
 
@@ -102,53 +90,28 @@ class ServerCore:
         self,
         *,
         server: int,
-        policy: Policy,
-        groups: Sequence[tuple[int, ...]],
-        pipeline: int = 0,
-        resumed_up_to: int = 0,
-        first: FirstClocks | None = None,
-        survives_workers: bool = False,
+        membership: Membership,
+        rule: RoundRule,
+        settings: SettingsOfWorkers,
+        restores: str = "",
         picture: ShardState | None = None,
-        changes: Sequence[ChangeMode] = (),
-        backup: int = 0,
-        wait_every: int = 0,
-        has_stale_lr: bool = False,
-        num_substitutes: int = 0,
-        reforms: bool = False,
     ) -> None:
-        """``groups``: the workers of each group of the plan, its leader first; ``resumed_up_to``:
-        collectives of the job that were over before there was this set; ``first``: where it goes
-        on from a checkpoint; ``survives_workers``: the coordinator decides what follows from the
-        death of a worker, which otherwise is an error; ``picture``: where it goes on in place of a
-        server that has died; ``changes``: what the policy changes at known rounds, for the
-        history; ``backup``: so many groups may miss a round (sync), none more than ``wait_every``
-        - 1 rounds running; ``has_stale_lr``: the lr of an update is divided by how stale it is
-        (ssp, async; nobody dies); ``num_substitutes``: so many of the groups, the last ones, may
-        join when others have died; ``reforms``: groups go on without their dead (sync, ssp, async;
-        without pictures)."""
+        """``rule``: the mode; it owns the receive pool and the replies. ``restores``: name of the
+        checkpoint that the set continues, "" for none; ``picture``: state of the failed server that
+        this one replaces."""
         self._server = server
-        self._has_stale_lr = has_stale_lr
-        self._backup, self._wait_every = backup, wait_every
-        self._backed: Backed | None = None
-        """``_updates``, where groups may miss rounds."""
-        self._restores = first.checkpoint if first is not None else ""
+        self.rule = rule
+        self._restores = restores
         self._chunks: dict[int, ChunkState] = {}  # ascending
-        self._membership = Membership(
-            server=server,
-            groups=groups,
-            first=first.clocks if first is not None else (),
-            resumed_up_to=resumed_up_to,
-            may_miss=backup > 0,
-            num_substitutes=num_substitutes,
-            reforms=reforms,
-        )
+        self._membership = membership
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
-        self._survives_workers = survives_workers
+        self._replies = rule.replies
+        self._changes = RoundChanges(membership=membership, rule=rule)
         self._picture = picture
         self._is_kept = picture is not None and picture.is_kept
-        """Whether a server that has died since had made the copy for the checkpoint of a collective
-        that is not over."""
+        """True if a failed server made the copy for the checkpoint of a collective that is not
+        over."""
         if picture is not None:
             self._membership.take_over(
                 picture.standings,
@@ -159,37 +122,15 @@ class ServerCore:
                 generation=picture.generation,
                 dead=picture.dead,
             )
-        self._settings = SettingsOfWorkers(
-            server=server, pipeline=pipeline, may_begin_late=reforms or picture is not None
-        )
-        self._replies = Replies(
-            server=server, policy=policy, pipeline=pipeline, notes_given=has_stale_lr
-        )
-        self._policy = policy
-        self._changes = changes
-        self.modes: list[ChangeMode] = []
-        """What was told of the mode of later rounds, in order,"""
-        self.levels: list[ChangeCodecs] = []
-        """and of the codecs among which psdist chooses."""
-        if picture is not None:
-            self._go_on_with_modes(picture, pipeline)
-        if first is not None:  # sent before the checkpoint, or decided for rounds behind it
-            known = (*first.clocks, *(each.round - 1 for each in changes))
-            self._replies.highest_sent = max(self._replies.highest_sent, *known)
-        self._updates = self._make_updates(policy, first)
-        self._clipped: Clipped | None = None
-        """``_updates``, where they clip."""
-        self._ahead = 1 + pipeline
-        """By so many iterations a worker may be ahead of what others of its group have pushed."""
-        # A push and its second delivery, for each iteration that may be under way.
-        self._most_held = 2 * (1 + self._ahead)
+            self._changes.take_over(picture)
+        self._settings = settings
         self._pushed = PayloadRule.of_nothing()
         self._is_described = False
         self._told_order: Sequence[int] = ()
         self._rank: Sequence[int] = ()
-        """Of every chunk of the set its place in the order in which all groups send."""
+        """By chunk of the set: its place in the order in which all groups send."""
         self._newest = dict.fromkeys(self._group_of, (-1, -1))
-        """By worker: iteration and rank of the push that it has sent last."""
+        """By worker: iteration and rank of its last push."""
         self._num_chunks: int | None = None
         """None until the shard is built."""
         self._before_built: list[Offered | Arrived] = []
@@ -201,22 +142,22 @@ class ServerCore:
             server=server,
             membership=self._membership,
             replies=self._replies,
-            may_miss=backup > 0,
+            has_all=rule.has_all,
         )
         self._has_waiting = False
-        """Whether values wait for a buffer."""
+        """True while values wait for a buffer."""
         self._pushes = self._duplicates = 0
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
             Built: self._on_built,
-            Held: self._on_in_held_memory,
+            Held: lambda event: self.rule.on_held(event),
             Offered: self._hold,
             Arrived: self._hold,
             ReplySent: self._on_reply_sent,
             PeerLost: self._on_peer_lost,
-            HoldRounds: self._on_hold_rounds,
-            ChangeCodecs: self._on_change_codecs,
-            ChangeMode: self._on_change_mode,
+            HoldRounds: self._changes.on_hold_rounds,
+            ChangeCodecs: self._changes.on_change_codecs,
+            ChangeMode: self._changes.on_change_mode,
             AdmitGroup: self._on_admit,
         }
         self._on_message: dict[type, Callable[[int, Any], list[Action]]] = {
@@ -226,41 +167,20 @@ class ServerCore:
             Suspend: self._on_suspend,
             Resume: self._on_resume,
             Leave: self._on_leave,
-            SumsOfSquares: self._on_sums_of_squares,
-            CloseRound: self._on_close_round,
             Evict: self._on_bury,
             WhoIsMissing: self._on_who_is_missing,
             StateValues: self._on_state_values,
             StateWanted: self._on_state_wanted,
         }
 
-    def _make_updates(self, policy: Policy, first: FirstClocks | None) -> Updates:
-        if policy.applying is Applying.BY_ROUND:
-            return ByRound(membership=self._membership, replies=self._replies, policy=policy)
-        if self._backup:
-            self._backed = Backed(
-                membership=self._membership,
-                replies=self._replies,
-                server=self._server,
-                backup=self._backup,
-                wait_every=self._wait_every,
-                first=first.misses if first is not None else None,
-            )
-            return self._backed
-        if policy.applying is Applying.GATHERED:
-            return Gathered(membership=self._membership, replies=self._replies)
-        return OnArrival(
-            membership=self._membership, replies=self._replies, has_stale_lr=self._has_stale_lr
-        )
-
-    # -- the way in ---------------------------------------------------------------------------
+    # -- the entry ----------------------------------------------------------------------------
 
     @property
     def num_groups(self) -> int:
         return self._membership.num_groups
 
     def handle(self, event: ServerEvent) -> list[Action]:
-        """What to do about ``event``, in order. A broken rule of a peer becomes ``Fail``."""
+        """Return the actions for ``event``, in order. A peer's protocol error becomes ``Fail``."""
         try:
             if (dead := self._replies.dead) and getattr(event, "peer", None) in dead:
                 return self._on_dead(event)
@@ -269,9 +189,10 @@ class ServerCore:
             return [Fail(error)]
 
     def _on_control(self, event: ControlArrived) -> list[Action]:
-        handler = self._on_message.get(type(event.message))
+        kind = type(event.message)
+        handler = self._on_message.get(kind) or self.rule.takes.get(kind)
         if handler is None:
-            self._refuse(event.peer, f"sent {type(event.message).__name__}, which no server takes")
+            self._refuse(event.peer, f"sent {kind.__name__}, which this set does not take")
         return handler(event.peer, event.message)
 
     def _refuse(self, peer: int, why: str) -> NoReturn:
@@ -285,8 +206,6 @@ class ServerCore:
         if self._is_described:
             self._refuse(peer, "sent a second Setup")
         self._is_described = True
-        if not 0 <= message.max_norm < inf:
-            self._refuse(peer, f"sent Setup with the norm {message.max_norm} to clip to")
         if message.restore != self._restores or (self._restores and message.state):
             self._refuse(
                 peer,
@@ -294,36 +213,12 @@ class ServerCore:
                 f"{' with optimizer state' if message.state else ''}; this set goes on from "
                 f"{self._restores or 'none'}",
             )
-        if message.max_norm and self._policy.applying is Applying.BY_ROUND:
-            self._refuse(peer, "sent Setup with a norm to clip to; sync may change to other modes")
-        if message.max_norm and self._backed is not None:
-            self._refuse(peer, "sent Setup with a norm to clip to; groups may miss rounds")
         self._told_order = message.order
-        if message.max_norm and self._policy.applying is Applying.GATHERED:
-            self._updates = self._clipped = Clipped(
-                membership=self._membership,
-                replies=self._replies,
-                server=self._server,
-                max_norm=message.max_norm,
-            )
+        self.rule = self.rule.for_model(peer, message)
         return [Build(message)]
 
-    def _on_in_held_memory(self, event: Held) -> list[Action]:
-        assert self._clipped is not None
-        return self._clipped.on_held(event)
-
-    def _on_sums_of_squares(self, peer: int, message: SumsOfSquares) -> list[Action]:
-        if self._clipped is None:
-            self._refuse(peer, "sent sums of squares of a set whose gradients nobody clips here")
-        return self._clipped.on_squares(peer, message)
-
-    def _on_close_round(self, peer: int, message: CloseRound) -> list[Action]:
-        if self._backed is None:
-            self._refuse(peer, "closed a round of a set in which all groups are waited for")
-        return self._backed.on_closed(peer, message)
-
     def _hold(self, event: Offered | Arrived) -> list[Action]:
-        """Data that comes before the shard is built: handled when it is."""
+        """Keep an event that arrives before the shard is built, and handle it then."""
         num_held = self._num_before_built.get(event.peer, 0) + 1
         if num_held > MOST_CREDITS:
             self._refuse(event.peer, f"sent {num_held} messages before there was a model")
@@ -337,13 +232,12 @@ class ServerCore:
         except ValueError as error:
             self._refuse(CHIEF, f"sent Setup with an order that {error}")
         picture = self._picture
-        clock = ChunkClock if self._backed is None else RoundClock
         self._chunks = {
-            index: ChunkState(index, clock(self._limits), is_loaded=bool(self._restores))
+            index: ChunkState(index, self.rule.new_clock(), is_loaded=bool(self._restores))
             if picture is None
             else ChunkState(
                 index,
-                ChunkClock(self._limits, picture.clocks[index]),
+                self.rule.new_clock(picture.clocks[index]),
                 is_loaded=index in picture.loaded,
                 version=picture.versions[index],
                 newest_load=picture.newest_loads[index],
@@ -361,38 +255,28 @@ class ServerCore:
         self._pushed = event.pushes
         if event.replies is not None:
             self._replies.build(event.replies)
-        self._updates.build(in_order, event.slots)
-        self._values.build(event.initials, self._updates.pool)
-        if self._clipped is not None:
-            self._clipped.share(event.blocks)
-        if self._backed is not None:
-            self._backed.share(event.blocks.owners, first=order.chunks[0])
+        self.rule.build(in_order, event, send_order=order.chunks)
+        self._values.build(event.initials, self.rule.pool)
         self._state.expect(event.state, lengths=event.lengths)
         if picture is not None:
             self._state.take_over()
             if event.are_replies_apart:
                 self._replies.begin_anew()
             self._pushes = self._replies.num_made = picture.num_updates
-            self._updates.num_steps = picture.num_steps
+            self.rule.num_steps = picture.num_steps
         self._on[Offered] = self._on_offered
         self._on[Arrived] = (
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
         )
         held, self._before_built = self._before_built, []
-        actions = list[Action]()
-        if picture is None:
-            self.modes += self._changes
-            actions += [ModeEvent(*each) for each in self._changes]
-        for change in self.levels:  # of which the dead server may not have told everybody
-            actions += self._tell_of_level(change)
-        actions += self._before_restored
+        actions = self._changes.build(self._chunks) + self._before_restored
         for each in held:
             actions += self.handle(each)
         return actions
 
     def _take_out_dead(self) -> None:
-        """What had arrived of groups that died before this server's death died with it. Only now:
-        who described the model may be among them."""
+        """Pushes of groups that failed before the server did are lost with it. Not earlier, because
+        the worker that describes the model may be among them."""
         self._replies.bury(self._membership.dead)
         for group in filter(self._membership.is_dead, range(self._membership.num_groups)):
             for chunk in self._chunks.values():
@@ -447,9 +331,9 @@ class ServerCore:
         ]
 
     def _on_admit(self, event: AdmitGroup) -> list[Action]:
-        """All workers wait in a collective, behind their replies: no round from the substitute's
-        first one on has begun but what is inherited of the dead. Some of those who wait may not
-        have been heard to be suspended."""
+        """All workers wait in a collective, after their replies. So no round from the substitute's
+        first one on has begun, except with inherited updates of failed groups. Suspend messages of
+        waiting groups may still be under way."""
         worker, clock = event
         group = self._membership.admit(worker, clock)
         if group is None:
@@ -467,46 +351,26 @@ class ServerCore:
     def _on_settings(self, peer: int, message: Settings) -> list[Action]:
         if self._picture is None:
             self._membership.require_registered(peer)
-        else:  # told again, by whom ever it had told the dead server
+        else:  # a repetition for the failed server
             self._membership.require_worker(peer)
         self._settings.learn(peer, message)
         return []
 
     def _on_suspend(self, peer: int, message: Suspend) -> list[Action]:
-        if not self._membership.suspend(peer, message, num_chunks=self._num_chunks):
-            return []  # its collective is over already: Resume overtook it
+        num_chunks, has_all = self._num_chunks, self.rule.has_all
+        if not self._membership.suspend(peer, message, num_chunks=num_chunks, has_all=has_all):
+            return []  # its collective has ended: Resume overtook it
         return self._stop("suspend", message.group, message.clock)
 
     def _on_leave(self, peer: int, message: Leave) -> list[Action]:
-        if not self._membership.leave(peer, message, num_chunks=self._num_chunks):
+        num_chunks, has_all = self._num_chunks, self.rule.has_all
+        if not self._membership.leave(peer, message, num_chunks=num_chunks, has_all=has_all):
             return []
         return self._stop("leave", message.group, message.clock)
 
     def _stop(self, kind: str, group: int, clock: int) -> list[Action]:
-        """Nobody waits for ``group``, of which every chunk contains ``clock`` updates: chunks go on
-        on which something has waited for it."""
-        events = self._membership_event(kind, group, clock)
-        # Chosen before any of them acts: what one does may make another catch up.
-        actions = chain.from_iterable(map(self._go_on, self._waiting_at(clock)))
-        return [*events, *actions, *self._updates.on_stopped()]
-
-    def _go_on(self, chunk: ChunkState) -> list[Action]:
-        chunk.clock.catch_up()
-        return self._updates.proceed(chunk) + self._replies.release(chunk)
-
-    def _waiting_at(self, clock: int) -> tuple[ChunkState, ...]:
-        """Chunks at ``clock`` on which something waits; where nothing does is forgotten."""
-        replies, holds = self._replies, self._updates.pool.holds
-        replies.blocked = {
-            index: chunk
-            for index, chunk in replies.blocked.items()
-            if chunk.has_waiting or holds(index)
-        }
-        return tuple(
-            chunk
-            for chunk in replies.blocked.values()
-            if self._backed is not None or chunk.clock.min_done == clock
-        )
+        """``group`` has stopped, and every chunk contains ``clock`` updates of it."""
+        return [*self._membership_event(kind, group, clock), *self.rule.on_stopped(clock)]
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != COORDINATOR:
@@ -515,7 +379,7 @@ class ServerCore:
         if is_resumed := self._membership.is_resumed(message.seq):
             is_kept = True
         actions = list[Action]()
-        if message.checkpoint:  # what the dead server had kept is what it is: nobody has gone on
+        if message.checkpoint:  # the failed server's copy is the same: no group has continued
             actions = self._snapshot(message.checkpoint, is_again=is_kept)
         if is_resumed:
             return actions
@@ -540,16 +404,15 @@ class ServerCore:
                     f"wants {checkpoint} of chunk {chunk.index} in the middle of updates or before "
                     "there were any values",
                 )
-        misses = self._backed.misses if self._backed is not None else None
-        return [TakeSnapshot(number, tuple(self._chunks), is_again, misses)]
+        return [TakeSnapshot(number, tuple(self._chunks), is_again, self.rule.misses())]
 
     def _count(self, groups: Sequence[int]) -> list[Action]:
-        """These groups count from now on, from where they have stopped."""
-        return self._updates.on_counting(list(map(self._limits.count, groups)))
+        """These groups count from now on, from the clock at which they stopped."""
+        return self.rule.on_counting(list(map(self._limits.count, groups)))
 
     def _membership_event(self, kind: str, group: int, clock: int) -> list[Action]:
-        """The log of a set that goes on from a checkpoint begins with what it restores, wherever
-        the log is kept: leaders may register before the chief has described the model."""
+        """Return the event. A restored set's log begins with the restored values, so the event
+        waits for them: leaders may register before the chief has described the model."""
         event = MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
         if not self._restores or self._num_chunks is not None:
             return [event]
@@ -568,64 +431,22 @@ class ServerCore:
         answer = Missing(chunk=message.chunk, groups=groups, clocks=clocks)
         return [SendControl(peer, answer)]
 
-    # -- the mode -----------------------------------------------------------------------------
+    # -- changes of the mode and of the codecs -------------------------------------------------
 
-    def _on_hold_rounds(self, event: HoldRounds) -> list[Action]:  # noqa: ARG002 - nothing in it
-        self._changing.propose(highest_sent=self.highest_sent)
-        for chunk in self._chunks.values():
-            self._replies.hold_back(chunk)
-        return []
+    @property
+    def modes(self) -> list[ChangeMode]:
+        """Modes of later rounds that this server received, in order."""
+        return self._changes.modes
 
-    def _go_on_with_modes(self, picture: ShardState, pipeline: int) -> None:
-        """What the dead server had been told of the mode; and of what it has sent nothing."""
-        self.modes, self.levels = list(picture.modes), list(picture.levels)
-        policy = self._policy
-        if not isinstance(policy, Changing):
-            return
-        for each in self.modes:
-            policy.commit(each.round, policy_for(each.mode, staleness=each.staleness))
-        self._replies.highest_sent = picture.highest_sent
-        if picture.held_above is not None:
-            policy.propose(highest_sent=picture.held_above)
-        elif picture.clocks:
-            self._replies.highest_sent += pipeline
+    @property
+    def levels(self) -> list[ChangeCodecs]:
+        """Codecs of later rounds that this server received, in order."""
+        return self._changes.levels
 
     @property
     def held_above(self) -> int | None:
-        """Nothing is sent for rounds above this one, while a change is proposed."""
-        return self._policy.held_above if isinstance(self._policy, Changing) else None
-
-    def _on_change_mode(self, event: ChangeMode) -> list[Action]:
-        if event.number and any(each.number >= event.number for each in self.modes):
-            return []  # told again, for the server that was told it has died
-        self._changing.commit(event.round, policy_for(event.mode, staleness=event.staleness))
-        if self._num_chunks is None:
-            self._changes = (event,)
-            return []
-        self.modes.append(event)
-        return [ModeEvent(*event), *self._let_go()]
-
-    def _on_change_codecs(self, event: ChangeCodecs) -> list[Action]:
-        """Every worker hears of it before the first parameters for that round, and so before it
-        pushes anything of it."""
-        if event in self.levels:
-            return []  # told again, for the server that was told it has died
-        self._changing.release()
-        self.levels.append(event)
-        return [BeginLevel(*event), *self._tell_of_level(event), *self._let_go()]
-
-    def _tell_of_level(self, change: ChangeCodecs) -> list[SendControl]:
-        message = BeginCodecs(number=change.number, round=change.round, level=change.level)
-        return [SendControl(worker, message) for worker in sorted(self._group_of)]
-
-    def _let_go(self) -> list[Action]:
-        return [action for chunk in self._chunks.values() for action in self._replies.let_go(chunk)]
-
-    @property
-    def _changing(self) -> Changing:
-        if not isinstance(self._policy, Changing):
-            self._refuse(COORDINATOR, "changes the mode, which is the same for the whole run")
-        return self._policy
+        """While a change is proposed: the highest round for which parameters may be sent."""
+        return self._replies.held_above
 
     @property
     def highest_sent(self) -> int:
@@ -635,16 +456,15 @@ class ServerCore:
     # -- deaths -------------------------------------------------------------------------------
 
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
-        """What of a worker has not arrived never will. What follows, the coordinator says."""
-        if not self._survives_workers or not is_worker(event.peer):
-            raise PeerLostError(event.who)
-        pool = self._updates.pool
+        """Nothing more arrives from a failed worker. The coordinator decides what follows."""
+        self._membership.lose(event)
+        pool = self.rule.pool
         pool.forget_offers({event.peer})
         return pool.give_up({event.peer})
 
     def _on_bury(self, peer: int, message: Evict) -> list[Action]:
-        """Nobody waits for the groups of the dead. What has arrived of them whole is contained as
-        if they lived, chunk by chunk; nothing else of theirs is."""
+        """Groups have failed. Their updates that arrived whole are contained, chunk by chunk; no
+        other update of theirs is."""
         chief = self._membership.chief
         groups = self._membership.bury(peer, message)
         if groups is None:
@@ -664,16 +484,12 @@ class ServerCore:
                 clocks = (chunk.clock.done[group] for chunk in self._chunks.values())
                 fewest = min(clocks, default=self._limits.first[group])
                 actions += self._membership_event("death", group, fewest)
-        self._updates.pool.forget_offers(replies.dead)
-        for chunk in self._chunks.values():
-            chunk.clock.catch_up()
-        for chunk in self._chunks.values():
-            actions += self._go_on(chunk)
-        return actions + self._updates.on_stopped()
+        self.rule.pool.forget_offers(replies.dead)
+        return actions + self.rule.on_deaths()
 
     def _go_on_without(self, group: int, lost: Sequence[int]) -> list[Action]:
-        """These workers of the group have died. What they have pushed whole is the group's; where
-        nothing has come, others of it push in their place (:meth:`_answer_again`)."""
+        """These workers of the group have failed. Their pushes that arrived whole count; other
+        workers of the group replace the missing ones (:meth:`_answer_again`)."""
         peers, actions = set(map(worker_id, lost)), list[Action]()
         for chunk in self._chunks.values():
             clocks = chunk.lose(group, peers)
@@ -683,8 +499,8 @@ class ServerCore:
         return [*actions, *(MembershipEvent("reform", group, fewest, each) for each in lost)]
 
     def reached_by(self, dead: Iterable[int]) -> list[int]:
-        """Of each of these workers the most updates of its group that a chunk contains, or will
-        contain; 0 of one whose group has left."""
+        """Return for each of these workers the most updates of its group that a chunk contains or
+        will contain; 0 if its group has left."""
         clocks = [chunk.clock for chunk in self._chunks.values()]
         found = []
         for worker in dead:
@@ -695,11 +511,11 @@ class ServerCore:
         return found
 
     def _on_dead(self, event: Any) -> list[Action]:
-        """Whoever is out of the job says nothing that counts. A slot is free again."""
+        """Ignore a peer that is out of the job, and free its slot."""
         if isinstance(event, PeerLost):
             return self._on_peer_lost(event)
         if isinstance(event, Arrived) and event.frame is not None:
-            pool = self._updates.pool
+            pool = self.rule.pool
             return pool.release(event.frame) if pool.has_come(event.frame) else []
         return []
 
@@ -726,7 +542,7 @@ class ServerCore:
         return chunk.is_loaded and chunk.loading is None and self._state.is_complete
 
     def chunk_record(self, index: int, *, states: bytes, wholes: bytes) -> ChunkRecord:
-        """What it contains now; between events. ``states``, ``wholes``: of its optimizer."""
+        """Return the chunk's content, between events. ``states``, ``wholes``: of its optimizer."""
         chunk = self._chunks[index]
         return ChunkRecord(
             chunk=index,
@@ -750,7 +566,7 @@ class ServerCore:
     @property
     def num_steps(self) -> int:
         """Those with a gradient."""
-        return self._updates.num_steps
+        return self.rule.num_steps
 
     # -- messages about a chunk ---------------------------------------------------------------
 
@@ -768,7 +584,7 @@ class ServerCore:
             self._refuse_chunk(peer, index)
         group: int | None = None
         if event.kind == _PUSH:
-            # Of a group that has stopped a second delivery may still come.
+            # A group that has stopped may still deliver a push twice.
             group = self._group_of.get(peer)
             if group is None:
                 group = self._membership.require_worker(peer)
@@ -782,12 +598,7 @@ class ServerCore:
                 chunk.contained_offers.add(group)
         elif event.kind != Kind.INIT or peer != self._membership.chief:
             self._refuse_kind(peer, event.kind)
-        actions = self._updates.pool.offer(index, group, event.ticket, peer) or self._on_held(
-            peer, index, group
-        )
-        if self._backed is None or group is None:
-            return actions
-        return actions + self._backed.on_offered(chunk, group, event.clock)
+        return self.rule.on_offered(chunk, group, event)
 
     def _refuse_order(self, peer: int, index: int, clock: int) -> NoReturn:
         newest, rank = self._newest[peer]
@@ -798,20 +609,13 @@ class ServerCore:
             "all groups push in the order that the chief has told",
         )
 
-    def _on_held(self, peer: int, index: int, group: int | None) -> list[Action]:
-        """An offer stays with its sender for now."""
-        self._replies.blocked[index] = self._chunks[index]
-        if self._updates.pool.num_held_of(index, group) > self._most_held:
-            self._refuse(peer, f"offers chunk {index} more than {self._most_held} times")
-        return []
-
     def _on_arrived(self, event: Arrived) -> list[Action]:
         peer, header, slot = event.peer, event.header, event.frame
         chunk = self._chunks.get(header.chunk)
         if chunk is None:
             self._refuse_chunk(peer, header.chunk)
         if slot is not None:
-            self._updates.pool.has_come(slot)
+            self.rule.pool.has_come(slot)
         chunk.clock.catch_up()
         if header.kind == _PUSH:
             actions = self._on_push(chunk, peer, header, slot)
@@ -829,10 +633,9 @@ class ServerCore:
         group = self._membership.require_worker(peer)
         if header.generation > self._membership.generation:
             self._refuse_generation(peer, header)
-        pushed = chunk.newest_round_of(group) + 1
-        # Who has missed rounds may know of more of them than this server.
-        highest = pushed + self._ahead if self._backed is None else NEVER
+        highest = self.rule.furthest_pull(chunk, group)
         if not 0 <= header.clock <= highest or not header.pull_number:
+            pushed = chunk.newest_round_of(group) + 1
             self._refuse(
                 peer,
                 f"sent pull {header.pull_number} of chunk {chunk.index} at iteration "
@@ -841,7 +644,12 @@ class ServerCore:
         if header.chunk_version > chunk.version:
             self._refuse_version(chunk, peer, header)
         actions = self._replies.answer_pull(chunk, peer, header)
-        return actions + self._updates.on_free_buffer(chunk)
+        return actions + self.rule.on_free_buffer(chunk)
+
+    def _refuse_sender(self, peer: int, header: Header) -> NoReturn:
+        if header.generation > self._membership.generation:
+            self._refuse_generation(peer, header)
+        self._refuse(peer, f"pushed for group {header.group}, which is not its own")
 
     def _refuse_generation(self, peer: int, header: Header) -> NoReturn:
         self._refuse(
@@ -885,66 +693,77 @@ class ServerCore:
         self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
     ) -> list[Action]:
         group, clock, weight = header.group, header.clock, header.weight
-        if header.generation > self._membership.generation:
-            self._refuse_generation(peer, header)
-        if self._group_of.get(peer) != group:
-            self._refuse(peer, f"pushed for group {group}, which is not its own")
+        if header.generation > self._membership.generation or self._group_of.get(peer) != group:
+            self._refuse_sender(peer, header)
         self._replies.close_implied(chunk, peer, clock)
-        if self._backed is not None and self._backed.has_missed(group, clock):
-            dropped = self._backed.on_late(chunk, peer, group, clock, slot)
-            if not _answers(dropped, peer, header):
-                dropped.append(Receipt(peer, chunk.index, clock))
-            return dropped
+        dropped = self.rule.drop_late(chunk, peer, header, slot)
+        if dropped is not None:
+            return self._with_receipt(dropped, peer, header)
         is_again = header.flags & Flag.AGAIN and chunk.is_first_again(peer, clock)
         newest = chunk.newest_round_of(group)
         if clock <= newest:
-            if clock < 0:
-                self._refuse(peer, f"pushed iteration {clock}")
-            self._duplicates += 1
-            chunk.contained_offers.discard(group)
-            actions = self._answer_again(chunk, peer, header) if is_again else []
-            if slot is None:
-                return actions
-            # The group's next push may have been held behind its duplicate.
-            pool = self._updates.pool
-            return [*actions, *pool.release(slot), *pool.reconsider(chunk.index, group)]
+            return self._on_duplicate(chunk, peer, header, slot, is_again=bool(is_again))
         if clock != newest + 1:
             self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
-        if peer not in self._pushing:
-            self._membership.require_pushing(peer)
         if slot is None:
-            if not 0 <= weight < inf:
-                self._refuse(peer, f"pushed no gradient, of weight {weight}")
-            # With a payload it was offered before, in its turn. What is pushed in place of the dead
-            # comes when it comes: it takes no slot, and nobody waits for those who do.
-            place = clock, self._rank[chunk.index]
-            if place > self._newest[peer]:
-                self._newest[peer] = place
-            elif not is_again:
-                self._refuse_order(peer, chunk.index, clock)
-        elif not self._pushed.takes(header):
-            self._refuse(peer, self._pushed.refusal(header))
-        elif not 0 < weight < inf:
-            self._refuse(peer, f"pushed a gradient of weight {weight}")
-        if header.chunk_version > chunk.version:
+            self._check_empty_push(chunk, peer, header, is_again=bool(is_again))
+        elif peer not in self._pushing or not self._pushed.takes(header) or not 0 < weight < inf:
+            self._refuse_gradient(peer, header)
+        held = header.chunk_version
+        if held > chunk.version:
             self._refuse_version(chunk, peer, header)
         self._pushes += 1
         settings = self._settings.of(peer, header.settings)
-        held, codec = header.chunk_version, header.codec
-        push = Push(peer, group, clock, weight, settings, slot, held, codec)
-        if not header.flags and self._backed is None:
-            return self._updates.on_arrived(chunk, push)
-        actions = self._updates.on_arrived(chunk, push)
-        if self._backed is not None and slot is None:  # it was not offered
-            actions += self._backed.on_offered(chunk, group, clock)
-        if not _answers(actions, peer, header):
-            actions.append(Receipt(peer, chunk.index, clock))
+        push = Push(peer, group, clock, weight, settings, slot, held, header.codec)
+        actions = self.rule.on_arrived(chunk, push)
+        return self._with_receipt(actions, peer, header) if header.flags else actions
+
+    def _with_receipt(self, actions: list[Action], peer: int, push: Header) -> list[Action]:
+        """Add a receipt if the push asked for one and ``actions`` contain no reply to it."""
+        if not _answers(actions, peer, push):
+            actions.append(Receipt(peer, push.chunk, push.clock))
         return actions
 
+    def _on_duplicate(
+        self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None, *, is_again: bool
+    ) -> list[Action]:
+        """A push arrives that was received before."""
+        group, clock = header.group, header.clock
+        if clock < 0:
+            self._refuse(peer, f"pushed iteration {clock}")
+        self._duplicates += 1
+        chunk.contained_offers.discard(group)
+        actions = self._answer_again(chunk, peer, header) if is_again else []
+        if slot is None:
+            return actions
+        # The duplicate may have blocked the group's next push.
+        pool = self.rule.pool
+        return [*actions, *pool.release(slot), *pool.reconsider(chunk.index, group)]
+
+    def _refuse_gradient(self, peer: int, header: Header) -> NoReturn:
+        self._membership.require_pushing(peer)
+        if not self._pushed.takes(header):
+            self._refuse(peer, self._pushed.refusal(header))
+        self._refuse(peer, f"pushed a gradient of weight {header.weight}")
+
+    def _check_empty_push(
+        self, chunk: ChunkState, peer: int, header: Header, *, is_again: bool
+    ) -> None:
+        """A push without a payload takes no slot, so it was not offered in its turn before. A push
+        that replaces a failed worker's comes at any time (``is_again``), and no push waits for
+        it."""
+        self._membership.require_pushing(peer)
+        if not 0 <= header.weight < inf:
+            self._refuse(peer, f"pushed no gradient, of weight {header.weight}")
+        place = header.clock, self._rank[chunk.index]
+        if place > self._newest[peer]:
+            self._newest[peer] = place
+        elif not is_again:
+            self._refuse_order(peer, chunk.index, header.clock)
+
     def _answer_again(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
-        """A push that was received before is sent again, because the server that it was sent to
-        has died, or the worker that had sent it: where the chunk contains it, nothing else would
-        bring its sender a reply."""
+        """A received push is retransmitted, because its server or its sender has failed. If the
+        chunk contains the push, only this sends the reply."""
         clock, version = header.clock, header.chunk_version
         if clock >= chunk.clock.done[header.group]:
             if not self._membership.has_gone_on(header.group):
@@ -955,16 +774,14 @@ class ServerCore:
         actions = self._replies.answer_again(
             chunk, PendingReply(peer, clock, Flag.NONE, version=version)
         )
-        if not _answers(actions, peer, header):
-            actions.append(Receipt(peer, chunk.index, clock))
-        return actions
+        return self._with_receipt(actions, peer, header)
 
     def _on_reply_sent(self, event: ReplySent) -> list[Action]:
         if (token := event.token).is_sent:
             return []
         chunk = self._chunks[token.chunk]
         self._replies.close(chunk, token)
-        return self._updates.on_free_buffer(chunk) + self._replies.leave(token.peer)
+        return self.rule.on_free_buffer(chunk) + self._replies.leave(token.peer)
 
     # -- for tests, reports and people --------------------------------------------------------
 
@@ -974,22 +791,22 @@ class ServerCore:
         return self._membership.generation
 
     def group_of(self, peer: int) -> int | None:
-        """Of a worker of this run."""
+        """Return the group of a worker of this run."""
         return self._group_of.get(peer)
 
     @property
     def chief(self) -> int:
-        """Who has the chief's duties: a peer."""
+        """The peer that has the chief's duties."""
         return self._membership.chief
 
     @property
     def has_taken_over(self) -> bool:
-        """Whether this goes on in place of a server that has died."""
+        """True if this server replaces a failed one."""
         return self._picture is not None
 
     @property
     def resumed_up_to(self) -> int:
-        """Collectives of the job that are over."""
+        """Collectives of the job that have ended."""
         return self._membership.resumed_up_to
 
     @property
@@ -1001,13 +818,13 @@ class ServerCore:
         return ServerStatistics(
             num_chunks=len(self._chunks),
             updates=self._num_updates(),
-            pushes=self._pushes - (self._backed.num_taken_back if self._backed else 0),
-            steps=self._updates.num_steps,
+            pushes=self._pushes - self.rule.num_taken_back,
+            steps=self.rule.num_steps,
             replies=self._replies.num_made,
             duplicates=self._duplicates + self._values.num_duplicates,
-            receive_slots=self._updates.pool.num_slots,
-            most_slots_used=self._updates.pool.most_used,
-            copies_on_write=self._updates.num_copies,
+            receive_slots=self.rule.pool.num_slots,
+            most_slots_used=self.rule.pool.most_used,
+            copies_on_write=self.rule.num_copies,
         )
 
     def contained(self) -> list[int]:
@@ -1017,7 +834,7 @@ class ServerCore:
         return [min(its) for its in zip(*clocks, strict=True)]
 
     def _num_updates(self) -> int:
-        """Those of a checkpoint that the set goes on from are not counted."""
+        """Updates in the checkpoint that the set continues are not counted."""
         if not self._chunks:
             return 0
         return sum(self.contained()) - sum(self._limits.first)
@@ -1028,7 +845,7 @@ class ServerCore:
         if chunk is None:
             self._membership.check_invariants()
             self._replies.check_invariants()
-        self._updates.check_invariants(chunk)
+        self.rule.check_invariants(chunk)
 
 
 def _answers(actions: Sequence[Action], peer: int, push: Header) -> bool:

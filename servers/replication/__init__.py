@@ -1,7 +1,6 @@
-"""A shard's second copy, on memory and over the network: what servers/protocol/replication decides.
+"""The replica of a shard in memory and on the network, as servers/protocol/replication decides.
 
-Here live: what leaves a primary only when its buddy has it (outbox), a set's loop that tells the
-buddy of every change (recording), the copy that the buddy keeps (copies), and what ties both sides
-to a server's loop (replication). Without ``replication = buddy`` nothing here is called. It imports
-set_loop and shard, never workers.
+outbox: messages that wait for the replica. recording: a set's loop that records every change.
+shard_replica and keeping: the replicas on a server. replication: both sides, for a server's loop.
+No code here runs without the setting ``replication``.
 """

@@ -1,12 +1,12 @@
-"""A chunk's values and its optimizer's state as bytes, on their way to a copy that is filled.
+"""A chunk's values and its optimizer state as bytes, for a replica that is filled.
 
     packed = pack_regions(executor.snapshot(chunk, memory, set_index=0))
-    packed.states, packed.wholes            # what there is: into the record
-    packed.carried                          # the bytes, one behind the other
+    packed.states, packed.wholes            # the description, for the record
+    packed.carried                          # the bytes, in order
     executor.restore(chunk, unpack_regions(record, data, partition))
 
-Of each segment the values in the server's dtype, then of each key of its state what has elements;
-all else is in the description (psdist.protocol.optimizer_state).
+Each segment has its values in the server's dtype, then the elements of each key of its state. The
+description has the rest (psdist.protocol.optimizer_state).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _MOST_DIMS = 16
 class PackedRegions:
     states: bytes
     wholes: bytes
-    """Of tensors of shapes of their own: [piece, key, dtype, shape] of each."""
+    """Tensors with shapes of their own: [piece, key, dtype, shape] of each."""
     carried: Sequence[memoryview]
 
 
 def pack_regions(regions: Sequence[Region]) -> PackedRegions:
-    """All of a chunk, one for each of its segments; nothing of an executor of sizes."""
+    """Pack a whole chunk, one region for each segment; nothing from an executor of sizes."""
     from psdist.protocol.memory import as_bytes, dtype_name  # with torch: not in simulations
 
     wholes: list[list[object]] = []
@@ -68,8 +68,8 @@ def pack_regions(regions: Sequence[Region]) -> PackedRegions:
 
 
 def unpack_regions(record: ChunkRecord, data: memoryview, partition: Partition) -> list[Region]:
-    """What :func:`pack_regions` made of the chunk, in memory of its own; nothing where there are no
-    bytes. Raises :class:`ProtocolError` where the bytes are not those of such a chunk."""
+    """Return the regions that :func:`pack_regions` packed, in memory of their own; nothing for no
+    bytes. Raises :class:`ProtocolError` if the bytes do not fit the chunk."""
     if not len(data):
         return []
     chunk = partition.chunks[record.chunk]
@@ -84,7 +84,7 @@ def unpack_regions(record: ChunkRecord, data: memoryview, partition: Partition) 
         nonlocal at
         begin, at = at, at + num_elements * STATE_ITEM_BYTES[dtype]
         if at > len(data):
-            _refuse(record, f"came with {len(data)} bytes, fewer than it tells of")
+            _refuse(record, f"came with {len(data)} bytes, fewer than it describes")
         return _tensor(data[begin:at], dtype)
 
     for segment, start in zip(chunk.segments, starts_of(partition, chunk), strict=True):
@@ -98,7 +98,7 @@ def unpack_regions(record: ChunkRecord, data: memoryview, partition: Partition) 
             elif isinstance(entry, Uncut):
                 whole = wholes.get((segment.piece, key))
                 if whole is None:
-                    _refuse(record, f"says nothing of the state {key!r}")
+                    _refuse(record, f"does not describe the state {key!r}")
                 shapes[key] = whole[1]
                 elements[key] = take(whole[0], _count(whole[1]))
         regions.append(
@@ -117,7 +117,7 @@ def unpack_regions(record: ChunkRecord, data: memoryview, partition: Partition) 
 
 
 def _tensor(data: memoryview, dtype: str) -> torch.Tensor:
-    """A copy: where the bytes lie no element may begin."""
+    """Return a copy, because the bytes need not be aligned."""
     import torch
 
     from psdist.protocol.memory import state_dtype

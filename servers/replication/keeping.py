@@ -1,12 +1,12 @@
-"""The second copy of one other server's shard, as this process keeps it: of all parameter sets.
+"""The replica of another server's shard, with all its parameter sets.
 
     kept = KeptShard(options, server_options, make_executor, me=2, transport=transport, number=1)
-    kept.on_built(built)                  # a set was described: its records can be carried out
+    kept.on_built(built)                  # a set was described: its records can be applied
     kept.on_offered(event)
-    kept.on_arrived(event)                # carried out in order, and the primary is told
-    kept.take_over(who)                   # the copies: the server has died
+    kept.on_arrived(event)                # applied in order, and acknowledged
+    kept.take_over()                      # the replicas, after the primary has failed
 
-It decides nothing (psdist.servers.protocol.replication.replica).
+Decisions are made in psdist.servers.protocol.replication.replica.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _RECORDED = int(Kind.RECORDED)
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicationOptions:
-    """What servers need to know of one another's copies, beside what each knows of itself."""
+    """Settings of the replicas of a job, for each server."""
 
     buddies: Sequence[int]
-    """By server: who keeps the second copy of its shard at the start."""
+    """By server: the server that keeps its replica at the start."""
     num_groups: int
     make_core: Callable[[int, int, int, ShardState | None], ServerCore]
-    """(server, set index, collectives that are over, what its buddy knows of it): the machine of a
-    server whose place another one has taken; no picture of a set that came later."""
+    """(server, set index, ended collectives, state of the replica): the machine that continues a
+    failed server's set; None for the state of a later set."""
     make_history: Callable[[int, int, int, int], ServerHistory | None]
-    """(server, set index, number of the copy, position of its first event): the log of a server as
-    who keeps that copy writes it; None where nothing is recorded."""
+    """(server, set index, number of the replica, position of its first event): the replica's log;
+    None without a history."""
     make_keeper: Callable[[int], Keeper | None]
-    """Where the checkpoints of a server go whose place another one has taken."""
+    """The destination of a server's checkpoints after a takeover."""
     first_clocks: Callable[[int], FirstClocks | None] = lambda _set_index: None
     num_substitutes: int = 0
-    """So many of the groups, the last ones, may join when others have died."""
+    """The last groups, which may join after others have failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltSet:
-    """A parameter set that the chief has described."""
+    """A parameter set as the chief described it."""
 
     partition: Partition
     owners: Sequence[int]
@@ -77,21 +77,21 @@ class KeptShard:
         server: int,
         number: int,
     ) -> None:
-        """``server_options``: this server's own; ``server``: whose shard it is; ``number``: of the
-        copy."""
+        """``server_options``: this server's own; ``server``: the primary; ``number``: of the
+        replica."""
         self.number = number
         self.server_options = dataclasses.replace(
             server_options, server=server, keeper=options.make_keeper(server)
         )
-        """Those of that server."""
-        self.copies: list[ShardReplica] = []
-        """By parameter set, of those of which something was told."""
+        """The options of the primary."""
+        self.replicas: list[ShardReplica] = []
+        """By parameter set, from its first record on."""
         self._options = options
         self._transport = transport
         self._server = server
         self._make_executor = make_executor
         self._executors: Iterator[Executor | None] = iter(())
-        """Of replicas whose primary this server takes over, by set."""
+        """By set, after the takeover."""
         self._replica = Replica(server=server_options.server, primary=server)
         self._built: list[BuiltSet] = []
         self._free: list[Frame] = []
@@ -99,23 +99,23 @@ class KeptShard:
 
     @property
     def is_over(self) -> bool:
-        """Whether no group can change the shard any more, or it is not here yet: whoever fills the
-        copy ends that first."""
-        pictures = [copy.state for copy in self.copies]
-        if self._replica.is_closed or any(each.is_partial for each in pictures):
+        """True if no group can change the shard any more, or its primary still fills the replica:
+        a job does not end before that."""
+        states = [replica.state for replica in self.replicas]
+        if self._replica.is_closed or any(each.is_partial for each in states):
             return True
-        return not any(each.has_members for each in pictures)
+        return not any(each.has_members for each in states)
 
     def on_built(self, built: BuiltSet) -> None:
         self._built.append(built)
-        self._carry_out(self._replica.on_set_built())
+        self._apply(self._replica.on_set_built())
 
     def on_offered(self, event: Offered) -> None:
         self._take(self._replica.on_offered(event))
 
     def on_arrived(self, event: Arrived) -> None:
         header = event.header
-        self._carry_out(self._replica.on_arrived(event.peer, header.clock, header.set_index, event))
+        self._apply(self._replica.on_arrived(event.peer, header.clock, header.set_index, event))
 
     def _take(self, records: Sequence[TakeRecord]) -> None:
         for record in records:
@@ -126,25 +126,25 @@ class KeptShard:
                 frame = Frame(allocate(record.num_bytes))
             self._transport.accept(record.ticket, frame)
 
-    def _carry_out(self, records: Sequence[NumberedRecord]) -> None:
+    def _apply(self, records: Sequence[NumberedRecord]) -> None:
         for number, set_index, event in records:
             header, frame = event.header, event.frame
             record = unpack_record(frame.payload[header.settings : header.length])
-            if set_index == len(self.copies):
+            if set_index == len(self.replicas):
                 self._begin(set_index, is_filled=isinstance(record, SnapshotBegin))
             frame.num_received = header.settings
-            self.copies[set_index].apply(record, frame)
+            self.replicas[set_index].apply(record, frame)
             if isinstance(record, SnapshotEnd):
-                self._free.clear()  # chunks with their optimizer's state are larger than any other
+                self._free.clear()  # frames of whole chunks are larger than all later ones
             else:
                 self._free.append(frame)
-            self._take(self._replica.on_carried_out(number))
-            self._tell(number)
+            self._take(self._replica.on_applied(number))
+            self._acknowledge(number)
 
     def _begin(self, set_index: int, *, is_filled: bool) -> None:
-        """The first record of a set is here."""
+        """The first record of a set has arrived."""
         built, options, server = self._built[set_index], self._options, self._server
-        self.copies.append(
+        self.replicas.append(
             ShardReplica(
                 self.server_options,
                 built.setup,
@@ -160,23 +160,23 @@ class KeptShard:
             )
         )
 
-    def _tell(self, number: int) -> None:
+    def _acknowledge(self, number: int) -> None:
         frame = Frame()
         Header(kind=_RECORDED, sender=self._transport.me, clock=number).pack_into(frame.header)
         self._transport.send(server_id(self._server), frame)
 
     def take_over(self) -> Sequence[ShardReplica]:
-        """The coordinator says that the server has died, and that this one takes its place: what
-        that one held. Raises :class:`PeerLostError` where its shard was not complete."""
+        """The coordinator has declared the primary failed: return its replicas. Raises
+        :class:`PeerLostError` if one is incomplete."""
         if self._replica.is_closed:
-            raise InvariantError(f"told to take the place of server {self._server} twice")
+            raise InvariantError(f"told to take over server {self._server} twice")
         self._replica.close()
-        is_known = len(self.copies) == len(self._built)
-        if not is_known or not all(copy.state.is_complete for copy in self.copies):
+        is_known = len(self.replicas) == len(self._built)
+        if not is_known or not all(replica.state.is_complete for replica in self.replicas):
             who = self._transport.lost.get(server_id(self._server), f"server {self._server}")
             raise PeerLostError(f"{who} (while a model was being set up)")
-        self._executors = iter([copy.executor for copy in self.copies])
-        return self.copies
+        self._executors = iter([replica.executor for replica in self.replicas])
+        return self.replicas
 
     def make_executor(self, spec: ShardSpec) -> Executor:
         """Return the executor of the next set: that of its replica, or a new one after the last."""
@@ -184,13 +184,13 @@ class KeptShard:
 
     def log_of(self, set_index: int) -> ServerHistory | EventCount | None:
         """Return the log of a set: that of its replica, or a new one for a later set."""
-        if set_index < len(self.copies):
-            return self.copies[set_index].log
+        if set_index < len(self.replicas):
+            return self.replicas[set_index].log
         return self._make_history(set_index, 0)
 
     def _make_history(self, set_index: int, position: int) -> ServerHistory | None:
         return self._options.make_history(self._server, set_index, self.number, position)
 
     def close_histories(self) -> None:
-        for copy in self.copies:
-            copy.close_history()
+        for replica in self.replicas:
+            replica.close_history()

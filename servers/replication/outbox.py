@@ -1,13 +1,13 @@
-"""What a primary says, and when it leaves: a transport that holds outputs for the buddy.
+"""A sender that holds the messages of a primary until its replica has the records before them.
 
-The loops of a server's parameter sets are given it in place of the network. What they send is made
-up at once, so that a reply reads the position and the buffer that it is about, and leaves when the
-buddy holds every change before it (psdist.servers.protocol.replication.primary).
+The loops of a server's parameter sets send through it. A message is made at once, with the log
+position and the buffer that it is about. It leaves when the replica has every change before it
+(psdist.servers.protocol.replication.primary). Acknowledgements of records bypass it.
 
-    outbox = Outbox(transport, Primary(server=1, buddy=server_id(2)))
-    outbox.record(0, StepRecord(...), gradient)     # the buddy is told
-    outbox.send(worker_id(3), reply)                # held until the buddy has it
-    outbox.on_recorded(server_id(2), 1)             # now it leaves
+    outbox = Outbox(transport, Primary(server=1, replica=server_id(2)))
+    outbox.record(0, StepRecord(...), gradient)     # sent to the replica
+    outbox.send(worker_id(3), reply)                # held until the replica has the record
+    outbox.on_ack(server_id(2), 1)                  # now the reply leaves
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from psdist.transport.base import Transport
 
 
 class RecordFrame(Frame):
-    """Memory for a record on its way to the buddy; reused for record after record, but where it
-    tells of a whole chunk with its optimizer's state."""
+    """Memory for a record in flight. Records of whole chunks do not reuse it."""
 
     __slots__ = ("is_reused", "outbox")
 
@@ -33,7 +32,7 @@ class RecordFrame(Frame):
         super().__init__(payload)
         self.is_reused = is_reused
         self.outbox = outbox
-        """Of which server it is: a process may serve several, and the network tells the process."""
+        """Its server: a process may serve several, and the network knows the process only."""
 
 
 class Outbox:
@@ -45,26 +44,26 @@ class Outbox:
         self._free: list[RecordFrame] = []
         self._num_frames = 0
         self._frame_bytes = 0
-        self.num_bytes_told = 0
-        """Of payload, in records."""
+        self.num_bytes_recorded = 0
+        """Payload bytes of all records."""
 
-    # -- to the buddy --------------------------------------------------------------------------
+    # -- to the replica ------------------------------------------------------------------------
 
     def record(
         self, set_index: int, record: Record, *carried: memoryview, is_of_fill: bool = False
     ) -> int:
-        """Tell the buddy, with a copy of the bytes that the change is made of; the record's number,
-        0 where there is nobody to tell. ``is_of_fill``: its memory is not kept for others."""
-        buddy, number = self.primary.buddy, self.primary.count_record()
-        if not number or buddy is None:
+        """Send the replica a record with a copy of the bytes that it carries. Return its number, 0
+        without a replica. ``is_of_fill``: its memory is not reused."""
+        replica, number = self.primary.replica, self.primary.count_record()
+        if not number or replica is None:
             return 0
-        told = pack_record(record)
+        packed = pack_record(record)
         num_carried = sum(map(len, carried))
-        num_bytes = num_carried + len(told)
+        num_bytes = num_carried + len(packed)
         frame = self._new_frame(num_bytes) if is_of_fill else self._frame(num_bytes)
         payload, at = frame.payload, 0
         assert payload is not None
-        for each in (*carried, memoryview(told)):
+        for each in (*carried, memoryview(packed)):
             payload[at : at + len(each)] = each
             at += len(each)
         Header(
@@ -75,8 +74,8 @@ class Outbox:
             settings=num_carried,
             set_index=set_index,
         ).pack_into(frame.header)
-        self.num_bytes_told += num_bytes
-        self._transport.send(buddy, frame)
+        self.num_bytes_recorded += num_bytes
+        self._transport.send(replica, frame)
         return number
 
     def _frame(self, num_bytes: int) -> RecordFrame:
@@ -84,7 +83,7 @@ class Outbox:
             frame = self._free.pop()
             if frame.capacity >= num_bytes:
                 return frame
-            self._num_frames -= 1  # a larger one takes its place
+            self._num_frames -= 1  # a larger one replaces it
         self._frame_bytes = max(self._frame_bytes, num_bytes)
         return self._new_frame(self._frame_bytes, is_reused=True)
 
@@ -95,33 +94,33 @@ class Outbox:
         return RecordFrame(allocate(num_bytes), outbox=self, is_reused=is_reused)
 
     def take_back(self, frame: RecordFrame) -> None:
-        """The network needs the frame no more."""
+        """The network has returned the frame."""
         if frame.is_reused:
             self._free.append(frame)
         else:
             self._num_frames -= 1
 
     @property
-    def is_told(self) -> bool:
-        """Whether nothing is held, and nothing is on its way to the buddy."""
-        return self.primary.is_told and len(self._free) == self._num_frames
+    def is_settled(self) -> bool:
+        """True if no message is held and no record is in flight."""
+        return self.primary.is_settled and len(self._free) == self._num_frames
 
     @property
     def num_bytes_held(self) -> int:
-        """Memory for records on their way."""
+        """Bytes of memory for records in flight."""
         return self._num_frames * self._frame_bytes
 
-    def on_recorded(self, peer: int, number: int) -> None:
-        for output in self.primary.on_recorded(peer, number):
+    def on_ack(self, peer: int, number: int) -> None:
+        for output in self.primary.on_ack(peer, number):
             output()
 
     def go_alone(self) -> None:
-        """The coordinator has declared the buddy dead."""
+        """The coordinator has declared the replica failed."""
         for output in self.primary.go_alone():
             output()
 
     def begin_fill(self, keeper: int) -> None:
-        """The coordinator has found a server that keeps a second copy: it is told of the shard."""
+        """The coordinator has chosen a server for a new replica."""
         self.primary.begin_fill(keeper)
 
     # -- to all others -------------------------------------------------------------------------

@@ -114,11 +114,7 @@ class RecordingSetLoop(SetLoop):
         if self.core.held_above is not None:
             self._append(HeldRoundsRecord(highest=self.core.held_above))
 
-    def may_tell(self, chunk: int) -> bool:
-        """True if the whole chunk can be sent now."""
-        return self.core.may_copy(chunk)
-
-    def tell_chunk(self, chunk: int) -> int:
+    def send_chunk(self, chunk: int) -> int:
         """Send the whole chunk, between events. Return the record's number."""
         assert self.executor is not None
         regions = self.executor.snapshot(chunk, SnapshotMemory(), set_index=self.set_index)
@@ -154,7 +150,7 @@ class RecordingSetLoop(SetLoop):
         execute(change)
 
     def _carried(self, change: Action) -> Iterable[memoryview]:
-        """Yield the bytes of which the change is made."""
+        """Yield the bytes that the record of the change carries."""
         if isinstance(change, Load):
             assert change.slot.payload is not None
             yield change.slot.payload[: self._chunk(change.chunk).num_bytes]

@@ -1,16 +1,15 @@
-"""Both sides of a server in a pair: its own shard has a copy elsewhere, and it keeps others'.
+"""Both sides of replication on a server: the replica of its shard, and the replicas that it keeps.
 
-Handles, for the server's loop, the messages of copies and the deaths of servers; all else is the
-loop's. It decides nothing (psdist.servers.protocol.replication).
+Handles the messages of replicas and the failures of servers for the server's loop. Decisions are
+made in psdist.servers.protocol.replication.
 
     replication = Replication(transport, options, server_options, make_executor, buddy=2)
-    replication.handle(event)             # True: it was about copies
+    replication.handle(event)             # True: the event was about replicas
     replication.on_built(set_index, partition, owners, setup)
-    replication.fill(sets, keeper=3, number=2)      # the buddy has died: another copy is made
+    replication.fill(sets, keeper=3, number=2)      # after a failure: another replica
 
-A server's place is taken in one way: the coordinator, who alone declares deaths, tells who keeps
-the copy. Another copy begins in one way, too: the coordinator tells the one who is to keep it, and
-then the one that fills it.
+Only the coordinator declares failures. It sends TakeOver to the server with the replica. For a new
+replica it sends KeepCopy to the server that is to keep it, then FillCopy to the primary.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class Replication:
         *,
         buddy: int | None,
     ) -> None:
-        """``buddy``: who keeps the second copy; None for a server that goes on in place of one that
-        has died, of whose shard there is one copy, and for a spare, which has none."""
+        """``buddy``: the server that keeps the replica; None for a spare, which has no shard, and
+        after a takeover, when the shard has no replica."""
         self.options = options
         self._transport = transport
         self._server_options = server_options
@@ -56,32 +55,32 @@ class Replication:
         self._server = server_options.server
         self.outbox = Outbox(
             transport,
-            Primary(server=self._server, buddy=None if buddy is None else server_id(buddy)),
+            Primary(server=self._server, replica=None if buddy is None else server_id(buddy)),
         )
         self.kept: dict[int, KeptShard] = {}
-        """By server: copies of shards, kept here."""
+        """By server: the replicas of shards on this server."""
         self._built: list[BuiltSet] = []
         self._filling: Filling | None = None
         self._keeper = -1
-        """Who keeps what is being filled."""
+        """The server that keeps the replica which is being filled."""
         self._sets: Sequence[RecordingSetLoop] = ()
-        """Those of which it is."""
-        if buddy is not None:  # this one is another one's
+        """The sets that are being sent."""
+        if buddy is not None:  # every server with a replica keeps one, too
             for primary, its_buddy in enumerate(options.buddies):
                 if its_buddy == self._server:
                     self._keep(primary, number=1)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody needs this server for a copy any more: who keeps this one's has been told
-        everything, and no group can change a shard whose copy is kept here."""
+        """True if the replica of this shard has every record, and no group can change a shard whose
+        replica is here."""
         is_kept = all(each.is_over for each in self.kept.values())
-        return is_kept and self.outbox.is_told and self._filling is None
+        return is_kept and self.outbox.is_settled and self._filling is None
 
     # -- events --------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> bool:
-        """Whether ``event`` was about copies; all that follows from it has been done then."""
+        """Handle an event about replicas; False for other events."""
         if isinstance(event, Sent):
             if not isinstance(event.frame, RecordFrame):
                 return False
@@ -93,7 +92,7 @@ class Replication:
         elif isinstance(event, Arrived):
             header = event.header
             if header.kind == _RECORDED:
-                self.outbox.on_recorded(event.peer, header.clock)
+                self.outbox.on_ack(event.peer, header.clock)
                 self.go_on_filling()
             elif header.kind == _RECORD:
                 self.kept_for(event.peer).on_arrived(event)
@@ -104,34 +103,34 @@ class Replication:
         return True
 
     def kept_for(self, peer: int) -> KeptShard:
-        """The copy of the shard of ``peer``, a server."""
+        """Return the replica of ``peer``. Raises :class:`ProtocolError` without one."""
         kept = self.kept.get(peer)
         if kept is None:
             raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} has no copy here; kept are those "
-                f"of {sorted(self.kept)}"
+                f"server {self._server}: {describe_peer(peer)} has no replica here; replicas are "
+                f"here of servers {sorted(self.kept)}"
             )
         return kept
 
     def on_server_lost(self, peer: int) -> None:
-        """The network says that a server has died; the coordinator decides what follows."""
-        if peer == self.outbox.primary.buddy:
-            self.outbox.primary.on_buddy_lost()
+        """The network has reported a failure; the coordinator decides the consequences."""
+        if peer == self.outbox.primary.replica:
+            self.outbox.primary.on_replica_lost()
 
     def on_moved(self, server: int) -> None:
-        """The coordinator says that ``server`` has died."""
-        if server_id(server) == self.outbox.primary.buddy:
+        """The coordinator has declared ``server`` failed."""
+        if server_id(server) == self.outbox.primary.replica:
             self.on_copy_lost()
 
     def on_copy_lost(self) -> None:
-        """The coordinator says that who had the copy, or was to have it, has died."""
+        """The coordinator has declared the server of the replica failed."""
         self._filling = None
         self.outbox.go_alone()
 
     def on_built(
         self, set_index: int, partition: Partition, owners: Sequence[int], setup: Setup
     ) -> None:
-        """The chief has described a parameter set: this server keeps copies of others' parts."""
+        """The chief has described a parameter set."""
         if set_index != len(self._built):
             raise InvariantError(f"set {set_index} was described after {len(self._built)}")
         built = BuiltSet(partition, owners, setup)
@@ -139,11 +138,11 @@ class Replication:
         for each in self.kept.values():
             each.on_built(built)
         primary = self.outbox.primary
-        if primary.buddy is not None and not primary.has_lost_buddy:
-            self._describe(primary.buddy, set_index)
+        if primary.replica is not None and not primary.has_lost_replica:
+            self._describe(primary.replica, set_index)
 
     def _describe(self, keeper: int, set_index: int) -> None:
-        """To a spare, which the chief does not know."""
+        """Send a spare the description of a set, because the chief does not."""
         if is_spare(keeper):
             self._transport.send_control(keeper, self._built[set_index].setup, set_index)
 
@@ -151,10 +150,10 @@ class Replication:
         for each in self.kept.values():
             each.close_histories()
 
-    # -- another copy --------------------------------------------------------------------------
+    # -- another replica -----------------------------------------------------------------------
 
     def keep(self, message: KeepCopy) -> None:
-        """The coordinator wants another copy of a shard to be kept here."""
+        """Keep another replica for the coordinator."""
         self._keep(message.server, number=message.number)
         answer = KeepsCopy(server=message.server, number=message.number)
         self._transport.send_control(COORDINATOR, answer)
@@ -162,7 +161,7 @@ class Replication:
     def _keep(self, server: int, *, number: int) -> None:
         known = self.kept.get(server)
         if server == self._server or (known is not None and known.number >= number):
-            raise InvariantError(f"told to keep copy {number} of the shard of server {server}")
+            raise InvariantError(f"told to keep replica {number} of server {server}")
         kept = self.kept[server] = KeptShard(
             self.options,
             self._server_options,
@@ -175,8 +174,8 @@ class Replication:
             kept.on_built(built)
 
     def fill(self, sets: Sequence[SetLoop], *, keeper: int, number: int) -> None:
-        """Another server keeps the ``number``-th copy from now on, and knows nothing yet. ``sets``:
-        of this loop; who comes later, it is told of from its beginning."""
+        """Fill the ``number``-th replica on ``keeper``. ``sets``: those of the loop so far; later
+        sets are recorded from their beginning."""
         described = [each for each in sets if each.executor is not None]
         self._sets = [each for each in described if isinstance(each, RecordingSetLoop)]
         self._keeper = keeper
@@ -190,24 +189,24 @@ class Replication:
         self.go_on_filling()
 
     def go_on_filling(self) -> None:
-        """Between events: tell of as many chunks as there is room for; when all were told, of the
-        end, and when the buddy has all that, the coordinator."""
+        """Send the next chunks, between events. After the last one end the fill, and tell the
+        coordinator when the replica has it all."""
         filling, primary = self._filling, self.outbox.primary
-        if filling is None or primary.has_lost_buddy:
+        if filling is None or primary.has_lost_replica:
             return
-        filling.on_held(primary.num_held)
-        while (found := filling.next(self._may_tell)) is not None:
+        filling.on_ack(primary.num_acknowledged)
+        while (found := filling.next(self._may_send)) is not None:
             set_index, chunk = found
-            filling.on_told(self._sets[set_index].tell_chunk(chunk))
-        if filling.ends_with is None and filling.is_all_told:
+            filling.on_sent(self._sets[set_index].send_chunk(chunk))
+        if filling.ends_with is None and filling.is_all_sent:
             for each in self._sets:
                 each.end_fill(self._keeper)
             filling.ends_with = primary.num_recorded
             primary.end_fill()
-        if filling.is_over(primary.num_held):
+        if filling.is_complete(primary.num_acknowledged):
             self._filling = None
             filled = CopyFilled(server=self._server, number=filling.number)
             self._transport.send_control(COORDINATOR, filled)
 
-    def _may_tell(self, set_index: int, chunk: int) -> bool:
-        return self._sets[set_index].may_tell(chunk)
+    def _may_send(self, set_index: int, chunk: int) -> bool:
+        return self._sets[set_index].core.may_copy(chunk)

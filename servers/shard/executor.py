@@ -2,11 +2,11 @@
 
 Two implementations: :class:`psdist.servers.shard.tensors.TensorShard` computes, and
 :class:`psdist.servers.shard.sizes.SizeShard` counts bytes and seconds for simulations. The loop
-drives either and never knows which. An executor decides nothing: the state machine says what to
-load, sum and step, and which buffer a reply reads.
+drives either. An executor decides nothing: the state machine chooses what to load, sum and step,
+and which buffer a reply reads.
 
-A *slot* is a receive frame that the executor made. What its bytes mean is said by the action that
-names it (:class:`~psdist.servers.protocol.actions.SlotContent`) and remembered nowhere.
+A *slot* is a receive frame that the executor made. The action that names the slot gives the meaning
+of its bytes (:class:`~psdist.servers.protocol.actions.SlotContent`); nothing stores it.
 
     executor = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...))
     slots = executor.make_slots(8)
@@ -32,7 +32,7 @@ from psdist.servers.shard.snapshots import SnapshotMemory
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSpec:
-    """What a server holds, and how it is stepped."""
+    """The chunks of a server, and how they are stepped."""
 
     partition: Partition
     chunks: tuple[int, ...]
@@ -50,7 +50,7 @@ class ShardSpec:
     is_holding: bool = False
     """Whether chunks are held before they are stepped: memory for all is made with the shard."""
     states: Mapping[int, PieceState] = field(default_factory=dict)
-    """What the optimizer's state holds of each piece that does not begin with a fresh one."""
+    """By piece that does not begin with fresh optimizer state: that state."""
 
     @property
     def slot_bytes(self) -> int:
@@ -78,8 +78,7 @@ class ShardStatistics:
     held_bytes: int
     """Where gradients wait for their joint norm: one shard in the server's dtype, or nothing."""
     copy_bytes: int = 0
-    """What each reader holds, where pulls are relative to that (reader_copies), and what each has
-    been given, where delays are compensated (given)."""
+    """Copies for readers: the bytes of all stages (psdist.servers.shard.stages)."""
 
 
 class Executor(Protocol):
@@ -102,8 +101,8 @@ class Executor(Protocol):
         ...
 
     def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:
-        """What the optimizer's state of a chunk holds by piece, and the elements of the part from
-        ``start`` on (psdist.protocol.optimizer_state); nothing where there are only sizes."""
+        """Return the description of a chunk's optimizer state by piece, and the elements of the
+        part from ``start`` on (psdist.protocol.optimizer_state); nothing for sizes alone."""
         ...
 
     def snapshot(
@@ -142,16 +141,12 @@ class Executor(Protocol):
 
     def payload(self, chunk: int, buffer: int) -> memoryview | None:
         """Memory for the payload of replies that read a chunk's parameter buffer. Raw: the
-        buffer's own, the same for as long as the executor lives; else new memory, for
+        buffer's own, the same while the executor exists; else new memory, for
         :meth:`encode`. None where there are only sizes."""
         ...
 
-    def note_given(self, reply: Reply) -> None:
-        """Where delays are compensated: this reply brings what its reader computes on."""
-        ...
-
-    def complete(self, chunk: int, buffer: int) -> None:
-        """The buffer's own memory holds what it is to hold: a reply may leave."""
+    def begin_reply(self, reply: Reply) -> None:
+        """Wait until the buffer's own memory is complete; the reply leaves next."""
         ...
 
     def encode(self, reply: Reply, *, into: memoryview | None) -> int:

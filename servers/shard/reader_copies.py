@@ -1,15 +1,15 @@
-"""What each reader of a shard holds, where groups hold different versions: x^_g.
+"""Relative replies where groups hold different versions (ssp, async): one copy per reader, x^_g.
 
-In ssp and async a reply goes to one group, whose last one was of another version than the other
-groups'. So a server keeps, of every chunk and every worker that has it in its slice, the sum of
-what it was sent; a reply is the codec's C(x - x^_g), encoded for that reader alone, and what it
-will decode is added to x^_g. What one reply leaves out is in the next difference. A reader that
-does not hold what was sent to it last (it has joined, it has said that it differs, it was sent that
-by a server that has died) gets all.
+A reply goes to one group, whose previous reply had another version than the other groups'. So a
+server keeps, for each chunk and each worker that has it in its slice, the sum of all replies to it.
+A reply is the codec's C(x - x^_g), encoded for that reader alone, and the decoded result is added
+to x^_g. The next difference contains the part that a reply leaves out. A reader whose version is
+not that of its last reply gets all values: it has joined, or a check failed, or a server that has
+failed since had sent the reply.
 
-    copies = ReaderCopies(wire)
-    num_bytes = copies.encode(coding, reply, payload, values=buffer, memory=chunk_memory)
-    copies.held_by(worker_id(3), chunk)        # what that worker computes on
+    copies = ReaderCopies(wire, codings)
+    num_bytes = copies.encode(reply, chunk_memory, payload)
+    copies.held_by(worker_id(3), chunk)        # the parameters that the worker computes on
 
 Costs the parameters once for each group, in the workers' dtype.
 """
@@ -20,12 +20,13 @@ from dataclasses import dataclass
 
 import torch
 
-from psdist.codecs.chunks import ChunkCoding, Form
+from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.seeds import seed_of, sender_to
 from psdist.codecs.wire import Wire
 from psdist.protocol.ids import worker_of
 from psdist.servers.protocol.actions import Reply
 from psdist.servers.shard.chunk_memory import ChunkMemory
+from psdist.servers.shard.replies import CodedReplies
 
 
 @dataclass(slots=True)
@@ -33,27 +34,18 @@ class _Copy:
     values: torch.Tensor
     """In the workers' dtype, on the CPU."""
     version: int
-    """Of the reply that was sent last."""
+    """The version of the last reply."""
 
 
-class ReaderCopies:
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+class ReaderCopies(CodedReplies):
+    def __init__(self, wire: Wire, codings: ChunkCodings) -> None:
+        super().__init__(wire, codings)
         self._copies: dict[int, dict[int, _Copy]] = {}
         """Chunk -> peer."""
 
-    def encode(
-        self,
-        coding: ChunkCoding,
-        reply: Reply,
-        into: memoryview,
-        *,
-        values: torch.Tensor,
-        memory: ChunkMemory,
-    ) -> int:
-        """The payload of ``reply``; its bytes. ``values``: the buffer that the reply reads, in the
-        workers' dtype."""
-        chunk, peer = reply.token.chunk, reply.token.peer
+    def encode(self, reply: Reply, memory: ChunkMemory, into: memoryview) -> int:
+        chunk, peer, values = reply.token.chunk, reply.token.peer, memory.buffer(reply.token.buffer)
+        coding = self.coding(chunk, reply.clock)
         of_chunk = self._copies.setdefault(chunk, {})
         copy = of_chunk.get(peer)
         if copy is None or reply.held != copy.version:
@@ -71,12 +63,11 @@ class ReaderCopies:
         return num_bytes
 
     def held_by(self, peer: int, chunk: int) -> torch.Tensor | None:
-        """None where it holds all of what the buffers have, or nothing."""
         copy = self._copies.get(chunk, {}).get(peer)
         return copy.values if copy is not None else None
 
-    def forget(self, chunk: int) -> None:
-        """Its values were set: they come in full."""
+    def on_load(self, chunk: int) -> None:
+        """The next reply to each reader has all values."""
         self._copies.pop(chunk, None)
 
     @property

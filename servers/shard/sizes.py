@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psdist.protocol.events import Frame
+from psdist.protocol.header import Flag
 from psdist.protocol.optimizer_state import PieceState
 from psdist.protocol.partition import Chunk
 from psdist.servers.protocol.actions import (
@@ -33,15 +34,15 @@ from psdist.servers.shard.snapshots import ChunkCopy, SnapshotMemory
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What an action costs, in seconds per byte of the chunk in the server's dtype."""
+    """Costs of actions, in seconds per byte of the chunk in the server's dtype."""
 
     fold_s_per_byte: float
-    """Of a gradient that begins a sum or is added to one."""
+    """Cost of a gradient that begins a sum or is added to one."""
     step_s_per_byte: float
-    """Of one optimizer step."""
+    """Cost of one optimizer step."""
     copy_s_per_byte: float
-    """Of loading a chunk, and of a step that ends in another buffer than it began in: the second
-    one, or the reply's where workers hold float16 or bfloat16."""
+    """Cost of loading a chunk, and of a step that ends in another buffer than it began in: the
+    second one, or the reply's where workers hold float16 or bfloat16."""
     state_bytes_per_byte: float = 0.0
     """Optimizer state from the first step on: 0 for plain SGD, 1 with momentum, 2 for Adam."""
 
@@ -60,8 +61,9 @@ class SizeShard:
         self._has_state: set[int] = set()
         self._taken_s = 0.0
         self._owed: dict[int, ChunkCopy] = {}
-        """Of chunks that a checkpoint has as they are now."""
+        """By chunk: a checkpoint's copy that is still to be made."""
         self._is_holding = spec.is_holding
+        self._compensates = spec.compensation > 0
 
     def make_slots(self, count: int) -> list[Frame]:
         return [Frame(capacity=self._slot_bytes) for _ in range(count)]
@@ -130,11 +132,10 @@ class SizeShard:
         if is_switch:
             self._has_second_buffer.add(action.chunk)
 
-    def note_given(self, reply: Reply) -> None:
-        self._charge(reply.token.chunk, self._model.copy_s_per_byte)
-
-    def complete(self, chunk: int, buffer: int) -> None:
-        """It holds nothing."""
+    def begin_reply(self, reply: Reply) -> None:
+        """Charge the copy of what the reader computes on, if delays are compensated."""
+        if self._compensates and not reply.flags & Flag.FRESH:
+            self._charge(reply.token.chunk, self._model.copy_s_per_byte)
 
     def payload(self, chunk: int, buffer: int) -> None:  # noqa: ARG002 - seam
         return None

@@ -1,10 +1,10 @@
 """A server's shard: the parameter memory of its chunks and the optimizers that step it.
 
-Owns all tensor arithmetic on a server. Decides nothing: the state machine says what to fold, when
-to step and into which buffer. Parameters are held in float32 (float64 for float64 models); where
-workers hold bfloat16 or float16, a second copy in their dtype is what goes on the wire. With a
-shard on a device parameters, sums and the optimizers' state lie there; what the network reads and
-writes stays on the host, and copies between the two are those of psdist.transfers.
+Owns all tensor arithmetic on a server. Decides nothing: the state machine chooses what to fold,
+when to step and into which buffer. Parameters are float32 (float64 for float64 models). Where
+workers hold bfloat16 or float16, replies carry a second copy in their dtype. With a shard on a
+device, parameters, sums and optimizer state lie there. Memory that the network reads and
+writes stays on the host, and psdist.transfers copies between the two.
 
     shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...), OnHost())
     shard.load(Load(0, slot))
@@ -23,12 +23,11 @@ from typing import Final
 
 import torch
 
-from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
-from psdist.codecs.seeds import ANY_SERVER, seed_of
+from psdist.codecs.chunks import ChunkCodings
 from psdist.errors import OptimizerRefusedError, ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
-from psdist.protocol.memory import allocate, as_bytes
+from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import ALIGN, Chunk, master_dtype
@@ -50,8 +49,10 @@ from psdist.servers.shard.given import Given
 from psdist.servers.shard.optimizer_state import bytes_of, fill
 from psdist.servers.shard.reader_copies import ReaderCopies
 from psdist.servers.shard.regions import HELD, Region, starts_of
+from psdist.servers.shard.replies import ChangeReplies, CodedReplies, RawReplies
 from psdist.servers.shard.slots import Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
+from psdist.servers.shard.stages import ShardStage
 from psdist.transfers import OnHost, Transfers
 
 _LOADED_AND_STEPPED: Final = 2
@@ -67,11 +68,9 @@ class TensorShard:
         transfers = transfers or OnHost()
         self._transfers = transfers
         self._slots = Slots(transfers, spec.slot_bytes)
-        self._wire = spec.wire
         self._pushes = ChunkCodings.of(spec.wire.pushes(spec.partition))
-        self._replies = ChunkCodings.of(spec.wire.replies(spec.partition))
-        self._copies = ReaderCopies(spec.wire)
-        self._given = Given(spec.compensation)
+        self._replies = replies_of(spec)
+        self._stages = stages_of(spec, self._replies)
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
         self._memory: dict[int, ChunkMemory] = {}
         self._held: dict[int, torch.Tensor] = {}
@@ -120,7 +119,8 @@ class TensorShard:
         memory = self._memory[action.chunk]
         where = action.slot, memory.chunk.dtype, memory.chunk.length
         memory.load(self._slots.host(*where), self._slots.received(*where), target=action.target)
-        self._copies.forget(action.chunk)
+        for stage in self._stages:
+            stage.on_load(action.chunk)
 
     def load_state(self, action: LoadState) -> None:
         memory, at = self._memory[action.chunk], 0
@@ -172,10 +172,11 @@ class TensorShard:
         return True
 
     def _live_regions(self, chunk: int) -> list[Region]:
-        """What a snapshot copies: views of the memory itself."""
+        """Return the regions that a snapshot copies: views of the memory itself."""
         memory = self._memory[chunk]
         assert memory.optimizer is not None
         states, regions = memory.optimizer.describe_state(), []
+        saved = {key: each for stage in self._stages for key, each in stage.saved(memory).items()}
         starts = starts_of(self._partition, memory.chunk)
         for segment, start in zip(memory.chunk.segments, starts, strict=True):
             offset, length = segment.offset, segment.length
@@ -192,9 +193,9 @@ class TensorShard:
                             "no checkpoint can keep"
                         )
                     shapes[key], elements[key] = tuple(whole.shape), whole.flatten()
-            if self._wire.is_shared:
-                state = {**state, HELD: PerElement(memory.chunk.dtype)}
-                elements[HELD] = memory.held[offset : offset + length]
+            for key, values in saved.items():
+                state = {**state, key: PerElement(memory.chunk.dtype)}
+                elements[key] = values[offset : offset + length]
             regions.append(
                 Region(
                     piece=segment.piece,
@@ -226,12 +227,10 @@ class TensorShard:
                 else:
                     optimizer.state_elements(key, offset, length).copy_(value)
         memory.end_step(target=0)
-        if self._wire.is_shared:
-            memory.held.copy_(memory.values)
-            for segment, region in zip(memory.chunk.segments, regions, strict=True):
-                if HELD in region.elements:
-                    place = slice(segment.offset, segment.offset + segment.length)
-                    memory.held[place].copy_(region.elements[HELD])
+        places = [slice(each.offset, each.offset + each.length) for each in memory.chunk.segments]
+        elements = [region.elements for region in regions]
+        for stage in self._stages:
+            stage.restore(memory, list(zip(places, elements, strict=True)))
 
     def value_checksum(self, chunk: int) -> int:
         (values,) = self._fetched([self._memory[chunk].values])
@@ -272,8 +271,8 @@ class TensorShard:
         if action.gradient_scale != 1.0:
             gradient.mul_(action.gradient_scale)
         memory.begin_step(source=action.source, target=action.target)
-        if action.peer is not None and self._given.strength:
-            self._given.compensate(action.chunk, action.peer, gradient, memory.values)
+        for stage in self._stages:
+            stage.before_step(action, memory, gradient)
         assert memory.optimizer is not None
         memory.optimizer.step(
             values=memory.values,
@@ -283,69 +282,25 @@ class TensorShard:
             absent=action.absent,
         )
         memory.end_step(target=action.target)
-        if self._wire.is_shared:
-            self._tell_change(memory, action)
-
-    def _tell_change(self, memory: ChunkMemory, action: Step) -> None:
-        """Encode how the values differ from what workers hold, once for all groups; what they hold
-        becomes what they will decode."""
-        clock = action.contributions[0].clock
-        coding = self._coding(memory.chunk.index, clock)
-        held, values = memory.held, memory.values.to("cpu")
-        if action.target != action.source:
-            held.copy_(memory.buffer(action.source))
-        if memory.change_memory is None:
-            memory.change_memory = self.payload(memory.chunk.index, action.target)
-        payload = memory.change_memory
-        num_bytes = coding.encode(
-            values - held.to(torch.float32),
-            payload,
-            whole=values,
-            seed=seed_of(self._wire.seed, ANY_SERVER, memory.chunk.index, clock),
-            form=Form.CHANGE,
-        )
-        memory.change, memory.change_clock = payload[:num_bytes], clock
-        coding.read(memory.change).change(held)
-        if self._wire.is_compared(memory.chunk.index, clock):
-            coding.add_checksum(memory.change, held)
-
-    def _coding(self, chunk: int, clock: int) -> ChunkCoding:
-        """Of replies of this round."""
-        assert self._replies is not None
-        return self._replies.at(clock)[chunk]
+        for stage in self._stages:
+            stage.after_step(action, memory)
 
     def payload(self, chunk: int, buffer: int) -> memoryview:
-        memory = self._memory[chunk]
-        if self._replies is not None:
-            return allocate(self._replies.largest(chunk))
-        return as_bytes(memory.buffer(buffer))
+        return self._replies.payload(self._memory[chunk], buffer)
 
-    def note_given(self, reply: Reply) -> None:
-        chunk = reply.token.chunk
-        self._given.note(chunk, reply.token.peer, self._memory[chunk].values)
-
-    def complete(self, chunk: int, buffer: int) -> None:
-        self._memory[chunk].buffer(buffer)
+    def begin_reply(self, reply: Reply) -> None:
+        memory = self._memory[reply.token.chunk]
+        memory.buffer(reply.token.buffer)
+        for stage in self._stages:
+            stage.before_reply(reply, memory)
 
     def encode(self, reply: Reply, *, into: memoryview | None) -> int:
         assert into is not None
-        chunk, buffer = reply.token.chunk, reply.token.buffer
-        memory, coding = self._memory[chunk], self._coding(chunk, reply.clock)
-        values = memory.buffer(buffer)
-        if reply.flags & Flag.FRESH:  # a copy, made aside: of what is stepped, as it is
+        memory = self._memory[reply.token.chunk]
+        if reply.flags & Flag.FRESH:  # a copy of the values as they are stepped
+            coding = self._replies.coding(reply.token.chunk, reply.clock)
             return coding.encode_raw(self._fetched([memory.values])[0], into)
-        if self._wire.is_relative:
-            if self._wire.has_copies:
-                return self._copies.encode(coding, reply, into, values=values, memory=memory)
-            is_next = memory.change is not None and reply.held == reply.version - 1
-            # The round says what a reply is coded by: it may be a later one than that of the step.
-            if not is_next or self._coding(chunk, memory.change_clock) is not coding:
-                return coding.encode_raw(values, into)
-            assert memory.change is not None
-            into[: len(memory.change)] = memory.change
-            return len(memory.change)
-        seed = seed_of(self._wire.seed, ANY_SERVER, chunk, reply.clock)
-        return coding.encode(values.to(torch.float32), into, whole=values, seed=seed)
+        return self._replies.encode(reply, memory, into)
 
     def checksum(
         self,
@@ -356,13 +311,13 @@ class TensorShard:
         clock: int = 0,
         reader: int | None = None,
     ) -> int:
-        """Of what lies in a buffer it is computed once per change."""
+        """A buffer's own checksum is computed once per change."""
         memory = self._memory[chunk]
-        if reader is not None and (held := self._copies.held_by(reader, chunk)) is not None:
+        if reader is not None and (held := self._replies.held_by(reader, chunk)) is not None:
             return zlib.crc32(as_bytes(held))
         if encoded is not None:
             seen = torch.zeros_like(memory.buffer(buffer))
-            self._coding(chunk, clock).read(encoded).set(seen)
+            self._replies.coding(chunk, clock).read(encoded).set(seen)
             return zlib.crc32(as_bytes(seen))
         if memory.checksum[0] != memory.num_changes:
             memory.checksum = (memory.num_changes, zlib.crc32(as_bytes(memory.buffer(buffer))))
@@ -381,7 +336,7 @@ class TensorShard:
                 memory.optimizer.state_bytes() for memory in memories if memory.optimizer
             ),
             held_bytes=sum(held.nbytes for held in self._held.values()),
-            copy_bytes=self._copies.num_bytes + self._given.num_bytes,
+            copy_bytes=sum(stage.num_bytes for stage in self._stages),
         )
 
     def _hyper(self, packed: bytes) -> list[dict[str, HyperValue]]:
@@ -393,8 +348,8 @@ class TensorShard:
         return groups
 
     def _gradient(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
-        """What was pushed in this round, in the server's dtype: the slot's own memory where that is
-        what lies there."""
+        """Return the gradient of this round's push, 1-D, the server's dtype: the slot's own memory
+        if it has that dtype."""
         if self._pushes is None:
             gradient = self._slots.received(slot, chunk.dtype, chunk.length)
             is_master = master_dtype(chunk.dtype) == chunk.dtype
@@ -427,6 +382,22 @@ class TensorShard:
         pairs = list(zip(tensors, copies, strict=True))
         self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
         return copies
+
+
+def replies_of(spec: ShardSpec) -> RawReplies:
+    """Return how the server writes its replies."""
+    codings = ChunkCodings.of(spec.wire.replies(spec.partition))
+    if codings is None:
+        return RawReplies()
+    if spec.wire.has_copies:
+        return ReaderCopies(spec.wire, codings)
+    return (ChangeReplies if spec.wire.is_shared else CodedReplies)(spec.wire, codings)
+
+
+def stages_of(spec: ShardSpec, replies: RawReplies) -> list[ShardStage]:
+    """Return the stages around steps and replies, in order."""
+    stages: list[ShardStage] = [Given(spec.compensation)] if spec.compensation else []
+    return [*stages, replies] if isinstance(replies, CodedReplies) else stages
 
 
 def _without_held(state: PieceState) -> PieceState:

@@ -100,7 +100,15 @@ def job(
     require("openmpi")
     python = str(environment_prefix("openmpi") / "bin" / "python")
     argv = [python, "-m", "psdist", "run", "-n", str(ranks), "--servers", "1"]
-    argv += ["--run-dir", str(path), "--set=progress=off", *words, *ON_A_GPU, program, *script]
+    argv += [
+        "--run-dir",
+        str(path),
+        "--set=report.progress=off",
+        *words,
+        *ON_A_GPU,
+        program,
+        *script,
+    ]
     env = {"PYTHONPATH": str(REPOSITORY), **env}
     return run_program(argv, timeout_s=150, env=env)
 
@@ -125,9 +133,9 @@ def seen(path: Path) -> list[Any]:
 @pytest.mark.parametrize(
     "settings",
     [
-        ("--set=server_device=cuda",),
-        ("--set=codec=int4/sign", "--set=encode_on=device", "--group=rank"),
-        ("--set=group_tier=torch", "--group=node", "--record"),
+        ("--set=hosts.server_device=cuda",),
+        ("--set=codec=int4/sign", "--set=codec.encode_on=device", "--group=rank"),
+        ("--set=hosts.group_tier=torch", "--group=node", "--record"),
     ],
     ids=["server on a GPU", "encoded there", "over NCCL"],
 )
@@ -156,7 +164,7 @@ def test_a_group_over_nccl_has_the_bits_of_groups_of_one(tmp_path: Path) -> None
     for name, words in {
         "rank": ("--group=rank",),
         "slices": ("--group=node",),
-        "nccl": ("--group=node", "--set=group_tier=nccl"),
+        "nccl": ("--group=node", "--set=hosts.group_tier=nccl"),
     }.items():
         path = tmp_path / name
         done = job(path, *words, "--record", program="tests.support.programs.group_of_three")
@@ -202,7 +210,7 @@ def test_a_group_over_nccl_goes_on_without_its_dead(dies: str, tmp_path: Path) -
 def test_mpi_is_refused_for_a_groups_memory_on_a_gpu_where_it_does_not_take_it(
     tmp_path: Path,
 ) -> None:
-    words = ("--group=node", "--set=group_tier=mpi")
+    words = ("--group=node", "--set=hosts.group_tier=mpi")
     done = job(tmp_path / "run", *words, program="tests.support.programs.group_of_three")
     is_taken = "reduce over MPI" in (log_of(tmp_path / "run") if done.returncode == 0 else "")
     assert is_taken or "does not say that it takes memory of a GPU" in done.text, done.text

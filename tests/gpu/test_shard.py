@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from psdist.protocol.memory import as_tensor
-from psdist.servers.protocol.actions import Contribution, SlotContent, Step
+from psdist.servers.protocol.actions import Contribution, Reply, ReplyToken, SlotContent, Step
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transfers import Copy, Mark, Pairs, ToGpu
 from tests.unit.servers.test_shard_on_a_device import OPTIMIZERS, Driven, drive, spec
@@ -81,6 +81,6 @@ def test_steps_are_those_of_torchs_optimizer_on_the_gpu(optimizer: str) -> None:
         )
         plain.grad = gradient.to(device)
         made.step()
-        shard.complete(0, 0)
+        shard.begin_reply(Reply(ReplyToken(0, 0, 0, 0), 0, 0, 0, 0, 1))
         ours = as_tensor(shard.payload(0, 0), "float32", length)
         assert torch.equal(ours, plain.detach().cpu())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from psdist.commands import check
+from psdist.config.sources import resolve
 from tests.support.mpirun import REPOSITORY, Completed, Mpi, run_mpi, run_program
 
 pytestmark = pytest.mark.mpi
@@ -53,7 +54,7 @@ def files(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
     """config.toml, summary.json, history/run.json."""
     run = folder / "run"
     return (
-        tomllib.loads((run / "config.toml").read_text()),
+        resolve(command_line={}, environment={}, file=run / "config.toml").config.model_dump(),
         json.loads((run / "summary.json").read_text()),
         json.loads((run / "history" / "run.json").read_text()),
     )
@@ -77,8 +78,8 @@ def assert_ssp(done: Completed, folder: Path, *, workers: int) -> None:
         "psdist: mode = ssp  (psdist.init)",
         "psdist: staleness = 2  (psdist.init)",
         "psdist: seed = 5  (psdist.init)",
-        "psdist: checksum_every = 1  (psdist.init)",
-        "psdist: on_nonfinite = skip  (psdist.init)",
+        "psdist: training.on_nonfinite = skip  (psdist.init)",
+        "psdist: transfer.checksum_every = 1  (psdist.init)",
     ]
     prove(folder)
 
@@ -104,6 +105,9 @@ def test_every_other_source_is_stronger(tmp_path: Path) -> None:
     options = ("--mode", "sync", "--set", "on_nonfinite=skip", "--seed", "0")
     done = run_script(3, tmp_path, SSP, options=options)
     assert done.returncode == 0, done.text
+    (told,) = [line for line in done.text.splitlines() if "flat names of settings" in line]
+    assert "PSDIST_REPORT_PROGRESS for PSDIST_PROGRESS" in told
+    assert "training.on_nonfinite for on_nonfinite" in told
     config, summary, run = files(tmp_path)
     assert (config["mode"], config["seed"], config["staleness"]) == ("sync", 0, 2)
     assert (summary["mode"], summary["staleness"]) == ("sync", None)
@@ -155,7 +159,8 @@ def test_settings_that_only_one_worker_passes_are_a_difference(tmp_path: Path) -
             '{"servers": 2}',
             "psdist.init(servers=2): servers is decided before scripts run, so it is set on the "
             "command line (--set servers=2), by PSDIST_SERVERS=2 or in the TOML file; psdist.init "
-            "takes mode, staleness, pipeline, on_nonfinite, seed, checksum_every",
+            "takes mode, staleness, consistency.pipeline, training.on_nonfinite, seed, "
+            "transfer.checksum_every",
             marks=pytest.mark.slow,  # tests/unit/config has all the words
         ),
         pytest.param(

@@ -86,6 +86,7 @@ HOUSE = Scope(
     subjects=(
         "servers/protocol/*.py",
         "servers/protocol/chunks/*.py",
+        "servers/protocol/rules/*.py",
         "workers/protocol/*.py",
         "psdist/protocol/header.py",
         "psdist/protocol/control.py",
@@ -123,7 +124,9 @@ HOUSE = Scope(
     near={
         "psdist/commands/check.py": ("tests/unit/history/test_modes.py",),
         "psdist/history/rules/checksums.py": ("tests/unit/history/test_check.py",),
-        "servers/protocol/chunks/gathering.py": ("tests/unit/servers/test_state.py",),
+        "servers/protocol/rules/backup.py": ("tests/unit/servers/chunks/test_backed.py",),
+        "servers/protocol/rules/gathering.py": ("tests/unit/servers/test_state.py",),
+        "servers/protocol/rules/rule.py": ("tests/unit/servers/chunks/test_updates.py",),
         "servers/protocol/coordinator.py": ("tests/unit/servers/test_modes_and_deaths.py",),
     },
     options=("--schedules=200", "--large-schedules=1"),

@@ -73,7 +73,7 @@ from psdist.servers.protocol.actions import (
     Hold,
     SendControl,
 )
-from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction
 from psdist.servers.protocol.state import ServerCore
@@ -378,8 +378,8 @@ TO_WORKER: tuple[Said, ...] = (
 
 def unbuilt_server(mode: str) -> ServerCore:
     """There is no model yet."""
-    policy = policy_for("sync" if mode == "clipped" else mode, staleness=1)
-    return ServerCore(server=1, policy=policy, groups=GROUPS)
+    rule = rule_for("sync" if mode == "clipped" else mode, staleness=1)
+    return assemble_core(server=1, make_rule=rule, groups=GROUPS)
 
 
 def server(mode: str, *, has_pushed: bool = True) -> ServerCore:

@@ -22,7 +22,7 @@ from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Frame, Offered
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import Step
-from psdist.servers.protocol.chunks.policy import Ssp, Sync
+from psdist.servers.protocol.assembly import rule_for
 from psdist.servers.set_loop import SetLoop
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
@@ -231,21 +231,15 @@ def test_a_worker_after_another_is_not_told_that_its_setup_is_sent() -> None:
 
 def test_check_catches_a_server_that_allows_one_iteration_too_many() -> None:
     schedule = replace(PLAIN, mode="ssp", staleness=1, iterations=(10, 10, 10))
-    job = play(schedule, policy=lambda _server: Ssp(2))
+    job = play(schedule, rule=lambda _server: rule_for("ssp", staleness=2))
     report = check(job.history())
     assert not report.proved
     assert "contain" in " ".join(report.violations)
 
 
 def test_check_catches_one_server_of_two_that_does_not_wait_in_sync() -> None:
-    class DoesNotWait(Sync):
-        def required_min_done(self, clock: int) -> int:
-            return clock - 1
-
-    class AppliesOnArrival(Ssp):
-        pass
-
-    job = play(PLAIN, policy=lambda server: AppliesOnArrival(1) if server else Sync())
+    modes = ["sync", "ssp"]
+    job = play(PLAIN, rule=lambda server: rule_for(modes[min(server, 1)], staleness=1))
     assert not check(job.history()).proved
 
 

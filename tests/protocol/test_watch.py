@@ -160,7 +160,7 @@ class HasPool(SetLoop):
 
     def _build(self, action: Any) -> None:
         super()._build(action)
-        pool: Any = self.core._updates.pool
+        pool: Any = self.core.rule.pool
         pool.__class__ = self.pool
         pool.all_slots = list(pool._free)
 

@@ -52,7 +52,8 @@ def test_a_host_that_is_cut_off_ends_the_job_on_both_sides_and_one_that_is_stopp
 
     seen = played(
         slurm_cluster, folder, launcher=launcher, how="silent", where="h3",
-        options=[f"--set host_timeout_s={TIMEOUT_S}"], before=stop_for_a_while, limit_s=150,
+        options=[f"--set failures.host_timeout_s={TIMEOUT_S}"], before=stop_for_a_while,
+        limit_s=150,
     )  # fmt: skip
     assert seen.status not in (0, None), seen
     assert len(seen.ranks_s) == 8, seen

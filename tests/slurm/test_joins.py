@@ -36,7 +36,7 @@ def test_a_spare_of_another_host_takes_the_place(
         "#!/bin/sh\n"
         'export PATH="$VENV/bin:$PATH"\n'
         "mpirun -n 8 --bind-to none --with-ft ulfm python -m psdist run --group rank --record "
-        f"--servers {servers} --spares 2 --set replication={replication} {PROGRAM}\n"
+        f"--servers {servers} --spares 2 --set failures.replication={replication} {PROGRAM}\n"
     )
     done = slurm_cluster.sbatch(
         script,

@@ -140,7 +140,7 @@ def test_a_rank_binds_itself_to_the_cores_of_its_plan(tmp_path: Path) -> None:
     assert all(planned)
     assert not set(planned[0]) & set(planned[1])
     assert "not placed as planned" not in done.stderr
-    off = here(2, "--set", "bind=off", run_dir=tmp_path / "off")
+    off = here(2, "--set", "hosts.affinity=cards", run_dir=tmp_path / "off")
     assert off.returncode == 0, off.text
     assert [each.cpus for each in plan_of(tmp_path / "off").ranks] == [(), ()]
 
@@ -176,8 +176,8 @@ def test_a_plan_decides_who_serves_and_what_each_server_holds(tmp_path: Path) ->
         ("{}", (), "given.json"),
         ("\0", (), "given.json"),
         (None, (), "must be auto, block, cyclic or the path of a plan.json"),
-        (None, ("--set", "racks=/no/such/racks"), "/no/such/racks: cannot be read"),
-        (None, ("--set", "network=/no/such/network"), "/no/such/network: cannot be read"),
+        (None, ("--set", "hosts.racks=/no/such/racks"), "/no/such/racks: cannot be read"),
+        (None, ("--set", "hosts.network=/no/such/network"), "/no/such/network: cannot be read"),
     ],
 )
 def test_a_file_that_is_no_plan_is_one_line_on_all_ranks(

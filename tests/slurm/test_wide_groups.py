@@ -188,7 +188,8 @@ def test_a_group_of_two_hosts_goes_on_without_its_dead(
         "#!/bin/sh\n"
         'export PATH="$VENV/bin:$PATH"\n'
         "mpirun -n 12 --bind-to none --with-ft ulfm python -m psdist run --group rack --record "
-        f"--servers 4 --set on_group_death=reform --set group_tier={tier} {GOES_ON}\n"
+        "--servers 4 --set failures.on_group_death=reform "
+        f"--set hosts.group_tier={tier} {GOES_ON}\n"
     )
     done = slurm_cluster.sbatch(
         script,

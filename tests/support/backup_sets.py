@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from psdist.history.records import EventKind, History
-from psdist.servers.protocol.chunks import backed
-from psdist.servers.protocol.chunks.closing import Closed, Closing, Rounds
+from psdist.servers.protocol.rules import backup
+from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
 
 
 def sets_of(history: History) -> list[Closed]:
@@ -58,7 +58,7 @@ def replaying(sets: Sequence[Closed]) -> type[Closing]:
     return Replayed
 
 
-class LateIsLate(backed.Backed):
+class LateIsLate(backup.Backup):
     """Who sits out may sit out several rounds."""
 
     def _tell_late(self, group: int) -> list[Any]:
@@ -70,5 +70,6 @@ class LateIsLate(backed.Backed):
 
 def replay(sets: Sequence[Closed], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of runs from now on close with these."""
-    monkeypatch.setattr(backed, "Closing", replaying(sets))
-    monkeypatch.setattr("psdist.servers.protocol.state.Backed", LateIsLate)
+    monkeypatch.setattr(backup, "Closing", replaying(sets))
+    for module in ("psdist.ranks.server", "tests.support.virtual.schedule"):
+        monkeypatch.setattr(f"{module}.Backup", LateIsLate)

@@ -1,6 +1,6 @@
 """Plans with groups that no mapper would make on one host of one socket.
 
-plan_of_groups(tmp_path / "plan.json", [3, 1])      # for --set placement=
+plan_of_groups(tmp_path / "plan.json", [3, 1])      # for --set hosts.placement=
 """
 
 from __future__ import annotations

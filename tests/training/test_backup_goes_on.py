@@ -27,7 +27,7 @@ from psdist.history.rules.findings import Rule
 from psdist.history.writers import History, read_histories, read_history
 from psdist.job import Job
 from psdist.ranks.telling.summary import share_line
-from psdist.servers.protocol.chunks.closing import Closed
+from psdist.servers.protocol.rules.closing import Closed
 from tests.support.backup_sets import replay, sets_of
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
@@ -147,7 +147,7 @@ def test_a_run_that_counts_anew_is_found_out(
     """Servers that forget are found by the rounds, and what is made up by the attempt before."""
     path, clock = at_first(first, tmp_path / "again")
     with monkeypatch.context() as patched:
-        patched.setattr("psdist.servers.protocol.chunks.backed.Rounds", forgetful())
+        patched.setattr("psdist.servers.protocol.rules.backup.Rounds", forgetful())
         run(path, script_of(SLOW), resumes=True)
     assert violated(path) == {Rule.MISSED.value}
     record = path / "history" / "run.json"
@@ -161,7 +161,7 @@ def test_a_run_that_counts_anew_is_found_out(
 
 
 def forgetful() -> Any:
-    from psdist.servers.protocol.chunks.closing import Rounds
+    from psdist.servers.protocol.rules.closing import Rounds
 
     class Forgetful(Rounds):
         def __init__(self, *, first: Any, wait_every: int, misses: Any) -> None:  # noqa: ARG002

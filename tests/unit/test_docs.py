@@ -15,7 +15,17 @@ import pytest
 import typer.main
 
 from psdist.commands.cli import app
-from psdist.config.settings import KEYS, RunConfig, allowed_values
+from psdist.config.old_names import MERGED
+from psdist.config.profiles import PROFILES
+from psdist.config.settings import (
+    KEYS,
+    NAMES,
+    TABLES,
+    RunConfig,
+    allowed_values,
+    needs_of,
+    unit_of,
+)
 from psdist.job import Job
 from psdist.protocol.control import Control
 from psdist.protocol.header import HEADER_BYTES, Header
@@ -34,26 +44,47 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def settings_table() -> str:
-    """The table of docs/settings.md, from the settings themselves."""
-    rows = ["| setting | default | allowed | |", "|---|---|---|---|"]
-    for key in KEYS:
-        field = RunConfig.model_fields[key]
-        default = {"None": "unset", "()": "none", "False": "false"}.get(
-            str(field.default), str(field.default)
-        )
-        # The largest number that fits says nothing to a reader.
-        allowed = re.sub(r"from (\d+) to \d{9,}", r"from \1 up", allowed_values(key))
-        allowed = re.sub(r" and <= \d{9,}", "", allowed)
-        cells = [f"`{key}`", default, allowed, field.description or ""]
-        rows.append(f"| {' | '.join(cell.replace('<', '&lt;') for cell in cells)} |")
-    return "\n".join(rows)
+def settings_tables() -> str:
+    """The tables of docs/settings.md, from the settings themselves."""
+    parts = []
+    for table in TABLES:
+        rows = ["| setting | default | allowed | needs | |", "|---|---|---|---|---|"]
+        for key in (each for each in KEYS if NAMES[each].rpartition(".")[0] == table):
+            field = RunConfig.model_fields[key]
+            default = {"None": "unset", "()": "none", "False": "false"}.get(
+                str(field.default), str(field.default)
+            )
+            # The largest number that fits says nothing to a reader.
+            allowed = re.sub(r"from (\d+) to \d{9,}", r"from \1 up", allowed_values(key))
+            allowed = re.sub(r" and <= \d{9,}", "", allowed)
+            allowed = "as codec.push" if key == "codec_pull" else allowed
+            cells = [f"`{NAMES[key]}`", f"{default} {unit_of(key)}".strip(), allowed]
+            cells += [needs_of(key), field.description or ""]
+            rows.append(f"| {' | '.join(cell.replace('<', '&lt;') for cell in cells)} |")
+        heading = f"### `[{table}]`" if table else "### Without a table"
+        parts.append("\n".join([heading, "", *rows]))
+    return "\n\n".join(parts)
 
 
 def test_a_page_names_every_setting_with_its_default_and_what_is_allowed() -> None:
-    wanted = settings_table()
+    wanted = settings_tables()
     page = "docs/settings.md"
-    assert wanted in read(page), f"{page} wants this table:\n\n{wanted}\n"
+    assert wanted in read(page), f"{page} wants these tables:\n\n{wanted}\n"
+
+
+def test_the_page_of_settings_has_every_old_name_and_every_profile() -> None:
+    rows = [line for line in read("docs/settings.md").splitlines() if line.startswith("| `")]
+    for old, merged in MERGED.items():
+        assert any(
+            row.startswith(f"| `{old}` |")
+            and all(f"`{name}`" in row for name in merged.instead.split(" and "))
+            for row in rows
+        ), old
+    for name, profile in PROFILES.items():
+        settings = ", ".join(
+            f"`{key} = {str(value).lower()}`" for key, value in profile.settings.items()
+        )
+        assert any(row.startswith(f"| `{name}` | {profile.purpose} | {settings} |") for row in rows)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -144,8 +175,8 @@ def test_the_tour_points_to_the_places_where_a_push_is_made_sent_and_applied() -
     named = set(places_named("docs/tour.md"))
     assert ("workers/pushes.py", "frame") in named
     assert ("workers/loop.py", "_send_push") in named
-    assert ("servers/protocol/chunks/gathering.py", "proceed") in named
-    assert ("servers/protocol/chunks/on_arrival.py", "proceed") in named
+    assert ("servers/protocol/rules/gathering.py", "proceed") in named
+    assert ("servers/protocol/rules/on_arrival.py", "proceed") in named
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/your-script.md"])

@@ -30,8 +30,8 @@ def require_racks(cluster: Cluster, group: Grouping) -> None:
     if group == "rack" and len(cluster.nodes) > 1 and not cluster.has_racks:
         raise PlacementError(
             "group = rack: nothing is known of racks; give a table of switches (psdist plan "
-            "--racks FILE, psdist run --set racks=FILE), start by Slurm with its topology plugin, "
-            "or ask for a number of hosts (--group 4)"
+            "--racks FILE, psdist run --set hosts.racks=FILE), start by Slurm with its topology "
+            "plugin, or ask for a number of hosts (--group 4)"
         )
 
 

@@ -54,7 +54,7 @@ an order of its own: over gloo that ends the process ("Received data size doesn'
 
 def convergence(options: ConvergenceOptions) -> int:
     """Run the benchmark on all ranks; the exit status."""
-    common = {"progress": "off", "seed": str(options.seed)}
+    common = {"report.progress": "off", "seed": str(options.seed)}
     if options.servers is not None:
         common["servers"] = str(options.servers)
     resolved: list[Resolved] = []

@@ -9,7 +9,8 @@ arrived. The faster of the two raw ways is the limit. Medians are reported, in J
 
 Mode is async: consistency costs waiting, which is not what this measures. Each size is a job of
 its own, which ends as every job does: the next meets none of its messages. Over several hosts the
-table also has what the plan predicts of the slowest link (PSDIST_PLACEMENT, PSDIST_NETWORK).
+table also has what the plan predicts of the slowest link (PSDIST_HOSTS_PLACEMENT,
+PSDIST_HOSTS_NETWORK).
 """
 
 from __future__ import annotations
@@ -40,11 +41,10 @@ from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.chunks.policy import Async
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator import EndJob
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import LogAction
-from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
@@ -159,8 +159,8 @@ class _ServerSide(_Side):
         coordinator = assemble(num_workers=roles.num_workers, num_servers=roles.num_servers)
         loop = ServerLoop(
             context.transport,
-            lambda _set_index, _resumed_up_to: ServerCore(
-                server=context.me, policy=Async(), groups=roles.groups
+            lambda _set_index, _resumed_up_to: assemble_core(
+                server=context.me, make_rule=rule_for("async"), groups=roles.groups
             ),
             ServerOptions(
                 server=context.me,

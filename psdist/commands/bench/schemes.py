@@ -16,13 +16,7 @@ from typing import Final, NamedTuple
 from psdist.config.sources import Resolved, resolve
 from psdist.errors import UsageError
 
-PLAIN: Final = {
-    "mode": "sync",
-    "codec": "none",
-    "push_codec": "none",
-    "pull_codec": "none",
-    "local_steps": "1",
-}
+PLAIN: Final = {"mode": "sync", "codec": "none", "local_steps": "1"}
 BASELINE: Final = "sync, no codec"
 TASKS: Final = ("digits", "chars")
 ALLOWED: Final = (
@@ -38,10 +32,9 @@ class Scheme(NamedTuple):
 
     def resolved(self, common: Mapping[str, str], environment: Mapping[str, str]) -> Resolved:
         """With what all schemes have in ``common``; raises :class:`ConfigError`."""
-        plain = {key: value for key, value in PLAIN.items() if key not in self.settings}
-        if "codec" in self.settings:  # then it decides about both directions
-            plain = {key: value for key, value in plain.items() if not key.endswith("_codec")}
-        return resolve(command_line={**common, **plain, **self.settings}, environment=environment)
+        # As options: the flat names of a scheme are not deprecated.
+        given = {f"--{key}": value for key, value in {**PLAIN, **self.settings}.items()}
+        return resolve(command_line={**common, **given}, environment=environment)
 
 
 class Rival(NamedTuple):

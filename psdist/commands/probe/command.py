@@ -177,7 +177,7 @@ def _said_changes(path: Path, old: Network, found: Network) -> list[str]:
 
 
 def _resolved(racks: str | None) -> Resolved | UserError:
-    given: dict[str, CommandLineValue] = {} if racks is None else {"racks": racks}
+    given: dict[str, CommandLineValue] = {} if racks is None else {"hosts.racks": racks}
     try:
         return resolve(command_line=given, environment=os.environ, file=None)
     except UserError as error:

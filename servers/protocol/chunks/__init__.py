@@ -1,9 +1,10 @@
-"""What a server decides about one chunk, from the push that arrives to the reply that leaves.
+"""The state of one chunk on a server, from the push that arrives to the reply that leaves.
 
-A push waits for a slot in ``receive_pool`` and is applied by ``gathering`` (sync) or ``on_arrival``
-(ssp, async), which share ``updates``; with a joint norm ``clipping`` holds the step. ``replies``
-parks its reply, and a late pull's, until ``policy`` allows it. ``values`` has those that the chief
-sends. ``chunk_state`` is what is known of one chunk, ``frontier`` the chunk that sync must serve
-first. Imports membership, settings, actions
-and the chunk's clock beside it; never the machine (``state``) that puts these together.
+``receive_pool`` assigns slots to offered pushes. ``chunk_state`` holds pushes, turns and open
+replies, and ``frontier`` finds the chunk that sync must serve first. ``replies`` parks replies to
+pushes and late pulls until the round rule allows them, and ``reply_window`` spaces them.
+``values`` takes the values that the chief sends.
+
+This package imports membership, settings, actions and the chunk's clock; it never imports the round
+rules or the state machine.
 """

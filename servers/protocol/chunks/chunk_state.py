@@ -1,8 +1,7 @@
-"""What a server's state machine knows of one chunk: pushes, turns, parked and open replies.
+"""The state of one chunk on a server: pushes, turns, parked and open replies; pure.
 
-Bookkeeping that concerns one chunk alone. What follows from it for slots, other chunks and the
-history is decided by whoever applies pushes (``updates``) and lets replies go
-(``replies``). Pure, and the same cost for 2 and for 2,000 groups.
+Bookkeeping of one chunk alone. The round rule and ``replies`` decide the consequences for slots,
+other chunks and the history. The cost is the same for 2 and for 2,000 groups.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class Push:
     settings: PushSettings
     slot: Frame | None
     version: int = 0
-    """Of the chunk in its sender's memory; 0 for none."""
+    """The chunk's version in its sender's memory; 0 for none."""
     codec: int = 0
-    """Of the message, by number."""
+    """Number of the message's codec."""
 
 
 class PendingReply(NamedTuple):
@@ -42,9 +41,9 @@ class PendingReply(NamedTuple):
     clock: int
     flags: int
     pull_number: int = 0
-    """Of the pull that it answers; 0 if it answers a push."""
+    """Number of the pull that it answers; 0 if it answers a push."""
     version: int = 0
-    """Of the chunk in the peer's memory; 0: it wants the values in any case."""
+    """The chunk's version in the peer's memory; 0: send the values in any case."""
 
 
 @dataclass(slots=True)
@@ -81,20 +80,19 @@ class ChunkState:
     sent: dict[int, int] = field(default_factory=dict)
     """Group -> its newest iteration whose push was offered."""
     contained_offers: set[int] = field(default_factory=set)
-    """Groups of which a push is offered that the chunk contains: their workers had sent it to a
-    server that has died, and wait for a reply. Its slot is free again at once."""
+    """Groups that offer a push which the chunk contains. Their workers had sent the push to a
+    failed server and wait for a reply. Its slot is free again at once."""
     parked: dict[int, list[PendingReply]] = field(default_factory=dict)
     """Replies that the mode does not allow yet, by the min_done that they need."""
     unloaded_pulls: list[PendingReply] = field(default_factory=list)
     gathering: Gathering = field(default_factory=Gathering)
     version: int = 1
-    """Of the values: 1 for the initial ones, one more with every step and with values that are
-    set."""
+    """Version of the values: 1 at first, one more with every step and with values that are set."""
     loading: Loading | None = None
     newest_load: int = 0
     """``pull_number`` of the values that were set last, or wait."""
     is_held: bool = False
-    """What was gathered is complete and in held memory; it waits for the joint norm (clipping)."""
+    """True while the complete mean lies in held memory and waits for the joint norm (clipping)."""
     current: int = 0
     """The parameter buffer that holds the newest version."""
     open_replies: list[int] = field(default_factory=lambda: [0, 0])
@@ -106,11 +104,11 @@ class ChunkState:
     judged by that."""
     _tokens: dict[int, set[ReplyToken]] = field(default_factory=dict)
     _again: dict[int, int] = field(default_factory=dict)
-    """Peer -> the iteration that it has sent again, because a server has died."""
+    """Peer -> the iteration that it retransmitted after a failure."""
     _turn: int = field(init=False)
-    """Groups below it have had their turn, or none,"""
+    """Groups below it have had their turn in the iteration of ``_turn_of``."""
     _turn_of: tuple[int, object] | None = None
-    """in this iteration, as many groups having come or come back."""
+    """Iteration, and :attr:`Limits.admissions`."""
 
     # -- pushes --------------------------------------------------------------------------------
 
@@ -141,7 +139,7 @@ class ChunkState:
         None when all that count have contributed. The chunk has caught up."""
         clock, gathered = self.clock, self.gathering.pushes
         done, limit, min_done = clock.done, clock.limit, clock.min_done
-        # Who counts again may be in turn although later ones were looked at.
+        # A group that counts again may be in turn although later groups were looked at.
         now = min_done, clock.limits.admissions
         if self._turn_of != now:
             self._turn, self._turn_of = 0, now
@@ -181,8 +179,8 @@ class ChunkState:
         self._tokens[token.peer].remove(token)
 
     def implied_replies(self, peer: int, clock: int) -> list[ReplyToken]:
-        """Those open of which a push of iteration ``clock`` proves that its sender has received
-        them, being computed on them, whether or not the network has said so yet."""
+        """Return the open replies that a push of iteration ``clock`` was computed on. The push
+        proves their arrival, even if the network has not confirmed it yet."""
         return [token for token in self._tokens.get(peer, ()) if clock >= token.implied_by]
 
     def is_first_again(self, peer: int, clock: int) -> bool:
@@ -193,25 +191,25 @@ class ChunkState:
             self._again[peer] = clock
         return is_first
 
-    # -- the dead ------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------
 
     def bury(self, group: int, peers: Collection[int]) -> list[int]:
-        """``group``, of the workers ``peers``, has died; the iterations of it that have arrived
-        whole and will be contained. Nothing is owed to it any more."""
+        """``group``, of the workers ``peers``, has failed. Return its iterations that have arrived
+        whole and will be contained."""
         clocks = [push.clock for push in self._received_of(group)]
         self.owe_nothing(peers)
         self.clock.bury(group, inherited=len(clocks))
         return clocks
 
     def lose(self, group: int, peers: Collection[int]) -> list[int]:
-        """``peers``, of ``group``, have died, and the group goes on; the iterations that they have
-        pushed here whole, and that will be contained."""
+        """``peers``, of ``group``, have failed, and the group continues. Return the iterations that
+        they pushed whole and that will be contained."""
         self.owe_nothing(peers)
         return [push.clock for push in self._received_of(group) if push.peer in peers]
 
     def hand_on(self, group: int, clock: int, peer: int, *, version: int) -> None:
-        """Who has pushed iteration ``clock`` has died, and ``peer`` is owed the reply, which holds
-        this version."""
+        """``peer`` replaces the failed sender of iteration ``clock``, and holds this version: it
+        gets the reply."""
         for push in self._received_of(group):
             if push.clock == clock:
                 push.peer, push.version = peer, version

@@ -1,7 +1,7 @@
 """The first chunk of the lowest iteration in progress on a server (sync); pure.
 
 First in the order in which all groups send them. So every group has this chunk on its way or will
-send it next. Whatever serves it therefore ends: ``receive_pool`` keeps a slot for it, and that is
+send it next. Serving it therefore ends: ``receive_pool`` keeps a slot for it, and that is
 why no order of arrival can block a server.
 
     frontier = Frontier(chunks)       # in the send order
@@ -63,7 +63,7 @@ class Frontier:
         return chunks[self._at]
 
     def admit(self, clock: int) -> ChunkState | None:
-        """Groups of which every chunk contains ``clock`` updates or more count again; as move."""
+        """Groups count again; every chunk contains at least ``clock`` updates of them. As move."""
         if (clock, 0) >= (self._clock, self._at):
             return None
         self._at, self._clock = 0, clock

@@ -11,7 +11,7 @@ Each offer *needs* a number of free slots, told by the state machine:
     4  it comes before its turn and would only wait in the slot
 
 and one that is too far ahead of the frontier needs more than there are: it would take the slots of
-others, who are behind, and everybody waits for those.
+groups that are behind, and all other groups wait for these.
 
 Why that cannot deadlock, with 2 slots or more. A chunk is *passed* in an iteration when it is
 stepped, or (clipping) held for the joint norm: either way the pushes of all groups that count were
@@ -24,10 +24,11 @@ of the lowest iteration, in the order of 1.
    wait; who may push everything at once needs no receipt). So a push that is not received keeps
    its credit, every other one has given it back, and with 1 each group's push of the frontier
    chunk is offered, or is still to be pushed, or its sender has stopped.
-3. Who is still to push it computes, or waits for replies to the iteration before: chunks leave one
-   by one as they become ready, each after its own reply. Nobody waits for a reply to an iteration
-   that it has not pushed to the end (the worker's ``require_handed_over``), nor in a collective.
-   So by induction over iterations the frontier's push comes.
+3. A group that is still to push it computes, or waits for replies to the iteration before:
+   chunks leave one by one as they become ready, each after its own reply. No group waits for a
+   reply to an iteration that it has not pushed to the end (the worker's
+   ``require_handed_over``), nor in a collective. So by induction over
+   iterations the frontier's push comes.
 4. The last slot always folds and the last but one always serves the frontier, so the push of the
    group in turn is received, then the next one's. The chunk completes and is passed.
 
@@ -36,8 +37,8 @@ in one set. Only when every chunk here is passed are held ones waited for, and t
 no server wait for slots or credits of this one: each server passes all its chunks, tells its
 squares, and every server steps. In ssp and async every push is applied on arrival and needs 1.
 
-What credits bound is offers that wait to be received: of a worker, so many. Replies that are owed
-are bookkeeping, a few words each. What happens to groups that send in opposite orders:
+Credits bound the offers of a worker that wait to be received. Parked replies are bookkeeping, a few
+words each. Groups that send in opposite orders are played in
 tests/unit/servers/chunks/test_shared_order.py.
 """
 
@@ -83,7 +84,7 @@ class ReceivePool:
         self.holds_too_far = self._queues[TOO_FAR]
         """Not empty if offers wait that were too far ahead when they were looked at last."""
         self._coming: dict[Frame, int] = {}
-        """The slots into which something is received, and of which peer."""
+        """Slot that is being filled -> its sender."""
         self.most_used = 0
 
     @property
@@ -111,7 +112,7 @@ class ReceivePool:
         return self.reconsider(chunk, group)
 
     def has_come(self, slot: Frame) -> bool:
-        """What was received into the slot is here; False where that was given up."""
+        """The slot is filled; False if its message was given up."""
         return self._coming.pop(slot, None) is not None
 
     def forget_offers(self, peers: Collection[int]) -> None:

@@ -1,13 +1,13 @@
-"""When a chunk's parameters may go out, and which replies are parked until then; pure.
+"""When a chunk's parameters may leave, and which replies are parked until then; pure.
 
-The reply to a push is the pull: it brings the parameters for the sender's next round. A worker may
-pull beside that (at the start, to evaluate, to save). Either way the policy says how many updates
-of every group the parameters must contain; a reply that may not leave yet is *parked* in its
-chunk, under the ``min_done`` that it needs, and leaves when the chunk gets there. Nothing is
-refused and nothing is asked twice. What is allowed may still wait for replies that are under way to
-its worker (psdist.servers.protocol.chunks.reply_window).
+The reply to a push is the pull: it carries the parameters for the sender's next round. A worker may
+also pull by itself (at the start, to evaluate, to save). In both cases the round rule says how many
+updates of every group the parameters must contain. A reply that may not leave yet is *parked* in
+its chunk, under the ``min_done`` that it needs, and leaves when the chunk gets there. No pull is
+refused and no pull is repeated. An allowed reply may still wait for other replies that are under
+way to its worker (psdist.servers.protocol.chunks.reply_window).
 
-    replies = Replies(server=0, policy=Ssp(3), pipeline=0)
+    replies = Replies(server=0, required_min_done=rule.required_min_done, pipeline=0)
     replies.build(ReplyFlow(...))
     replies.answer_pull(chunk, peer, header)      # [Reply(...)], or [] and parked
     replies.advance(chunk, pushes)                # clocks advance; what is allowed now goes out
@@ -17,37 +17,49 @@ its worker (psdist.servers.protocol.chunks.reply_window).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from psdist.errors import ProtocolError
 from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
 from psdist.servers.protocol.actions import Action, Reply, ReplyFlow, ReplyToken, Unchanged
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
-from psdist.servers.protocol.chunks.policy import Policy
 from psdist.servers.protocol.chunks.reply_window import ReplyWindow
+
+BARRED = NEVER + 1
+"""A ``min_done`` that no chunk reaches."""
 
 
 class Replies:
     def __init__(
-        self, *, server: int, policy: Policy, pipeline: int, notes_given: bool = False
+        self,
+        *,
+        server: int,
+        required_min_done: Callable[[int], int],
+        pipeline: int,
+        notes_given: bool = False,
     ) -> None:
-        """``pipeline``: rounds whose replies a worker may leave outstanding; ``notes_given``:
-        chunks are told which version each worker computes on (:attr:`ChunkState.given`)."""
+        """``required_min_done(round)``: the least ``min_done`` of parameters that are used in the
+        round; ``pipeline``: rounds whose replies a worker may leave outstanding; ``notes_given``:
+        record the version that each worker computes on (:attr:`ChunkState.given`)."""
         self._notes_given = notes_given
         self._server = server
-        self._policy = policy
+        self._required_by_rule = required_min_done
+        self.required_min_done = required_min_done
+        """As the rule says; :data:`BARRED` for rounds above ``held_above``."""
+        self.held_above: int | None = None
+        """While a change is proposed: the highest round for which parameters may be sent."""
         self._ahead = 1 + pipeline
-        """The reply to a push is used so many rounds later: after those that may be outstanding."""
+        """Rounds between a push and the round that uses its reply."""
         self.num_made = 0
         self.highest_sent = -1
         """The highest round for which parameters were sent."""
         self.window: ReplyWindow | None = None
         """None where all replies that may leave do."""
         self._asked: dict[int, tuple[int, set[int]]] = {}
-        """Peer -> number of its newest pull, and the chunks that it has asked for."""
+        """Peer -> number of its newest pull, and the chunks in it."""
         self.dead: set[int] = set()
-        """Peers to whom nothing is owed any more."""
+        """Peers that get no reply any more."""
         self._answered: set[tuple[int, int]] | None = None
         """Peers and chunks that were answered from here (:meth:`begin_anew`); None: all were."""
         self.blocked: dict[int, ChunkState] = {}
@@ -59,8 +71,8 @@ class Replies:
         self.window = ReplyWindow(flow)
 
     def begin_anew(self) -> None:
-        """Nothing is known of what peers hold: a server has sent it that has died. The first reply
-        to each about a chunk brings all of it."""
+        """Peers hold replies of a failed server. The first reply to each peer about a chunk carries
+        all values."""
         self._answered = set()
 
     def _knows(self, peer: int, chunk: ChunkState) -> bool:
@@ -81,7 +93,7 @@ class Replies:
             chunk.unloaded_pulls.append(pending)
             return []
         if not header.flags & Flag.FRESH:
-            needed = self._policy.required_min_done(header.clock)
+            needed = self.required_min_done(header.clock)
             if chunk.clock.min_done < needed:
                 self._note_waiting(chunk, pending)
                 self._park(chunk, needed, pending)
@@ -89,9 +101,9 @@ class Replies:
         return [self._reply(chunk, pending)]
 
     def answer_again(self, chunk: ChunkState, pending: PendingReply) -> list[Action]:
-        """The chunk contains a push whose sender has sent it again, because the server that had
-        received it has died: reply, or park the reply."""
-        needed = self._policy.required_min_done(pending.clock + self._ahead)
+        """The chunk contains a push that is retransmitted after a failure: reply, or park the
+        reply."""
+        needed = self.required_min_done(pending.clock + self._ahead)
         if chunk.clock.min_done < needed:
             self._park(chunk, needed, pending)
             return []
@@ -112,7 +124,7 @@ class Replies:
         return is_repeated
 
     def _note_waiting(self, chunk: ChunkState, pending: PendingReply) -> None:
-        """A worker asks again only when it has its answer: one pull of each waits at most."""
+        """At most one pull of each worker waits: a worker pulls again only after its answer."""
         number = chunk.pulls.setdefault(pending.peer, pending.pull_number)
         if number != pending.pull_number:
             raise ProtocolError(
@@ -131,8 +143,8 @@ class Replies:
         return [self._reply(chunk, pending) for pending in waiting]
 
     def advance(self, chunk: ChunkState, pushes: tuple[Push, ...]) -> list[Action]:
-        """The chunk now contains these pushes: its clock advances, and their replies and parked
-        ones go out as far as the policy allows."""
+        """The chunk now contains these pushes: advance its clock, and return their replies and the
+        parked replies that are allowed now."""
         actions: list[Action] = []
         clock = chunk.clock
         for push in pushes:
@@ -141,7 +153,7 @@ class Replies:
             if push.peer in self.dead:
                 continue
             pending = PendingReply(push.peer, push.clock, Flag.NONE, version=push.version)
-            needed = self._needed(pending)
+            needed = self.required_min_done(push.clock + self._ahead)
             if clock.min_done < needed:
                 self._park(chunk, needed, pending)
             elif self.window is None or self._may_leave(chunk, pending, self.window):
@@ -160,22 +172,37 @@ class Replies:
 
     def _needed(self, pending: PendingReply) -> int:
         """``min_done`` of what answers a push."""
-        return self._policy.required_min_done(pending.clock + self._ahead)
+        return self.required_min_done(pending.clock + self._ahead)
 
-    def hold_back(self, chunk: ChunkState) -> None:
-        """The policy allows less than before (:meth:`Changing.propose`): what is parked waits
-        under what it needs now."""
+    def hold_above(self, highest: int, chunks: Iterable[ChunkState]) -> None:
+        """Park replies for rounds above ``highest`` until :meth:`release_rounds`."""
+        self.held_above = highest
+        self.required_min_done = self._required_or_barred
+        for chunk in chunks:
+            self._park_again(chunk)
+
+    def _required_or_barred(self, round_number: int) -> int:
+        is_barred = self.held_above is not None and round_number > self.held_above
+        return BARRED if is_barred else self._required_by_rule(round_number)
+
+    def release_rounds(self) -> None:
+        """The rule alone decides again; :meth:`let_go` sends what is parked."""
+        self.held_above = None
+        self.required_min_done = self._required_by_rule
+
+    def _park_again(self, chunk: ChunkState) -> None:
+        """Park the replies under their new requirement."""
         parked, chunk.parked = chunk.parked, {}
         for pending in (each for needed in sorted(parked) for each in parked[needed]):
             if pending.flags & Flag.FOR_PULL:
-                needed = self._policy.required_min_done(pending.clock)
+                needed = self.required_min_done(pending.clock)
             else:
                 needed = self._needed(pending)
             self._park(chunk, needed, pending)
 
     def let_go(self, chunk: ChunkState) -> list[Action]:
-        """The policy is another one: what is parked is judged by it, and goes out if it may."""
-        self.hold_back(chunk)
+        """The requirement has changed: return the parked replies that may leave now."""
+        self._park_again(chunk)
         chunk.clock.catch_up()
         return self.release(chunk)
 
@@ -244,9 +271,9 @@ class Replies:
         min_done, version = chunk.clock.min_done, chunk.version
         if self._notes_given and not flags & Flag.FRESH:  # a fresh one is a copy, made aside
             chunk.given[peer] = version
-        if not self._knows(peer, chunk):
+        if self._answered is not None and (peer, chunk.index) not in self._answered:
             held = 0
-            if self._answered is not None and not flags & Flag.FRESH:
+            if not flags & Flag.FRESH:
                 self._answered.add((peer, chunk.index))
         if held == version:
             place = peer, chunk.index, chunk.current

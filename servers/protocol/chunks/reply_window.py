@@ -56,7 +56,7 @@ class ReplyWindow:
         self._under_way.get(token.peer, {}).pop(token, None)
 
     def take(self, peer: int) -> tuple[ChunkState, PendingReply] | None:
-        """What may leave now of what waits; it waits no more."""
+        """Remove and return a waiting reply that may leave now."""
         waiting = self._waiting.get(peer)
         if not waiting or not self.admits(peer, waiting[0][2].index):
             return None
@@ -64,7 +64,7 @@ class ReplyWindow:
         return chunk, pending
 
     def forget(self, peers: Collection[int]) -> None:
-        """What waits for these is not wanted any more."""
+        """Drop the replies that wait for these peers."""
         for peer in peers:
             self._waiting.pop(peer, None)
 
@@ -72,7 +72,7 @@ class ReplyWindow:
         """Raise :class:`InvariantError` if the state contradicts itself. Linear in what waits."""
         for peer, under_way in self._under_way.items():
             if any(token.is_sent for token in under_way):
-                raise InvariantError(f"a reply to {describe_peer(peer)} is over, and counts")
+                raise InvariantError(f"a reply to {describe_peer(peer)} was sent and still counts")
             if len(under_way) > 1 and sum(under_way.values()) > self._most_bytes:
                 raise InvariantError(
                     f"{sum(under_way.values())} bytes of replies are under way to "

@@ -12,6 +12,7 @@ wait while replies from both parameter buffers are open.
 
 from __future__ import annotations
 
+from operator import eq
 from typing import NoReturn
 
 from psdist.errors import ProtocolError
@@ -23,18 +24,19 @@ from psdist.servers.protocol.actions import Action, Load, Receipt
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading
 from psdist.servers.protocol.chunks.receive_pool import ReceivePool
 from psdist.servers.protocol.chunks.replies import Replies
-from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.membership import Agrees, Membership
 
 
 class ChiefValues:
     def __init__(
-        self, *, server: int, membership: Membership, replies: Replies, may_miss: bool = False
+        self, *, server: int, membership: Membership, replies: Replies, has_all: Agrees = eq
     ) -> None:
-        """``may_miss``: groups may miss rounds, which they have not pushed then."""
+        """``has_all(contained, pushed)``: True if a chunk contains the updates that the chief's
+        group pushed."""
         self._server = server
         self._membership = membership
         self._replies = replies
-        self._may_miss = may_miss
+        self._has_all = has_all
         self._rule = PayloadRule.of_nothing()
         self._pool: ReceivePool
         self.waiting: dict[int, ChunkState] = {}
@@ -66,8 +68,8 @@ class ChiefValues:
         """The chief sets values, while all workers are in a collective: nothing is under way."""
         group = self._membership.require_worker(peer)
         clock, done = header.clock, chunk.clock.done[group]
-        is_behind = clock < done and not self._may_miss
-        if not chunk.is_loaded or chunk.loading or chunk.has_updates or clock > done or is_behind:
+        is_busy = chunk.loading or chunk.has_updates
+        if not chunk.is_loaded or is_busy or not self._has_all(done, clock):
             self._refuse(
                 peer,
                 f"set values of chunk {chunk.index} at iteration {clock}, in the middle of updates "
@@ -104,8 +106,8 @@ class ChiefValues:
         return actions
 
     def give_up(self, chunk: ChunkState) -> list[Action]:
-        """The chief has died. What it was about to set is nobody's, and the next one counts what it
-        sets by pulls of its own."""
+        """The chief has failed: drop the values that it was about to set. The next chief numbers
+        its values from 1."""
         chunk.newest_load = 0
         values, chunk.loading = chunk.loading, None
         self.waiting.pop(chunk.index, None)

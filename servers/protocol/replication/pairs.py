@@ -1,10 +1,10 @@
-"""Which server keeps the second copy of whose shard; pure.
+"""The server that keeps the replica of each shard; pure.
 
-Every server is the buddy of exactly one other, so that copies take equal memory. Where they can,
-the two are in different racks, else on different hosts: what fails together is a host or a rack.
-With more than two servers no two are each other's buddies, where that costs nothing of this: the
-word that a record is held would wait behind the records of the other direction, in the one stream
-between the two (docs/replication.md).
+Every server keeps exactly one replica, so that replicas take equal memory. The two servers of a
+pair are on different hosts if possible, and in different racks, because hosts and racks fail as a
+whole. With more than two servers no two keep each other's replicas, unless that brings a pair
+closer: acknowledgements would wait after the records of the other direction, in the one stream
+between two servers (docs/replication.md).
 
     pairs = pair(hosts=["n1", "n1", "n2", "n2"], racks=["", "", "", ""])
     pairs.buddies                         # (3, 2, 0, 1)
@@ -20,27 +20,28 @@ from psdist.errors import ConfigError
 from psdist.protocol.ids import is_spare
 
 _SHARDS_OF_A_SERVER = 2
-"""Its own, and the copy of another one's."""
+"""Its own shard and one replica."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
     buddies: tuple[int, ...]
-    """By server."""
+    """By server: the server that keeps its replica."""
     warning: str
-    """What the user should know; nothing where no pair shares a host."""
+    """A warning for the user if pairs share a host, else nothing."""
 
 
 def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
-    """``hosts``, ``racks``: of each server; "" for a rack that is not known. Raises
-    :class:`ConfigError` where there is only one server."""
+    """Choose the pairs. ``hosts``, ``racks``: by server, "" for an unknown rack. Raises
+    :class:`ConfigError` with only one server."""
     count = len(hosts)
     if count < 2:
         raise ConfigError(
-            f"replication = buddy needs 2 servers or more, this run has {count}: a server's second "
-            "copy is kept by another server; pass --servers 2, or --set replication=none"
+            f"replication = buddy needs 2 servers or more, this run has {count}: another server "
+            "keeps the replica of a shard; pass --servers 2, or --set failures.replication=none"
         )
-    # Neighbours in this order share racks, then hosts: a shift by as many as share most parts all.
+    # Neighbours in this order share racks, then hosts. A shift by the largest of these groups
+    # separates every pair.
     order = sorted(range(count), key=lambda server: (racks[server], hosts[server], server))
 
     def shifted(by: int) -> list[tuple[int, int]]:
@@ -59,8 +60,8 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
     if sharing:
         which = "every server" if len(sharing) == count else f"servers {_listed(sharing)}"
         warning = (
-            f"replication = buddy: {which} and the buddy share a host: what is lost with that host "
-            "is lost with both copies; with servers on more hosts they would not"
+            f"replication = buddy: {which} and the replica share a host: if that host fails, both "
+            "copies are lost; place servers on more hosts"
         )
     return Pairs(buddies=tuple(by_server[each] for each in range(count)), warning=warning)
 
@@ -68,8 +69,8 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
 def _part_those_of_each_other(
     buddies: dict[int, int], *, hosts: Sequence[str], racks: Sequence[str]
 ) -> None:
-    """Two that are each other's buddies become parts of a longer ring, by an exchange with a third
-    one, where no pair comes closer by that."""
+    """Exchange the replicas of two servers that keep each other's with those of a third server, if
+    no pair comes closer."""
 
     def apart(pairs: Mapping[int, int]) -> tuple[int, int]:
         other_host = sum(hosts[one] != hosts[other] for one, other in pairs.items())
@@ -95,10 +96,10 @@ def next_keeper(
     load: Mapping[int, int],
     saves_spares: bool = False,
 ) -> int:
-    """Which of ``others``, ids of servers and spares, is to keep another copy of a shard that
-    ``host`` has: one on another host, in another rack, then a spare that has fewer than the two
-    shards of a server, then one that has the fewest (``load``). ``saves_spares``: of spares rather
-    one that has something; the others may become workers."""
+    """Return the one of ``others``, ids of servers and spares, that keeps a new replica of a shard
+    on ``host``: first one on another host, then in another rack, then a spare with fewer than the
+    two shards of a server, then the one with the fewest shards (``load``). ``saves_spares``: prefer
+    a spare that has a shard, because the others may become workers."""
 
     def apart(other: int) -> tuple[bool, bool, bool, bool, int, int]:
         is_elsewhere = hosts[other] != hosts[host], racks[other] != racks[host]

@@ -1,21 +1,21 @@
-"""What a server holds back until its buddy has it, too; pure.
+"""Messages that a server holds until its replica has the records before them; pure.
 
-A server tells its buddy of every change of its shard, in order (*records*, numbered from 1). What
-it says to anybody else after a change says, or may say, that there was that change: so it is held
-until the buddy has told that it holds all records up to there. Then two servers have what was
-acknowledged. Outputs leave in the order in which they were made.
+A server sends its replica a record of every change of its shard, numbered from 1. A message after a
+change may reveal the change. It is therefore held until the replica has acknowledged the record.
+Two servers then have every update that was acknowledged to a worker. Messages leave in the order in
+which they were made.
 
-When the buddy is lost, nothing leaves until the coordinator has said so, too (``go_alone``): a
-server that is cut off from its buddy may itself have been declared dead, and another one serve its
-shard.
+If the replica's process fails, no message leaves until the coordinator has declared the failure
+(``go_alone``). This server may itself be cut off and declared failed, while the replica's server
+serves the shard.
 
-Alone it may be told to fill another copy (``begin_fill``). Until all of the shard is on its way
-nothing is held; from ``end_fill`` on everything is, as before.
+A server without a replica may be told to fill another one (``begin_fill``). No message is held
+until the whole shard is in flight. After ``end_fill`` messages are held as before.
 
-    primary = Primary(server=1, buddy=server_id(2))
-    primary.count_record()                # 1: tell the buddy
-    primary.hold(output)                  # False: kept here
-    primary.on_recorded(server_id(2), 1)  # [output]: may leave now
+    primary = Primary(server=1, replica=server_id(2))
+    primary.count_record()                # 1: send the replica this record
+    primary.hold(output)                  # True: held here
+    primary.on_ack(server_id(2), 1)       # [output]: may leave now
 """
 
 from __future__ import annotations
@@ -28,102 +28,103 @@ from psdist.protocol.ids import describe_peer
 
 
 class Primary:
-    def __init__(self, *, server: int, buddy: int | None) -> None:
-        """``buddy``: its stable id; None where there is none yet."""
+    def __init__(self, *, server: int, replica: int | None) -> None:
+        """``replica``: the id of the process that keeps it; None without a replica."""
         self._server = server
-        self.buddy = buddy
+        self.replica = replica
         self._former: set[int] = set()
-        """Buddies that have died."""
-        self.has_lost_buddy = buddy is None
-        """Whether the network has said so: nothing more is told to it."""
-        self.is_alone = buddy is None
-        """Whether the coordinator has said so: there is one copy, and nothing is held any more."""
+        """Processes of earlier replicas, which have failed."""
+        self.has_lost_replica = replica is None
+        """True if the network has reported the failure: no more records are sent."""
+        self.is_alone = replica is None
+        """True if the coordinator has declared the failure: no message is held any more."""
         self.is_filling = False
-        """Whether another copy is made, and a part of the shard is not on its way yet."""
+        """True while a part of the shard has not been sent to a new replica."""
         self.num_recorded = 0
-        self.num_held = 0
-        """Records that the buddy holds."""
+        self.num_acknowledged = 0
+        """Invariant: num_acknowledged <= num_recorded."""
         self._outputs: deque[tuple[int, Any]] = deque()
-        """What must not leave before the buddy holds so many records."""
+        """Held messages, each with the number of records that the replica must have first."""
 
     @property
-    def is_told(self) -> bool:
-        """Whether nothing is held, and nothing is on its way to the buddy."""
+    def is_settled(self) -> bool:
+        """True if no message is held and no record is in flight."""
         is_at_rest = self.is_alone and not self.is_filling
-        return not self._outputs and (is_at_rest or self.num_held == self.num_recorded)
+        return not self._outputs and (is_at_rest or self.num_acknowledged == self.num_recorded)
 
     def count_record(self) -> int:
-        """The number of a change that the buddy must be told of; 0 where there is none to tell."""
-        if self.has_lost_buddy:
+        """Return the number of the next record; 0 without a replica."""
+        if self.has_lost_replica:
             return 0
         self.num_recorded += 1
         return self.num_recorded
 
     def hold(self, output: Any) -> bool:
-        """Keep what would leave now; False where it may leave at once."""
+        """Hold a message; False if it may leave at once."""
         if self.is_alone:
             return False
-        if not self.has_lost_buddy and self.num_held == self.num_recorded:
+        if not self.has_lost_replica and self.num_acknowledged == self.num_recorded:
             return False
         self._outputs.append((self.num_recorded, output))
         return True
 
-    def on_recorded(self, peer: int, number: int) -> list[Any]:
-        """The buddy holds all records up to ``number``: what may leave now, in order."""
+    def on_ack(self, peer: int, number: int) -> list[Any]:
+        """The replica has all records up to ``number``. Return the messages that may leave now, in
+        order. Raises :class:`ProtocolError` for an acknowledgement of other records."""
         if peer in self._former:
-            return []  # its last words
-        if peer != self.buddy or not self.num_held < number <= self.num_recorded:
+            return []
+        if peer != self.replica or not self.num_acknowledged < number <= self.num_recorded:
             raise ProtocolError(
-                f"server {self._server}: {describe_peer(peer)} says that it holds {number} "
-                f"records; {self._describe_buddy()} has been sent {self.num_recorded} and held "
-                f"{self.num_held}"
+                f"server {self._server}: {describe_peer(peer)} acknowledged {number} records; "
+                f"{self._describe_replica()} was sent {self.num_recorded} and has acknowledged "
+                f"{self.num_acknowledged}"
             )
-        self.num_held = number
-        if self.has_lost_buddy:
+        self.num_acknowledged = number
+        if self.has_lost_replica:
             return []
         outputs, free = self._outputs, []
         while outputs and outputs[0][0] <= number:
             free.append(outputs.popleft()[1])
         return free
 
-    def on_buddy_lost(self) -> None:
-        self.has_lost_buddy = True
+    def on_replica_lost(self) -> None:
+        self.has_lost_replica = True
 
     def go_alone(self) -> list[Any]:
-        """The coordinator has declared the buddy dead, and this server not: all that was held."""
-        self.has_lost_buddy = self.is_alone = True
+        """The coordinator has declared the replica failed, and not this server. Return all messages
+        that were held."""
+        self.has_lost_replica = self.is_alone = True
         self.is_filling = False
         free = [output for _, output in self._outputs]
         self._outputs.clear()
         return free
 
-    def begin_fill(self, buddy: int) -> None:
-        """The coordinator has found another one, which knows nothing yet: it is told of the shard,
-        and of changes of what it knows, with numbers from 1 on."""
+    def begin_fill(self, replica: int) -> None:
+        """The coordinator has chosen a new, empty replica. Its records are numbered from 1."""
         if not self.is_alone or self.is_filling:
-            raise InvariantError(f"server {self._server} was told to fill a second copy twice")
-        if self.buddy is not None:
-            self._former.add(self.buddy)
-        self.buddy, self.has_lost_buddy, self.is_filling = buddy, False, True
-        self.num_recorded = self.num_held = 0
+            raise InvariantError(f"server {self._server} was told to fill two replicas")
+        if self.replica is not None:
+            self._former.add(self.replica)
+        self.replica, self.has_lost_replica, self.is_filling = replica, False, True
+        self.num_recorded = self.num_acknowledged = 0
 
     def end_fill(self) -> None:
-        """It has been told of everything: from now on what is said waits for it."""
+        """The whole shard was sent: from now on messages are held for the replica."""
         if not self.is_filling:
-            raise InvariantError(f"server {self._server} has filled what it had not begun")
+            raise InvariantError(f"server {self._server} has filled no replica")
         self.is_filling = self.is_alone = False
 
-    def _describe_buddy(self) -> str:
-        return "nobody" if self.buddy is None else describe_peer(self.buddy)
+    def _describe_replica(self) -> str:
+        return "no replica" if self.replica is None else describe_peer(self.replica)
 
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself."""
         stamps = [stamp for stamp, _ in self._outputs]
-        if stamps != sorted(stamps) or self.num_held > self.num_recorded:
+        if stamps != sorted(stamps) or self.num_acknowledged > self.num_recorded:
             raise InvariantError(f"outputs wait for records {stamps} of {self.num_recorded}")
         if self.is_alone and stamps:
-            raise InvariantError("outputs are held for a buddy that there is not")
-        if not self.has_lost_buddy and stamps and stamps[0] <= self.num_held:
+            raise InvariantError("outputs are held without a replica")
+        if not self.has_lost_replica and stamps and stamps[0] <= self.num_acknowledged:
             raise InvariantError(
-                f"an output waits for record {stamps[0]}; the buddy holds {self.num_held}"
+                f"an output waits for record {stamps[0]}; the replica has {self.num_acknowledged}"
             )

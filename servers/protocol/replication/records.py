@@ -194,7 +194,7 @@ class EvictRecord(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumedRecord(Record):
-    """Collective ``seq`` is over. The first one of a set has the last collective that was over
+    """Collective ``seq`` has ended. The first record of a set has the last collective that ended
     before the chief described the set."""
 
     seq: int

@@ -1,4 +1,4 @@
-"""What a replica knows of a server's part of a parameter set, and what its records do; pure.
+"""The state of a server's part of a parameter set on its replica, and the effect of records; pure.
 
 ``apply(record)`` is the only dispatcher over the changes of a shard: it checks the record, changes
 the state and returns the actions that make the same change of the replica's values and log. The
@@ -94,7 +94,7 @@ class BeginLog:
 
 
 Change: TypeAlias = Action | CompareValues | RestoreChunk | BeginLog
-"""What a replica carries out for a record."""
+"""An action that a replica executes for a record."""
 
 
 class ShardState:
@@ -108,45 +108,45 @@ class ShardState:
         is_restored: bool = False,
         num_substitutes: int = 0,
     ) -> None:
-        """``first``: where the groups' clocks begin, nothing for 0; ``num_state_parts``: how many
-        parts of optimizer state the chief sends this server; ``is_restored``: values and state are
-        those of a checkpoint; ``num_substitutes``: so many groups, the last ones, may join when
-        others have died."""
+        """``first``: the clock at which each group begins, nothing for 0; ``num_state_parts``: the
+        number of parts of optimizer state that the chief sends the server; ``is_restored``: values
+        and state come from a checkpoint; ``num_substitutes``: the last groups, which may join
+        after others have failed."""
         self.first = list(first or [0] * num_groups)
         self._first_substitute = num_groups - num_substitutes
         self.clocks = {chunk: list(self.first) for chunk in chunks}
-        """Chunk -> by group: how many of its updates the chunk contains."""
+        """Chunk -> by group: the number of its updates that the chunk contains."""
         self.versions = dict.fromkeys(chunks, 1)
         self.loaded = set(chunks) if is_restored else set[int]()
         """Chunks that have values."""
         self.newest_loads = dict.fromkeys(chunks, 0)
-        """Chunk -> number of the values that the chief has set last."""
+        """Chunk -> number of the values that the chief set last."""
         self.standings = [Standing.UNREGISTERED] * num_groups
         self.stops = list(self.first)
-        """By group: after how many of its iterations it has stopped, where it does not count."""
+        """By group: the iterations after which it stopped, if it does not count."""
         self.num_updates = self.num_steps = 0
         """Updates in all chunks, and steps with a gradient."""
         self.resumed_up_to = 0
         self.is_kept = False
-        """Whether chunks were copied for the checkpoint of a collective that is not over."""
+        """True if chunks were copied for the checkpoint of a collective that has not ended."""
         self.generation = 0
-        """Of the membership."""
+        """The generation of the membership."""
         self.dead: tuple[int, ...] = ()
-        """Workers that have died."""
+        """Workers that have failed."""
         self.chief = 0
-        """Who has the chief's duties."""
+        """The worker with the chief's duties."""
         self.modes: list[ChangeMode] = []
-        """In order."""
+        """Changes of the mode, in order."""
         self.levels: list[ChangeCodecs] = []
-        """Likewise, of the codecs among which psdist chooses."""
+        """Changes of the codecs, in order."""
         self.held_above: int | None = None
-        """Nothing is sent for rounds above this one, while a change is proposed."""
+        """While a change is proposed, no parameters are sent for rounds above this one."""
         self.is_partial = False
-        """Whether this is made while there are changes, and not all was told."""
-        self._untold = set[int]()
-        """Chunks of which nothing was told yet."""
+        """True while a replica that was made during training lacks a part of the set."""
+        self._missing = set[int]()
+        """Chunks that have not arrived."""
         self._has_begun = False
-        """Whether it is known which collectives were over when the server made the set."""
+        """True if the collectives that ended before the set began are known."""
         self._num_state_parts = num_state_parts
         self._apply: dict[type, Callable[[Any, Frame], list[Change]]] = {
             StepRecord: self._on_step,
@@ -166,7 +166,7 @@ class ShardState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the set was made ready: values and state are here, and groups have come."""
+        """True if values and state are here, and all groups have joined."""
         if self.is_partial:
             return False
         planned = self.standings[: self._first_substitute]
@@ -175,7 +175,7 @@ class ShardState:
 
     @property
     def has_members(self) -> bool:
-        """Whether a group has still to come, or to leave. Substitutes need not come."""
+        """True if a group has not joined yet, or not left. Substitutes need not join."""
         gone = {Standing.LEFT, Standing.DEAD}
         planned, substitutes = (
             self.standings[: self._first_substitute],
@@ -313,7 +313,7 @@ class ShardState:
 
     def _on_held_rounds(self, record: HeldRoundsRecord, _carried: Frame) -> list[Change]:
         if record.highest < -1 or self.held_above is not None:
-            self._refuse(f"rounds above {record.highest} held back, or held back twice")
+            self._refuse(f"a hold of rounds above {record.highest}, or a second hold")
         self.held_above = record.highest
         return []
 
@@ -328,8 +328,8 @@ class ShardState:
 
     @property
     def highest_sent(self) -> int:
-        """The server has sent parameters for no later round: without pipeline none is for a round
-        whose number is above that of the updates that a chunk contains of any group."""
+        """The highest round for which the server may have sent parameters. Without pipeline the
+        round is at most the number of updates of any group in any chunk."""
         if self.held_above is not None:
             return self.held_above
         return max(map(max, self.clocks.values()), default=-1)
@@ -339,24 +339,24 @@ class ShardState:
         names = Standing.__members__
         is_whole = len(record.standings) == len(record.stops) == len(record.first) == num_groups
         if not is_whole or not names.keys() >= set(record.standings):
-            self._refuse(f"{len(record.standings)} groups, of {num_groups}, or of unknown standing")
+            self._refuse(f"{len(record.standings)} groups of {num_groups}, or an unknown standing")
         if self._has_begun or self.loaded or self.is_partial:
-            self._refuse("how the set stands, of which something was told before")
+            self._refuse("a second beginning of a snapshot")
         self.standings = [names[each] for each in record.standings]
         self.stops, self.first = list(record.stops), list(record.first)
         self.generation, self.dead, self.chief = record.generation, tuple(record.dead), record.chief
         self.resumed_up_to, self.is_kept = record.resumed_up_to, record.is_kept
         self._has_begun = self.is_partial = True
         self._num_state_parts = 0  # each comes with its chunk
-        self._untold = set(self.clocks)
+        self._missing = set(self.clocks)
         return []
 
     def _on_chunk(self, record: ChunkRecord, carried: Frame) -> list[Change]:
         chunk = record.chunk
-        is_new = chunk in self._untold
+        is_new = chunk in self._missing
         if not is_new or len(record.clocks) != len(self.first) or record.version < 1:
-            self._refuse(f"chunk {chunk}, which is not of its shard or known, or damaged")
-        self._untold.remove(chunk)
+            self._refuse(f"chunk {chunk}, which is not of its shard, is known, or is damaged")
+        self._missing.remove(chunk)
         self.clocks[chunk], self.versions[chunk] = list(record.clocks), record.version
         self.newest_loads[chunk] = record.newest_load
         self.loaded.add(chunk)
@@ -364,10 +364,10 @@ class ShardState:
 
     def _on_snapshot_end(self, record: SnapshotEnd, _carried: Frame) -> list[Change]:
         contained = sum(map(sum, self.clocks.values())) - len(self.clocks) * sum(self.first)
-        if not self.is_partial or self._untold or contained != record.num_updates:
+        if not self.is_partial or self._missing or contained != record.num_updates:
             self._refuse(
-                f"a whole copy with {record.num_updates} updates; {contained} were told of, and "
-                f"nothing of {len(self._untold)} chunks"
+                f"the end of a snapshot with {record.num_updates} updates; {contained} updates "
+                f"arrived, and {len(self._missing)} chunks did not"
             )
         self.num_updates, self.num_steps = record.num_updates, record.num_steps
         self.is_partial = False
@@ -376,19 +376,19 @@ class ShardState:
     def _may_die(self, group: int, fewest: int) -> bool:
         if not 0 <= group < len(self.standings):
             return False
-        known = (each for each in self.clocks if each not in self._untold)
+        known = (each for each in self.clocks if each not in self._missing)
         contained = min((self.clocks[each][group] for each in known), default=fewest)
         is_here = self.standings[group] not in (Standing.LEFT, Standing.DEAD)
-        return is_here and (fewest == contained or (fewest < contained and bool(self._untold)))
+        return is_here and (fewest == contained or (fewest < contained and bool(self._missing)))
 
     def _require(self, chunk: int) -> None:
         if chunk not in self.clocks:
             self._refuse(f"a change of chunk {chunk}, which is not of its shard")
-        if chunk in self._untold:
-            self._refuse(f"a change of chunk {chunk}, of which nothing was told")
+        if chunk in self._missing:
+            self._refuse(f"a change of chunk {chunk} before the chunk itself")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ProtocolError(f"the records of a shard tell of {what}")
+        raise ProtocolError(f"the records of a shard contain {what}")
 
 
 def _events_of(record: EvictRecord) -> list[Change]:

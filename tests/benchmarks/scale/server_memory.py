@@ -20,9 +20,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
-from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -53,9 +52,9 @@ def measure(
     )
     server = ServerLoop(
         network.endpoint(server_id(0)),
-        lambda _set_index, _resumed_up_to: ServerCore(
+        lambda _set_index, _resumed_up_to: assemble_core(
             server=0,
-            policy=policy_for(mode, staleness=STALENESS),
+            make_rule=rule_for(mode, staleness=STALENESS),
             groups=[(worker,) for worker in range(num_groups)],
         ),
         ServerOptions(

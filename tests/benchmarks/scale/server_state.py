@@ -26,7 +26,7 @@ from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import Accept, Built, Reply, ReplySent
-from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.state import ServerCore
 
 NUM_CHUNKS = 8
@@ -38,9 +38,9 @@ LATE_ROUNDS = 3
 
 def make_server(mode: str, num_groups: int, num_chunks: int, *, slots: int = 8) -> ServerCore:
     """A server that holds the chunks; no group has registered."""
-    core = ServerCore(
+    core = assemble_core(
         server=0,
-        policy=policy_for(mode, staleness=3),
+        make_rule=rule_for(mode, staleness=3),
         groups=[(worker,) for worker in range(num_groups)],
     )
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))

@@ -26,8 +26,7 @@ from psdist.protocol.memory import as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.chunks.policy import Async
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.mpi import MpiTransport
@@ -86,7 +85,9 @@ class RoundTrip:
         waiting = Waiting(is_spinning=True)
         self.server = ServerLoop(
             of_server,
-            lambda _set_index, _resumed_up_to: ServerCore(server=0, policy=Async(), groups=[(0,)]),
+            lambda _set_index, _resumed_up_to: assemble_core(
+                server=0, make_rule=rule_for("async"), groups=[(0,)]
+            ),
             ServerOptions(server=0, shard_weights=(1.0,), modes=("async",), receive_buffers=None),
             make_executor=TensorShard,
         )

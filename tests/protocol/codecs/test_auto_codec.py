@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,7 +24,9 @@ from psdist.history.rules.findings import Findings
 from psdist.history.rules.replay import ServerReplay
 from psdist.protocol.control import BeginCodecs, Control
 from psdist.protocol.ids import worker_id
-from psdist.servers.protocol.chunks.policy import Changing, Policy, Sync
+from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.rules.rule import MakeRule, RoundRule
+from psdist.servers.protocol.rules.sync import Sync
 from psdist.transport.virtual import LinkModel, VirtualNetwork
 from tests.protocol.codecs.test_reader_copies import held
 from tests.protocol.test_auto_mode import Skewed, lines_of, violations
@@ -216,11 +218,15 @@ def test_decisions_that_do_not_follow_and_messages_of_other_codecs_are_found() -
 # -- broken on purpose ---------------------------------------------------------------------------
 
 
-class Unbarred(Changing):
-    """Goes on sending for later rounds while other codecs are proposed."""
+class Unbarred(RoundRule):
+    """Sends parameters for later rounds while other codecs are proposed."""
 
-    def propose(self, *, highest_sent: int) -> None:
+    def hold_rounds(self, highest: int, chunks: Iterable[ChunkState]) -> None:
         pass
+
+
+class UnbarredSync(Unbarred, Sync):
+    pass
 
 
 class Deaf(VirtualNetwork):
@@ -253,10 +259,10 @@ def test_without_a_fault_these_runs_end() -> None:
 
 
 def test_servers_that_send_on_while_codecs_are_proposed_are_found() -> None:
-    def policy(_seed: int) -> Callable[[int], Policy]:
-        return lambda _server: Unbarred(Sync(), keeps_mode=True)
+    def rule(_seed: int) -> Callable[[int], MakeRule]:
+        return lambda _server: UnbarredSync
 
-    assert failures(policy=policy)
+    assert failures(rule=rule)
 
 
 def test_a_worker_that_has_not_heard_of_other_codecs_is_found() -> None:

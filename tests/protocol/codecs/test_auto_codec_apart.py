@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -20,7 +21,8 @@ from psdist.history.rules.findings import Findings
 from psdist.history.rules.replay import ServerReplay
 from psdist.protocol.control import BeginCodecs, Control
 from psdist.protocol.ids import worker_id
-from psdist.servers.protocol.chunks.policy import Changing, Policy, policy_for
+from psdist.servers.protocol.rules.on_arrival import Async, Ssp
+from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.workers.protocol.core import WorkerCore
 from tests.protocol.codecs.test_auto_codec import (
@@ -307,18 +309,22 @@ def failures(mode: str, seeds: range, **broken: Any) -> Iterator[str]:
             yield str(error)
 
 
+class UnbarredSsp(Unbarred, Ssp):
+    pass
+
+
+class UnbarredAsync(Unbarred, Async):
+    pass
+
+
 @pytest.mark.parametrize("mode", ["ssp", pytest.param("async", marks=pytest.mark.slow)])
 def test_who_sends_on_or_has_not_heard_of_other_codecs_is_found(mode: str) -> None:
-    def policy(_seed: int) -> Callable[[int], Policy]:
-        first = policy_for(mode, staleness=SCHEDULE.staleness)
-        return lambda _server: Unbarred(first, keeps_mode=True)
+    def unbarred(_seed: int) -> Callable[[int], MakeRule]:
+        bounded = partial(UnbarredSsp, staleness=SCHEDULE.staleness)
+        return lambda _server: bounded if mode == "ssp" else UnbarredAsync
 
-    def changing(_seed: int) -> Callable[[int], Policy]:
-        first = policy_for(mode, staleness=SCHEDULE.staleness)
-        return lambda _server: Changing(first, keeps_mode=True)
-
-    assert [*failures(mode, range(2), policy=changing)] == []
-    assert next(failures(mode, range(6), policy=policy), "")
+    assert [*failures(mode, range(2))] == []
+    assert next(failures(mode, range(6), rule=unbarred), "")
     assert "are expected in round" in next(
         failures(mode, range(6), network=lambda seed: Deaf(seed=seed)), ""
     )

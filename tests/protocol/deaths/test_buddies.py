@@ -31,7 +31,7 @@ SETTING_UP = "while a model was being set up"
 def copy_of(job: VirtualJob, set_index: int, server: int) -> TensorShard:
     replication = job.servers[job.schedule.buddies[server]]._replication
     assert replication is not None
-    executor = replication.kept[server].copies[set_index].executor
+    executor = replication.kept[server].replicas[set_index].executor
     assert isinstance(executor, TensorShard)
     return executor
 
@@ -63,7 +63,7 @@ def watch_replies(job: VirtualJob, server: int, held: Counter[bool]) -> None:
     assert own is not None
     assert buddy is not None
     copies, primary, transport = (
-        buddy.kept[server].copies,
+        buddy.kept[server].replicas,
         own.outbox.primary,
         own.outbox._transport,
     )
@@ -120,7 +120,7 @@ def test_bytes_to_the_buddy_are_the_folded_mean_or_each_update(mode: str) -> Non
     told = 0
     for loop in job.servers:
         assert loop._replication is not None
-        told += loop._replication.outbox.num_bytes_told
+        told += loop._replication.outbox.num_bytes_recorded
     steps = iterations * (1 if mode == "sync" else num_groups)
     num_records = steps * num_chunks
     least = model * (1 + steps)

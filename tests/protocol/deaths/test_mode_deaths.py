@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from psdist.servers.protocol.actions import HoldRounds
+from psdist.servers.protocol.chunks.chunk_state import ChunkState
 from psdist.servers.protocol.round_control import GroupCame
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.rules.rule import RoundRule
 from tests.support.virtual.going_on import schedule_with_larger_groups
 from tests.support.virtual.joining import play_with_joins
 from tests.support.virtual.mode_buddies import Telling
@@ -114,15 +114,12 @@ def test_many_more() -> None:
 def test_a_server_that_holds_nothing_back_behind_a_death_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hold = ServerCore._on_hold_rounds
+    hold = RoundRule.hold_rounds
 
-    def hold_where_all_live(core: ServerCore, event: HoldRounds) -> list[Any]:
-        if core.generation:
-            core._changing.propose(highest_sent=core.highest_sent + 1000)
-            return []
-        return hold(core, event)
+    def hold_where_all_live(rule: RoundRule, highest: int, chunks: Iterable[ChunkState]) -> None:
+        hold(rule, highest + 1000 * rule.context.membership.generation, chunks)
 
-    monkeypatch.setattr(ServerCore, "_on_hold_rounds", hold_where_all_live)
+    monkeypatch.setattr(RoundRule, "hold_rounds", hold_where_all_live)
     with pytest.raises(AssertionError, match=r"seed \d+"):
         play_and_prove(range(45, 46))
 

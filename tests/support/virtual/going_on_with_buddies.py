@@ -26,11 +26,11 @@ def schedule_with_buddies(seed: int) -> Schedule:
 
 
 def play_with_groups_and_servers(
-    seed: int, *, coordinator: bool = False, **broken: Any
+    seed: int, *, coordinator: bool = False, schedule: Schedule | None = None, **broken: Any
 ) -> VirtualJob:
     """Workers die, one at least of the first group, but one lives; and one or two servers that are
     not of one pair; mostly while what follows from the death before is under way."""
-    schedule = schedule_with_buddies(seed)
+    schedule = schedule or schedule_with_buddies(seed)
     pick = random.Random(f"{seed} groups and servers")
     job = VirtualJob(schedule, max_deaths=99, reforms=True, is_watched=False, **broken)
     workers = [worker for members in job.groups for worker in members]

@@ -66,13 +66,13 @@ from psdist.protocol.ids import (
 )
 from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop, Standby
-from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.chunks.policy import Changing, Policy
+from psdist.servers.protocol.assembly import assemble_core
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.replication import ReplicationOptions
@@ -350,7 +350,7 @@ class VirtualJob(SetOfJob):
         self,
         schedule: Schedule,
         *,
-        policy: Callable[[int], Policy] | None = None,
+        rule: Callable[[int], MakeRule] | None = None,
         make_set: Callable[..., SetLoop] | None = None,
         make_executor: MakeExecutor = TensorShard,
         make_worker: Callable[[VirtualJob, int, int], VirtualWorker] = VirtualWorker,
@@ -363,7 +363,7 @@ class VirtualJob(SetOfJob):
         reforms: bool = False,
         apart_s: float = 0.0,
     ) -> None:
-        """``policy``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
+        """``rule(server)``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
         whose ranks now do this job; ``max_deaths``: so many workers may die, and the others go
@@ -423,10 +423,7 @@ class VirtualJob(SetOfJob):
         self.buried: dict[int, BuriedError] = {}
         """Of workers that have ended because another one of their group had died."""
         num_workers = self._num_workers = sum(schedule.group_sizes)
-        make_policy = policy or (lambda _server: schedule.policy())
-        if wire.is_ladder:
-            first = schedule.policy()
-            make_policy = policy or (lambda _server: Changing(first, keeps_mode=True))
+        rule_of = rule or (lambda _server: schedule.rule())
         self.has_succeeded = False
         """Whether a standby has become the coordinator."""
         self.num_successions = 0
@@ -445,7 +442,7 @@ class VirtualJob(SetOfJob):
             coordinator = self.coordinator_log or self._coordinator(num_workers)
             loop = ServerLoop(
                 self.transport(server_id(server)),
-                partial(self._make_core, server, make_policy),
+                partial(self._make_core, server, rule_of),
                 self._options(server, wire, keeper=self.keepers[server]),
                 make_executor=self._watched(server, slowed(schedule, server, make_executor)),
                 make_history=lambda index, server=server: self.sets[index].server_histories[server],
@@ -453,7 +450,7 @@ class VirtualJob(SetOfJob):
                 on_coordinator=self.reported.append,
                 what_was_told=self._what_was_told,
                 make_set=make_set,
-                replication=self._replication(make_policy) if schedule.has_buddies else None,
+                replication=self._replication(rule_of) if schedule.has_buddies else None,
                 standby=(
                     self._standby(self.second, server)
                     if self.second is not None and server_id(server) == self._first_standby
@@ -464,8 +461,7 @@ class VirtualJob(SetOfJob):
             self.servers.append(loop)
             self._spawn(server_id(server), napping(schedule, server, loop.actor()))
         self.spares = [
-            self._spare(spare, make_policy, make_executor, make_set)
-            for spare in range(schedule.spares)
+            self._spare(spare, rule_of, make_executor, make_set) for spare in range(schedule.spares)
         ]
         self.workers = [
             make_worker(self, worker, group)
@@ -552,7 +548,7 @@ class VirtualJob(SetOfJob):
     def _spare(
         self,
         spare: int,
-        make_policy: Callable[[int], Policy],
+        rule_of: Callable[[int], MakeRule],
         make_executor: MakeExecutor,
         make_set: Callable[..., SetLoop] | None,
     ) -> SpareLoop:
@@ -561,12 +557,12 @@ class VirtualJob(SetOfJob):
             self.network.share(peer, worker_id(self._first_substitute + spare))
         loop = SpareLoop(
             self.transport(peer),
-            partial(self._make_core, peer, make_policy),
+            partial(self._make_core, peer, rule_of),
             self._options(peer, self.wire),
             make_executor=slowed(self.schedule, 0, make_executor),
             make_set=make_set,
             make_standby=partial(self._make_standby, peer),
-            replication=self._replication(make_policy),
+            replication=self._replication(rule_of),
         )
         self._spawn(peer, self._process_of(spare, loop))
         return loop
@@ -629,11 +625,11 @@ class VirtualJob(SetOfJob):
         self.second, self.standby = coordinator_log, peer
         return self._standby(coordinator_log, peer)
 
-    def _replication(self, make_policy: Callable[[int], Policy]) -> ReplicationOptions:
+    def _replication(self, rule_of: Callable[[int], MakeRule]) -> ReplicationOptions:
         def make_core(
             server: int, set_index: int, resumed_up_to: int, picture: ShardState | None
         ) -> ServerCore:
-            return self._make_core(server, make_policy, set_index, resumed_up_to, picture)
+            return self._make_core(server, rule_of, set_index, resumed_up_to, picture)
 
         return ReplicationOptions(
             buddies=self.schedule.buddies,
@@ -649,22 +645,18 @@ class VirtualJob(SetOfJob):
     def _make_core(
         self,
         server: int,
-        make_policy: Callable[[int], Policy],
+        rule_of: Callable[[int], MakeRule],
         _set_index: int,
         resumed_up_to: int,
         picture: ShardState | None = None,
     ) -> ServerCore:
-        core = ServerCore(
+        core = assemble_core(
             server=server,
-            policy=make_policy(server),
+            make_rule=rule_of(server),
             groups=self.groups,
             resumed_up_to=resumed_up_to,
             survives_workers=self.max_deaths > 0,
             picture=picture,
-            changes=[ChangeMode(*each) for each in self.schedule.later],
-            backup=self.schedule.backup,
-            wait_every=self.schedule.backup_every,
-            has_stale_lr=self.schedule.stale_lr != "off",
             num_substitutes=self.num_substitutes,
             reforms=self.reforms,
         )

@@ -14,12 +14,17 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from psdist.config.modes import ModeFrom
 from psdist.mode_names import MODES, Mode
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.protocol.chunks.policy import Changing, Policy, Scheduled, policy_for
+from psdist.servers.protocol.actions import ChangeMode
+from psdist.servers.protocol.assembly import rule_for
+from psdist.servers.protocol.rules.backup import Backup
+from psdist.servers.protocol.rules.rule import MakeRule
+from psdist.servers.protocol.rules.switching import Switching
 
 Size = Literal["small", "large"]
 Mistake = Literal["", "absent", "other name", "other lr"]
@@ -189,16 +194,16 @@ class Schedule:
         mode = pick.choice(modes)
         return ModeFrom(0, mode, pick.randint(0, 3) if mode == "ssp" else 0)
 
-    def policy(self) -> Policy:
-        first = policy_for(self.mode, staleness=self.staleness)
-        if self.mode_by in ("script", "auto"):
-            return Changing(first)
-        if not self.later:
-            return first
-        later = [
-            (each.round, policy_for(each.mode, staleness=each.staleness)) for each in self.later
-        ]
-        return Scheduled(((0, first), *later))
+    def rule(self) -> MakeRule:
+        """Return the round rule of each server."""
+        has_stale_lr = self.stale_lr != "off"
+        if self.backup:
+            return partial(Backup, backup=self.backup, wait_every=self.backup_every)
+        if self.later or self.mode_by in ("script", "auto"):
+            first = ChangeMode(0, self.mode, self.staleness if self.mode == "ssp" else 0)
+            modes = [first, *(ChangeMode(*each) for each in self.later)]
+            return partial(Switching, modes=modes, has_stale_lr=has_stale_lr)
+        return rule_for(self.mode, staleness=self.staleness, has_stale_lr=has_stale_lr)
 
     def partition(self, set_index: int = 0) -> Partition:
         num_chunks = self.more_sets[set_index - 1].num_chunks if set_index else self.num_chunks

@@ -173,7 +173,7 @@ def test_what_is_no_loss_ends_the_job(tmp_path: Path) -> None:
         job.prepare(model, [torch.optim.SGD([each], lr=0.1) for each in model.parameters()])
         return {}
 
-    fails(has_two, "job.prepare of a second optimizer with steps_by = loss: the loss is", "4")
+    fails(has_two, "2 prepared optimizers with steps_by = loss: it looks at the rounds of", "4")
 
 
 def test_where_nothing_reads_it_a_report_does_nothing(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_a_second_optimizer_is_refused(tmp_path: Path) -> None:
         job.prepare(model, [torch.optim.SGD([each], lr=0.1) for each in model.parameters()])
         return {}
 
-    with pytest.raises(UsageError, match="of a second optimizer with local_steps = epoch"):
+    with pytest.raises(UsageError, match="2 prepared optimizers with local_steps = epoch"):
         run(script, tmp_path, record=False)
 
 

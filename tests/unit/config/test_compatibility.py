@@ -192,11 +192,6 @@ def test_a_table_names_settings_and_remedies() -> None:
             "staleness_to = 8: expected more than staleness, which is 8; set a higher one, or "
             "leave it out",
         ),
-        (
-            {"codec": "auto", "push_codec": "int8", "pull_codec": "sign"},
-            "codec = auto: no codec is left to choose beside push_codec = int8, pull_codec = sign; "
-            "leave one of the three out",
-        ),
     ],
 )
 def test_a_run_that_is_impossible_is_refused_at_the_start(given: dict[str, str], line: str) -> None:
@@ -215,6 +210,8 @@ def test_a_codec_is_named_by_the_setting_that_gives_it() -> None:
         assert "set push_codec = none, or leave stale_lr out" in wrong
     assert "push_codec" in contradiction(RunConfig(backup=1, codec="int8"))
     assert not contradiction(RunConfig(backup=1, codec="none/sign"))
+    shrinking = {"on_group_death": "reform", "max_deaths": 1}
+    assert "with codec = fp16" in contradiction(RunConfig(**shrinking, codec="fp16"))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,15 @@ def test_what_is_no_schedule_is_refused_in_one_line_that_says_what_is(text: str)
         resolve(command_line={"schedule": text or " "}, environment={})
     (line,) = str(caught.value).splitlines()
     assert line.startswith("schedule = ")
-    assert "must be ROUND: MODE; ROUND: MODE ..., the first from round 0" in line
+    assert "must be script, or ROUND: MODE; ROUND: MODE ..., the first from round 0" in line
+
+
+def test_either_a_schedule_or_the_script_changes_the_mode() -> None:
+    by_script = resolve(command_line={"consistency.schedule": "script"}, environment={}).config
+    assert by_script == RunConfig(set_mode="allowed")
+    assert (by_script.schedule, by_script.set_mode) == (None, "allowed")
+    with pytest.raises(ConfigError, match=r"set_mode = allowed .* must be refused, or allowed"):
+        resolve(command_line={"schedule": "0: sync", "set_mode": "allowed"}, environment={})
 
 
 def test_a_schedule_and_a_mode_are_not_both_given() -> None:
@@ -104,7 +112,6 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"set_mode": "allowed", "schedule": "0: sync"}, "only one of them may decide the mode"),
         (
             {"schedule": "0: ssp:4; 5: sync", "pipeline": 1},
             "5: sync: in sync every step",

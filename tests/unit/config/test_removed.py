@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.config.removed import REMOVED, why_removed
+from psdist.config.old_names import REMOVED, why_removed
 from psdist.config.settings import KEYS
 from psdist.config.sources import resolve, script_settings
 from psdist.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psdist.config.settings import KEYS
+from psdist.config.settings import KEYS, NAMES
 from psdist.config.sources import (
     SCRIPT_KEYS,
     Resolved,
@@ -43,7 +43,7 @@ def test_every_other_source_wins_over_the_script(tmp_path: Path) -> None:
     # Also where what they say is the default: it was chosen.
     assert (after.config.mode, after.config.staleness, after.config.seed) == ("sync", 2, 1)
     assert after.config.checksum_every == 7
-    assert describe_script(after) == ["checksum_every = 7  (psdist.init)"]
+    assert describe_script(after) == ["transfer.checksum_every = 7  (psdist.init)"]
 
 
 def test_a_script_that_passes_nothing_changes_nothing() -> None:
@@ -55,11 +55,23 @@ def test_a_script_that_passes_nothing_changes_nothing() -> None:
 def test_settings_that_must_be_known_earlier_say_where_they_are_set(key: str) -> None:
     with pytest.raises(UsageError) as caught:
         script_settings({"mode": "ssp", key: 2})
+    name = NAMES[key]
     assert str(caught.value) == (
-        f"psdist.init({key}=2): {key} is decided before scripts run, so it is set on the command "
+        f"psdist.init({key}=2): {name} is decided before scripts run, so it is set on the command "
         f"line (--set {key}=2), by PSDIST_{key.upper()}=2 or in the TOML file; psdist.init takes "
-        "mode, staleness, pipeline, on_nonfinite, seed, checksum_every"
+        "mode, staleness, consistency.pipeline, training.on_nonfinite, seed, "
+        "transfer.checksum_every"
     )
+    table, _, last = name.rpartition(".")
+    with pytest.raises(UsageError, match=f"{name} is decided before scripts run"):
+        script_settings({table: {last: 2}} if table else {name: 2})
+
+
+def test_the_script_passes_a_table_as_a_mapping() -> None:
+    passed = script_settings({"consistency": {"pipeline": 1}, "transfer": {"checksum_every": None}})
+    assert passed == {"pipeline": 1}
+    with pytest.raises(ConfigError, match=r"codec\.psuh = int8 .*did you mean codec\.push\?"):
+        script_settings({"codec": {"psuh": "int8"}})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +16,12 @@ from psdist.errors import HistoryError
 from psdist.history.records import EventKind, History, Records
 from psdist.history.rules.findings import Rule
 from psdist.history.run_record import ModeSince
-from psdist.servers.protocol.chunks.policy import Async, Changing, Policy, Scheduled, Ssp, Sync
+from psdist.mode_names import Mode
+from psdist.servers.protocol.actions import ChangeMode
+from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.rules.switching import Switching
 from tests.support.history.summaries import summary_of
+from tests.support.rules import secretly, switching
 from tests.support.virtual.job import Schedule, VirtualJob
 
 SCHEDULE = Schedule(
@@ -165,40 +169,40 @@ def test_a_summary_that_tells_of_other_modes_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "rule"),
+    ("kept", "rule"),
     [
-        (Scheduled(((0, Async()), (5, Sync()), (8, Ssp(1)))), Rule.BOUND),
-        (Scheduled(((0, Async()), (4, Sync()), (8, Ssp(3)))), Rule.BOUND),
-        (Scheduled(((0, Async()), (4, Ssp(0)), (8, Ssp(1)))), Rule.SCALES),
-        (Scheduled(((0, Async()), (4, Sync()), (9, Ssp(1)))), Rule.SCALES),
-        (Scheduled(((0, Ssp(0)), (3, Sync()), (8, Ssp(1)))), Rule.STEPS),
+        (((0, "async", 0), (5, "sync", 0), (8, "ssp", 1)), Rule.BOUND),
+        (((0, "async", 0), (4, "sync", 0), (8, "ssp", 3)), Rule.BOUND),
+        (((0, "async", 0), (4, "ssp", 0), (8, "ssp", 1)), Rule.SCALES),
+        (((0, "async", 0), (4, "sync", 0), (9, "ssp", 1)), Rule.SCALES),
+        (((0, "ssp", 0), (3, "sync", 0), (8, "ssp", 1)), Rule.STEPS),
     ],
 )
 def test_a_server_that_keeps_another_rule_in_some_round_is_caught(
-    policy: Policy, rule: Rule
+    kept: tuple[tuple[int, Mode, int], ...], rule: Rule
 ) -> None:
     """Its log says what the run's schedule does."""
-    job = VirtualJob(SCHEDULE, policy=lambda _server: policy)
+    job = VirtualJob(SCHEDULE, rule=lambda _server: secretly(*kept, logged=SCHEDULE.later))
     job.run()
     assert rule.value in broken(job.history())
 
 
-class TooEarly(Changing):
+class TooEarly(Switching):
     """The mode rules one round before the committed one."""
 
-    def commit(self, round_number: int, policy: Policy) -> None:
-        super().commit(max(0, round_number - 1), policy)
+    def change_mode(self, change: ChangeMode) -> None:
+        super().change_mode(change._replace(round=max(0, change.round - 1)))
 
 
-class KeepsNothingBack(Changing):
+class KeepsNothingBack(Switching):
     """Between the two phases parameters leave as before."""
 
-    def propose(self, *, highest_sent: int) -> None:
+    def hold_rounds(self, highest: int, chunks: Iterable[ChunkState]) -> None:
         pass
 
 
 @pytest.mark.parametrize("kind", [TooEarly, KeepsNothingBack])
-def test_a_server_that_takes_a_change_in_otherwise_is_caught(kind: type[Changing]) -> None:
+def test_a_server_that_takes_a_change_in_otherwise_is_caught(kind: type[Switching]) -> None:
     """In some of the runs in which it makes a difference."""
     caught = 0
     for seed in range(12):
@@ -206,7 +210,8 @@ def test_a_server_that_takes_a_change_in_otherwise_is_caught(kind: type[Changing
         schedule = dataclasses.replace(
             SCHEDULE, seed=seed, mode="async", later=(), proposals=proposals, jitter_s=1e-3
         )
-        job = VirtualJob(schedule, policy=lambda _server: kind(Async()), is_watched=False)
+        rule = switching((0, "async", 0), kind=kind)
+        job = VirtualJob(schedule, rule=lambda _server, rule=rule: rule, is_watched=False)
         try:
             job.run()
         except AssertionError:

@@ -63,4 +63,5 @@ def test_a_job_behind_the_first_does_without_and_says_so(
         "rollback = 3 is left out in job 2: it starts afresh whenever the processes do, and so has "
         "no checkpoint to go back to"
     ]
-    assert "rollback" not in tomllib.loads((tmp_path / "run-2" / "config.toml").read_text())
+    tables = tomllib.loads((tmp_path / "run-2" / "config.toml").read_text())
+    assert "rollback" not in tables["training"]

@@ -32,12 +32,12 @@ from psdist.protocol.events import Arrived, ControlArrived, Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import Fail, MembershipEvent, SendControl, TakeSnapshot
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
     DropCheckpoint,
 )
-from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
 from psdist.servers.protocol.coordinator_assembly import assemble
@@ -246,9 +246,9 @@ def test_a_checkpoint_in_the_middle_of_something_is_refused() -> None:
 
 
 def restored(mode: str = "sync", clocks: tuple[int, ...] = (5, 7)) -> ServerCore:
-    core = ServerCore(
+    core = assemble_core(
         server=0,
-        policy=policy_for(mode, staleness=1),
+        make_rule=rule_for(mode, staleness=1),
         groups=[(0,), (1,)],
         first=FirstClocks(checkpoint="step-00000005", clocks=clocks),
     )
@@ -282,8 +282,8 @@ def test_what_leaders_say_before_the_model_is_logged_behind_what_is_restored(
 ) -> None:
     """As a buddy's copy logs it, which knows of them only when it knows the model."""
     first = FirstClocks(checkpoint=STEP, clocks=(5, 7)) if is_restored else None
-    core = ServerCore(
-        server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)], first=first
+    core = assemble_core(
+        server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,), (1,)], first=first
     )
     joined = MembershipEvent("join", 1, 7 if is_restored else 0, 1)
     suspended = MembershipEvent("suspend", 1, joined.clock, 1)
@@ -309,8 +309,8 @@ def test_a_group_that_begins_elsewhere_is_refused(clock: int) -> None:
 
 def test_the_chief_and_the_server_go_on_from_the_same_or_not_at_all() -> None:
     for first, told in ((None, STEP), (FirstClocks(checkpoint=STEP, clocks=(3,)), "")):
-        core = ServerCore(
-            server=0, policy=policy_for("sync", staleness=0), groups=[(0,)], first=first
+        core = assemble_core(
+            server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,)], first=first
         )
         setup = Setup(partition=b"", optimizer="", hyper=b"", restore=told)
         (failed,) = core.handle(ControlArrived(worker_id(0), setup))

@@ -49,12 +49,12 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
     DropCheckpoint,
 )
-from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.state import ServerCore
@@ -426,8 +426,7 @@ def bury(core: ServerCore, *dead: int, generation: int = 1, peer: int = COORDINA
 
 
 def survivor(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> ServerCore:
-    core = core_of(mode, groups=groups, chunks=chunks, slots=slots)
-    core._survives_workers = True
+    core = core_of(mode, groups=groups, chunks=chunks, slots=slots, survives_workers=True)
     for chunk in core._chunks.values():
         chunk.is_loaded = True
     return core
@@ -531,9 +530,9 @@ def test_what_is_declared_dead_and_still_arrives_frees_its_slot_and_changes_noth
     core.check_invariants()
     assert core.handle(Arrived(worker_id(1), header, accept.slot)) == []
     assert offer(core, 1, clock=1)[1] == []
-    assert core._updates.pool.num_free == 1
+    assert core.rule.pool.num_free == 1
     assert core.handle(PeerLost(worker_id(1), WHO)) == []
-    assert core._updates.pool.num_free == 1
+    assert core.rule.pool.num_free == 1
     assert only(push(core, 0, 0), Step)
 
 
@@ -559,8 +558,7 @@ def test_a_group_that_has_left_does_not_die() -> None:
 
 
 def test_a_group_dies_as_a_whole() -> None:
-    core = core_of("ssp", sizes=(2, 1))
-    core._survives_workers = True
+    core = core_of("ssp", sizes=(2, 1), survives_workers=True)
     assert only(bury(core, 1), MembershipEvent) == [died(0, 0, workers=2)]
     assert push_of(core, 0) == []
     assert core._membership.num_active_workers == 1
@@ -613,7 +611,7 @@ def test_the_next_chief_sets_values_and_counts_its_own_pulls() -> None:
 
 
 def test_without_it_the_death_of_a_worker_is_an_error() -> None:
-    core = ServerCore(server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)])
+    core = assemble_core(server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,), (1,)])
     (fail,) = core.handle(PeerLost(worker_id(1), WHO))
     assert isinstance(fail.error, PeerLostError)
     (fail,) = survivor("sync").handle(PeerLost(server_id(1), "server 1"))
@@ -636,7 +634,7 @@ def test_what_the_dead_has_offered_is_not_received_before_its_death_is_declared(
     offer(core, 1)
     assert offer(core, 1, clock=1)[1] == []
     assert core.handle(PeerLost(worker_id(1), WHO)) == []
-    assert core._updates.pool.num_free == 1
+    assert core.rule.pool.num_free == 1
 
 
 def test_by_set_the_farthest_of_the_failed_groups_is_what_a_server_tells() -> None:

@@ -51,9 +51,9 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Step,
 )
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.checkpoints import CompleteCheckpoint
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
-from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob
 from psdist.servers.protocol.coordinator_assembly import assemble
@@ -588,9 +588,9 @@ def test_a_group_begins_in_the_middle_and_counts_from_there() -> None:
 
 def core_of(mode: str, *, groups: int = 2, chunks: int = 1) -> ServerCore:
     """On which ``groups`` have registered, and one more is a substitute's."""
-    core = ServerCore(
+    core = assemble_core(
         server=0,
-        policy=policy_for(mode, staleness=1),
+        make_rule=rule_for(mode, staleness=1),
         groups=[(group,) for group in range(groups + 1)],
         survives_workers=True,
         num_substitutes=1,

@@ -256,8 +256,7 @@ def reads(shard: Shard) -> dict[str, Callable[[], object]]:
         "fold": lambda: executor.fold(Fold(0, second, first, 2.0, 0)),
         "hold": lambda: executor.hold(Hold(0, first, 2.0)),
         "payload": lambda: executor.payload(0, 1),
-        "note_given": lambda: executor.note_given(reply(0)),
-        "complete": lambda: executor.complete(0, 0),
+        "begin_reply": lambda: executor.begin_reply(reply(0)),
         "encode": lambda: executor.encode(reply(0), into=executor.payload(0, 0)),
         "checksum": lambda: executor.checksum(0, 0, encoded=None),
         "statistics": executor.statistics,
@@ -434,7 +433,7 @@ def serving(keeper: FileKeeper) -> tuple[ServerLoop, Network]:
         tell(loop, wire, control(setup, index))
         each = loop.sets[index]
         for chunk in each.core.chunks:
-            slot = each.core._updates.pool._free.pop()  # as if it had been accepted
+            slot = each.core.rule.pool._free.pop()  # as if it had been accepted
             assert slot.payload is not None
             as_tensor(slot.payload, "float32", 2048).fill_(10.0 * index + chunk)
             header = Header(kind=Kind.INIT, sender=worker_id(0), chunk=chunk, length=8192, dtype=1)

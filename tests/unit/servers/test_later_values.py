@@ -109,7 +109,7 @@ def test_values_wait_in_their_slot_while_replies_from_both_buffers_are_open() ->
     assert (first.token.buffer, second.token.buffer) == (0, 1)
     actions, slot = bring(core, values(2))
     assert actions == []
-    assert core._updates.pool.num_free == 1
+    assert core.rule.pool.num_free == 1
     done = core.handle(ReplySent(first.token))
     assert done == [Load(0, slot, 0, 0, 0, 2), Receipt(CHIEF, 0, 0, 2)]
     core.check_invariants()

@@ -51,8 +51,7 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
-from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 
 HYPER = pack_hyperparameters([{"lr": 1.0}])
 INITIAL = 100.0
@@ -134,16 +133,15 @@ class Server:
         self.num_slots = self.pick.randint(2, 4)
         self.pipeline = 0 if mode == "sync" else self.pick.randint(0, BOUND)
         self.mode = mode
-        self.policy = policy_for(mode, staleness=BOUND)
         self.chunks = range(num_chunks)
         self.order = [*self.chunks]
         """In which all groups push."""
         Random(f"{seed} order").shuffle(self.order)
         self.groups = [self.group_of(number, sizes) for number in range(len(sizes))]
         self.workers = [worker for group in self.groups for worker in group.workers]
-        self.core = ServerCore(
+        self.core = assemble_core(
             server=0,
-            policy=self.policy,
+            make_rule=rule_for(mode, staleness=BOUND),
             groups=[tuple(each.number for each in group.workers) for group in self.groups],
             pipeline=self.pipeline,
         )
@@ -223,7 +221,8 @@ class Server:
         return min((self.done[chunk][group] for group in self.counting), default=NEVER)
 
     def is_allowed(self, chunk: int, round_number: int) -> bool:
-        return self.min_done(chunk) >= self.policy.required_min_done(round_number)
+        required = {"sync": round_number, "ssp": round_number - BOUND, "async": 0}
+        return self.min_done(chunk) >= required[self.mode]
 
     def due(self, chunk: int) -> list[int]:
         """Whose updates the chunk needs next."""

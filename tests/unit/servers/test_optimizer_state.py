@@ -206,7 +206,7 @@ def test_no_server_takes_the_answers_of_servers() -> None:
     ):
         peer = server_id(1)
         actions = core_of("sync").handle(ControlArrived(peer, message))
-        assert "which no server takes" in refusal(actions, peer)
+        assert "which this set does not take" in refusal(actions, peer)
 
 
 # -- what a chunk's optimizer goes on with ---------------------------------------------------------

@@ -35,7 +35,7 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Step,
 )
-from psdist.servers.protocol.chunks.policy import policy_for
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.membership import Membership, Standing
 from psdist.servers.protocol.regroups import Regroups
@@ -293,9 +293,9 @@ def test_who_speaks_for_the_group_next_may_say_what_the_dead_had_said() -> None:
 
 def server(mode: str = "sync", *, chunks: int = 1) -> ServerCore:
     """Two groups, of workers 0 and 1, and of worker 2; all have told their settings."""
-    core = ServerCore(
+    core = assemble_core(
         server=0,
-        policy=policy_for(mode, staleness=3),
+        make_rule=rule_for(mode, staleness=3),
         groups=[(0, 1), (2,)],
         survives_workers=True,
         reforms=True,

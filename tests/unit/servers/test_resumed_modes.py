@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.chunks.policy import Changing, Ssp
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.assembly import assemble_core
+from tests.support.rules import switching
 
 
 def highest_sent(first: FirstClocks | None, *changes: ChangeMode) -> int:
-    core = ServerCore(
-        server=0, policy=Changing(Ssp(3)), groups=((0,), (1,)), first=first, changes=changes
-    )
+    rule = switching((0, "ssp", 3), *(each[:3] for each in changes))
+    core = assemble_core(server=0, make_rule=rule, groups=((0,), (1,)), first=first)
     return core.highest_sent
 
 

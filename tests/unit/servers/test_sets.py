@@ -38,19 +38,18 @@ from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.actions import (
     BeginLevel,
-    ChangeMode,
     Contribution,
     Load,
     SlotContent,
     Step,
     Unchanged,
 )
-from psdist.servers.protocol.chunks.policy import Changing, Policy, policy_for
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.sets import SetNumbers
-from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ReplyFrame, ServerOptions
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
+from tests.support.rules import switching
 
 LADDER = CodecWire(
     push=Raw(), reply=Raw(), seed=0, is_ladder=True,
@@ -164,15 +163,13 @@ def make_loop(
 ) -> tuple[ServerLoop, Wire]:
     """``is_changed``: the coordinator changes the mode, or codecs of a ladder."""
 
-    def make_policy() -> Policy:
-        sync = policy_for("sync", staleness=0)
-        return Changing(sync, keeps_mode=codecs.is_ladder) if is_changed else sync
-
+    switches = is_changed and not codecs.is_ladder
+    rule = switching((0, "sync", 0)) if switches else rule_for("sync")
     wire = Wire()
     loop = ServerLoop(
         wire,  # type: ignore[arg-type] # as much of a transport as it needs
-        lambda _set_index, resumed_up_to: ServerCore(
-            server=1, policy=make_policy(), groups=[(0,), (1,)],
+        lambda _set_index, resumed_up_to: assemble_core(
+            server=1, make_rule=rule, groups=[(0,), (1,)],
             resumed_up_to=resumed_up_to,
         ),
         ServerOptions(
@@ -244,8 +241,9 @@ def test_a_change_is_answered_once_and_rules_every_set_from_a_round_of_its_own()
     commit = CommitMode(number=1, rounds=[6, 11, 20], mode="ssp", staleness=2)
     assert tell(loop, wire, from_coordinator(commit)) == []
     for each, start in zip(loop.sets, (6, 11), strict=True):
-        (change,) = each.core._changes
-        assert change == ChangeMode(start, "ssp", 2, 1)
+        rule = each.core.rule
+        needed = [rule.required_min_done(at) for at in (start - 1, start)]
+        assert needed == [start - 1, start - 2]
     # A set that is described later has its round from what was said then.
     assert tell(loop, wire, registers(0, 2)) == [(worker_id(0), Registered(group=0, server=1), 2)]
 
@@ -307,7 +305,7 @@ def test_only_the_coordinator_says_that_the_job_is_complete() -> None:
 def test_a_message_to_the_coordinator_is_refused_by_a_server_that_is_not_it() -> None:
     loop, wire = make_loop()
     enter = Enter(worker=0, seq=1, name="barrier", payload=b"")
-    with pytest.raises(ProtocolError, match="sent Enter, which no server takes"):
+    with pytest.raises(ProtocolError, match="sent Enter, which this set does not take"):
         tell(loop, wire, ControlArrived(worker_id(0), enter))
 
 

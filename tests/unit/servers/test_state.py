@@ -48,7 +48,7 @@ from psdist.servers.protocol.actions import (
     Step,
     Unchanged,
 )
-from psdist.servers.protocol.chunks.policy import Changing, Policy, policy_for
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.state import ServerCore
 
 HYPER = pack_hyperparameters([{"lr": 0.1}])
@@ -81,9 +81,9 @@ def groups_of(sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def make_core(mode: str, *, groups: int = 2, server: int = 0, pipeline: int = 0) -> ServerCore:
-    return ServerCore(
+    return assemble_core(
         server=server,
-        policy=policy_for(mode, staleness=1),
+        make_rule=rule_for(mode, staleness=1),
         groups=[(worker,) for worker in range(groups)],
         pipeline=pipeline,
     )
@@ -98,13 +98,15 @@ def core_of(
     registered: int | None = None,
     sizes: tuple[int, ...] = (),
     order: tuple[int, ...] = (),
-    policy: Policy | None = None,
+    survives_workers: bool = False,
 ) -> ServerCore:
     """A server on which groups, of one worker unless ``sizes`` says more, have registered and their
     leaders told their settings."""
     members = groups_of(sizes or (1,) * groups)
-    policy = policy or policy_for(mode, staleness=1)
-    core = ServerCore(server=0, policy=policy, groups=members)
+    rule = rule_for(mode, staleness=1)
+    core = assemble_core(
+        server=0, make_rule=rule, groups=members, survives_workers=survives_workers
+    )
     setup = Setup(partition=b"", optimizer="", hyper=b"", order=list(order))
     core.handle(ControlArrived(worker_id(0), setup))
     core.handle(built(chunks, [Frame(capacity=4) for _ in range(slots)]))
@@ -353,7 +355,7 @@ def test_initial_values_and_pushes_have_a_rule_each(kind: Kind) -> None:
         if is_right:
             assert only(actions, Load, Step)
             return
-        core._updates.pool.release(accept.slot)
+        core.rule.pool.release(accept.slot)
 
 
 def test_a_second_model_is_refused_whether_or_not_the_first_is_built() -> None:
@@ -532,7 +534,7 @@ TWO_GROUPS = pack_hyperparameters([{"lr": 0.1}, {"lr": 0.2}])
          "sent hyperparameters of 2 optimizer groups; the model has 1"),
         (1, [Settings(version=2, hyper=b"x", absent=[])],
          "sent malformed hyperparameters in a message: not a list of maps"),
-        (1, [Done(worker=1, statistics={})], "sent Done, which no server takes"),
+        (1, [Done(worker=1, statistics={})], "sent Done, which this set does not take"),
     ],
 )  # fmt: skip
 def test_control_messages_that_cannot_be_fail_the_job_naming_who_sent_them(
@@ -783,8 +785,7 @@ def test_a_push_without_a_gradient_gets_the_receipt_that_it_asks_for(dtype: Dtyp
 
 
 def test_all_workers_hear_of_other_codecs_before_the_first_parameters_for_that_round() -> None:
-    policy = Changing(policy_for("sync", staleness=0), keeps_mode=True)
-    core = core_of("sync", policy=policy)
+    core = core_of("sync")
     assert core.handle(HoldRounds()) == []
     for group in range(2):
         assert only(push(core, group, 0), Reply) == [], "kept back"

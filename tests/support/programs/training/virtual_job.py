@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -55,9 +56,11 @@ def run_virtually(
     seed: int = 0,
     link: LinkModel | None = None,
     resumes: bool = False,
+    fails: tuple[int, int] | None = None,
 ) -> Outcome:
     """Run ``case`` to its end; whatever a worker or a server raises is raised here. ``resumes``:
-    with the run that is in ``path`` already, as with ``--resume``."""
+    with the run that is in ``path`` already, as with ``--resume``; ``fails``: a peer, and how often
+    the script of the last worker sleeps before it fails."""
     path.mkdir(parents=True, exist_ok=True)
     begun = Begun(path=path)
     if resumes:
@@ -84,18 +87,25 @@ def run_virtually(
             worker=worker,
             channel=channels[worker.index] if worker is not None else AloneChannel(),
             board=board,
+            buddies=_buddies_of(case),
         )
+        if context.buddies:
+            context.begin_job(1, case.config)
         context.go_on(begun.checkpoint, begun.attempt, begun.fidelity)
         return context
 
     for index in range(case.num_workers):
         worker = _Worker(index)
         context = world_of(worker_id(index), case.servers + index, worker)
-        worker.run = _script_of(case, context, worker, path)
+        sleep = worker.pause
+        if fails is not None and index == case.num_workers - 1:
+            sleep = partial(_fail_later, network, worker, fails[0], [fails[1]])
+        worker.run = _script_of(case, context, path, sleep)
         workers.append(worker)
         network.spawn(worker_id(index), worker.actor())
     for index in range(case.servers):
-        actor = server_actor(world_of(server_id(index), index, None), network.endpoint(index))
+        context = world_of(server_id(index), index, None)
+        actor = server_actor(context, context.transport)
         network.spawn(server_id(index), actor)
 
     num_threads = torch.get_num_threads()
@@ -139,10 +149,32 @@ def _start(*, broadcast: Any, **_: object) -> GroupChannel:
     return channel
 
 
-def _script_of(case: Case, context: RankContext, worker: _Worker, path: Path) -> Callable[[], None]:
+def _buddies_of(case: Case) -> tuple[int, ...]:
+    """Return the server that stores the replica of each server's shard; () without replicas."""
+    if case.config.replication == "none":
+        return ()
+    return tuple((server + 1) % case.servers for server in range(case.servers))
+
+
+def _fail_later(
+    network: VirtualNetwork, worker: _Worker, peer: int, left: list[int], sleep_s: float
+) -> None:
+    """Sleep; ``peer`` fails before if none of the times is left."""
+    if not left[0]:
+        network.crash(peer)
+    left[0] -= 1
+    worker.pause(sleep_s)
+
+
+def _script_of(
+    case: Case,
+    context: RankContext,
+    path: Path,
+    sleep: Callable[[float], None],
+) -> Callable[[], None]:
     def run() -> None:
         job = Job(context)
-        result = case.script(job, Stage(path=path, sleep=worker.pause, now_s=context.now_s))
+        result = case.script(job, Stage(path=path, sleep=sleep, now_s=context.now_s))
         torch.save(result, result_path(path, job.worker))
         job.finish()
 
@@ -222,6 +254,10 @@ class _VirtualWorld(RankContext):
     board: list[bytes]
     """What the chief has broadcast so far, for all workers."""
     num_read: int = field(default=0)
+
+    @property
+    def survives_workers(self) -> bool:
+        return self.config.max_deaths > 0
 
     def waiting(self, *, has_deadline: bool = True) -> Waiting:  # noqa: ARG002
         assert self.worker is not None

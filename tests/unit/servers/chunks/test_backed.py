@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from psdist.protocol.control import CloseRound, Register, Settings, Setup, Suspend
@@ -11,8 +12,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import Accept, Built, HeldBlocks, LeftOut, StartSum, Step
-from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.assembly import assemble_core
+from psdist.servers.protocol.rules.backup import Backup
 
 MINE = 1
 """The chunk that this server has; the other server has chunk 0, which all send first."""
@@ -21,9 +22,8 @@ MINE = 1
 class Backed:
     def __init__(self) -> None:
         groups = [(0,), (1,), (2,)]
-        self.core = ServerCore(
-            server=0, policy=policy_for("sync", staleness=0), groups=groups, backup=1, wait_every=9
-        )
+        rule = partial(Backup, backup=1, wait_every=9)
+        self.core = assemble_core(server=0, make_rule=rule, groups=groups)
         self.core.handle(
             ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b""))
         )
@@ -102,6 +102,6 @@ def test_a_late_update_needs_no_turn_where_few_slots_are_free() -> None:
     backed = Backed()
     backed.close(0, 1, missed=2)
     backed.offer(2)
-    early = backed.core._updates.slots_needed(MINE, 1)
-    late = backed.core._updates.slots_needed(MINE, 2)
+    early = backed.core.rule.slots_needed(MINE, 1)
+    late = backed.core.rule.slots_needed(MINE, 2)
     assert late < early

@@ -36,9 +36,8 @@ from psdist.servers.protocol.actions import (
     Step,
     Unchanged,
 )
-from psdist.servers.protocol.chunks.clipping import Clipped, coefficient
-from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.assembly import assemble_core, rule_for
+from psdist.servers.protocol.rules.clipping import Clipped, coefficient
 
 HYPER = pack_hyperparameters([{"lr": 0.1}])
 NORM = 2.0
@@ -57,9 +56,9 @@ class Server:
         mode: str = "sync",
         order: Sequence[int] = (),
     ) -> None:
-        self.core = ServerCore(
+        self.core = assemble_core(
             server=1,
-            policy=policy_for(mode, staleness=1),
+            make_rule=rule_for(mode, staleness=1),
             groups=[(group,) for group in range(groups)],
         )
         self.setup = Setup(partition=b"", optimizer="", hyper=b"", max_norm=NORM, order=list(order))
@@ -135,12 +134,12 @@ class Server:
 
     @property
     def clipped(self) -> Clipped:
-        assert isinstance(self.core._updates, Clipped)
-        return self.core._updates
+        assert isinstance(self.core.rule, Clipped)
+        return self.core.rule
 
     @property
     def num_free(self) -> int:
-        return self.core._updates.pool.num_free
+        return self.core.rule.pool.num_free
 
 
 def kinds(actions: Sequence[Any]) -> list[type]:
@@ -397,7 +396,7 @@ def test_a_second_push_or_one_that_asks_for_nothing_gets_no_receipt() -> None:
 def test_a_push_that_is_answered_at_once_needs_no_receipt(mode: str, held: int) -> None:
     """Whether its sender is sent parameters or holds them already."""
     header = Server((1,)).header(0, 0, 0)._replace(flags=Flag.RECEIPT, chunk_version=held)
-    core = ServerCore(server=1, policy=policy_for(mode, staleness=0), groups=[(0,), (1,)])
+    core = assemble_core(server=1, make_rule=rule_for(mode, staleness=0), groups=[(0,), (1,)])
     core.handle(
         ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"", max_norm=0.0))
     )
@@ -482,13 +481,13 @@ def test_a_server_that_holds_nothing_is_told_nothing() -> None:
 def test_where_updates_are_applied_on_arrival_servers_do_not_clip(mode: str) -> None:
     server = Server((1,), mode=mode)
     assert kinds(server.push(0, 0))[0] is Step
-    told = "server 0 sent sums of squares of a set whose gradients nobody clips here"
+    told = "server 0 sent SumsOfSquares, which this set does not take"
     assert told in str(failure(server.told(0, 1.0)))
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf, -1.0])
 def test_a_norm_that_is_none_is_refused(norm: float) -> None:
-    core = ServerCore(server=1, policy=policy_for("sync", staleness=0), groups=[(0,)])
+    core = assemble_core(server=1, make_rule=rule_for("sync", staleness=0), groups=[(0,)])
     setup = Setup(partition=b"", optimizer="", hyper=b"", max_norm=norm)
     error = failure(core.handle(ControlArrived(worker_id(0), setup)))
     assert str(error) == f"server 1: worker 0 sent Setup with the norm {norm} to clip to"
@@ -536,10 +535,10 @@ def learn_the_last_squares_and_do_nothing(server: Server) -> None:
 @pytest.mark.parametrize(
     ("break_it", "told"),
     [
-        (forget_that_it_is_held, r"chunk 0 could go on and does not: \[\]"),
+        (forget_that_it_is_held, r"chunk 0 is stuck; missing: \[\]"),
         (let_the_frontier_stay, r"chunks \[\] are held, not \[0\]"),
         (hold_what_nobody_brought, r"a chunk of \[0, 1\] is held without a contribution"),
-        (know_too_early, r"chunk 0 could go on and does not: \[\]"),
+        (know_too_early, r"chunk 0 is stuck; missing: \[\]"),
         (learn_the_last_squares_and_do_nothing, "the coefficient None, all told: True"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.servers.protocol.chunks.closing import Closed, Closing, Rounds
+from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
 
 ALL = [0, 1, 2]
 

@@ -8,12 +8,13 @@ from psdist.errors import InvariantError
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import Action, Reply, ReplyFlow, ReplyToken, Unchanged
+from psdist.servers.protocol.assembly import rule_for
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
-from psdist.servers.protocol.chunks.policy import Policy, Ssp, Sync
-from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.chunks.reply_window import ReplyWindow
+from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.settings import PushSettings
+from tests.support.rules import made
 
 ME, OTHER = worker_id(0), worker_id(1)
 
@@ -21,14 +22,14 @@ ME, OTHER = worker_id(0), worker_id(1)
 class Server:
     """Chunks of 10 bytes, at most 20 bytes under way to a worker; the last one is read first."""
 
-    def __init__(self, policy: Policy, *, chunks: int = 5, groups: int = 1) -> None:
+    def __init__(self, rule: MakeRule, *, chunks: int = 5, groups: int = 1) -> None:
         self.limits = Limits([0] * groups)
         for group in range(groups):
             self.limits.count(group)
         self.chunks = [
             ChunkState(index, ChunkClock(self.limits), is_loaded=True) for index in range(chunks)
         ]
-        self.replies = Replies(server=0, policy=policy, pipeline=0)
+        self.replies = made(rule).replies
         rank = list(reversed(range(chunks)))
         self.replies.build(ReplyFlow(sizes=[10] * chunks, rank=rank, most_bytes=20))
         self.open: dict[tuple[int, int], ReplyToken] = {}
@@ -55,7 +56,7 @@ class Server:
 
 
 def test_two_are_under_way_and_the_rest_leaves_in_the_order_of_the_forward_pass() -> None:
-    server = Server(Sync())
+    server = Server(rule_for("sync"))
     assert [server.push(chunk) for chunk in range(5)] == [[0], [1], [], [], []]
     assert server.sent(1) == [4]
     assert server.sent(0) == [3]
@@ -65,7 +66,7 @@ def test_two_are_under_way_and_the_rest_leaves_in_the_order_of_the_forward_pass(
 
 
 def test_each_worker_has_a_window_of_its_own() -> None:
-    server = Server(Ssp(3), groups=2)
+    server = Server(rule_for("ssp", staleness=3), groups=2)
     assert [server.push(chunk) for chunk in range(3)] == [[0], [1], []]
     assert [server.push(chunk, worker=1) for chunk in range(3)] == [[0], [1], []]
     assert server.sent(0, worker=1) == [2]
@@ -81,7 +82,7 @@ def test_one_that_is_larger_than_the_window_leaves_alone() -> None:
 
 
 def test_a_push_that_proves_what_has_arrived_lets_others_leave() -> None:
-    server = Server(Sync())
+    server = Server(rule_for("sync"))
     for chunk in range(4):
         server.push(chunk)
     token = server.open[ME, 0]
@@ -93,7 +94,7 @@ def test_a_push_that_proves_what_has_arrived_lets_others_leave() -> None:
 
 
 def test_what_has_not_changed_and_what_is_pulled_never_waits() -> None:
-    server = Server(Sync())
+    server = Server(rule_for("sync"))
     server.push(0)
     server.push(1)
     chunk = server.chunks[2]
@@ -110,7 +111,7 @@ def test_what_has_not_changed_and_what_is_pulled_never_waits() -> None:
 
 
 def test_a_parked_pull_leaves_as_soon_as_it_is_allowed() -> None:
-    server = Server(Ssp(0), groups=2)
+    server = Server(rule_for("ssp"), groups=2)
     for chunk in range(2):
         server.push(chunk)
         server.push(chunk, worker=1)
@@ -121,7 +122,7 @@ def test_a_parked_pull_leaves_as_soon_as_it_is_allowed() -> None:
 
 
 def test_a_parked_reply_that_is_allowed_waits_as_well() -> None:
-    server = Server(Ssp(0), groups=2)
+    server = Server(rule_for("ssp"), groups=2)
     for chunk in range(3):
         assert server.push(chunk) == []
     assert server.push(0, worker=1) == [0, 0]
@@ -133,7 +134,7 @@ def test_a_parked_reply_that_is_allowed_waits_as_well() -> None:
 
 def test_what_a_group_that_counts_again_forbids_meanwhile_is_parked() -> None:
     """Group 1 stops, group 0 goes on without it, and its reply waits when group 1 comes back."""
-    server = Server(Ssp(0), groups=2)
+    server = Server(rule_for("ssp"), groups=2)
     for chunk in range(3):
         server.push(chunk, worker=1)
     for chunk in range(3):
@@ -153,7 +154,7 @@ def test_what_a_group_that_counts_again_forbids_meanwhile_is_parked() -> None:
 
 
 def test_what_waits_for_the_dead_is_forgotten_and_others_keep_theirs() -> None:
-    server = Server(Ssp(3), groups=2)
+    server = Server(rule_for("ssp", staleness=3), groups=2)
     for worker in range(2):
         for chunk in range(4):
             server.push(chunk, worker=worker)
@@ -183,7 +184,7 @@ def test_it_notices_a_window_that_is_overfull_and_one_that_is_not_used() -> None
         window.check_invariants()
     window.close(tokens[0])
     tokens[1].is_sent = True
-    with pytest.raises(InvariantError, match="is over, and counts"):
+    with pytest.raises(InvariantError, match="was sent and still counts"):
         window.check_invariants()
     window = ReplyWindow(flow)
     window.add(ChunkState(0, ChunkClock(Limits([0]))), PendingReply(ME, 0, 0))

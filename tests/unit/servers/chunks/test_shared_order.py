@@ -27,8 +27,7 @@ from psdist.servers.protocol.actions import (
     Reply,
     ReplySent,
 )
-from psdist.servers.protocol.chunks.policy import policy_for
-from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 
 NUM_CHUNKS = 16
 CREDITS = 4
@@ -50,8 +49,8 @@ def iterate(
     replies come before nothing happens any more. ``told``: the order that the chief has told;
     ``is_refusing``: whether the server refuses another one."""
     groups = range(len(orders))
-    core = ServerCore(
-        server=0, policy=policy_for("sync", staleness=0), groups=[(group,) for group in groups]
+    core = assemble_core(
+        server=0, make_rule=rule_for("sync", staleness=0), groups=[(group,) for group in groups]
     )
     if not is_refusing:
         core._refuse_order = lambda *_: None  # type: ignore[method-assign,assignment,return-value]

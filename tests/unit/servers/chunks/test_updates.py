@@ -25,8 +25,8 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
+from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply
-from psdist.servers.protocol.chunks.policy import policy_for
 from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER
 from psdist.servers.protocol.state import ServerCore
 
@@ -34,7 +34,7 @@ from psdist.servers.protocol.state import ServerCore
 def server(mode: str) -> ServerCore:
     """Two groups, two chunks. Group 1's push of chunk 0 waits (sync: for group 0 in turn), and a
     second one of its is held."""
-    core = ServerCore(server=0, policy=policy_for(mode, staleness=0), groups=[(0,), (1,)])
+    core = assemble_core(server=0, make_rule=rule_for(mode, staleness=0), groups=[(0,), (1,)])
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     rule = PayloadRule(
         codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,) * 2, smallest=(4, 4),
@@ -72,8 +72,8 @@ def forget_where_an_offer_waits(core: ServerCore) -> None:
 
 
 def forget_where_a_push_waits(core: ServerCore) -> None:
-    core._updates.pool._held.clear()
-    for queue in core._updates.pool._queues.values():
+    core.rule.pool._held.clear()
+    for queue in core.rule.pool._queues.values():
         queue.clear()
     core._replies.blocked.clear()
 
@@ -83,7 +83,7 @@ def forget_where_a_reply_waits(core: ServerCore) -> None:
 
 
 def free_a_slot_in_use(core: ServerCore) -> None:
-    core._updates.pool._free.append(Frame(capacity=4))
+    core.rule.pool._free.append(Frame(capacity=4))
 
 
 def turn_to_who_has_pushed(core: ServerCore) -> None:
@@ -95,7 +95,7 @@ def turn_to_the_first_of_two_that_have_pushed(core: ServerCore) -> None:
 
 
 def forget_in_which_queue_an_offer_waits(core: ServerCore) -> None:
-    for queue in core._updates.pool._queues.values():
+    for queue in core.rule.pool._queues.values():
         queue.clear()
 
 
@@ -108,11 +108,11 @@ def have_gathered_all_and_not_step(core: ServerCore) -> None:
 def lose_the_frontier(core: ServerCore) -> None:
     for group in (0, 1):
         core._chunks[1].clock.advance(group)
-    core._updates._frontier._at = 1  # type: ignore[attr-defined]
+    core.rule._frontier._at = 1  # type: ignore[attr-defined]
 
 
 def contradict_its_pool(core: ServerCore) -> None:
-    core._updates.pool._held[1] = {}
+    core.rule.pool._held[1] = {}
 
 
 def contradict_its_chunks(core: ServerCore) -> None:
@@ -152,9 +152,9 @@ def test_a_server_that_contradicts_itself_is_caught(
 
 def loaded(mode: str, *, groups: int = 2, staleness: int = 0) -> ServerCore:
     """One chunk with its initial values, nothing pushed."""
-    core = ServerCore(
+    core = assemble_core(
         server=0,
-        policy=policy_for(mode, staleness=staleness),
+        make_rule=rule_for(mode, staleness=staleness),
         groups=[(group,) for group in range(groups)],
     )
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
@@ -279,7 +279,7 @@ def test_a_sum_is_in_a_slot_as_much_as_what_waits_for_its_turn() -> None:
     core = loaded("sync")
     send(core, Kind.PUSH, 0, clock=0)
     core.check_invariants()
-    core._updates.pool._free.append(Frame(capacity=4))
+    core.rule.pool._free.append(Frame(capacity=4))
     with pytest.raises(InvariantError, match="1 receive slots in use, more than were taken"):
         core.check_invariants()
 
@@ -293,7 +293,7 @@ def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
     with pytest.raises(InvariantError):
         core.check_invariants(1)
     core = server(mode)
-    core._updates.pool._free.append(core._updates.pool._free[0])  # the pool is no chunk's
+    core.rule.pool._free.append(core.rule.pool._free[0])  # the pool is no chunk's
     core._membership.pushing.clear()  # nor are the workers
     core.check_invariants(0)
     with pytest.raises(InvariantError):
@@ -304,7 +304,7 @@ def test_what_waits_on_one_chunk_is_no_matter_of_another() -> None:
     core = server("sync")
     core._chunks[1].pushes[0] = core._chunks[0].pushes[1]
     core.check_invariants(0)
-    with pytest.raises(InvariantError, match="on chunk 1 something waits, and nobody knows"):
+    with pytest.raises(InvariantError, match="chunk 1 is blocked and not listed in blocked"):
         core.check_invariants(1)
 
 
@@ -363,14 +363,14 @@ def test_who_stops_makes_those_chunks_go_on_that_stand_where_it_has_stopped() ->
     for group in (0, 1, 2):
         send(core, Kind.PUSH, group, clock=0)
     send(core, Kind.PUSH, 0, clock=1)
-    assert core._waiting_at(0) == ()
-    assert core._waiting_at(1) == (core._chunks[0],)
-    assert core._waiting_at(2) == ()
+    assert core.rule._waiting_at(0) == ()
+    assert core.rule._waiting_at(1) == (core._chunks[0],)
+    assert core.rule._waiting_at(2) == ()
 
 
 def test_a_group_that_comes_while_a_step_waits_for_a_buffer_is_waited_for() -> None:
     """It registers before anything was done without it."""
-    core = ServerCore(server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,), (2,)])
+    core = assemble_core(server=0, make_rule=rule_for("sync"), groups=[(0,), (1,), (2,)])
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     rule = PayloadRule(
         codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,), smallest=(4,), largest=(4,)
@@ -399,13 +399,13 @@ def test_a_reply_that_was_sent_matters_where_a_step_waits_for_its_buffer_only(mo
     def proceed(_: Any) -> list[Any]:
         raise AssertionError
 
-    core._updates.proceed = proceed  # type: ignore[method-assign]
+    core.rule.proceed = proceed  # type: ignore[method-assign]
     assert core.handle(ReplySent(reply.token)) == []
 
 
 def test_who_stops_may_make_the_next_chunk_the_one_that_a_slot_is_kept_for() -> None:
     """Chunk 0 waits for group 1 alone, chunk 1 for both; two slots serve the lower one."""
-    core = ServerCore(server=0, policy=policy_for("sync", staleness=0), groups=[(0,), (1,)])
+    core = assemble_core(server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,), (1,)])
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     rule = PayloadRule(
         codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,) * 2, smallest=(4, 4),
@@ -478,7 +478,7 @@ def test_a_suspension_that_is_too_late_is_the_leaders_all_the_same() -> None:
 def test_a_push_that_the_chunk_contains_takes_a_slot_out_of_its_turn() -> None:
     """It comes again behind the death of the server that it was sent to, and goes at once."""
     core = server("sync")
-    needed = core._updates.slots_needed
+    needed = core.rule.slots_needed
     assert needed(0, 1) == EARLY
     core._chunks[0].contained_offers.add(1)
     assert needed(0, 1) == ADDS

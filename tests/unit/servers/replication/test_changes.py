@@ -26,7 +26,8 @@ from psdist.servers.protocol.actions import (
     SendControl,
     Unchanged,
 )
-from psdist.servers.protocol.chunks.policy import BARRED, Changing, Policy, Sync, policy_for
+from psdist.servers.protocol.assembly import assemble_core
+from psdist.servers.protocol.chunks.replies import BARRED
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.modes import ModeChanges
 from psdist.servers.protocol.replication.records import (
@@ -39,9 +40,13 @@ from psdist.servers.protocol.replication.records import (
     ValuesRecord,
 )
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules.rule import MakeRule
+from psdist.servers.protocol.rules.sync import Sync
 from psdist.servers.protocol.state import ServerCore
+from tests.support.rules import switching
 from tests.unit.servers.replication.test_machines import step
 
+SWITCHING = switching((0, "sync", 0), (9, "async", 0))
 TO_SSP = ModeRecord(round=5, mode="ssp", staleness=2, number=1)
 
 
@@ -60,12 +65,11 @@ def picture(*records: Record) -> ShardState:
 
 
 def going_on(
-    known: ShardState, *, policy: Policy | None = None, **built: Any
+    known: ShardState, *, rule: MakeRule = SWITCHING, **built: Any
 ) -> tuple[ServerCore, list[Action]]:
     """And what it does first."""
-    core = ServerCore(
-        server=1, policy=policy or Changing(Sync()), groups=[(0,), (1,)], picture=known,
-        changes=[ChangeMode(9, "async", 0)],
+    core = assemble_core(
+        server=1, make_rule=rule, groups=[(0,), (1,)], picture=known,
     )  # fmt: skip
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     rule = PayloadRule(
@@ -80,7 +84,7 @@ def going_on(
 
 def test_it_judges_each_round_by_the_mode_that_its_server_was_told() -> None:
     core, begun = going_on(picture(TO_SSP))
-    required = core._policy.required_min_done
+    required = core.rule.required_min_done
     assert [required(4), required(5), required(10)] == [4, 3, 8]
     assert begun == [], "its log has the modes already"
     assert core.modes == [ChangeMode(5, "ssp", 2, 1)]
@@ -91,7 +95,7 @@ def test_it_judges_each_round_by_the_mode_that_its_server_was_told() -> None:
 def test_what_its_server_has_answered_to_a_proposal_holds_for_it() -> None:
     core, _ = going_on(picture(HeldRoundsRecord(highest=3)))
     assert (core.highest_sent, core.held_above) == (3, 3)
-    assert core._policy.required_min_done(4) == BARRED
+    assert core.rule.replies.required_min_done(4) == BARRED
     core.handle(HoldRounds())
     assert core.highest_sent == 3
     assert going_on(picture(HeldRoundsRecord(highest=3), TO_SSP))[0].held_above is None
@@ -100,13 +104,13 @@ def test_what_its_server_has_answered_to_a_proposal_holds_for_it() -> None:
 def test_where_that_had_answered_nothing_it_may_have_sent_what_its_copy_allows() -> None:
     core, _ = going_on(picture())
     assert (core.highest_sent, core.held_above) == (4, None)
-    pipelined = ServerCore(
-        server=1, policy=Changing(policy_for("ssp", staleness=2)), groups=[(0,), (1,)], pipeline=1,
+    pipelined = assemble_core(
+        server=1, make_rule=switching((0, "ssp", 2)), groups=[(0,), (1,)], pipeline=1,
         picture=picture(),
     )  # fmt: skip
     assert pipelined.highest_sent == 5
-    nothing = ServerCore(
-        server=1, policy=Changing(Sync()), groups=[(0,), (1,)],
+    nothing = assemble_core(
+        server=1, make_rule=SWITCHING, groups=[(0,), (1,)],
         picture=ShardState(chunks=(), num_groups=2, num_state_parts=0),
     )  # fmt: skip
     assert nothing.highest_sent == -1
@@ -114,7 +118,7 @@ def test_where_that_had_answered_nothing_it_may_have_sent_what_its_copy_allows()
 
 def test_it_tells_every_worker_of_the_codecs_once_more_and_takes_a_change_once() -> None:
     changes = [LevelRecord(number=1, round=2, level=3), LevelRecord(number=2, round=7, level=1)]
-    core, begun = going_on(picture(*changes), policy=Changing(Sync(), keeps_mode=True))
+    core, begun = going_on(picture(*changes), rule=Sync)
     told = [BeginCodecs(number=n, round=at, level=level) for n, at, level in ((1, 2, 3), (2, 7, 1))]
     workers = sorted(map(worker_id, (0, 1)))
     assert begun == [SendControl(worker, message) for message in told for worker in workers]
@@ -148,7 +152,7 @@ def test_what_a_group_was_sent_by_a_dead_server_it_is_sent_in_full(is_apart: boo
     ("records", "words"),
     [
         ([TO_SSP, TO_SSP], "the mode of round 5 in change 1"),
-        ([HeldRoundsRecord(highest=3)] * 2, "held back twice"),
+        ([HeldRoundsRecord(highest=3)] * 2, "a second hold"),
         ([HeldRoundsRecord(highest=-2)], "rounds above -2"),
         ([LevelRecord(number=2, round=1, level=1)], "change 2 of the codecs after 0"),
     ],

@@ -129,28 +129,28 @@ def test_a_pair_on_one_host_is_warned_of_and_a_single_server_refused() -> None:
 
 
 def test_what_is_said_behind_a_record_waits_for_the_buddy_in_order() -> None:
-    primary = Primary(server=1, buddy=BUDDY)
+    primary = Primary(server=1, replica=BUDDY)
     assert not primary.hold("at once")
     assert [primary.count_record(), primary.count_record()] == [1, 2]
     assert primary.hold("behind 2")
     assert primary.count_record() == 3
     assert primary.hold("behind 3")
-    assert primary.on_recorded(BUDDY, 1) == []
+    assert primary.on_ack(BUDDY, 1) == []
     primary.check_invariants()
-    assert primary.on_recorded(BUDDY, 2) == ["behind 2"]
-    assert primary.on_recorded(BUDDY, 3) == ["behind 3"]
-    assert primary.is_told
+    assert primary.on_ack(BUDDY, 2) == ["behind 2"]
+    assert primary.on_ack(BUDDY, 3) == ["behind 3"]
+    assert primary.is_settled
     for peer, number in ((BUDDY, 4), (BUDDY, 3), (server_id(0), 3)):
-        with pytest.raises(ProtocolError, match="says that it holds"):
-            primary.on_recorded(peer, number)
+        with pytest.raises(ProtocolError, match="acknowledged"):
+            primary.on_ack(peer, number)
 
 
 def test_without_its_buddy_a_server_says_nothing_until_the_coordinator_has_spoken() -> None:
-    primary = Primary(server=1, buddy=BUDDY)
+    primary = Primary(server=1, replica=BUDDY)
     primary.count_record()
     assert primary.hold("first")
-    primary.on_buddy_lost()
-    assert primary.on_recorded(BUDDY, 1) == []
+    primary.on_replica_lost()
+    assert primary.on_ack(BUDDY, 1) == []
     assert primary.count_record() == 0, "nobody is told any more"
     assert primary.hold("second")
     assert primary.go_alone() == ["first", "second"]
@@ -159,10 +159,10 @@ def test_without_its_buddy_a_server_says_nothing_until_the_coordinator_has_spoke
 
 
 def test_what_the_buddy_had_before_it_was_lost_lets_nothing_new_go() -> None:
-    primary = Primary(server=1, buddy=BUDDY)
+    primary = Primary(server=1, replica=BUDDY)
     primary.count_record()
-    primary.on_recorded(BUDDY, 1)
-    primary.on_buddy_lost()
+    primary.on_ack(BUDDY, 1)
+    primary.on_replica_lost()
     assert primary.count_record() == 0
     assert primary.hold("about a change that one server has")
 
@@ -181,10 +181,10 @@ def test_a_buddy_takes_a_few_records_and_carries_them_out_in_order() -> None:
     assert replica.on_arrived(server_id(1), 2, 0, "two") == []
     ready = replica.on_arrived(server_id(1), 1, 0, "one")
     assert [each.content for each in ready] == ["one", "two"]
-    assert [each.ticket for each in replica.on_carried_out(1)] == [5]
+    assert [each.ticket for each in replica.on_applied(1)] == [5]
     with pytest.raises(ProtocolError, match="offers record 9 after 6"):
         replica.on_offered(offered(9))
-    with pytest.raises(ProtocolError, match="keeps the copy of 1's"):
+    with pytest.raises(ProtocolError, match="keeps the replica of server 1"):
         replica.on_offered(offered(7, server_id(0)))
     replica.close()
     assert replica.on_offered(offered(7)) == []
@@ -223,7 +223,7 @@ def test_a_picture_contains_every_update_once_and_in_order() -> None:
         MemberRecord(kind="death", group=0, clock=0, workers=1),
         ValuesRecord(chunk=0, group=0, clock=-1, number=0),
     ):
-        with pytest.raises(ProtocolError, match="the records of a shard tell of"):
+        with pytest.raises(ProtocolError, match="the records of a shard contain"):
             picture.apply(bad)
     picture.apply(MemberRecord(kind="suspend", group=1, clock=2, workers=1))
     assert picture.stops == [0, 2]

@@ -151,63 +151,63 @@ def test_a_few_chunks_are_under_way_and_one_that_is_not_ready_waits() -> None:
     found = []
     for number in range(1, MOST_FILLING + 1):
         found.append(filling.next(lambda *each: each not in unready))
-        filling.on_told(number)
+        filling.on_sent(number)
     assert found == [(0, 3), (1, 0)]
     assert filling.next(lambda *_each: True) is None, "enough are under way"
-    filling.on_held(2)
+    filling.on_ack(2)
     assert filling.next(lambda *each: each not in unready) == (1, 1)
-    filling.on_told(3)
+    filling.on_sent(3)
     assert filling.next(lambda *each: each not in unready) is None
-    assert not filling.is_all_told
+    assert not filling.is_all_sent
     unready.clear()
     assert filling.next(lambda *each: each not in unready) == (0, 0)
-    filling.on_told(4)
-    assert filling.is_all_told
-    assert not filling.is_over(99)
+    filling.on_sent(4)
+    assert filling.is_all_sent
+    assert not filling.is_complete(99)
     filling.ends_with = 5
-    assert not filling.is_over(4)
-    assert filling.is_over(5)
+    assert not filling.is_complete(4)
+    assert filling.is_complete(5)
 
 
 def test_nothing_is_held_while_a_copy_is_filled_and_all_is_behind_it() -> None:
     first, second = server_id(2), server_id(3)
-    primary = Primary(server=1, buddy=first)
+    primary = Primary(server=1, replica=first)
     primary.count_record()
-    primary.on_buddy_lost()
+    primary.on_replica_lost()
     primary.go_alone()
     assert primary.count_record() == 0
     primary.begin_fill(second)
-    with pytest.raises(InvariantError, match="twice"):
+    with pytest.raises(InvariantError, match="fill two replicas"):
         primary.begin_fill(second)
     assert primary.count_record() == 1
-    assert not primary.is_told
+    assert not primary.is_settled
     assert not primary.hold("acknowledged by one")
-    assert primary.on_recorded(first, 1) == [], "last words of the one before"
+    assert primary.on_ack(first, 1) == [], "last words of the one before"
     primary.end_fill()
     assert primary.hold("behind the fill")
     primary.check_invariants()
-    assert primary.on_recorded(second, 1) == ["behind the fill"]
-    assert primary.is_told
-    primary.on_buddy_lost()
+    assert primary.on_ack(second, 1) == ["behind the fill"]
+    assert primary.is_settled
+    primary.on_replica_lost()
     assert primary.hold("nobody else has it")
     assert primary.go_alone() == ["nobody else has it"]
 
 
 def test_who_has_nobody_says_everything_and_the_next_one_may_die_in_a_fill() -> None:
-    primary = Primary(server=1, buddy=None)
+    primary = Primary(server=1, replica=None)
     assert not primary.hold("at once")
-    with pytest.raises(ProtocolError, match="nobody has been sent 0"):
-        primary.on_recorded(server_id(2), 1)
+    with pytest.raises(ProtocolError, match="no replica was sent 0"):
+        primary.on_ack(server_id(2), 1)
     primary.begin_fill(server_id(2))
     assert primary.count_record() == 1
-    primary.on_buddy_lost()
+    primary.on_replica_lost()
     assert primary.count_record() == 0
     assert not primary.hold("alone all the same")
     assert primary.go_alone() == []
     primary.begin_fill(server_id(3))
     assert primary.count_record() == 1
-    with pytest.raises(InvariantError, match="had not begun"):
-        Primary(server=1, buddy=None).end_fill()
+    with pytest.raises(InvariantError, match="has filled no replica"):
+        Primary(server=1, replica=None).end_fill()
 
 
 # -- who keeps it ----------------------------------------------------------------------------------
@@ -236,17 +236,19 @@ def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
     picture.apply(fill_record())
     assert picture.standings == [Standing.ACTIVE, Standing.SUSPENDED, Standing.DEAD]
     assert (picture.stops, picture.resumed_up_to, picture.dead) == ([0, 4, 0], 3, (2,))
-    with pytest.raises(ProtocolError, match="chunk 0, of which nothing was told"):
+    with pytest.raises(ProtocolError, match="chunk 0 before the chunk itself"):
         picture.apply(step(0, groups=[0], clocks=[5]))
     picture.apply(chunk_record(0, [5, 4, 1]))
     picture.apply(step(0, groups=[0], clocks=[5]))
     picture.apply(ValuesRecord(chunk=0, group=0, clock=6, number=3))
     picture.apply(MemberRecord(kind="resume", group=1, clock=0, workers=1))
-    with pytest.raises(ProtocolError, match="nothing of 1 chunks"):
+    with pytest.raises(ProtocolError, match="and 1 chunks did not"):
         picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=11, num_steps=6))
     picture.apply(chunk_record(2, [6, 4, 2]))
     assert not picture.is_complete
-    with pytest.raises(ProtocolError, match="a whole copy with 22 updates; 23 were told of"):
+    with pytest.raises(
+        ProtocolError, match="the end of a snapshot with 22 updates; 23 updates arrived"
+    ):
         picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=22, num_steps=6))
     picture.apply(SnapshotEnd(keeper=1, position=40, num_updates=23, num_steps=6))
     assert picture.is_complete
@@ -331,7 +333,7 @@ def test_what_cannot_be_told_of_a_fill_is_refused(records: list[Any]) -> None:
     picture, (*before, last) = filling_picture(), records
     for each in before:
         picture.apply(each)
-    with pytest.raises(ProtocolError, match="the records of a shard tell of"):
+    with pytest.raises(ProtocolError, match="the records of a shard contain"):
         picture.apply(last)
 
 
@@ -398,13 +400,13 @@ def test_a_chunk_is_the_same_behind_the_network() -> None:
         assert all(torch.equal(mine.elements[key], other.elements[key]) for key in other.elements)
     assert unpack_regions(record, data[:0], partition) == []
     for bad, words in (
-        (data[:-4], "fewer than it tells of"),
+        (data[:-4], "fewer than it describes"),
         (memoryview(bytes(data) + b"\0" * 4), f"bytes, not {len(data)}"),
     ):
         with pytest.raises(ProtocolError, match=words):
             unpack_regions(record, bad, partition)
     for wholes, words in (
-        (b"\x90", "says nothing of the state 'rows'"),
+        (b"\x90", "does not describe the state 'rows'"),
         (b"\xc1", "cannot be read"),
     ):
         damaged = dataclasses.replace(record, wholes=wholes)

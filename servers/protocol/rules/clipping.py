@@ -1,20 +1,20 @@
 """sync with clipping: chunks are held until the norm of the whole gradient is known; pure.
 
-A chunk whose contributions are complete is not stepped: its weighted mean moves out of the slot
-into *held* memory, and the slot is free. When all chunks of this server are held, it tells the
-other servers the sums of squares of its blocks. Who has those of all servers adds them in the order
-of chunks and blocks, so every server gets the same norm, bit by bit, however many there are; then
-the held chunks are stepped.
+A chunk whose contributions are complete is not stepped. Its weighted mean moves out of the slot
+into *held* memory, and the slot is free. When all chunks of this server are held, it sends the
+other servers the sums of squares of its blocks. A server that has the sums of all servers adds them
+in the order of chunks and blocks, so every server gets the same norm, bit by bit, for any number of
+servers. Then the held chunks are stepped.
 
-Servers meet in every round. Whoever contributed to one has pushed all of it, and has the reply
-about a chunk before it pushes that again: so no chunk of the next round is complete anywhere before
-its server knows the norm of this one, hence every server has told its sums of it, and none tells
-those of two rounds ahead. The sums that come are of the round that this server is in, or of the
-next one from a server that has heard from all a little earlier; these wait.
+Servers meet in every round. A group that contributed to a round has pushed all of it, and has the
+reply about a chunk before it pushes that chunk again. So no chunk of the next round is complete
+anywhere before its server has the norm of this one; hence every server has sent its sums of this
+round, and none sends sums two rounds ahead. The sums that arrive are of the round that this server
+is in, or of the next one if their sender received all sums a little earlier; these wait.
 
-    clipped = Clipped(membership=..., replies=..., server=0, max_norm=1.0)
-    clipped.on_held(Held(0, (4.0, 1.5)))                     # the executor has moved chunk 0
-    clipped.on_squares(server_id(1), SumsOfSquares(round=0, values=b"..."))
+    rule = Clipped(Sync(context), max_norm=1.0)
+    rule.on_held(Held(0, (4.0, 1.5)))                     # the executor has moved chunk 0
+    rule.takes[SumsOfSquares](server_id(1), SumsOfSquares(round=0, values=b"..."))
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from psdist.errors import InvariantError, NonFiniteGradientError, ProtocolError
+from psdist.errors import InvariantError, NonFiniteGradientError
 from psdist.protocol.control import SumsOfSquares
-from psdist.protocol.events import Frame
-from psdist.protocol.ids import describe_peer, server_id
+from psdist.protocol.ids import server_id
 from psdist.servers.protocol.actions import (
     Action,
+    Built,
     EmptyStep,
     Held,
-    HeldBlocks,
     Hold,
     SendControl,
     SlotContent,
@@ -41,14 +40,12 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
 from psdist.servers.protocol.chunks.frontier import PassingHeld
-from psdist.servers.protocol.chunks.gathering import Gathered
-from psdist.servers.protocol.chunks.replies import Replies
-from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.rules.gathering import Gathered
 
 
 def coefficient(squares: Iterable[float], max_norm: float) -> float:
-    """What a gradient is multiplied by whose blocks have these sums of squares: as torch's
-    clip_grad_norm_. Added one by one, in their order."""
+    """Return the factor that clips a gradient whose blocks have these sums of squares, as torch's
+    clip_grad_norm_ does. The sums are added one by one, in their order."""
     total = 0.0
     for each in squares:
         total += each
@@ -56,37 +53,37 @@ def coefficient(squares: Iterable[float], max_norm: float) -> float:
 
 
 class Clipped(Gathered):
-    def __init__(
-        self, *, membership: Membership, replies: Replies, server: int, max_norm: float
-    ) -> None:
-        super().__init__(membership=membership, replies=replies)
-        self._server = server
+    def __init__(self, plain: Gathered, *, max_norm: float) -> None:
+        """``plain``: the rule in place before the model was described, whose replies this rule
+        takes; ``max_norm``: above 0."""
+        super().__init__(plain.context)
+        self.replies = plain.replies
+        self.takes = {SumsOfSquares: self._on_squares}
         self._max_norm = max_norm
         self._round = 0
-        """Rounds that are over: in which every chunk here was stepped."""
+        """Rounds in which every chunk here was stepped."""
         self._owners: Sequence[int] = ()
         self._num_blocks: Sequence[int] = ()
         self._expected: Counter[int] = Counter()
-        """Other server -> how many values it tells; of those that hold chunks."""
+        """Other server that holds chunks -> number of sums that it sends."""
         self._is_empty: dict[int, bool] = {}
-        """Of the chunks that are held in this round: whether nobody brought a gradient."""
+        """Chunk that is held in this round -> True if no group sent a gradient."""
         self._squares: dict[int, Sequence[float]] = {}
-        """By chunk here, once it lies in held memory."""
+        """By chunk of this server that lies in held memory: the sums of its blocks."""
         self._told: dict[int, Sequence[float]] = {}
-        """By other server: what it has told in this round, chunk after chunk."""
+        """By other server: its sums of this round, chunk after chunk."""
         self._told_early: dict[int, Sequence[float]] = {}
-        """The same in the next round, by those that are there already."""
+        """By other server: its sums of the next round, from servers that are in it already."""
         self._coefficient: float | None = None
-        """Of this round, once it is known."""
+        """The factor of this round, once it is known."""
 
-    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
-        super().build(chunks, slots)
+    def build(
+        self, chunks: Sequence[ChunkState], built: Built, *, send_order: Sequence[int]
+    ) -> None:
+        super().build(chunks, built, send_order=send_order)
         self._frontier = PassingHeld(chunks)
-
-    def share(self, blocks: HeldBlocks) -> None:
-        """Which sums of squares the servers tell one another in every round."""
-        self._owners, self._num_blocks = blocks
-        for owner, number in zip(*blocks, strict=True):
+        self._owners, self._num_blocks = built.blocks
+        for owner, number in zip(*built.blocks, strict=True):
             self._expected[owner] += number
         del self._expected[self._server]
 
@@ -95,7 +92,7 @@ class Clipped(Gathered):
     def _step(self, chunk: ChunkState) -> list[Action] | None:
         index = chunk.index
         if index not in self._is_empty:
-            # Of a round after this one, where this one is being stepped: _end_round comes back.
+            # This round is being stepped, and the chunk is complete for the next: see _end_round.
             return self._hold(chunk) if self._coefficient is None else None
         if self._coefficient is None:
             return None
@@ -106,8 +103,8 @@ class Clipped(Gathered):
         return actions if self._is_empty else actions + self._end_round()
 
     def _step_held(self, chunk: ChunkState, target: int, gradient_scale: float) -> list[Action]:
-        """As :class:`Gathered` steps where there is no gradient in a slot; where there is one in
-        held memory, that step takes the empty one's place."""
+        """Step as :class:`Gathered` does without a gradient in a slot; a step on held memory, if
+        there is one, replaces the empty step."""
         has_gradient = not self._is_empty.pop(chunk.index)
         gathering = chunk.gathering
         step = Step(
@@ -134,7 +131,7 @@ class Clipped(Gathered):
         return actions
 
     def _hold(self, chunk: ChunkState) -> list[Action]:
-        """All have contributed: the weighted mean waits for the norm, its slot is free."""
+        """All groups have contributed: the mean waits for the norm, and its slot is free."""
         index, gathering = chunk.index, chunk.gathering
         slot, gathering.accumulator = gathering.accumulator, None
         chunk.is_held = True
@@ -147,7 +144,6 @@ class Clipped(Gathered):
         return [hold, *self.pool.release(slot), *self._reconsider(frontier)]
 
     def on_held(self, event: Held) -> list[Action]:
-        """The executor has computed what this server tells of a chunk."""
         for each in event.squares:
             if not math.isfinite(each):
                 round_ = self._round
@@ -162,7 +158,7 @@ class Clipped(Gathered):
     # -- the norm ------------------------------------------------------------------------------
 
     def _tell(self) -> list[Action]:
-        """If all chunks are held, the other servers' turn."""
+        """Send this server's sums to the other servers if all chunks are held."""
         if len(self._squares) < len(self._chunks):
             return []
         values = [each for index in sorted(self._chunks) for each in self._squares[index]]
@@ -173,23 +169,27 @@ class Clipped(Gathered):
         ]
         return tells + self._step_if_known()
 
-    def on_squares(self, peer: int, message: SumsOfSquares) -> list[Action]:
+    def _on_squares(self, peer: int, message: SumsOfSquares) -> list[Action]:
         """Another server's chunks are held."""
         number = self._expected.get(peer)
         if number is None or not self._chunks:
-            self._refuse(peer, "which holds nothing that is clipped with this server's chunks")
+            self._refuse_sums(peer, "which holds nothing that is clipped with this server's chunks")
         told = self._told
         if message.round == self._round + 1 and peer in told:
             told = self._told_early
         elif message.round != self._round:
-            self._refuse(peer, f"of round {message.round} in round {self._round}")
+            self._refuse_sums(peer, f"of round {message.round} in round {self._round}")
         if peer in told:
-            self._refuse(peer, f"of round {message.round} in round {self._round}, a second time")
+            self._refuse_sums(
+                peer, f"of round {message.round} in round {self._round}, a second time"
+            )
         if len(message.values) != 8 * number:
-            self._refuse(peer, f"of {len(message.values)} bytes; its {number} blocks need 8 each")
+            self._refuse_sums(
+                peer, f"of {len(message.values)} bytes; its {number} blocks need 8 each"
+            )
         values = struct.unpack(f"<{number}d", message.values)
         if not all(0 <= each < math.inf for each in values):
-            self._refuse(peer, "that are not all finite and 0 or more")
+            self._refuse_sums(peer, "that are not all finite and 0 or more")
         told[peer] = values
         return self._step_if_known()
 
@@ -210,7 +210,7 @@ class Clipped(Gathered):
         return actions
 
     def _in_order(self) -> Iterable[float]:
-        """The values of all chunks of the model, chunk by chunk, block by block."""
+        """Yield the sums of all chunks of the model, chunk by chunk, block by block."""
         told = {server: iter(values) for server, values in self._told.items()}
         for index, (owner, number) in enumerate(zip(self._owners, self._num_blocks, strict=True)):
             if owner == self._server:
@@ -226,10 +226,8 @@ class Clipped(Gathered):
         self._told, self._told_early = self._told_early, {}
         return self._proceed_with_all()  # some may be complete again
 
-    def _refuse(self, peer: int, why: str) -> NoReturn:
-        raise ProtocolError(
-            f"server {self._server}: {describe_peer(peer)} sent sums of squares {why}"
-        )
+    def _refuse_sums(self, peer: int, why: str) -> NoReturn:
+        self._refuse(peer, f"sent sums of squares {why}")
 
     def _may_finish(self, chunk: ChunkState) -> bool:
         is_mine = chunk.index in self._is_empty

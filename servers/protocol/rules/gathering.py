@@ -1,10 +1,12 @@
-"""sync: the pushes of a round are summed in group order, then the chunk makes one step; pure.
+"""The pushes of a round are summed in group order, then the chunk makes one step; pure.
 
-Whatever the order of arrival, contributions are folded in the order of their groups, so results
+Contributions are folded in the order of their groups, whatever the order of arrival, so results
 are bitwise the same from run to run. A push that comes before its turn stays with its sender or
 waits in a slot. When every group that is waited for has contributed, the sum is divided by the sum
-of weights and one step is made. A chunk's turn is kept by
-:class:`psdist.servers.protocol.chunks.chunk_state.ChunkState`.
+of weights, and the chunk makes one step.
+:class:`~psdist.servers.protocol.chunks.chunk_state.ChunkState` keeps a chunk's turn.
+
+All rules with a joint step extend ``Gathered``: sync, clipping, backup, switching.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from psdist.errors import HyperparameterError, InvariantError
-from psdist.protocol.events import Frame
 from psdist.protocol.header import NEVER
 from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.servers.protocol.actions import (
     Action,
+    Built,
     EmptyStep,
     Fold,
     SlotContent,
@@ -26,22 +28,24 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Gathering, Push
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS, TOO_FAR
-from psdist.servers.protocol.chunks.replies import Replies
-from psdist.servers.protocol.chunks.updates import Updates, contribution_of
-from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.rules.rule import RoundRule, contribution_of
 
 
-class Gathered(Updates):
-    def __init__(self, *, membership: Membership, replies: Replies) -> None:
-        super().__init__(membership=membership, replies=replies)
-        self._frontier = Frontier(())
-        self._reach = 0
-        """So many chunks, from the frontier on, may take slots: all groups' pushes of them fit."""
+class Gathered(RoundRule):
+    _frontier = Frontier(())
+    """Empty until the rule is built."""
+    _reach = 0
+    """Chunks that may take slots, from the frontier on; all groups' pushes of them fit."""
 
-    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
-        super().build(chunks, slots)
+    def required_min_done(self, round_number: int) -> int:
+        return round_number
+
+    def build(
+        self, chunks: Sequence[ChunkState], built: Built, *, send_order: Sequence[int]
+    ) -> None:
+        super().build(chunks, built, send_order=send_order)
         self._frontier = Frontier(chunks)
-        self._reach = max(2, (len(slots) - (EARLY - 1)) // self._membership.num_groups)
+        self._reach = max(2, (len(built.slots) - (EARLY - 1)) // self._membership.num_groups)
 
     def slots_needed(self, index: int, group: int | None) -> int:
         if group is None:
@@ -59,11 +63,11 @@ class Gathered(Updates):
         return STARTS if self._is_near(chunk) else TOO_FAR
 
     def _is_past(self, chunk: ChunkState, group: int) -> bool:
-        """Whether the push that the group offers is of a round that the chunk is through."""
+        """Return True if the chunk contains the push that the group offers."""
         return group in chunk.contained_offers
 
     def _turn(self, chunk: ChunkState) -> int | None:
-        """Whose update is folded next; None where nobody's is."""
+        """Return the group whose update is folded next; None if no group is in turn."""
         return chunk.next_in_turn()
 
     def _is_near(self, chunk: ChunkState) -> bool:
@@ -71,7 +75,7 @@ class Gathered(Updates):
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         chunk.add_push(push)
-        self._replies.blocked[chunk.index] = chunk
+        self.replies.blocked[chunk.index] = chunk
         return self.proceed(chunk)
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
@@ -92,13 +96,13 @@ class Gathered(Updates):
         return actions
 
     def _is_gathered(self, chunk: ChunkState) -> bool:  # noqa: ARG002 - the same for all in sync
-        """Whether the iteration that the chunk is in becomes one step."""
+        """Return True if the iteration that the chunk is in becomes one step."""
         return True
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         return self.proceed(chunk) if chunk.gathering.pushes else []
 
-    def on_stopped(self) -> list[Action]:
+    def _after_stop(self) -> list[Action]:
         return self._reconsider(self._frontier.move())
 
     def on_counting(self, clocks: Iterable[int]) -> list[Action]:
@@ -123,7 +127,7 @@ class Gathered(Updates):
         return [fold, *self.pool.release(push.slot)]
 
     def _require_agreement(self, first: Push, push: Push) -> None:
-        """They were made under different hyperparameters."""
+        """Raise :class:`HyperparameterError`: their hyperparameters differ."""
         one, other = (unpack_hyperparameters(each.settings.hyper) for each in (first, push))
         raise HyperparameterError(
             f"sync iteration {push.clock}: groups {first.group} and {push.group} disagree on "
@@ -132,11 +136,12 @@ class Gathered(Updates):
         )
 
     def _hyper_of(self, chunk: ChunkState, pushes: Sequence[Push]) -> bytes:  # noqa: ARG002 - as above
-        """With which these are stepped: all have the same."""
+        """Return the hyperparameters of the step, which are the same in all pushes."""
         return pushes[0].settings.hyper
 
     def _step(self, chunk: ChunkState) -> list[Action] | None:
-        """All have contributed: one step on the weighted mean; None where it must wait."""
+        """All groups have contributed: return one step on the weighted mean, None if it must
+        wait."""
         target = chunk.target_buffer()
         if target is None:
             return None  # on_free_buffer comes back
@@ -161,8 +166,8 @@ class Gathered(Updates):
                 contributions=contributions,
             )
             self._begin_step(step, chunk)
-        actions = [step, *self._replies.advance(chunk, pushes)]
-        # Only now: who may have the slot depends on whose turn it is, and where the frontier is.
+        actions = [step, *self.replies.advance(chunk, pushes)]
+        # Only now, because the next user of the slot depends on the turn and on the frontier.
         frontier = self._frontier.move()
         if slot is not None:
             actions += self.pool.release(slot)
@@ -172,7 +177,7 @@ class Gathered(Updates):
         return chunk.target_buffer() is not None
 
     def _reconsider(self, frontier: ChunkState | None) -> list[Action]:
-        """Where the frontier has moved to: its next push needs fewer free slots than before, and
+        """The frontier has moved to this chunk, whose next push needs fewer free slots than before;
         more chunks are within reach."""
         if frontier is None:
             return []
@@ -188,14 +193,14 @@ class Gathered(Updates):
         super().check_invariants(index)
         chunks = self._chunks.values() if index is None else self._chunk(index)
         for chunk in chunks:
-            if chunk.has_waiting and chunk.index not in self._replies.blocked:
-                raise InvariantError(f"on chunk {chunk.index} something waits, and nobody knows")
+            if chunk.has_waiting and chunk.index not in self.replies.blocked:
+                raise InvariantError(f"chunk {chunk.index} is blocked and not listed in blocked")
             gathered = chunk.gathering.pushes
             missing = [group for group in chunk.clock.missing() if group not in gathered]
             is_ready = gathered and self._may_finish(chunk)
             could_go_on = missing[0] in chunk.pushes if missing else is_ready
             if could_go_on and self._is_gathered(chunk):
-                raise InvariantError(f"chunk {chunk.index} could go on and does not: {missing}")
+                raise InvariantError(f"chunk {chunk.index} is stuck; missing: {missing}")
         if index is not None:
             return
         lowest = min(

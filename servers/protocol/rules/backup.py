@@ -1,28 +1,29 @@
 """sync with backup groups: a chunk's round is stepped with the groups that have come to it; pure.
 
-Who that is, one server decides for all chunks of all servers
-(psdist.servers.protocol.chunks.closing); the others hear of it by ``CloseRound``. Contributions are
-folded in group order, as in every sync. Late updates are received and dropped, and their sender is
-told in which round it goes on (:class:`~psdist.servers.protocol.actions.LeftOut`). A missed round
-counts in a chunk's clock as one that the chunk contains: nobody waits for it.
+One server decides for all chunks of all servers which groups these are
+(psdist.servers.protocol.rules.closing), and sends ``CloseRound`` to the other servers.
+Contributions are folded in group order, as in every sync. Late updates are received and dropped,
+and their sender receives the round in which it continues
+(:class:`~psdist.servers.protocol.actions.LeftOut`). A chunk's clock counts a missed round as
+contained, so no reply waits for it.
 
-    backed = Backed(membership=..., replies=..., server=0, backup=1, wait_every=10)
-    backed.share(owners, first=3)                    # who decides
-    backed.on_offered(chunk, group=1, clock=7)       # group 1 has come to round 7
-    backed.on_closed(peer, CloseRound(...))          # decided elsewhere
+    rule = Backup(context, backup=1, wait_every=10)
+    rule.on_offered(chunk, 1, Offered(...))          # group 1 has come to the round
+    rule.takes[CloseRound](peer, CloseRound(...))    # another server has closed a round
 
-*What contributes was computed on the parameters of its own round.* A round closes once its
-contributors have come; until then no chunk is stepped in it, so what they hold is what the round
-before has left, in every chunk. Whoever holds anything newer has missed the round.
+*Contributions were computed on the parameters of their own round.* A round closes once its
+contributors have come. No chunk is stepped in the round before that, so the contributors hold the
+result of the round before, in every chunk. A group that holds newer parameters has missed the
+round.
 
 *It cannot deadlock.* The first chunk of a round is offered without any slot, so a round closes
-when its contributors have come. From then on they are what a round of all groups is in
-receive_pool's argument: each has begun the round, and pushes all of it. A late update takes one
-slot, free again at once.
+when its contributors have come. From then on receive_pool's argument for a round of all groups
+holds for them: each has begun the round, and pushes all of it. A late update takes one slot, which
+is free again at once.
 
-A group that is suspended or has left is not counted by the server that decides; a server that has
-not heard of that yet waits for it before it steps the round (``_is_waiting_for_stop``), so that
-every log shows who was waited for.
+The server that decides does not count a group that is suspended or has left. Another server that
+has not received this yet waits for it before it steps the round (``_is_waiting_for_stop``), so that
+each log shows which groups were waited for.
 """
 
 from __future__ import annotations
@@ -30,33 +31,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from psdist.errors import InvariantError, ProtocolError
+from psdist.errors import InvariantError
 from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import CloseRound
-from psdist.protocol.events import Frame
-from psdist.protocol.header import NEVER
-from psdist.protocol.ids import describe_peer, server_id
-from psdist.servers.protocol.actions import Action, LeftOut, Missed, SendControl
+from psdist.protocol.events import Frame, Offered
+from psdist.protocol.header import NEVER, Header
+from psdist.protocol.ids import server_id
+from psdist.servers.protocol.actions import Action, Built, LeftOut, Missed, SendControl
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
-from psdist.servers.protocol.chunks.closing import Closed, Closing, Rounds
 from psdist.servers.protocol.chunks.frontier import Frontier
-from psdist.servers.protocol.chunks.gathering import Gathered
-from psdist.servers.protocol.chunks.replies import Replies
-from psdist.servers.protocol.chunks.updates import Updates
-from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
+from psdist.servers.protocol.rules.gathering import Gathered
+from psdist.servers.protocol.rules.rule import RoundRule, RuleContext
 
 
 class RoundClock(ChunkClock):
-    """A chunk's clock where groups may miss rounds: one that has stopped may have missed more than
-    it knows of, so where it stands says nothing. Costs a look at every group for each update."""
+    """A chunk's clock where groups may miss rounds. A group that has stopped may have missed rounds
+    after its last one, so its clock is no bound. Each update costs a look at every group."""
 
     __slots__ = ("num_rounds",)
 
     def __init__(self, limits: Limits, done: Sequence[int] = ()) -> None:
         super().__init__(limits, done)
         self.num_rounds = 0
-        """Rounds that the chunk was stepped in, or would have been."""
+        """Rounds that the chunk has passed, with a step or without a gradient."""
 
     def catch_up(self) -> None:
         if self.changes is not self.limits.changes:
@@ -69,7 +68,7 @@ class RoundClock(ChunkClock):
         self.min_done = min(self.done_of_counting(), default=NEVER)
 
     def end_round(self, missed: Iterable[int]) -> None:
-        """These groups are not waited for in the round that the chunk is in."""
+        """Pass the round that the chunk is in without the groups ``missed``."""
         self.num_rounds += 1
         for group in missed:
             self.advance(group)
@@ -87,68 +86,81 @@ class FrontierOfRounds(Frontier):
 
 
 def rounds_of(chunk: ChunkState) -> int:
-    """Rounds that the chunk is through."""
+    """Return the number of rounds that the chunk has passed."""
     assert isinstance(chunk.clock, RoundClock)
     return chunk.clock.num_rounds
 
 
-class Backed(Gathered):
-    def __init__(
-        self,
-        *,
-        membership: Membership,
-        replies: Replies,
-        server: int,
-        backup: int,
-        wait_every: int,
-        first: Misses | None = None,
-    ) -> None:
-        """``first``: what groups had missed before, in a run that goes on from a checkpoint."""
-        super().__init__(membership=membership, replies=replies)
-        self._server = server
+class Backup(Gathered):
+    def __init__(self, context: RuleContext, *, backup: int, wait_every: int) -> None:
+        """``backup``: maximum groups that miss a round; ``wait_every``: wait for a group that has
+        missed this many rounds less one in a row."""
+        super().__init__(context)
+        self.takes = {CloseRound: self._on_closed}
+        first, begin = context.first, context.membership.limits.first
+        misses = first.misses if first is not None else None
         self._backup = backup
-        self._rounds = Rounds(first=membership.limits.first, wait_every=wait_every, misses=first)
+        self._rounds = Rounds(first=begin, wait_every=wait_every, misses=misses)
         self._closing: Closing | None = None
-        """On the server that decides."""
+        """On the server that decides; None on others."""
         self._decider = -1
-        self._first = -1
+        self._first_chunk = -1
         """The chunk that all groups send first."""
         self._others: list[int] = []
         """Other servers that hold chunks."""
         self._closed: dict[int, Closed] = {}
-        """By number, those that some chunk here has still to be stepped in."""
+        """By number: closed rounds in which some chunk here has still to be stepped."""
         self._leading: dict[int, int] = {}
-        """By number, the group whose hyperparameters the round is stepped with."""
+        """By number: the group whose hyperparameters the round's steps use."""
         self._late: dict[int, tuple[int, int]] = {}
-        """By group that sits out a round, on the server that decides: who has pushed the first
-        chunk of which round, and is told where to go on."""
+        """By group that sits out a round, on the server that decides: the peer that pushed the
+        first chunk late, and its round. The peer waits for LeftOut."""
         self._told: dict[int, int] = {}
-        """By group, for which late round it was."""
-        self.num_taken_back = 0
-        """Updates that had arrived in time for this server, and not for the one that decides."""
+        """By group: the late round that its newest LeftOut answered."""
 
-    def build(self, chunks: Sequence[ChunkState], slots: Sequence[Frame]) -> None:
-        super().build(chunks, slots)
+    def new_clock(self, done: Sequence[int] = ()) -> RoundClock:
+        return RoundClock(self._membership.limits, done)
+
+    def build(
+        self, chunks: Sequence[ChunkState], built: Built, *, send_order: Sequence[int]
+    ) -> None:
+        super().build(chunks, built, send_order=send_order)
         self._frontier = FrontierOfRounds(chunks)
-
-    def share(self, owners: Sequence[int], *, first: int) -> None:
-        """``owners``: chunk -> server; ``first``: the chunk that all groups send first."""
-        self._decider, self._first = owners[first], first
+        owners = built.blocks.owners
+        self._first_chunk = send_order[0]
+        self._decider = owners[self._first_chunk]
         if self._decider == self._server:
             self._closing = Closing(self._rounds, backup=self._backup)
             self._others = sorted(set(owners) - {self._server})
 
-    @property
     def misses(self) -> Misses | None:
-        """What groups have missed up to now; None but on the server that decides: others may have
-        heard of rounds behind a checkpoint that they have still to copy."""
+        """Return the rounds that groups have missed; None except on the server that decides,
+        because another server may have received rounds that the checkpoint does not contain."""
         return self._rounds.misses if self._closing is not None else None
+
+    def has_all(self, contained: int, expected: int) -> bool:
+        """A group may stop before it learns of rounds that it missed; these count as contained."""
+        return contained >= expected
+
+    def furthest_pull(self, chunk: ChunkState, group: int) -> int:  # noqa: ARG002 - no limit
+        """No limit: a group that has missed rounds may be ahead of this server."""
+        return NEVER
+
+    def _may_wait_at(self, chunk: ChunkState, clock: int) -> bool:  # noqa: ARG002 - see RoundClock
+        return True
+
+    def _clipping_to(self, peer: int, max_norm: float) -> RoundRule:  # noqa: ARG002 - any norm
+        self._refuse(peer, "sent Setup with a norm to clip to; groups may miss rounds")
 
     # -- who contributes -----------------------------------------------------------------------
 
-    def on_offered(self, chunk: ChunkState, group: int, clock: int) -> list[Action]:
-        """The group's push of the chunk is on its way, or here without a gradient."""
-        if self._closing is None or chunk.index != self._first:
+    def on_offered(self, chunk: ChunkState, group: int | None, offered: Offered) -> list[Action]:
+        actions = super().on_offered(chunk, group, offered)
+        return actions if group is None else actions + self._come(chunk, group, offered.clock)
+
+    def _come(self, chunk: ChunkState, group: int, clock: int) -> list[Action]:
+        """The group's push of the chunk is offered, or has arrived without a gradient."""
+        if self._closing is None or chunk.index != self._first_chunk:
             return []
         self._closing.come(group, clock)
         return self._close()
@@ -159,7 +171,7 @@ class Backed(Gathered):
         return list(filter(self._membership.limits.counts, groups))
 
     def _close(self) -> list[Action]:
-        """The rounds that can be decided now."""
+        """Close the rounds that can be closed now."""
         actions: list[Action] = []
         closing = self._closing
         if closing is None:
@@ -178,7 +190,7 @@ class Backed(Gathered):
         return actions
 
     def _tell_late(self, group: int) -> list[Action]:
-        """A group that has sat out a round goes on with the one that is open now."""
+        """A group that has sat out a round continues with the round that is open now."""
         late = self._late.pop(group, None)
         if late is None:
             return []
@@ -186,30 +198,32 @@ class Backed(Gathered):
         self._closing.comes_back(group)
         peer, clock = late
         self._told[group] = clock
-        return [LeftOut(peer, self._first, clock, self._rounds.decided[group])]
+        return [LeftOut(peer, self._first_chunk, clock, self._rounds.decided[group])]
 
-    def on_closed(self, peer: int, message: CloseRound) -> list[Action]:
-        """Another server has decided."""
+    def _on_closed(self, peer: int, message: CloseRound) -> list[Action]:
+        """Another server has closed a round."""
         expected = self._rounds.num_closed
         named = sorted({*message.groups, *message.missed})
         is_wrong = not message.groups or named[0] < 0 or named[-1] >= self._membership.num_groups
         is_wrong = is_wrong or len(named) != len(message.groups) + len(message.missed)
         if is_wrong or message.groups != sorted(message.groups) or len(self._chunks) == 0:
-            self._refuse(peer, f"of the groups {message.groups}, missed by {message.missed}")
+            self._refuse_closing(
+                peer, f"of the groups {message.groups}, missed by {message.missed}"
+            )
         if peer != server_id(self._decider) or message.number != expected:
-            self._refuse(
+            self._refuse_closing(
                 peer, f"number {message.number}; server {self._decider} decides {expected}"
             )
         if any(self._rounds.decided[group] != message.round for group in named):
-            self._refuse(peer, f"of round {message.round}, in which not all of {named} are")
+            self._refuse_closing(peer, f"of round {message.round}, in which not all of {named} are")
         groups, missed = tuple(message.groups), tuple(sorted(message.missed))
         return self._take(Closed(message.number, message.round, groups, missed))
 
-    def _refuse(self, peer: int, why: str) -> NoReturn:
-        raise ProtocolError(f"server {self._server}: {describe_peer(peer)} sent CloseRound {why}")
+    def _refuse_closing(self, peer: int, why: str) -> NoReturn:
+        self._refuse(peer, f"sent CloseRound {why}")
 
     def _take(self, closed: Closed) -> list[Action]:
-        """A round is decided: updates that come too late go, and chunks go on."""
+        """A round is closed: drop the updates that came too late, and step the chunks."""
         actions: list[Action] = []
         self._closed[closed.number] = closed
         self._leading[closed.number] = self._rounds.add(closed)
@@ -226,25 +240,22 @@ class Backed(Gathered):
             actions += self.proceed(chunk)
         return actions
 
-    def has_missed(self, group: int, clock: int) -> bool:
-        """Whether a push of the group in this round is too late."""
-        return self._rounds.has_missed(group, clock)
-
-    def on_late(
-        self, chunk: ChunkState, peer: int, group: int, clock: int, slot: Frame | None
-    ) -> list[Action]:
-        """A push that is too late has arrived."""
-        actions = self._drop(chunk, peer, group, clock, slot)
-        # It was computed on what its sender was sent last, which has arrived therefore.
+    def drop_late(
+        self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None
+    ) -> list[Action] | None:
+        if not self._rounds.has_missed(header.group, header.clock):
+            return None
+        actions = self._drop(chunk, peer, header.group, header.clock, slot)
+        # It was computed on the last reply to its sender, which has therefore arrived.
         return actions + self.on_free_buffer(chunk) + self._close()
 
     def _drop(
         self, chunk: ChunkState, peer: int, group: int, clock: int, slot: Frame | None
     ) -> list[Action]:
-        """A push that is too late: its sender is told where to go on, by the server that decides
-        when the round closes that it sits out."""
+        """Drop a late push and send its sender the round in which it continues. The server that
+        decides sends this when the round closes that the group sits out."""
         actions: list[Action] = []
-        if self._closing is None or chunk.index != self._first:
+        if self._closing is None or chunk.index != self._first_chunk:
             actions.append(LeftOut(peer, chunk.index, clock, self._rounds.decided[group]))
         elif clock > self._told.get(group, -1):
             self._late[group] = peer, clock
@@ -252,7 +263,7 @@ class Backed(Gathered):
                 actions += self._tell_late(group)
         if slot is not None:
             actions += self.pool.release(slot)
-        # The group's next push may have been held behind it.
+        # The late push may have blocked the group's next one.
         return actions + self.pool.reconsider(chunk.index, group)
 
     # -- from the push to the step -------------------------------------------------------------
@@ -262,10 +273,13 @@ class Backed(Gathered):
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         self._rounds.has_pushed(push.group, push.clock)
-        return super().on_arrived(chunk, push)
+        actions = super().on_arrived(chunk, push)
+        if push.slot is not None:
+            return actions
+        return actions + self._come(chunk, push.group, push.clock)  # it was not offered
 
     def _turn(self, chunk: ChunkState) -> int | None:
-        """None, too, where it is not known yet."""
+        """None also while the round is open."""
         closed = self._closed.get(rounds_of(chunk))
         if closed is None:
             return None
@@ -273,8 +287,8 @@ class Backed(Gathered):
         return next((group for group in closed.groups if group not in gathered), None)
 
     def _is_waiting_for_stop(self, chunk: ChunkState, closed: Closed) -> bool:
-        """Whether a group counts here that the server which decides knows to be suspended or to
-        have left."""
+        """Return True if a group counts here that is suspended or has left for the server that
+        decides."""
         clock = chunk.clock
         return any(
             done <= closed.round and self._membership.limits.counts(group)
@@ -283,12 +297,12 @@ class Backed(Gathered):
         )
 
     def _is_gathered(self, chunk: ChunkState) -> bool:
-        """Whether who contributes to the round that the chunk is in is known."""
+        """Return True if the contributors to the chunk's round are known."""
         closed = self._closed.get(rounds_of(chunk))
         return closed is not None and not self._is_waiting_for_stop(chunk, closed)
 
     def _require_agreement(self, first: Push, push: Push) -> None:
-        """None is asked for: schedulers of a group that has missed rounds are behind."""
+        """Nothing to require: schedulers of a group that has missed rounds are behind."""
 
     def _hyper_of(self, chunk: ChunkState, pushes: Sequence[Push]) -> bytes:
         leading = self._leading[rounds_of(chunk) - 1]
@@ -320,7 +334,7 @@ class Backed(Gathered):
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         return self.proceed(chunk)
 
-    def on_stopped(self) -> list[Action]:
+    def _after_stop(self) -> list[Action]:
         actions: list[Action] = []
         for chunk in self._chunks.values():
             chunk.clock.catch_up()
@@ -335,7 +349,7 @@ class Backed(Gathered):
         return self._close()
 
     def check_invariants(self, index: int | None = None) -> None:
-        Updates.check_invariants(self, index)
+        RoundRule.check_invariants(self, index)
         chunks = self._chunks.values() if index is None else self._chunk(index)
         for chunk in chunks:
             closed, turn = self._closed.get(rounds_of(chunk)), self._turn(chunk)
@@ -343,4 +357,4 @@ class Backed(Gathered):
                 continue
             could_step = chunk.target_buffer() is not None
             if turn in chunk.pushes or (turn is None and could_step):
-                raise InvariantError(f"chunk {chunk.index} could go on in {closed} and does not")
+                raise InvariantError(f"chunk {chunk.index} is stuck in {closed}")

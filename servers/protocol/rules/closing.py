@@ -1,10 +1,10 @@
 """Backup groups (sync): which groups contribute to a round, decided once for all chunks; pure.
 
-A round closes when all groups that are waited for have come to it but ``backup`` of them. Whoever
-has not come by then *misses* it: its update of that round is dropped, and it goes on in a later
-round. One server decides, the owner of the chunk that all groups send first; a group has come when
-its push of that chunk is offered. The others are told, and every chunk is stepped with exactly
-these groups. A group that has missed ``wait_every`` - 1 rounds running is waited for.
+A round closes without the ``backup`` slowest groups of those that are waited for. A group that has
+not come by then *misses* the round: its update is dropped, and it continues in a later round. One
+server decides, the owner of the chunk that all groups send first; a group has come when its push
+of that chunk is offered. The other servers receive the decision, and every chunk is stepped with
+exactly these groups. A group that has missed ``wait_every`` - 1 rounds in a row is waited for.
 
     rounds = Rounds(first=(0, 0, 0), wait_every=10)
     closing = Closing(rounds, backup=1)
@@ -13,13 +13,12 @@ these groups. A group that has missed ``wait_every`` - 1 rounds running is waite
     rounds.add(closing.close([0, 1, 2]))     # Closed(number=0, round=0, groups=(0, 2), missed=(1,))
     closing.sits_out(1, 0, [0, 1, 2])        # False: it is in round 1 about when the others are
 
-Who has missed several rounds by one update has still to get parameters, while others compute with
-theirs: in the round that is open it would be late again, and so in every later one. So it *sits
-out* that round, too: it is told where to go on when that closes, and begins the next one together
-with all others. It does not where it is waited for, nor where no other group will be in that round.
-Who was only just late goes on at once, and contributes where another one is slow.
-
-No more than ``backup`` groups miss a round, those that sit it out among them.
+A group that missed several rounds by one update must first get parameters, while other groups
+compute already. It would be late in the open round, and so in every later one. So it *sits out*
+that round too: it receives the round in which it continues when the open round closes, and begins
+together with all others. It does not sit out if it is waited for, or if no other group will be in
+that round. A group that missed only one round continues at once, and contributes where another
+group is slow. At most ``backup`` groups miss a round, including groups that sit it out.
 
 Backup workers: Chen et al., "Revisiting Distributed Synchronous SGD", arXiv 1604.00981: the mean of
 the first arrivals, late gradients dropped.
@@ -35,19 +34,19 @@ from psdist.protocol.checkpoints import Misses
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A round of which it is decided who contributes; groups ascending."""
+    """The decision about a round; groups ascending."""
 
     number: int
-    """Of the decision: 0, 1, 2 ..."""
+    """Number of the decision: 0, 1, 2 ..."""
     round: int
     groups: tuple[int, ...]
-    """Whose updates are summed: one at least."""
+    """Contributors, at least one."""
     missed: tuple[int, ...]
-    """Who was waited for and had not come."""
+    """Groups that were waited for and had not come."""
 
 
 class Rounds:
-    """What one server knows of the rounds that are closed."""
+    """The rounds that are closed, on one server."""
 
     def __init__(
         self, *, first: Sequence[int], wait_every: int, misses: Misses | None = None
@@ -102,7 +101,7 @@ class Closing:
     """On the server that decides."""
 
     def __init__(self, rounds: Rounds, *, backup: int) -> None:
-        """``backup``: so many groups may miss a round."""
+        """``backup``: maximum groups that miss a round."""
         self._rounds = rounds
         self._backup = backup
         self._newest: dict[int, int] = {}
@@ -115,8 +114,8 @@ class Closing:
         self._newest[group] = max(round_number, self._newest.get(group, round_number))
 
     def sits_out(self, group: int, round_number: int, counting: Iterable[int]) -> bool:
-        """Whether a group whose update of this round has come late does not go on with the round
-        that is open; asked again when other groups have stopped."""
+        """Return True if a group whose update of this round came late sits out the open round;
+        called again when other groups have stopped."""
         decided = self._rounds.decided
         same_round = [
             each for each in counting if each != group and decided[each] == decided[group]
@@ -131,7 +130,7 @@ class Closing:
         return group in self._sitting
 
     def comes_back(self, group: int) -> None:
-        """The group goes on with the round that is open."""
+        """The group continues with the open round."""
         self._sitting.discard(group)
 
     def close(self, counting: Iterable[int]) -> Closed | None:
