@@ -18,7 +18,6 @@ a group's next push is known when it is offered.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from psdist.errors import ConfigError
@@ -58,7 +57,7 @@ class Switching(Gathered):
         return self._mode_of(round_number).mode == "sync"
 
     def _mode_of(self, round_number: int) -> ChangeMode:
-        return self._modes[bisect_right(self._modes, round_number, key=_round_of) - 1]
+        return next(each for each in reversed(self._modes) if each.round <= round_number)
 
     def change_mode(self, change: ChangeMode) -> None:
         """A change replaces the changes that begin at its round or later."""
@@ -98,7 +97,3 @@ class Switching(Gathered):
             return super().on_free_buffer(chunk)
         chunk.clock.catch_up()
         return self.proceed(chunk)
-
-
-def _round_of(change: ChangeMode) -> int:
-    return change.round

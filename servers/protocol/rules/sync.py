@@ -1,8 +1,6 @@
 """sync: every group contributes to every round; pure.
 
-    rule = Sync(context)
-    rule.required_min_done(10)                  # 10
-    rule = rule.for_model(peer, setup)          # Clipped if the setup asks for a joint norm
+    rule = Sync(context).for_model(peer, setup)     # Clipped if the setup asks for a joint norm
 
 ``Gathered`` sums the pushes of a round; this module chooses whether the sum is clipped.
 """
