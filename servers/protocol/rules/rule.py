@@ -23,7 +23,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from math import inf
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from psdist.errors import InvariantError, ProtocolError
@@ -99,16 +98,10 @@ class RoundRule(ABC):
 
     # -- the model -----------------------------------------------------------------------------
 
-    def for_model(self, peer: int, setup: Setup) -> RoundRule:
+    def for_model(self, peer: int, setup: Setup) -> RoundRule:  # noqa: ARG002 - any model
         """Return the rule for the model that ``peer`` describes: this rule, or one that wraps it.
-        Raise :class:`ProtocolError` if this rule cannot do what ``setup`` asks."""
-        if not 0 <= setup.max_norm < inf:
-            self._refuse(peer, f"sent Setup with the norm {setup.max_norm} to clip to")
-        return self._clipping_to(peer, setup.max_norm) if setup.max_norm else self
-
-    def _clipping_to(self, peer: int, max_norm: float) -> RoundRule:  # noqa: ARG002 - not here
-        """Return the rule that clips gradients to this joint norm. In ssp and async the workers
-        clip."""
+        Raise :class:`ProtocolError` if this rule cannot do what ``setup`` asks. (In ssp and async
+        the workers clip gradients.)"""
         return self
 
     def new_clock(self, done: Sequence[int] = ()) -> ChunkClock:

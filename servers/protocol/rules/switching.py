@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psdist.errors import ConfigError
+from psdist.protocol.control import Setup
 from psdist.servers.protocol.actions import Action, ChangeMode
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ADDS
@@ -65,8 +66,10 @@ class Switching(Gathered):
         self._modes = [*before, change]
         self.replies.release_rounds()
 
-    def _clipping_to(self, peer: int, max_norm: float) -> RoundRule:  # noqa: ARG002 - any norm
-        self._refuse(peer, "sent Setup with a norm to clip to; sync may change to other modes")
+    def for_model(self, peer: int, setup: Setup) -> RoundRule:
+        if setup.max_norm:
+            self._refuse(peer, "sent Setup with a norm to clip to; sync may change to other modes")
+        return self
 
     def slots_needed(self, index: int, group: int | None) -> int:
         if group is not None:
