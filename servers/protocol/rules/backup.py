@@ -92,6 +92,8 @@ def rounds_of(chunk: ChunkState) -> int:
 
 
 class Backup(Gathered):
+    TAKES = (CloseRound,)
+
     def __init__(self, context: RuleContext, *, backup: int, wait_every: int) -> None:
         """``backup``: maximum groups that miss a round; ``wait_every``: wait for a group that has
         missed this many rounds less one in a row."""

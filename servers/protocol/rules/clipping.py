@@ -62,6 +62,8 @@ def clipped_for(plain: Gathered, peer: int, setup: Setup) -> RoundRule:
 
 
 class Clipped(Gathered):
+    TAKES = (SumsOfSquares,)
+
     def __init__(self, plain: Gathered, *, max_norm: float) -> None:
         """``plain``: the rule in place before the model was described, whose replies this rule
         takes; ``max_norm``: above 0."""
