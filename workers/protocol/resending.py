@@ -21,8 +21,8 @@ from psdist.workers.protocol.transfers import Transfers
 class Moves:
     """Which servers have failed, and which process serves each of them now.
 
-    The network reports a failure, and the coordinator reports who takes the place. A message is sent
-    again when both are known: then no more messages of the failed server arrive. If the process
+    The network reports a failure, and the coordinator reports who takes the place. When both are
+    known, no more messages of the failed server arrive, and messages are sent again. If the process
     that took a place fails, all servers that it served move again.
     """
 
