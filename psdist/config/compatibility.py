@@ -4,8 +4,8 @@
     refusal(config, script={"float64 parameters": "parameters of float64"})
     has(config, "local steps")
 
-The table is psdist.features. What one setting may be on its own is checked in
-psdist.config.settings. It never touches torch, MPI or files.
+The table is psdist.features. psdist.config.settings checks the value of each setting alone. This
+module never touches torch, MPI or files.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Names and data only. psdist.config.compatibility compares the settings of a run 
 psdist.features.table prints it.
 
 To add a feature, add an entry. Declare each pair once. A reason states a principle that holds
-however the code changes. A pair that nobody has tried is not a conflict: the tests run it.
+however the code changes. An untried pair is not a conflict: the tests run it.
 
 Longer than other modules: it is a list, one entry for each feature.
 """

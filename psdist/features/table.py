@@ -15,7 +15,7 @@ _NAMED = {each.name: each for each in FEATURES}
 
 class Row(NamedTuple):
     pair: tuple[str, str]
-    """The feature, and another one, or several of which it needs one."""
+    """The feature and the other one; for a need with a choice, all choices."""
     settings: tuple[str, str]
     """An example of each; "" for a property of the script."""
     is_need: bool
