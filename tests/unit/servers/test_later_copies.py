@@ -50,6 +50,7 @@ from psdist.servers.shard.tensors import TensorShard
 from psdist.transfers import Transfers
 from tests.support.late_transfers import LateTransfers
 from tests.support.rounding import Rounding
+from tests.unit.servers.test_executors import codings_of
 from tests.unit.servers.test_sets import Wire as Network
 from tests.unit.servers.test_sets import control, from_coordinator, make_loop, registers, tell
 
@@ -113,7 +114,7 @@ class Shard:
         values = torch.randn(its.length, generator=self.generator)
         self.executor.settle(slot)
         assert slot.payload is not None
-        pushes = self.executor._pushes
+        pushes = codings_of(self.executor)
         if is_pushed and pushes is not None:
             slot.num_received = pushes[chunk].encode(values, slot.payload, whole=values, seed=0)
         else:
