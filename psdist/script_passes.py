@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from psdist.history.lengths import LengthRecords
-from psdist.history.passes import PassRecords
+from psdist.history.lengths import LengthRecords, PassRecords
 from psdist.history.writers import history_folder
 from psdist.prepared import ParameterSets
 from psdist.ranks.context import RankContext

@@ -29,8 +29,7 @@ from rich.table import Table
 from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
 from psdist.history.hands import STEP_LINES, HandLines, read_hands, read_step_lines
-from psdist.history.lengths import read_lengths
-from psdist.history.passes import read_passes
+from psdist.history.lengths import read_lengths, read_passes
 from psdist.history.records import History, Ints, joined_at
 from psdist.history.rules.applies import check_applies, check_steps
 from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from psdist.commands.program import Program
-from psdist.commands.world_size import num_ranks_for
+from psdist.config.settings import RunConfig
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import LaunchError, UserError
 from psdist.install.distributions import rivals
@@ -24,6 +25,7 @@ from psdist.install.launcher import Launcher, detect
 from psdist.install.mpi import (
     check_room,
     find_mpirun,
+    is_single_host,
     launch_environment,
     loaded_library,
     mpirun_command,
@@ -181,3 +183,41 @@ def _started_by(launcher: Launcher) -> str:
 
 def _as_text(value: CommandLineValue) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+_STRATEGIES: Final = ("auto", "block", "cyclic")  # all else is the path of a plan
+SERVERS_ON_ONE_HOST: Final = 1
+"""What the mapper chooses for ``servers = auto`` there: at most one server per host."""
+
+
+def num_ranks_for(num_workers: int, config: RunConfig, environment: Mapping[str, str]) -> int:
+    """Return the number of ranks of ``--workers N``: N workers, the servers and the spares.
+
+    Reads the plan that ``placement`` names. Raises LaunchError if the number is not known before
+    the ranks are placed.
+    """
+    if config.placement not in _STRATEGIES:
+        return _num_ranks_of_plan(num_workers, config.placement)
+    if config.servers != "auto":
+        return num_workers + config.servers + config.spares
+    if not is_single_host(environment):
+        raise LaunchError(
+            f"--workers {num_workers} with servers = auto on several hosts: how many serve is "
+            "decided once the ranks are placed; add --servers N, or give the number of all ranks "
+            "with -n"
+        )
+    return num_workers + SERVERS_ON_ONE_HOST + config.spares
+
+
+def _num_ranks_of_plan(num_workers: int, placement: str) -> int:
+    from psdist.topology.plan import codec
+    from psdist.topology.text.untrusted import file_bytes
+
+    data, where = file_bytes(Path(placement), max_bytes=codec.MAX_BYTES)
+    plan = codec.decode(data, where=where)
+    if len(plan.worker_ranks) != num_workers:
+        raise LaunchError(
+            f"--workers {num_workers}, but the plan {where} has {len(plan.worker_ranks)}; leave "
+            "--workers out (-n starts as many ranks as planned), or make a new plan"
+        )
+    return len(plan.ranks)

@@ -23,13 +23,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from psdist.reach.ends import ask_on, end_of, say_goodbye
 from psdist.reach.greeting import (
     NONCE_BYTES,
     REPLY_BYTES,
     GreetingError,
     accepted,
+    ask_on,
     challenge,
+    end_of,
+    say_goodbye,
 )
 from psdist.reach.watch import Watch
 

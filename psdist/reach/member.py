@@ -18,14 +18,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from psdist.reach.ends import ask_on, end_of, say_goodbye
 from psdist.reach.greeting import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
     NONCE_BYTES,
     GreetingError,
+    ask_on,
+    end_of,
     is_answer,
     reply,
+    say_goodbye,
 )
 from psdist.reach.watch import Watch
 

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from psdist.errors import ConfigError
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules.backup import Backup
+from psdist.servers.protocol.rules.clipping import Clipped
 from psdist.servers.protocol.rules.on_arrival import Async, Ssp
-from psdist.servers.protocol.rules.rule import MakeRule, RuleContext
+from psdist.servers.protocol.rules.rule import MakeRule, RoundRule, RuleContext
+from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.protocol.rules.sync import Sync
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.state import ServerCore
+
+RULES: Final[tuple[type[RoundRule], ...]] = (Sync, Ssp, Async, Switching, Backup, Clipped)
 
 
 def rule_for(mode: str, *, staleness: int = 0, has_stale_lr: bool = False) -> MakeRule:

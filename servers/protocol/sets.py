@@ -16,26 +16,25 @@ from typing import NoReturn
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import (
-    CloseRound,
     Leave,
     Register,
     Settings,
     Setup,
     StateValues,
     StateWanted,
-    SumsOfSquares,
     Suspend,
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import MOST_SETS
 from psdist.protocol.ids import describe_peer
+from psdist.servers.protocol.assembly import RULES
 
 _BEGINS_A_SET = (Setup, Register)
 _OF_A_SET = (
     *_BEGINS_A_SET,
-    *(StateValues, StateWanted, Settings, Suspend, Leave, SumsOfSquares, WhoIsMissing),
-    CloseRound,
+    *(StateValues, StateWanted, Settings, Suspend, Leave, WhoIsMissing),
+    *(message for rule in RULES for message in rule.TAKES),
 )
 
 

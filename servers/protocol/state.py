@@ -107,7 +107,7 @@ class ServerCore:
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
         self._replies = rule.replies
-        self._changes = RoundChanges(membership=membership, rule=rule)
+        self.changes = RoundChanges(membership=membership, rule=rule)
         self._picture = picture
         self._is_kept = picture is not None and picture.is_kept
         """True if a failed server made the copy for the checkpoint of a collective that is not
@@ -122,7 +122,7 @@ class ServerCore:
                 generation=picture.generation,
                 dead=picture.dead,
             )
-            self._changes.take_over(picture)
+            self.changes.take_over(picture)
         self._settings = settings
         self._pushed = PayloadRule.of_nothing()
         self._is_described = False
@@ -155,9 +155,9 @@ class ServerCore:
             Arrived: self._hold,
             ReplySent: self._on_reply_sent,
             PeerLost: self._on_peer_lost,
-            HoldRounds: self._changes.on_hold_rounds,
-            ChangeCodecs: self._changes.on_change_codecs,
-            ChangeMode: self._changes.on_change_mode,
+            HoldRounds: self.changes.on_hold_rounds,
+            ChangeCodecs: self.changes.on_change_codecs,
+            ChangeMode: self.changes.on_change_mode,
             AdmitGroup: self._on_admit,
         }
         self._on_message: dict[type, Callable[[int, Any], list[Action]]] = {
@@ -269,7 +269,7 @@ class ServerCore:
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
         )
         held, self._before_built = self._before_built, []
-        actions = self._changes.build(self._chunks) + self._before_restored
+        actions = self.changes.build(self._chunks) + self._before_restored
         for each in held:
             actions += self.handle(each)
         return actions
@@ -432,16 +432,6 @@ class ServerCore:
         return [SendControl(peer, answer)]
 
     # -- changes of the mode and of the codecs -------------------------------------------------
-
-    @property
-    def modes(self) -> list[ChangeMode]:
-        """Modes of later rounds that this server received, in order."""
-        return self._changes.modes
-
-    @property
-    def levels(self) -> list[ChangeCodecs]:
-        """Codecs of later rounds that this server received, in order."""
-        return self._changes.levels
 
     @property
     def held_above(self) -> int | None:

@@ -107,9 +107,9 @@ class RecordingSetLoop(SetLoop):
         """Send a new replica the state of the set without its chunks."""
         self._missing = set(self.core.chunks)
         self._append(self.core.snapshot_begin())
-        for mode in self.core.modes:
+        for mode in self.core.changes.modes:
             self._append(ModeRecord(**mode._asdict()))
-        for level in self.core.levels:
+        for level in self.core.changes.levels:
             self._append(LevelRecord(**level._asdict()))
         if self.core.held_above is not None:
             self._append(HeldRoundsRecord(highest=self.core.held_above))

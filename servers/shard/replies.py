@@ -36,7 +36,8 @@ class RawReplies(ShardStage):
 
     def encode(self, reply: Reply, memory: ChunkMemory, into: memoryview) -> int:
         """Write a coded payload, and return its bytes."""
-        raise InvariantError(f"chunk {reply.token.chunk}: its replies to {memory} are raw, {into}")
+        del memory, into
+        raise InvariantError(f"chunk {reply.token.chunk}: its replies are raw")
 
     def held_by(self, peer: int, chunk: int) -> torch.Tensor | None:
         """Return the parameters that ``peer`` alone holds: 1-D, the workers' dtype, on the CPU.

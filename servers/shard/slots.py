@@ -1,7 +1,7 @@
-"""Receive slots: memory that the network fills, and where what has come is computed with.
+"""Receive slots: memory that the network fills, and the gradients in them.
 
-On the CPU that is one and the same. With a shard on a device each slot has a mirror there, to which
-what has arrived is copied; sums are made in mirrors.
+On the CPU a gradient is computed with in the slot itself. With a shard on a device each slot has a
+mirror there, to which the content is copied; sums are made in mirrors.
 
     slots = Slots(transfers, num_bytes)
     frames = slots.make(8)
@@ -16,8 +16,11 @@ from collections.abc import Callable
 
 import torch
 
+from psdist.codecs.chunks import ChunkCodings
+from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import as_tensor, torch_dtype
+from psdist.protocol.partition import Chunk, master_dtype
 from psdist.transfers import DONE, Copy, Mark, Transfers
 
 
@@ -132,3 +135,41 @@ class Slots:
             frame.owner = _Slot(frame, self._transfers)
         slot: _Slot = frame.owner
         return slot
+
+
+class RawGradients:
+    """The gradients that slots contain as they were pushed."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def read(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:  # noqa: ARG002 - raw
+        """Return the gradient of a push in round ``clock``, 1-D, the server's dtype: the slot's own
+        memory if it has that dtype."""
+        gradient = self._slots.received(slot, chunk.dtype, chunk.length)
+        is_master = master_dtype(chunk.dtype) == chunk.dtype
+        return gradient if is_master else gradient.to(dtype=torch.float32)
+
+
+class CodedGradients(RawGradients):
+    """The gradients that slots contain in the form of a codec."""
+
+    def __init__(self, slots: Slots, codings: ChunkCodings) -> None:
+        super().__init__(slots)
+        self.codings = codings
+
+    def read(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
+        """Raise :class:`ProtocolError` if the codec decodes other values than at the sender."""
+        coding = self.codings.at(clock)[chunk.index]
+
+        def decode(payload: memoryview, into: torch.Tensor) -> None:
+            content = coding.read(payload)
+            if not content.is_as_sent:
+                raise ProtocolError(
+                    f"chunk {chunk.index}: codec {coding.codec.name} decodes other values here "
+                    "than where they were encoded; do all hosts have the same version of it?"
+                )
+            into.zero_()
+            content.set(into)
+
+        return self._slots.decoded(slot, master_dtype(chunk.dtype), chunk.length, decode)

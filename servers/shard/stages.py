@@ -8,8 +8,8 @@ reply, in order, and does not know which features are on.
     before_reply    keep the values that the reader will compute on         given
     on_load, saved, restore     follow values that are set, or come from a checkpoint
 
-A gradient is decoded before the first stage (``slots``, and ``TensorShard`` by the push codec); the
-optimizer applies the lr scale and frozen moments (``chunk_optimizer``).
+Before the first stage a gradient is read from its slot, raw or decoded (``slots``). The optimizer
+applies the lr scale and frozen moments (``chunk_optimizer``).
 """
 
 from __future__ import annotations

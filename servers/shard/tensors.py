@@ -10,8 +10,6 @@ writes stays on the host, and psdist.transfers copies between the two.
     shard.load(Load(0, slot))
     shard.step(step_action)
     shard.payload(0, buffer=0)       # memoryview: the bytes of a reply
-
-Longer than other modules: a method for each action, and what each does to memory.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Final
 import torch
 
 from psdist.codecs.chunks import ChunkCodings
-from psdist.errors import OptimizerRefusedError, ProtocolError
+from psdist.errors import OptimizerRefusedError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
 from psdist.protocol.memory import as_bytes
@@ -50,7 +48,7 @@ from psdist.servers.shard.optimizer_state import bytes_of, fill
 from psdist.servers.shard.reader_copies import ReaderCopies
 from psdist.servers.shard.regions import HELD, Region, starts_of
 from psdist.servers.shard.replies import ChangeReplies, CodedReplies, RawReplies
-from psdist.servers.shard.slots import Slots
+from psdist.servers.shard.slots import CodedGradients, RawGradients, Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.stages import ShardStage
 from psdist.transfers import OnHost, Transfers
@@ -68,7 +66,7 @@ class TensorShard:
         transfers = transfers or OnHost()
         self._transfers = transfers
         self._slots = Slots(transfers, spec.slot_bytes)
-        self._pushes = ChunkCodings.of(spec.wire.pushes(spec.partition))
+        self._gradients = gradients_of(spec, self._slots)
         self._replies = replies_of(spec)
         self._stages = stages_of(spec, self._replies)
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
@@ -238,7 +236,7 @@ class TensorShard:
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self._memory[action.chunk].chunk
-        gradient = self._gradient(action.slot, chunk, action.clock)
+        gradient = self._gradients.read(action.slot, chunk, action.clock)
         total = self._sum(action.slot, chunk)
         if gradient is not total:
             total.copy_(gradient)
@@ -248,7 +246,7 @@ class TensorShard:
     def fold(self, action: Fold) -> None:
         chunk = self._memory[action.chunk].chunk
         total = self._sum(action.accumulator, chunk)
-        total.add_(self._gradient(action.slot, chunk, action.clock), alpha=action.weight)
+        total.add_(self._gradients.read(action.slot, chunk, action.clock), alpha=action.weight)
 
     def hold(self, action: Hold) -> tuple[float, ...]:
         held = self._held[action.chunk]
@@ -267,7 +265,7 @@ class TensorShard:
         elif action.content is SlotContent.SUM:
             gradient = self._sum(slot, chunk)
         else:
-            gradient = self._gradient(slot, chunk, action.contributions[0].clock)
+            gradient = self._gradients.read(slot, chunk, action.contributions[0].clock)
         if action.gradient_scale != 1.0:
             gradient.mul_(action.gradient_scale)
         memory.begin_step(source=action.source, target=action.target)
@@ -347,27 +345,6 @@ class TensorShard:
             groups = self._unpacked[packed] = unpack_hyperparameters(packed)
         return groups
 
-    def _gradient(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
-        """Return the gradient of this round's push, 1-D, the server's dtype: the slot's own memory
-        if it has that dtype."""
-        if self._pushes is None:
-            gradient = self._slots.received(slot, chunk.dtype, chunk.length)
-            is_master = master_dtype(chunk.dtype) == chunk.dtype
-            return gradient if is_master else gradient.to(dtype=torch.float32)
-        coding = self._pushes.at(clock)[chunk.index]
-
-        def decode(payload: memoryview, into: torch.Tensor) -> None:
-            content = coding.read(payload)
-            if not content.is_as_sent:
-                raise ProtocolError(
-                    f"chunk {chunk.index}: codec {coding.codec.name} decodes other values here "
-                    "than where they were encoded; do all hosts have the same version of it?"
-                )
-            into.zero_()
-            content.set(into)
-
-        return self._slots.decoded(slot, master_dtype(chunk.dtype), chunk.length, decode)
-
     def _sum(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
         return self._slots.sums(slot, master_dtype(chunk.dtype), chunk.length)
 
@@ -382,6 +359,12 @@ class TensorShard:
         pairs = list(zip(tensors, copies, strict=True))
         self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
         return copies
+
+
+def gradients_of(spec: ShardSpec, slots: Slots) -> RawGradients:
+    """Return how the server reads its pushes."""
+    codings = ChunkCodings.of(spec.wire.pushes(spec.partition))
+    return RawGradients(slots) if codings is None else CodedGradients(slots, codings)
 
 
 def replies_of(spec: ShardSpec) -> RawReplies:

@@ -35,7 +35,7 @@ def watches_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """However short backward passes are."""
-    monkeypatch.setattr("psdist.workers.early.group_pace.BUCKET_S", 0.0)
+    monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 0.0)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

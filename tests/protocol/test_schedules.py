@@ -27,7 +27,7 @@ from psdist.servers.set_loop import SetLoop
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
-from psdist.workers.model.plain import PlainMemory
+from psdist.workers.model.saving import PlainMemory
 from psdist.workers.protocol.seat import Seat
 from tests.protocol.regressions import REGRESSIONS
 from tests.support.virtual.job import Schedule, VirtualJob, play, small_partition

@@ -20,7 +20,7 @@ import torch
 
 from psdist.protocol.memory import allocate, torch_dtype
 from psdist.transfers import Mark, Pairs
-from psdist.workers.model.bits import same_bits
+from psdist.workers.model.samples import same_bits
 
 
 class LateTransfers:

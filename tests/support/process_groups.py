@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from psdist.workers.group import tier as group_tier
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.shared_memory import Make

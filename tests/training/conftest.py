@@ -15,7 +15,7 @@ TIMEOUT_S = 540
 @pytest.fixture(autouse=True)
 def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """In groups of several, however short backward passes are."""
-    monkeypatch.setattr("psdist.workers.early.group_pace.BUCKET_S", 0.0)
+    monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 0.0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -109,7 +109,7 @@ def test_messages_leave_in_the_same_order_however_long_things_really_take(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Chunks leave early whatever a backward pass takes that takes no time of the job's clock.
-    monkeypatch.setattr("psdist.workers.early.group_pace.BUCKET_S", 1e9)
+    monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 1e9)
     first = play(tmp_path, "stands still", **settings)
     again = play(tmp_path, "jumps", **settings)
     differing = [pair for pair in zip_longest(first, again) if pair[0] != pair[1]]

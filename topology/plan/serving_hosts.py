@@ -25,8 +25,7 @@ from psdist.topology.plan.host_groups import spans_hosts
 from psdist.topology.plan.plan import Grouping, LinkLoad
 from psdist.topology.solver import placement
 from psdist.topology.solver.bound import lower_bound_s
-from psdist.topology.solver.objective import edge_loads
-from psdist.topology.solver.problem import Problem
+from psdist.topology.solver.problem import Problem, edge_loads
 
 Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
 GroupsOn: TypeAlias = Callable[[int, int], float]

@@ -21,8 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from psdist.topology.solver.objective import subtree_sums
-from psdist.topology.solver.problem import Problem
+from psdist.topology.solver.problem import Problem, subtree_sums
 
 TOLERANCE = 1e-12
 """Of the model: what rounding may leave over."""

@@ -1,7 +1,7 @@
 """Where servers sit and how much of the model each holds.
 
 Owns the choice of places and masses, the number of servers, and the placements to compare with.
-Pure functions on numbers; costs are :mod:`psdist.topology.solver.objective`'s, proofs are in
+Pure functions on numbers; costs are :mod:`psdist.topology.solver.problem`'s, proofs are in
 docs/placement.md.
 
     solution = solve(problem)
@@ -28,8 +28,7 @@ from psdist.topology.solver.filling import (
     best_sources,
     even_masses,
 )
-from psdist.topology.solver.objective import cost_s, worst_edge
-from psdist.topology.solver.problem import Problem, Solution
+from psdist.topology.solver.problem import Problem, Solution, cost_s, worst_edge
 
 __all__ = [
     "Problem",

@@ -19,7 +19,8 @@ Own chunks are pushed out of ``sums``: the flat gradients stay this worker's alo
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 import torch
 
@@ -27,13 +28,47 @@ from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor
 from psdist.protocol.partition import Chunk, Partition, Span
 from psdist.workers.early.early_pushes import Terms
-from psdist.workers.early.group_pace import GroupPace
 from psdist.workers.early.group_pushes import GroupPushes
 from psdist.workers.early.overlap import RETERMED, SKIPPED, UNFOLLOWED, WATCHED, Overlap
 from psdist.workers.group.channel import GroupChannel, Slices
 from psdist.workers.loop import Wait
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.step_table import Row, in_group
+
+BUCKET_S: Final = 3e-3
+"""Seconds of a backward pass, for each bucket, from which on reducing by bucket pays. If cores are
+short, a bucket costs each worker 1 to 1.5 ms (docs/performance.md)."""
+
+
+class GroupPace:
+    """Decides if a group reduces its gradients bucket by bucket during backward; pure.
+
+    Each bucket costs an agreement, a hand-over and a copy. The workers of a group exchange the
+    lengths of their backward passes, so that all of them judge by the same figures.
+    """
+
+    def __init__(self, *, num_buckets: int, num_watched: int) -> None:
+        """``num_watched``: iterations that are judged by."""
+        self._least_s = BUCKET_S * num_buckets
+        self._num_watched = num_watched
+        self._shortest_s: list[float] = []
+        """By iteration, of the worker whose backward pass was shortest."""
+
+    def watch(self, backward_s: Sequence[float]) -> None:
+        """Seconds from each worker's first gradient to ``step()``; 0: it does not watch. The first
+        iterations count that every worker has watched."""
+        if all(backward_s) and len(self._shortest_s) < self._num_watched:
+            self._shortest_s.append(min(backward_s))
+
+    def why_not(self) -> str:
+        """Why gradients should wait for ``step()``, for people; "" where they need not."""
+        if not self._shortest_s or (usual_s := median(self._shortest_s)) >= self._least_s:
+            return ""
+        return (
+            f"gradients are complete {usual_s * 1e3:.1f} ms after the first one, and reducing them "
+            f"bucket by bucket pays from {self._least_s * 1e3:.0f} ms on"
+        )
+
 
 _CALL = "optimizer.step"
 

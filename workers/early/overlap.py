@@ -30,9 +30,9 @@ from psdist.protocol.partition import Partition
 from psdist.workers.early.early_pushes import EarlyPushes, Terms
 from psdist.workers.early.progress import Driver
 from psdist.workers.loop import Wait, WorkerLoop
-from psdist.workers.model.bits import same_bits
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.gradient_hooks import GradientHooks
+from psdist.workers.model.samples import same_bits
 from psdist.workers.model.shadow import Shadow
 from psdist.workers.pushes import DevicePushes
 

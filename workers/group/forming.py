@@ -29,8 +29,7 @@ import torch.distributed as dist
 
 from psdist.errors import MemberLostError, TransportError
 from psdist.workers.group import process_group
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.process_group import GRACE_S, ProcessGroupChannel
 from psdist.workers.group.shared_memory import SharedMemoryChannel
 from psdist.workers.group.two_levels import TwoLevelChannel

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import Any
 
-from psdist.errors import UsageError
+from psdist.errors import MemberLostError, UsageError
 from psdist.workers.group.addresses import (
     HINTS,
     REMEDY,
@@ -101,3 +102,34 @@ def host_named_in(text: str) -> str:
 
 def forget() -> None:
     _names.clear()
+
+
+def all_connected(store: Any, place: int, size: int) -> None:
+    """Wait until each of the ``size`` members of a new process group has connected.
+
+    gloo's opening side counts a connection as made before the other side accepts it. A member that
+    leaves at once would close it: "connectFullMesh failed ... Connection closed by peer". ``store``
+    serves this process group only. Place 0, which may hold it, returns last. Raises
+    :class:`MemberLostError` after the timeout of ``store``, or if the store is gone.
+    """
+    come = [f"connected {each}" for each in range(size)]
+    heard = [f"all have connected, says {each}" for each in range(size)]
+    try:
+        store.set(come[place], b"")
+        store.wait(come)
+        store.set(heard[place], b"")
+        if place == 0:
+            store.wait(heard)
+    except RuntimeError as error:
+        missing = [f"{each}" for each, key in enumerate(come) if not _is_there(store, key)]
+        who = f"nothing from place {', '.join(missing)}" if missing else "all had connected"
+        raise MemberLostError(
+            f"the {size} workers of this worker's group wait for each other to have connected, and "
+            f"the one at place {place} waits in vain ({who}): {error}"
+        ) from error
+
+
+def _is_there(store: Any, key: str) -> bool:
+    with suppress(RuntimeError):
+        return bool(store.check([key]))
+    return False

@@ -29,8 +29,7 @@ from mpi4py import MPI
 from psdist.errors import InvariantError, PsdistError, TransportError
 from psdist.protocol.memory import allocate, as_bytes
 from psdist.protocol.partition import Span
-from psdist.workers.group.channel import CALLS, Pending, Slices, T, check_calls
-from psdist.workers.group.known_slices import KnownSlices
+from psdist.workers.group.channel import CALLS, KnownSlices, Pending, Slices, T, check_calls
 
 Steps: TypeAlias = Generator[list[MPI.Request], None, T]
 """An operation: what has to be over before it goes on."""

@@ -32,9 +32,9 @@ from psdist.errors import InvariantError, MemberLostError, TransportError, Usage
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Span
 from psdist.workers.group.addresses import REMEDY, At
-from psdist.workers.group.alone import AloneChannel
 from psdist.workers.group.channel import (
     CALLS,
+    AloneChannel,
     GroupChannel,
     Pending,
     Slices,
@@ -43,11 +43,11 @@ from psdist.workers.group.channel import (
     check_calls,
     stretches_of,
 )
-from psdist.workers.group.connected import all_connected
 from psdist.workers.group.meeting import (
     INTERFACE,
     Hosts,
     address_of,
+    all_connected,
     forget,
     host_named_in,
     meet,

@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 
 from psdist.protocol.partition import Span
-from psdist.workers.group.channel import Pending, Slices
-from psdist.workers.group.known_slices import KnownSlices
+from psdist.workers.group.channel import KnownSlices, Pending, Slices
 from psdist.workers.group.process_group import ProcessGroupChannel, Works, begun
 
 

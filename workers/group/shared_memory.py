@@ -49,13 +49,13 @@ from psdist.protocol.partition import Span
 from psdist.workers.group.channel import (
     CALLS,
     GroupChannel,
+    KnownSlices,
     Pending,
     Slices,
     T,
     add_in_worker_order,
     check_calls,
 )
-from psdist.workers.group.known_slices import KnownSlices
 from psdist.workers.group.segments import (
     Bell,
     Segment,

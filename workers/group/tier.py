@@ -27,8 +27,7 @@ import torch
 
 from psdist.errors import UsageError
 from psdist.workers.group import process_group
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.forming import GroupFormer
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import ProcessGroupChannel

@@ -35,12 +35,12 @@ from psdist.protocol.partition import Span
 from psdist.workers.group.channel import (
     Exchanging,
     GroupChannel,
+    KnownSlices,
     Pending,
     Slices,
     T,
     add_in_worker_order,
 )
-from psdist.workers.group.known_slices import KnownSlices
 
 _ALIGN: Final = 16
 """Of spans in staging memory: the largest element."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 
@@ -41,3 +42,30 @@ def has_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and bool(utils.counters["frames"])
+
+
+_OF_STORAGE: Final = 2
+"""Holders of the storage: the parameter, and the caller of the count."""
+_OF_TENSOR: Final = 1
+"""Holders of the tensor: Python."""
+
+
+def first_shared(parameters: Sequence[torch.nn.Parameter]) -> int | None:
+    """Return the index of the first parameter whose memory another object holds too, or None.
+
+    Reads through such an object cannot be detected. A view, ``p.detach()``, ``p.data``, a numpy
+    array or an unused autograd graph holds the storage; a module of torch.jit or an object of C++
+    holds the tensor. Each parameter has its own storage (psdist.workers.model.flat).
+    """
+    count = torch._C._storage_Use_Count
+    for index, parameter in enumerate(parameters):
+        holders = _OF_TENSOR
+        if parameter.requires_grad:
+            _node = torch.autograd.graph.get_gradient_edge(parameter).node  # holds it, if it lives
+            holders += 1
+        if (
+            parameter._use_count() > holders  # type: ignore[attr-defined] # is not declared
+            or count(parameter.untyped_storage()._cdata) > _OF_STORAGE
+        ):
+            return index
+    return None

@@ -20,8 +20,7 @@ import torch
 from psdist.protocol.partition import Partition
 from psdist.workers.early.overlap import Overlap
 from psdist.workers.early.progress import Driver
-from psdist.workers.late.aliases import first_shared
-from psdist.workers.late.limits import has_compiled, why_not_late, why_not_late_here
+from psdist.workers.late.limits import first_shared, has_compiled, why_not_late, why_not_late_here
 from psdist.workers.late.tail import Tail
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel

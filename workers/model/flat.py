@@ -25,8 +25,7 @@ from psdist.protocol.events import Frame
 from psdist.protocol.memory import as_bytes, as_tensor
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 from psdist.transfers import DONE, Copy, Mark, Pairs, Transfers, transfers_for
-from psdist.workers.model.bits import as_bits, same_bits
-from psdist.workers.model.samples import ValueSamples
+from psdist.workers.model.samples import ValueSamples, as_bits, same_bits
 
 
 class _FlatBuffers:

@@ -10,7 +10,7 @@ These functions read the model and change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -179,3 +179,28 @@ def entered(model: nn.Module) -> list[nn.Module]:
     if getattr(model.forward, "__func__", None) is not nn.Module.forward:
         return [model]
     return [each for child in model.children() for each in entered(child)]
+
+
+def refuse_renormalised(
+    module: torch.nn.Module, parameters: Collection[torch.nn.Parameter]
+) -> None:
+    """Raise :class:`ModelError` if ``module`` has an embedding with ``max_norm`` whose weight is
+    one of ``parameters``, those that the servers hold.
+
+    Such an embedding writes to its weight in forward: each worker would renormalise the rows of its
+    own batch, and the servers would not see it.
+    """
+    held = {id(each) for each in parameters}
+    for name, each in module.named_modules():
+        if not isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            continue
+        if each.max_norm is not None and id(each.weight) in held:
+            weight = f"{name}.weight" if name else "weight"
+            norms = f"{each.norm_type:g}, 0, {each.max_norm:g}"
+            raise ModelError(
+                f"module {name or '(the model)'} ({type(each).__name__}) has max_norm = "
+                f"{each.max_norm:g}, which writes to {weight} in forward, where the servers do not "
+                "see it; build it without max_norm and renormalise with `with torch.no_grad(): "
+                f"weight.renorm_({norms})` before job.prepare() and, followed by job.push(), after "
+                "each optimizer.step()"
+            )

@@ -21,9 +21,10 @@ from typing import Final
 
 import torch
 
+from psdist.protocol.memory import same_bytes
 from psdist.protocol.partition import ALIGN, Partition
-from psdist.workers.model.bits import as_bits, same_bits
 
+_BITS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PARTS: Final = 60
 """Iterations in which every element is compared. Not 64: a block with a difference is compared in
 all following iterations, so that its third difference is within 64 iterations."""
@@ -165,3 +166,15 @@ def _is_other(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     scale = max(float(before.abs().max()), _LEAST_SCALE)
     tolerance = _TOLERANCE * torch.finfo(before.dtype).eps * scale
     return is_other & ~((before - now).abs() <= tolerance)
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as integers."""
+    return tensor.view(_BITS[tensor.element_size()])
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if two tensors of one shape and dtype are equal bit by bit, including NaN and -0."""
+    if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
+        return same_bytes(one, other)
+    return torch.equal(as_bits(one), as_bits(other))

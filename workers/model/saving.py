@@ -20,9 +20,8 @@ from safetensors.torch import save_file
 
 from psdist.errors import UsageError
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import as_tensor
-from psdist.protocol.partition import Partition
-from psdist.workers.model.plain import allocate_buffers, part_of
+from psdist.protocol.memory import allocate, as_tensor
+from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 
 SUFFIX: Final = ".safetensors"
 
@@ -79,3 +78,42 @@ def _mode_of_new_file(path: Path) -> int:
         return stat.S_IMODE(os.fstat(descriptor).st_mode)
     finally:
         os.close(descriptor)
+
+
+class PlainMemory:
+    """Flat memory of a worker without a model, for benchmarks and tests of the protocol."""
+
+    def __init__(
+        self, partition: Partition, *, gradients: Sequence[memoryview] | None = None
+    ) -> None:
+        """``gradients``: by buffer, memory that other workers push, too; else it is this worker's
+        own."""
+        self._parameters = allocate_buffers(partition)
+        self._gradients = allocate_buffers(partition) if gradients is None else gradients
+
+    def parameter_bytes(self, chunk: Chunk) -> memoryview:
+        return part_of(self._parameters, chunk)
+
+    def gradient_bytes(self, chunk: Chunk) -> memoryview:
+        return part_of(self._gradients, chunk)
+
+    def parameter_frame(self, chunk: Chunk) -> Frame:
+        """A new frame over :meth:`parameter_bytes`."""
+        return Frame(self.parameter_bytes(chunk))
+
+    def gradient_frame(self, chunk: Chunk) -> Frame:
+        """A new frame over :meth:`gradient_bytes`."""
+        return Frame(self.gradient_bytes(chunk))
+
+
+def allocate_buffers(partition: Partition) -> list[memoryview]:
+    """Zeroed memory for each buffer of ``partition``."""
+    return [
+        allocate(buffer.num_elements * ITEM_BYTES[buffer.dtype]) for buffer in partition.buffers
+    ]
+
+
+def part_of(buffers: Sequence[memoryview], chunk: Chunk) -> memoryview:
+    """The bytes of ``chunk`` in the memory of the partition's buffers."""
+    start = chunk.start * ITEM_BYTES[chunk.dtype]
+    return buffers[chunk.buffer][start : start + chunk.num_bytes]

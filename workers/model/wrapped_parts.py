@@ -17,7 +17,7 @@ from typing import Final
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from psdist.workers.model.process_hooks import ProcessHook
+from psdist.workers.model.other_optimizers import ProcessHook
 from psdist.workers.model.refusals import refusal_of_wrapper, wrapper_of
 
 _MODULES: Final = ProcessHook(register_module_module_registration_hook)

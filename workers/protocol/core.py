@@ -72,10 +72,9 @@ from psdist.workers.protocol.actions import (
 from psdist.workers.protocol.collectives import Collectives
 from psdist.workers.protocol.meetings import Meetings
 from psdist.workers.protocol.membership import Membership
-from psdist.workers.protocol.moves import Moves
 from psdist.workers.protocol.optimizer_state import StateTransfer
 from psdist.workers.protocol.regrouping import Regrouping
-from psdist.workers.protocol.resending import ResendingTransfers
+from psdist.workers.protocol.resending import Moves, ResendingTransfers
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
 from psdist.workers.protocol.steps import FixedSteps

@@ -18,6 +18,44 @@ from psdist.workers.protocol.actions import Action, SendPush
 from psdist.workers.protocol.transfers import Transfers
 
 
+class Moves:
+    """Which servers have failed, and which process serves each of them now.
+
+    The network reports a failure, and the coordinator reports who takes the place. When both are
+    known, no more messages of the failed server arrive, and messages are sent again. If the process
+    that took a place fails, all servers that it served move again.
+    """
+
+    def __init__(self, before: Moves | None = None) -> None:
+        """``before``: what was known when this one began."""
+        self._lost: set[int] = set(before._lost) if before else set()
+        """Servers whose processes have died."""
+        self._told: dict[int, int] = dict(before._told) if before else {}
+        """Server -> whose process serves it, as the coordinator has said last."""
+        self._at: dict[int, int] = dict(before._at) if before else {}
+        """Server -> to whose process what it is sent goes; its own where nothing stands here."""
+
+    def on_lost(self, server: int) -> list[tuple[int, int]]:
+        """The network says that the process of ``server`` has died. Servers that are served
+        elsewhere from now on, and where."""
+        self._lost.add(server)
+        return self._move()
+
+    def on_moved(self, server: int, *, host: int) -> list[tuple[int, int]]:
+        """The coordinator says whose process serves ``server``; as :meth:`on_lost`."""
+        self._told[server] = host
+        return self._move()
+
+    def _move(self) -> list[tuple[int, int]]:
+        moved = [
+            (server, host)
+            for server, host in sorted(self._told.items())
+            if self._at.get(server, server) in self._lost - {host} and host not in self._lost
+        ]
+        self._at.update(moved)
+        return moved
+
+
 class ResendingTransfers(Transfers):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)

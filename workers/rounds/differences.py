@@ -33,7 +33,7 @@ import torch
 
 from psdist.errors import UsageError
 from psdist.workers.loop import Wait
-from psdist.workers.model.bits import same_bits
+from psdist.workers.model.samples import same_bits
 from psdist.workers.reduction import Reduced
 from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.step_table import Row

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from psdist.errors import OptimizerRefusedError
+from psdist.config.outer import parse_outer
+from psdist.errors import ConfigError, OptimizerRefusedError
 from psdist.protocol.memory import as_bytes
 from psdist.protocol.optimizers import canonical_name
 from psdist.workers.model.optimizer import ServedOptimizer
@@ -99,3 +100,17 @@ def _parts(tree: Any) -> Iterator[bytes | memoryview]:
             yield from _parts(each)
     else:
         yield repr(tree).encode()
+
+
+def make_outer(text: str, inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """One parameter group: what distinguishes those of ``inner`` stays on the workers. Raises
+    :class:`ConfigError` for numbers that the optimizer does not take."""
+    outer = parse_outer(text)
+    parameters = [each for group in inner.param_groups for each in group["params"]]
+    kind = getattr(torch.optim, outer.name)
+    try:
+        made = kind(parameters, **outer.options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"outer = {text!r}: torch.optim.{outer.name} says: {error}") from None
+    assert isinstance(made, torch.optim.Optimizer)
+    return made

@@ -20,11 +20,9 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from psdist.commands.bench import interfaces
-from psdist.commands.bench.all_workers import start_torch
-from psdist.commands.bench.between import alone, between_ranks
+from psdist.commands.bench.between import alone, between_ranks, start_torch
 from psdist.commands.bench.convergence_report import ConvergenceOptions, report, result_of
-from psdist.commands.bench.host_cpu import HostCpu
+from psdist.commands.bench.host_cpu import Counts, HostCpu, sent
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError
@@ -101,11 +99,11 @@ class _Meeting:
         host = context.roles.places[context.rank].host
         ranks = [place.rank for place in context.roles.places if place.host == host]
         self._counts_for_host = context.rank == min(ranks)
-        self._counts: list[interfaces.Counts] = []
+        self._counts: list[Counts] = []
 
     def __call__(self) -> None:
         self._wait()
-        self._counts.append(interfaces.sent() if self._counts_for_host else interfaces.Counts())
+        self._counts.append(sent() if self._counts_for_host else Counts())
         self._wait()
 
     def _wait(self) -> None:
@@ -114,7 +112,7 @@ class _Meeting:
             time.sleep(_REST_S)
 
     @property
-    def sent(self) -> list[interfaces.Counts]:
+    def sent(self) -> list[Counts]:
         """Bytes and packets between one meeting and the next."""
         return [after - before for before, after in pairwise(self._counts)]
 

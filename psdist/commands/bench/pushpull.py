@@ -49,7 +49,7 @@ from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.model.plain import PlainMemory
+from psdist.workers.model.saving import PlainMemory
 from psdist.workers.protocol.seat import Seat
 
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI

@@ -26,9 +26,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from psdist.commands.bench import interfaces
-from psdist.commands.bench.all_workers import start_torch
-from psdist.commands.bench.between import alone, between_ranks
+from psdist.commands.bench.between import alone, between_ranks, start_torch
+from psdist.commands.bench.host_cpu import sent
 from psdist.commands.bench.raw import echo, exchange
 from psdist.commands.bench.sleeping import Sleepers, cut, layer_sizes
 from psdist.commands.bench.step_report import (
@@ -133,7 +132,7 @@ class _Side:
         for _ in range(repeats):
             for way, run in ways.items():
                 self.meet()
-                before = interfaces.sent()
+                before = sent()
                 self.meet()
                 user_s, system_s = cpu_seconds()
                 times[way].append(run())
@@ -145,7 +144,7 @@ class _Side:
                 )
                 self.meet()
                 if self._counts_for_host:
-                    self.sent[way] += (interfaces.sent() - before).num_bytes
+                    self.sent[way] += (sent() - before).num_bytes
         return times
 
 

@@ -1,4 +1,4 @@
-"""What follows when the parent is asked to end its job. Pure: signals and time in, steps out.
+"""Signals of the parent, and the steps by which it ends its job on request.
 
     ending = Ending()
     ending.on_signal(signal.SIGINT, now_s=0.0, has_worker=True, has_coordinator=True)
@@ -6,14 +6,16 @@
 
 First the scripts are told, and may save what they want; then the coordinator ends the job; then the
 launcher ends its ranks; then all are killed. Each stage has its time, and another signal cuts it
-short. Who carries the steps out is psdist.commands.launch.parent.
+short. :class:`Ending` is pure; psdist.commands.launch.parent carries the steps out.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
-from typing import TypeAlias
+from types import FrameType
+from typing import Any, Final, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +101,65 @@ class Ending:
             return [SignalLauncher(signal.SIGTERM)]
         self.deadline_s = None
         return [SignalLauncher(signal.SIGKILL), KillRanks()]
+
+
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TAKEN: Final = (
+    *ENDINGS,
+    signal.SIGUSR1,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+    signal.SIGCHLD,
+    signal.SIGWINCH,
+)
+
+
+class Signals:
+    """The parent's signals: its loop takes one at a time, never in the middle of something else.
+
+    A signal that was ignored when the parent started stays ignored: ``nohup``, and shells that
+    start a command in the background, rely on it. ``descriptor`` is readable if one has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._write_end = os.pipe()
+        self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Signals:
+        for end in (self.descriptor, self._write_end):
+            os.set_blocking(end, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        for number in _TAKEN:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, _take_note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self.descriptor)
+        os.close(self._write_end)
+
+    def take(self) -> list[int]:
+        """Those that have come since the last call, in order."""
+        try:
+            return list(os.read(self.descriptor, 4096))
+        except BlockingIOError:
+            return []
+
+    def stop_here(self) -> list[int]:
+        """Be stopped as by Ctrl-Z, until somebody continues this process; what came meanwhile,
+        without the SIGCONT that did. Where nobody could (no shell), this returns at once."""
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, _take_note)
+        came = self.take()
+        if signal.SIGCONT in came:
+            came.remove(signal.SIGCONT)
+        return came
+
+
+def _take_note(_number: int, _frame: FrameType | None) -> None:
+    """The number is in the pipe by now."""

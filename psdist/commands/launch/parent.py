@@ -26,10 +26,12 @@ from typing import Final
 
 from psdist.commands.launch.display import Display
 from psdist.commands.launch.ending import (
+    ENDINGS,
     EndByCoordinator,
     Ending,
     KillRanks,
     SignalLauncher,
+    Signals,
     Step,
     TellRanks,
 )
@@ -38,7 +40,6 @@ from psdist.commands.launch.process import start
 from psdist.commands.launch.ranks import Rank, Ranks
 from psdist.commands.launch.relay import READ_BYTES, Filter, Lines
 from psdist.commands.launch.screen import Screen
-from psdist.commands.launch.signals import ENDINGS, Signals
 from psdist.commands.launch.verdict import judge
 from psdist.commands.launch.view import View
 from psdist.errors import LaunchError, ProtocolError

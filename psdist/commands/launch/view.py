@@ -20,8 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from psdist.report.facts import PHASES, Phase, Training
-from psdist.report.meter import Meter, Words
-from psdist.report.pace import format_duration
+from psdist.report.meter import Meter, Words, format_duration
 
 _PHASE_WORDS: Final[Mapping[Phase, str]] = {
     "connecting": "connecting {ranks} ranks",

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from psdist.history.lengths import LengthLines
-from psdist.history.passes import PassLine, PassLines
+from psdist.history.lengths import LengthLines, PassLine, PassLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary

@@ -8,15 +8,20 @@ Owns rule 5 of docs/history.md. Pure: reads a replay and what workers say, adds 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+import numpy.typing as npt
 
 from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.pushes import Claims
 from psdist.history.rules.reformed import is_in_place_of_the_dead
 from psdist.history.rules.replay import ServerReplay
-from psdist.history.rules.stale import factors_of
 from psdist.history.rules.uses import Uses
+
+if TYPE_CHECKING:
+    from psdist.history.rules.uses import Uses
 
 
 def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
@@ -98,3 +103,45 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
 
 def _or_empty(is_empty: bool) -> str:
     return "" if is_empty else " with a gradient; that needs a weight above 0"
+
+
+def factors_of(replay: ServerReplay, uses: Uses) -> npt.NDArray[np.float64]:
+    """Return 1 / max(1, tau) of each row, [rows]; NaN where nothing records what was used.
+
+    tau is the number of steps that each of the others has made of the chunk between the parameters
+    that the gradient was computed on and the update (docs/stale.md). The worker's record, not the
+    server's, says which parameters were used. ``uses``: those that cover this server's log.
+    """
+    found, used = _used(replay, uses)
+    factors = np.full(replay.num_rows, np.nan)
+    rows = np.flatnonzero(found)
+    chunk, at = replay.chunk[rows], replay.position[rows]
+    behind = replay.version_of(chunk, at) - replay.version_of(chunk, used[rows])
+    groups = replay.num_active_groups[replay.epoch_of(at)]
+    factors[rows] = 1.0 / np.maximum(1.0, behind / np.maximum(1, groups - 1))
+    return factors
+
+
+def _used(replay: ServerReplay, uses: Uses) -> tuple[Ints, Ints]:
+    """Of each row whether it is known, and which position it is, that the worker which pushed the
+    chunk used last in that iteration."""
+    num_groups = len(replay.run.groups)
+
+    def keys(chunks: Ints, groups: Ints, clocks: Ints) -> Ints:
+        made: Ints = ((chunks.astype(np.int64) * num_groups + groups) << 32) + clocks
+        return made
+
+    mine = np.flatnonzero(uses.worker == replay.run.slice_owner(uses.group, uses.chunk))
+    key, position = (
+        keys(uses.chunk[mine], uses.group[mine], uses.iteration[mine]),
+        uses.position[mine],
+    )
+    order = np.lexsort((position, key))
+    key, position = key[order], position[order]
+    wanted = keys(replay.chunk, replay.group, replay.clock)
+    at = np.searchsorted(key, wanted, side="right") - 1
+    found = np.zeros(replay.num_rows, np.bool_)
+    if len(key):
+        found = (at >= 0) & (key[at] == wanted)
+        return found, np.where(found, position[at], 0)
+    return found, np.zeros(replay.num_rows, np.int64)

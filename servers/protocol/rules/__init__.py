@@ -1,10 +1,5 @@
-"""The rules by which a server turns the updates of a round into optimizer steps.
+"""Round rules: when a server turns updates into optimizer steps, and when replies may leave.
 
-``rule`` is the seam: :class:`~psdist.servers.protocol.rules.rule.RoundRule`. ``sync`` and
-``on_arrival`` (ssp, async) are the plain rules, and ``gathering`` is the part that all rules with a
-joint step share. ``backup`` closes rounds without late groups (``closing`` decides which),
-``clipping`` holds the steps of a round until a joint norm is known, ``switching`` changes the mode
-at a round, and ``changes`` is the protocol of such a change.
-
-This package imports ``chunks``, membership and actions; it never imports the state machine.
+``rule`` is the seam. The package imports ``chunks``, membership and actions, and never the state
+machine.
 """

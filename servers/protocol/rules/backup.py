@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from psdist.errors import InvariantError
 from psdist.protocol.checkpoints import Misses
-from psdist.protocol.control import CloseRound
+from psdist.protocol.control import CloseRound, Setup
 from psdist.protocol.events import Frame, Offered
 from psdist.protocol.header import NEVER, Header
 from psdist.protocol.ids import server_id
@@ -92,6 +92,8 @@ def rounds_of(chunk: ChunkState) -> int:
 
 
 class Backup(Gathered):
+    TAKES = (CloseRound,)
+
     def __init__(self, context: RuleContext, *, backup: int, wait_every: int) -> None:
         """``backup``: maximum groups that miss a round; ``wait_every``: wait for a group that has
         missed this many rounds less one in a row."""
@@ -149,8 +151,10 @@ class Backup(Gathered):
     def _may_wait_at(self, chunk: ChunkState, clock: int) -> bool:  # noqa: ARG002 - see RoundClock
         return True
 
-    def _clipping_to(self, peer: int, max_norm: float) -> RoundRule:  # noqa: ARG002 - any norm
-        self._refuse(peer, "sent Setup with a norm to clip to; groups may miss rounds")
+    def for_model(self, peer: int, setup: Setup) -> RoundRule:
+        if setup.max_norm:
+            self._refuse(peer, "sent Setup with a norm to clip to; groups may miss rounds")
+        return self
 
     # -- who contributes -----------------------------------------------------------------------
 

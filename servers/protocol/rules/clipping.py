@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from psdist.errors import InvariantError, NonFiniteGradientError
-from psdist.protocol.control import SumsOfSquares
+from psdist.protocol.control import Setup, SumsOfSquares
 from psdist.protocol.ids import server_id
 from psdist.servers.protocol.actions import (
     Action,
@@ -41,6 +41,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
 from psdist.servers.protocol.chunks.frontier import PassingHeld
 from psdist.servers.protocol.rules.gathering import Gathered
+from psdist.servers.protocol.rules.rule import RoundRule
 
 
 def coefficient(squares: Iterable[float], max_norm: float) -> float:
@@ -52,7 +53,17 @@ def coefficient(squares: Iterable[float], max_norm: float) -> float:
     return min(1.0, max_norm / (math.sqrt(total) + 1e-6))
 
 
+def clipped_for(plain: Gathered, peer: int, setup: Setup) -> RoundRule:
+    """Return the rule that clips to the joint norm of the model that ``peer`` describes; ``plain``
+    itself if the model has none."""
+    if not 0 <= setup.max_norm < math.inf:
+        plain._refuse(peer, f"sent Setup with the norm {setup.max_norm} to clip to")
+    return Clipped(plain, max_norm=setup.max_norm) if setup.max_norm else plain
+
+
 class Clipped(Gathered):
+    TAKES = (SumsOfSquares,)
+
     def __init__(self, plain: Gathered, *, max_norm: float) -> None:
         """``plain``: the rule in place before the model was described, whose replies this rule
         takes; ``max_norm``: above 0."""

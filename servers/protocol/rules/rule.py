@@ -7,7 +7,7 @@ A server core owns one rule and does not know which. The rule decides
     when updates become a step                             on_arrived, proceed, on_free_buffer
     when a reply may leave                                 required_min_done
     what changes with the membership                       on_stopped, on_counting, on_deaths
-    how it treats the messages and completions it takes    takes, on_held
+    how it treats the messages and completions it takes    TAKES, takes, on_held
     what a checkpoint contains of it                       misses; ``first`` restores it
 
     rule = Ssp(RuleContext(server=0, membership=membership), staleness=3)
@@ -23,12 +23,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from math import inf
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.checkpoints import FirstClocks, Misses
-from psdist.protocol.control import Setup
+from psdist.protocol.control import Control, Setup
 from psdist.protocol.events import Frame, Offered
 from psdist.protocol.header import Header
 from psdist.protocol.ids import COORDINATOR, describe_peer
@@ -68,6 +67,8 @@ class RuleContext(NamedTuple):
 class RoundRule(ABC):
     """The rule of one parameter set on one server. It owns the set's receive pool and replies."""
 
+    TAKES: ClassVar[tuple[type[Control], ...]] = ()
+    """Control messages that only this rule takes."""
     scheduled: Sequence[ChangeMode] = ()
     """Changes of the mode that the run's settings contain, in order."""
     num_taken_back = 0
@@ -92,23 +93,17 @@ class RoundRule(ABC):
             self.replies.highest_sent = max(first.clocks)
         self.pool = ReceivePool((), need=self.slots_needed)
         self.takes: dict[type, Callable[[int, Any], list[Action]]] = {}
-        """Handlers of the control messages that only this rule takes, by the message's class."""
+        """Handlers of the messages in ``TAKES``."""
         self.num_steps = 0
         self.num_copies = 0
         """Steps that wrote to the other parameter buffer."""
 
     # -- the model -----------------------------------------------------------------------------
 
-    def for_model(self, peer: int, setup: Setup) -> RoundRule:
+    def for_model(self, peer: int, setup: Setup) -> RoundRule:  # noqa: ARG002 - any model
         """Return the rule for the model that ``peer`` describes: this rule, or one that wraps it.
-        Raise :class:`ProtocolError` if this rule cannot do what ``setup`` asks."""
-        if not 0 <= setup.max_norm < inf:
-            self._refuse(peer, f"sent Setup with the norm {setup.max_norm} to clip to")
-        return self._clipping_to(peer, setup.max_norm) if setup.max_norm else self
-
-    def _clipping_to(self, peer: int, max_norm: float) -> RoundRule:  # noqa: ARG002 - not here
-        """Return the rule that clips gradients to this joint norm. In ssp and async the workers
-        clip."""
+        Raise :class:`ProtocolError` if this rule cannot do what ``setup`` asks. (In ssp and async
+        the workers clip gradients.)"""
         return self
 
     def new_clock(self, done: Sequence[int] = ()) -> ChunkClock:

@@ -18,10 +18,10 @@ a group's next push is known when it is offered.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from psdist.errors import ConfigError
+from psdist.protocol.control import Setup
 from psdist.servers.protocol.actions import Action, ChangeMode
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ADDS
@@ -58,7 +58,7 @@ class Switching(Gathered):
         return self._mode_of(round_number).mode == "sync"
 
     def _mode_of(self, round_number: int) -> ChangeMode:
-        return self._modes[bisect_right(self._modes, round_number, key=_round_of) - 1]
+        return next(each for each in reversed(self._modes) if each.round <= round_number)
 
     def change_mode(self, change: ChangeMode) -> None:
         """A change replaces the changes that begin at its round or later."""
@@ -66,8 +66,10 @@ class Switching(Gathered):
         self._modes = [*before, change]
         self.replies.release_rounds()
 
-    def _clipping_to(self, peer: int, max_norm: float) -> RoundRule:  # noqa: ARG002 - any norm
-        self._refuse(peer, "sent Setup with a norm to clip to; sync may change to other modes")
+    def for_model(self, peer: int, setup: Setup) -> RoundRule:
+        if setup.max_norm:
+            self._refuse(peer, "sent Setup with a norm to clip to; sync may change to other modes")
+        return self
 
     def slots_needed(self, index: int, group: int | None) -> int:
         if group is not None:
@@ -98,7 +100,3 @@ class Switching(Gathered):
             return super().on_free_buffer(chunk)
         chunk.clock.catch_up()
         return self.proceed(chunk)
-
-
-def _round_of(change: ChangeMode) -> int:
-    return change.round

@@ -28,7 +28,7 @@ from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.model.plain import PlainMemory, allocate_buffers
+from psdist.workers.model.saving import PlainMemory, allocate_buffers
 from psdist.workers.protocol.seat import Seat
 
 STALENESS = 3

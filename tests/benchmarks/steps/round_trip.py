@@ -33,7 +33,7 @@ from psdist.transport.mpi import MpiTransport
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.model.plain import PlainMemory
+from psdist.workers.model.saving import PlainMemory
 from psdist.workers.protocol.seat import Seat
 
 _HYPER = pack_hyperparameters([{"lr": 0.001}])

@@ -120,7 +120,7 @@ def test_a_copy_that_was_filled_knows_the_modes_of_before(mode_by: str) -> None:
         replication = job.servers[keeper]._replication
         assert replication is not None
         (copy,) = replication.kept[server].replicas
-        assert copy.state.modes == shard.sets[0].core.modes
+        assert copy.state.modes == shard.sets[0].core.changes.modes
         assert len(copy.state.modes) > 1
 
 

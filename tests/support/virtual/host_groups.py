@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from psdist.transport.virtual import LinkModel, VirtualNetwork
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel, Pending, Slices
+from psdist.workers.group.channel import AloneChannel, GroupChannel, Pending, Slices
 from psdist.workers.group.two_levels import TwoLevelChannel
 from psdist.workers.group.virtual import VirtualChannel, VirtualGroup
 

@@ -84,8 +84,7 @@ from psdist.servers.spare import SpareLoop
 from psdist.transport.base import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.virtual import VirtualGroup
 from tests.support.coordinators import part_of

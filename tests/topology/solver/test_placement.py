@@ -1,6 +1,6 @@
 """Placement: equal to the exact solution where that can be had, never above what is proved.
 
-Of the whole room: problem, objective, filling, bound and placement, against
+Of the whole room: problem, filling, bound and placement, against
 tests/support/exact_placement.py.
 """
 
@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import InvariantError, PlacementError
-from psdist.topology.solver import objective
 from psdist.topology.solver.bound import lower_bound_s
 from psdist.topology.solver.filling import FlowTree, even_masses
 from psdist.topology.solver.placement import (
@@ -27,7 +26,7 @@ from psdist.topology.solver.placement import (
     cyclic,
     solve,
 )
-from psdist.topology.solver.problem import Problem, Solution
+from psdist.topology.solver.problem import Problem, Solution, cost_s, edge_loads, edge_times_s
 from tests.benchmarks.placing.placement import make_problem
 from tests.support import exact_placement as exact
 
@@ -98,9 +97,9 @@ def check_solution(problem: Problem, solution: Solution) -> None:
     assert all(close(a, b) for a, b in zip(held, solution.bytes_at, strict=True))
     assert min(solution.server_bytes) >= 0
     assert close(math.fsum(solution.server_bytes), problem.model_bytes)
-    assert close(solution.cost_s, objective.cost_s(problem, held))
+    assert close(solution.cost_s, cost_s(problem, held))
     assert solution.bound_s <= solution.cost_s * (1 + 1e-9) + 1e-12
-    times = objective.edge_times_s(problem, held)
+    times = edge_times_s(problem, held)
     assert solution.worst_edge == -1 or close(times[solution.worst_edge], solution.cost_s)
 
 
@@ -122,7 +121,7 @@ def loads_by_pairs(problem: Problem, bytes_at: Sequence[float]) -> list[float]:
 def test_edge_loads_are_what_all_pairs_of_groups_and_servers_send(rng: random.Random) -> None:
     problem = tiny_problem(rng)
     held = [rng.uniform(0, 1) if places else 0.0 for places in problem.capacity]
-    loads = objective.edge_loads(problem, held)
+    loads = edge_loads(problem, held)
     for load, wanted in zip(loads, loads_by_pairs(problem, held), strict=True):
         assert close(load, wanted)
 

@@ -105,7 +105,7 @@ def test_where_backward_is_too_short_to_hide_it_nothing_leaves_a_group_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="psdist")
-    monkeypatch.setattr("psdist.workers.early.group_pace.BUCKET_S", 60.0)
+    monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 60.0)
     auto, _ = both(training(layers=deep), tmp_path, groups=TOGETHER)
     assert auto.summary["early_pushes"] == 12 * (STEPS - WATCHED)  # worker 3's
     said = [text for text in caplog.messages if "overlap stays off: gradients are" in text]

@@ -21,8 +21,7 @@ from psdist.commands.bench.convergence_report import (
     table,
 )
 from psdist.commands.bench.curves import Axis, Line, Panel
-from psdist.commands.bench.host_cpu import HostCpu, sees_all, ticks_of
-from psdist.commands.bench.interfaces import Counts, sent
+from psdist.commands.bench.host_cpu import Counts, HostCpu, sees_all, sent, ticks_of
 from psdist.commands.bench.learning import task_of
 from psdist.commands.bench.schemes import (
     baseline,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.commands.world_size import SERVERS_ON_ONE_HOST, num_ranks_for
+from psdist.commands.run import SERVERS_ON_ONE_HOST, num_ranks_for
 from psdist.config.settings import RunConfig
 from psdist.errors import LaunchError, PlacementError
 from psdist.topology.network.cluster import one_rack

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from psdist.errors import HistoryError
-from psdist.history.lengths import LengthLine, LengthLines
-from psdist.history.passes import PassLine, PassLines, PassRecords, read_passes
+from psdist.history.lengths import (
+    LengthLine,
+    LengthLines,
+    PassLine,
+    PassLines,
+    PassRecords,
+    read_passes,
+)
 from psdist.history.rules.findings import Findings
 from psdist.history.rules.passes import check_passes
 from psdist.history.run_record import RunRecord

@@ -18,15 +18,17 @@ import pytest
 
 from psdist.reach import hub as hub_module
 from psdist.reach import member as member_module
-from psdist.reach.ends import ask_on, end_of, say_goodbye
 from psdist.reach.greeting import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
     KEY_BYTES,
     NONCE_BYTES,
     REPLY_BYTES,
+    ask_on,
     challenge,
+    end_of,
     reply,
+    say_goodbye,
 )
 from psdist.reach.hub import Hub
 from psdist.reach.member import HubAt, Member

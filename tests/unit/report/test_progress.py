@@ -8,8 +8,7 @@ import os
 import pytest
 
 from psdist.report.facts import Training
-from psdist.report.meter import Meter
-from psdist.report.pace import Pace, format_duration
+from psdist.report.meter import Meter, Pace, format_duration
 from psdist.report.progress import ProgressDisplay, Style, say_phase
 
 # -- pace --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from psdist.codecs.chunks import Content, Form
+from psdist.codecs.chunks import ChunkCodings, Content, Form
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, WireFrom
 from psdist.protocol.events import Frame
@@ -34,6 +34,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.shard.executor import Executor, ShardSpec
 from psdist.servers.shard.sizes import CostModel, SizeShard
+from psdist.servers.shard.slots import CodedGradients
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.rounding import Rounding
@@ -63,6 +64,12 @@ def spec(
         wire=wire,
         is_holding=is_holding,
     )
+
+
+def codings_of(shard: TensorShard) -> ChunkCodings | None:
+    """How pushes are coded; None for raw ones."""
+    gradients = shard._gradients
+    return gradients.codings if isinstance(gradients, CodedGradients) else None
 
 
 def step(
@@ -235,7 +242,7 @@ def test_a_step_to_the_other_buffer_leaves_the_open_replys_bytes() -> None:
 def push(shard: TensorShard, slot: Frame, gradient: torch.Tensor) -> None:
     """As a transport leaves it: the encoded bytes at the slot's start, and how many they are."""
     assert slot.payload is not None
-    pushes = shard._pushes
+    pushes = codings_of(shard)
     assert pushes is not None
     slot.num_received = pushes[0].encode(gradient, slot.payload, whole=gradient, seed=0)
 

@@ -40,6 +40,7 @@ from psdist.servers.shard.tensors import TensorShard
 from psdist.transfers import Mark, Pairs, Transfers
 from tests.support.late_transfers import LateCopy, LateTransfers
 from tests.support.rounding import Rounding
+from tests.unit.servers.test_executors import codings_of
 
 OPTIMIZERS = {
     "torch.optim.SGD": {"lr": 0.05, "momentum": 0.9},
@@ -98,7 +99,7 @@ class Driven:
         for shard, frame in self.both(slot):
             shard.settle(frame)
             assert frame.payload is not None
-            pushes = shard._pushes if is_pushed else None
+            pushes = codings_of(shard) if is_pushed else None
             if pushes is None:
                 target = as_tensor(frame.payload, its.dtype, its.length)
                 frame.num_received = target.copy_(values).nbytes
@@ -350,9 +351,9 @@ def test_steps_compute_with_memory_of_the_device_alone(wire: Wire) -> None:
     first, second = shard.make_slots(2)
     for slot in (first, second):
         assert slot.payload is not None
-        if shard._pushes is not None:
+        if (codings := codings_of(shard)) is not None:
             values = torch.ones(shard._partition.chunks[0].length)
-            slot.num_received = shard._pushes[0].encode(values, slot.payload, whole=values, seed=0)
+            slot.num_received = codings[0].encode(values, slot.payload, whole=values, seed=0)
     seen: list[bool] = []
 
     def watched(**of: Any) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from psdist.errors import MemberLostError, ProtocolError
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import Done, GroupChannel, Pending
+from psdist.workers.group.channel import AloneChannel, Done, GroupChannel, Pending
 from psdist.workers.group.reforming import Agreed, ReformingChannel
 from psdist.workers.protocol.regrouping import Regrouping
 from psdist.workers.protocol.seat import Seat

@@ -21,8 +21,7 @@ from psdist.transport.virtual import VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.group import mpi
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.mpi import MpiChannel
 from psdist.workers.group.tier import GroupMpi, start, stop
 from psdist.workers.group.two_levels import TwoLevelChannel

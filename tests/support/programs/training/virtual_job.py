@@ -34,8 +34,7 @@ from psdist.ranks.server import server_actor
 from psdist.report.run_directory import RunDirectory
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.virtual import VirtualGroup
 from tests.support.programs.training.cases import Case, Outcome, Stage, result_path
 from tests.support.virtual.host_groups import over_hosts

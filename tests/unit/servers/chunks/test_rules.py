@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.errors import ConfigError, InvariantError
+from psdist.errors import ConfigError, InvariantError, ProtocolError
 from psdist.protocol.header import NEVER
 from psdist.servers.protocol.actions import ChangeMode, Held
 from psdist.servers.protocol.assembly import rule_for
@@ -103,3 +103,9 @@ def test_in_one_mode_a_hold_bars_rounds_until_its_release() -> None:
 def test_a_rule_without_held_memory_takes_no_news_of_it(mode: str) -> None:
     with pytest.raises(InvariantError, match="chunk 3 is in held memory, and this rule holds none"):
         made(rule_for(mode)).on_held(Held(3, ()))
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+def test_a_run_in_one_mode_refuses_another(mode: str) -> None:
+    with pytest.raises(ProtocolError, match="which is the same for the whole run"):
+        made(rule_for(mode)).change_mode(ChangeMode(3, "sync", 0))

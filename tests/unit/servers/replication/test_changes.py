@@ -87,7 +87,7 @@ def test_it_judges_each_round_by_the_mode_that_its_server_was_told() -> None:
     required = core.rule.required_min_done
     assert [required(4), required(5), required(10)] == [4, 3, 8]
     assert begun == [], "its log has the modes already"
-    assert core.modes == [ChangeMode(5, "ssp", 2, 1)]
+    assert core.changes.modes == [ChangeMode(5, "ssp", 2, 1)]
     assert core.handle(ChangeMode(5, "ssp", 2, 1)) == [], "told again"
     assert core.handle(ChangeMode(8, "async", 0, 2)) == [ModeEvent(8, "async", 0, 2)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psdist.workers.early.group_pace import BUCKET_S, GroupPace
+from psdist.workers.early.group_overlap import BUCKET_S, GroupPace
 
 LONG, SHORT = 4.1 * BUCKET_S, 3.9 * BUCKET_S
 

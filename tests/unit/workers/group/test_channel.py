@@ -15,8 +15,7 @@ from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.tier import Tier
 from psdist.workers.group.virtual import VirtualChannel, VirtualGroup
 from psdist.workers.loop import WorkerLoop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from psdist.workers.group.free_memory import free_bytes
+from psdist.workers.group.segments import free_bytes
 
 
 def host(root: Path, files: dict[str, str]) -> Path:

@@ -9,8 +9,7 @@ import torch
 
 from psdist.errors import InvariantError
 from psdist.protocol.partition import Span
-from psdist.workers.group.channel import Slices
-from psdist.workers.group.known_slices import KnownSlices
+from psdist.workers.group.channel import KnownSlices, Slices
 
 
 class Counted:

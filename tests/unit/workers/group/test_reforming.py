@@ -10,8 +10,7 @@ import torch
 
 from psdist.errors import CollectiveError, GroupReformedError, InvariantError, MemberLostError
 from psdist.protocol.partition import Span
-from psdist.workers.group.alone import AloneChannel
-from psdist.workers.group.channel import Pending
+from psdist.workers.group.channel import AloneChannel, Pending
 from psdist.workers.group.reforming import Agreed, ReformingChannel
 
 SLICES = [[Span(0, 0, 2)]]

@@ -12,8 +12,8 @@ from torch import nn
 from psdist.errors import ModelError
 from psdist.protocol.memory import dtype_name
 from psdist.protocol.partition import Partition, Piece
-from psdist.workers.model.bits import same_bits
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.model.samples import same_bits
 from tests.support.late_transfers import on_a_device
 
 

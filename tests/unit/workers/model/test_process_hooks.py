@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from psdist.workers.model.other_optimizers import OtherOptimizers
-from psdist.workers.model.process_hooks import ProcessHook
+from psdist.workers.model.other_optimizers import OtherOptimizers, ProcessHook
 
 
 class Watch:

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from psdist.errors import ModelError
-from psdist.workers.model.renormalised import refuse_renormalised
+from psdist.workers.model.refusals import refuse_renormalised
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psdist.workers.protocol.moves import Moves
+from psdist.workers.protocol.resending import Moves
 
 
 def test_both_the_network_and_the_coordinator_have_spoken() -> None:
