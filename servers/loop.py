@@ -89,7 +89,7 @@ from psdist.transport.waiting import Waiting
 
 _DATA = (Offered, Arrived)
 _PART_BYTES = 16 * 2**20
-"""Of what the coordinator knows, in one message."""
+"""Bytes of the coordinator's snapshot in one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Standby:
     on_done: Callable[[LogAction], None] = lambda _action: None
     """Gets what the coordinator has done that concerns files and people."""
     on_succeed: Callable[[Sequence[LogAction]], None] = lambda _actions: None
-    """The coordinator has died, and may not have done these; from now on:"""
+    """The coordinator has failed, and may not have done these; from now on:"""
     on_action: Callable[[LogAction], None] = lambda _action: None
     """as ``on_coordinator``,"""
     what_was_told: Callable[[], bytes] = bytes
@@ -147,7 +147,7 @@ class ServerLoop:
         """By index; the first is there from the start."""
         self.coordinator = coordinator
         self.hosted: list[ServerLoop] = []
-        """Those of servers that have died, whose places this one has taken."""
+        """Loops of failed servers that this process has replaced."""
         self._has_finished = False
         self._is_asked_to_finish = False
         self._options = options
@@ -432,7 +432,7 @@ class ServerLoop:
         ]
 
     def _depart(self, peer: int, message: Departed) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """What a worker had told the server in whose place this one is, and can tell nobody."""
+        """Apply the leave that a worker had sent only to the failed server."""
         worker, left = worker_id(message.worker), message.left
         group = self.sets[0].core.group_of(worker)
         if (
@@ -570,8 +570,8 @@ class ServerLoop:
         self.transport.send_control(COORDINATOR, AppendAck(number=note.number))
 
     def _succeed(self, who: str) -> None:
-        """The coordinator, ``who``, has died, whose standby this is: go on in its place, with its
-        shard at once, so that there is an endpoint to which ranks can speak."""
+        """Take over from the coordinator, described by ``who``. Serve its shard at once, so that
+        ranks have an endpoint to send to."""
         assert self._standby is not None
         assert self._replication is not None
         standby, self._standby = self._standby, None

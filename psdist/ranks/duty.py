@@ -20,7 +20,7 @@ from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Log
 
 
 class Duty:
-    """Who reports on this rank: while it is the coordinator, or may become it, somebody does."""
+    """Reports on this rank while it is the coordinator or the standby."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context

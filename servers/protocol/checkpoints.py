@@ -44,7 +44,7 @@ class BeginCheckpoint:
 
 @dataclass(slots=True)
 class KeepFidelity:
-    """What psdist has chosen until then is part of the checkpoint that has begun."""
+    """Choices of psdist that are part of the checkpoint."""
 
     checkpoint: str
     fidelity: Fidelity
@@ -62,7 +62,7 @@ class CompleteCheckpoint:
 
 @dataclass(slots=True)
 class DropCheckpoint:
-    """Some file is not there; the checkpoint before stays the newest, and the job goes on."""
+    """A file is missing: the previous checkpoint stays the newest."""
 
     checkpoint: str
     problems: dict[int, str]

@@ -33,7 +33,7 @@ class Warn:
 @dataclass(slots=True)
 class Collective:
     name: str
-    """What its first worker called."""
+    """Name that its first worker called."""
     entered: dict[int, Annotated[Enter, OnWire]] = field(default_factory=dict)
     earliest: dict[int | None, Annotated[Progress, OnWire]] = field(default_factory=dict)
     """Of those that have entered, the one with the fewest iterations, by the length of the loaders
@@ -41,14 +41,14 @@ class Collective:
     is_complete: bool = False
     """True when all have come, and it is not to be retried."""
     is_told: bool = False
-    """True when servers were told so."""
+    """True when servers have been sent Resume."""
     resumed: set[int] = field(default_factory=set)
     checkpoint: str = ""
     """Its name, where it makes one that has begun."""
     is_of_meeting: bool = False
     """psdist has called it, on workers whose iterations differ."""
     error: str = ""
-    """Why it has failed: whoever comes later is told the same."""
+    """Reason of its failure, also for workers that enter later."""
 
     def fault_of_sets(self, clocks: Sequence[tuple[int, ...]]) -> str:
         """Return the error if workers have brought clocks of different numbers of sets, else ""."""
@@ -60,7 +60,7 @@ class Collective:
         )
 
     def who_called(self) -> str:
-        """What, where not all have called the same."""
+        """Return the different calls, by worker."""
         by_name: dict[str, set[int]] = {}
         for worker, enter in sorted(self.entered.items()):
             by_name.setdefault(enter.name, set()).add(worker)
@@ -99,8 +99,8 @@ class MissedCalls(HasSnapshot):
             yield from self.judge(collective, other)
 
     def judge(self, collective: Collective, other: Progress) -> Iterator[str | Warn]:
-        """What is wrong if ``other`` has finished an iteration past somebody's entry, where that is
-        an error, or what to warn of."""
+        """Yield the error, or a warning, if ``other`` has finished an iteration past another
+        worker's entry."""
         if collective.error:
             return
         name = collective.name

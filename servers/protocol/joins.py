@@ -269,16 +269,16 @@ class Joins(CoordinatorPart):
         self._free.append(self._place_of.get(worker, worker))
 
     def on_buried(self, reached: Sequence[int]) -> None:
-        """A server has told how far the dead have come, by set."""
+        """A server has reported the most updates of a failed group, by set."""
         pairs = zip_longest(self.reached, reached, fillvalue=0)
         self.reached = tuple(max(pair) for pair in pairs)
 
     def keep_idle(self, substitutes: Collection[int]) -> None:
-        """Of those that idle these alone do: others have come to be servers."""
+        """Only these are idle: others have become servers."""
         self._idle = deque(each for each in self._idle if each in substitutes)
 
     def ask(self) -> list[SendControl]:
-        """All servers know who is dead: as many substitutes as there are take their places."""
+        """Ask idle substitutes to take free places. All servers have evicted the failed workers."""
         asked = []
         while self._idle and self._free:
             substitute, place = self._idle.popleft(), self._free.popleft()
@@ -287,7 +287,7 @@ class Joins(CoordinatorPart):
         return asked
 
     def on_lost(self, substitute: int) -> bool:
-        """It has died before it has joined; False if that is known."""
+        """It has failed before it joined. False if that was known."""
         if substitute in self._lost:
             return False
         self._lost.add(substitute)
@@ -334,5 +334,5 @@ class Joins(CoordinatorPart):
         return found
 
     def take_welcome(self, seq: int) -> list[Joined]:
-        """The collective is over: who has joined in it. Once."""
+        """Return the workers that have joined in this collective, once."""
         return self._admitted.pop(seq, [])

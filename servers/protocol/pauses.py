@@ -65,18 +65,18 @@ class Pauses(HasSnapshot):
         self._staleness = staleness
         self._may_miss = may_miss
         self.number = 0
-        """Of the last meeting that is over."""
+        """Number of the last pause that has ended."""
         self._is_met = False
         """Whether that one was not cancelled, and what it is for has still to follow."""
         self.is_join_due = False
-        """Whether it was for a substitute's sake, and nobody has come to that collective yet."""
+        """True if it was for a join, and no worker has entered that collective yet."""
         self._is_open = False
         self._what = 0
         self._held: dict[int, Held] = {}
         """By worker, those that hold now."""
         self._last_hold: dict[int, int] = {}
         self._busy: dict[int, int] = {}
-        """By parameter set, the latest iteration in which somebody waits."""
+        """By parameter set, the latest iteration in which a worker is blocked."""
         self._busy_in_group: dict[tuple[int, int], int] = {}
         self._busy_at: dict[int, tuple[int, int]] = {}
         """By worker that has not held since, the set and the iteration in which it waits."""
@@ -87,8 +87,8 @@ class Pauses(HasSnapshot):
     def on_told(
         self, worker: int, message: Held | Blocked, *, is_collecting: bool
     ) -> list[SendControl]:
-        """``is_collecting``: somebody waits in a collective. Raises :class:`ProtocolError` for what
-        no worker says."""
+        """``is_collecting``: a worker waits in a collective. Raises :class:`ProtocolError` for a
+        message that cannot be."""
         if message.number <= self.number:
             return []  # it crossed the end of that one
         if message.number > self.number + 1 or worker in self._done:
@@ -154,7 +154,7 @@ class Pauses(HasSnapshot):
         return self._group_of.get(worker, -1 - worker)
 
     def _is_in_the_way(self, held: Held) -> bool:
-        """Whether somebody waits for what this one pushes next."""
+        """True if a worker waits for the next push of this one."""
         group = self._group(held.worker)
         for index, clock in enumerate(held.clocks):
             if clock <= self._busy_in_group.get((group, index), -1):
@@ -182,7 +182,7 @@ class Pauses(HasSnapshot):
         return name in (WRITTEN, JOIN) or (name == CHECKPOINT and self._take_met())
 
     def on_entered(self) -> list[SendControl]:
-        """Somebody waits in a collective, to which those who hold must come."""
+        """A worker waits in a collective. Release those that hold, which must enter it."""
         return self._release(sorted(self._held)) if self._is_open else []
 
     def _take_met(self) -> bool:
@@ -199,7 +199,7 @@ class Pauses(HasSnapshot):
         return self._end(PauseAborted(number=self.number + 1))
 
     def on_lost(self, workers: Collection[int]) -> list[SendControl]:
-        """These are not in the job any more: nobody waits for them to hold."""
+        """These are out of the job: no worker waits for them to hold."""
         self._lost.update(workers)
         for worker in workers:
             self._held.pop(worker, None)

@@ -1,9 +1,8 @@
-"""Who of a group that has lost workers has told where it stands, until all who are left have: the
-coordinator's, for groups that go on without their dead; pure.
+"""Groups that shrink: live workers report where they are until all have; pure.
 
-The dead are those that all servers have taken in: a worker tells when it has heard of them, and is
-answered when every other one has. Who dies meanwhile is waited for until that is declared, too;
-what was told for fewer dead is forgotten then, and everybody tells again.
+A worker reports when it has received the new view. When all live workers of its group have
+reported, each gets the reports of all. A worker that fails in the meantime is waited for until its
+failure is declared. Reports for fewer failures are then dropped, and the workers report again.
 
     regroups = Regroups([(0, 1, 2), (3,)])
     regroups.on_settled({1})
@@ -43,12 +42,12 @@ class Regroups(CoordinatorPart):
     ) -> None:
         self._control = control
         self._members = [tuple(each) for each in groups]
-        """Who is left of each group, as all servers know."""
+        """Live workers of each group, in the last view."""
         self._lost = [0] * len(self._members)
         """How many were lost."""
         self._group_of = {worker: at for at, each in enumerate(self._members) for worker in each}
         self._told: dict[int, dict[int, bytes]] = {}
-        """By group, what its workers have told behind its last death."""
+        """By group, the reports of its workers since the last failure."""
 
     def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
         assert isinstance(message, Regroup)
@@ -72,7 +71,7 @@ class Regroups(CoordinatorPart):
                 self._told.pop(group, None)
 
     def on_told(self, message: Regroup) -> list[SendControl]:
-        """Raises :class:`ProtocolError` for what no worker says."""
+        """Raises :class:`ProtocolError` for a report that cannot be."""
         worker, num_lost = message.worker, message.num_lost
         group = self._group_of.get(worker)
         if group is None or not 0 < num_lost <= self._lost[group]:
@@ -94,5 +93,5 @@ class Regroups(CoordinatorPart):
         return [SendControl(worker_id(each), answer) for each in members]
 
     def members_with(self, worker: int) -> tuple[int, ...]:
-        """Who is left of its group."""
+        """Live workers of its group."""
         return self._members[self._group_of[worker]]

@@ -101,15 +101,15 @@ class FixedSteps(CoordinatorPart):
         self._passes: dict[tuple[int, int], KeptPass] = {}
         """By loader and number, those that some worker may be in."""
         self._newest: dict[int, dict[int, int]] = {}
-        """By loader and worker: of which pass it has asked last."""
+        """By loader and worker: the pass of its last request."""
         self._terms: dict[Term, _Asked] = {}
         """Terms for which some worker has still to ask."""
         self._starts: list[tuple[int, int]] = []
-        """Of steps by the loss (block, steps): how many from which block on,"""
+        """Steps by the loss as (first block, steps),"""
         self._num_fixed = 0
         """until this one, which is still to be fixed."""
         self._num_before = 0
-        """Of them those that were fixed before the checkpoint from which the run goes on."""
+        """Blocks that were fixed before the checkpoint from which the run resumes."""
         if isinstance(control, LossStepControl):
             self._starts.append((0, control.now))
 
@@ -149,7 +149,7 @@ class FixedSteps(CoordinatorPart):
         return rolled_back(round_number, rise, most)
 
     def go_on(self, kept: KeptSteps) -> None:
-        """Before anybody asks. Raises ValueError for what is not of such a run."""
+        """Resume, before any request. Raises ValueError for choices of another kind of run."""
         if not isinstance(self._control, LossStepControl):
             raise ValueError("of local steps by the loss")
         self._control.go_on(kept)
@@ -203,7 +203,7 @@ class FixedSteps(CoordinatorPart):
         return actions
 
     def fix(self, away: Collection[int]) -> list[StepsAction]:
-        """Terms for which nobody is waited for any more."""
+        """Fix the terms for which no worker is waited for any more."""
         actions: list[StepsAction] = []
         for term, asked in tuple(self._terms.items()):
             control = self._control
@@ -231,8 +231,8 @@ class FixedSteps(CoordinatorPart):
         return actions
 
     def _note_asked(self, worker: int, term: Term) -> None:
-        """Who asks of a pass over a loader has left those before it: no worker begins one inside
-        another (:mod:`psdist.workers.data.hands`)."""
+        """A worker that asks for a pass over a loader has left the passes before it: no worker
+        begins one inside another (:mod:`psdist.workers.data.hands`)."""
         newest = self._newest.setdefault(term.loader, {})
         if newest.get(worker, -1) == term.number:
             return

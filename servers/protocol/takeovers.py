@@ -1,18 +1,16 @@
-"""What the coordinator does about the death of a server that has a buddy; pure.
+"""Replace failed servers by their replicas, and make new replicas; pure.
 
-Only the coordinator declares a server dead. Who keeps the copy of a shard that it served takes its
-place (``TakeOver``, ``TakenOver``); then everybody is told (``Moved``): workers send again what was
-not answered, and a server whose copy the dead one kept goes on without. What the dead server owed
-the coordinator is asked again.
+Only the coordinator declares a server failed. The process with the replica of its shard takes its
+place (``TakeOver``, ``TakenOver``). Then every rank is told (``Moved``). Workers send unanswered
+messages again, and a server whose replica has failed continues without one. The coordinator asks
+the new server again for what the failed one owed.
 
-A shard that has one copy left gets another, in two steps: a server that lives keeps it from now on
-(``KeepCopy``, ``KeepsCopy``), and who serves the shard fills it while training goes on
-(``FillCopy``, ``CopyFilled``). Until it is full only the one that serves the shard has it: with the
-death of that one nobody has, and the job ends.
+A shard without a replica gets another in two steps. A live process takes its log entries
+(``KeepCopy``, ``KeepsCopy``). Then the server of the shard fills it while training continues
+(``FillCopy``, ``CopyFilled``). If that server fails before the replica is complete, the job ends.
 
-Spares are processes that serve nothing at the start, and are known by ids of their own: to keep a
-copy, and then to take a place, they are as good as servers. Where they take workers' places, too,
-one that has nothing yet may be lent for that, and is no spare any more.
+Spares are processes that serve nothing at the start. They can keep a replica and replace a server.
+Where they can also replace workers, an idle spare may be lent for that.
 
     takeovers = Takeovers(num_workers=2, buddies=(1, 2, 0))
     takeovers.on_server_lost(server_id(1), "server 1 (rank 1 on n1)")
@@ -48,7 +46,7 @@ from psdist.servers.protocol.snapshots import OnWire
 
 @dataclass(slots=True)
 class Move:
-    """What is sent to ``server`` from now on goes to server ``host``, who has taken its place."""
+    """Send what is for ``server`` to server ``host``, which has taken its place."""
 
     server: int
     host: int
@@ -56,7 +54,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class ServerDeath:
-    """For people: a server has died, and ``host``, another one or a spare, goes on in its place."""
+    """For users: a server has failed, and ``host``, a server or spare, replaces it."""
 
     server: int
     who: str
@@ -65,7 +63,7 @@ class ServerDeath:
 
 @dataclass(frozen=True, slots=True)
 class SpareDeath:
-    """For people: spare number ``spare`` has died. What it kept or served, others say."""
+    """For users: spare number ``spare`` has failed. Other reports name the shards that it had."""
 
     spare: int
     who: str
@@ -93,17 +91,17 @@ TakeoverAction: TypeAlias = SendControl | Move | ServerDeath | SpareDeath | Shar
 @dataclass(slots=True)
 class _Shard:
     host: int
-    """Who serves it, or is about to."""
+    """Process that serves it, or is about to."""
     keeper: int | None
-    """Who has its second copy."""
+    """Process with its replica."""
     next_keeper: int | None = None
-    """Who is to have it, while there is none."""
+    """Process that is to have the replica, while there is none."""
     num_copies: int = 1
     """Second copies that there were, that which is being filled among them."""
     lost: str = ""
-    """Who has died last of those that had it."""
+    """The last failed process that had it."""
     has_moved: bool = False
-    """Whether another server than the first goes on with it."""
+    """True if its first server does not serve it any more."""
 
 
 class Takeovers(CoordinatorPart):
@@ -153,7 +151,7 @@ class Takeovers(CoordinatorPart):
         self._hosts = dict(zip(self._processes, hosts or unknown, strict=True))
         self._racks = dict(zip(self._processes, racks or unknown, strict=True))
         self._names: dict[int, str] = {}
-        """Servers and spares that have died, and who they were."""
+        """By id of failed servers and spares: their descriptions."""
         self._pending: set[int] = set()
         """Shards whose place is about to be taken."""
         self.is_ending = False
@@ -171,7 +169,7 @@ class Takeovers(CoordinatorPart):
         return [*self.on_taken_over(peer, message), *job.ask_again(message.server)]
 
     def on_done_lost(self, worker: int, job: Coordinator) -> Actions:
-        """Servers that go on in place of others may lack what the worker had sent to those."""
+        """A server that replaces a failed one may lack what the worker sent to that one."""
         left = job.left.pop(worker, None)
         if left is None:
             return []
@@ -210,19 +208,19 @@ class Takeovers(CoordinatorPart):
 
     @property
     def taken(self) -> list[int]:
-        """Servers in whose places others go on."""
+        """Failed servers that have been replaced."""
         dead = {each for each in self._names if not is_spare(each)}
         return sorted(dead - self._pending)
 
     @property
     def alone(self) -> list[int]:
-        """Servers of whose shards there is one copy."""
+        """Shards without a replica."""
         return [server for server, each in enumerate(self._shards) if each.keeper is None]
 
     # -- deaths --------------------------------------------------------------------------------
 
     def on_server_lost(self, peer: int, who: str) -> Actions:
-        """Raises :class:`ServersLostError` where nobody has some shard any more."""
+        """Raises :class:`ServersLostError` if no live process has some shard."""
         dead = peer
         if dead not in self._processes:
             raise InvariantError(f"the coordinator was told that {describe_peer(dead)} has died")
@@ -275,8 +273,8 @@ class Takeovers(CoordinatorPart):
     # -- other copies --------------------------------------------------------------------------
 
     def _begin_copies(self) -> list[TakeoverAction]:
-        """Of shards that have one, where there is somebody who can keep another. Not before all
-        places are taken: by then everybody knows who is dead."""
+        """Begin replicas of shards that have none, where a process can keep one. Wait until all
+        failed servers are replaced: then every rank has evicted them."""
         actions: list[TakeoverAction] = []
         if self._pending or self.is_ending:
             return actions

@@ -37,9 +37,9 @@ class Death:
     left: tuple[int, ...]
     """The other workers of its group, which are not in the job any more either."""
     chief: int
-    """Who has the chief's duties now."""
+    """The worker with the chief's duties."""
     group: int = -1
-    """Its group, where that goes on without it;"""
+    """Its group, if that shrinks;"""
     stay: tuple[int, ...] = ()
     """with these workers."""
 
@@ -83,7 +83,7 @@ class Views(HasSnapshot):
         self._max_deaths = max_deaths
         self.generation = 0
         self.dead: set[int] = set()
-        """Workers that have died."""
+        """Failed workers."""
         self.out: set[int] = set()
         """Workers of their groups, they themselves among them; they alone where groups re-form."""
         self.waiting = set(substitutes)
@@ -93,9 +93,9 @@ class Views(HasSnapshot):
         self._awaited: set[int] = set()
         """Servers that have not taken in the newest generation."""
         self._told = Evict(generation=0, dead=[])
-        """What they were told of it."""
+        """Last message to servers."""
         self.settled = MembershipChanged(generation=0, dead=[], chief=self.chief)
-        """What workers were told last, behind all servers."""
+        """Last message to workers, after all servers."""
 
     @property
     def is_settling(self) -> bool:
@@ -181,7 +181,7 @@ class Views(HasSnapshot):
         return [max(message.reached[start : start + num_dead]) for start in starts]
 
     def on_buried(self, server: int, message: EvictAck) -> list[Survived | SendControl]:
-        """A server has taken it in; with the last one workers are told."""
+        """A server has evicted the workers. After the last server, workers are told."""
         if message.generation != self.generation or server not in self._awaited:
             raise ProtocolError(
                 f"the coordinator: server {server} sent EvictAck of generation "

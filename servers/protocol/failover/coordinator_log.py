@@ -80,7 +80,7 @@ from psdist.servers.protocol.takeovers import Move, ShardWhole
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The coordinator's work is done, and nobody waits for it."""
+    """The coordinator has ended, and no rank waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class CoordinatorLog(HasSnapshot):
         }
     )
     LAST: Final[type] = Over
-    """The action behind which the coordinator ends."""
+    """The action after which the coordinator ends."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class CoordinatorLog(HasSnapshot):
         self.coordinator = coordinator
         self.standby: int | None = standby
         self._appointed: int | None = None
-        """Who is to be the next one, while there is none."""
+        """The nominee, while there is no standby."""
         self.coordinator_at = COORDINATOR
         """In whose process the coordinator is."""
         self._is_active = is_active
@@ -147,30 +147,30 @@ class CoordinatorLog(HasSnapshot):
         ]
         self._first_substitute = num_workers - num_substitutes
         self._unused = set[int]()
-        """Ids of spares, which have two, that are not spoken to now."""
+        """Unused ids. A spare has a spare id and a worker id; only one is in use."""
         if num_spares and num_substitutes:
             self._unused |= {worker_id(self._first_substitute + each) for each in range(num_spares)}
         self._now: dict[int, int] = {}
-        """Of those that have become workers: the id before -> the one since."""
+        """By former id of a process that has become a worker: its id now."""
         self._lines = Lines()
         self._number = 0
-        """Of the last note."""
+        """Number of the last log entry."""
         self._num_done = 0
-        """Notes of which all that follows has been done, or (of the standby) is known to be."""
+        """Number of entries whose actions are done, as far as this rank can tell."""
         self._pending: deque[tuple[int, list[LogAction]]] = deque()
-        """What follows from the notes behind that."""
+        """Actions that follow from later entries, by entry."""
         self._dead: set[int] = set()
         self.moves: list[Move] = []
         """All that there were."""
         self.is_complete = False
         self._awaited: list[int] = []
-        """Who must know that, or have ended, before the standby is told:"""
+        """Ranks that must confirm the end, or have ended, before the standby is told."""
         self._last: list[SendControl] = []
         self._is_over = False
         self._is_shard_lost = False
-        """Whether server 0 has died, and its place is about to be taken."""
+        """True if server 0 has failed and its place is about to be taken."""
         self._error: PsdistError | None = None
-        """What a note has led to: the end of the job, which is the coordinator's to tell."""
+        """Error that an entry has led to. The coordinator reports it and ends the job."""
 
     def to_snapshot(self) -> bytes:
         """Return all that the next standby needs, while nothing is pending."""
@@ -251,7 +251,7 @@ class CoordinatorLog(HasSnapshot):
 
     @property
     def _spoken(self) -> list[int]:
-        """Who has a line; also of the dead, which are not waited for."""
+        """Ids of all ranks that have a line, also of failed ones."""
         return [each for each in self._peers if each not in self._unused]
 
     def _on_noted_too(self, peer: int, number: int) -> list[LogAction]:
@@ -335,7 +335,7 @@ class CoordinatorLog(HasSnapshot):
         return [*actions, *said]
 
     def _appoint(self, keeper: int, peers: Iterable[int]) -> list[SendControl]:
-        """Who has another copy of the shard of server 0 is to be the standby."""
+        """The process with a new replica of the shard of server 0 is nominated."""
         self._appointed = keeper
         # It first: who is named to others and does not know it would wait for the first of them.
         in_order = sorted(peers, key=lambda peer: peer != keeper)
@@ -352,14 +352,14 @@ class CoordinatorLog(HasSnapshot):
             self._rename(action.peer)
 
     def _rename(self, spare: int) -> None:
-        """It is a worker from here on, and its line goes on."""
+        """The spare becomes a worker and keeps its line."""
         worker = worker_id(self._first_substitute + spare_of(spare))
         self._lines.rename(spare, worker)
         self._now[spare] = worker
         self._unused ^= {spare, worker}
 
     def _complete(self, actions: list[CoordinatorAction]) -> list[LogAction]:
-        """What people are told first: whoever is stopped may end."""
+        """Report first: a rank that is stopped may end."""
         self.is_complete = True
         told = [each for each in actions if not isinstance(each, SendControl)]
         stops = [each for each in actions if isinstance(each, SendControl)]
@@ -373,7 +373,7 @@ class CoordinatorLog(HasSnapshot):
         return [*told, *stops, *self._end()]
 
     def _end(self) -> list[LogAction]:
-        """When everybody else knows that the job is complete, or has ended."""
+        """End if all other ranks have confirmed the end of the job, or have ended."""
         if not self.is_complete or self._is_over:
             return []
         lines = self._lines
@@ -388,7 +388,7 @@ class CoordinatorLog(HasSnapshot):
     # -- as the standby -------------------------------------------------------------------------
 
     def note(self, note: Append) -> list[LogAction]:
-        """What concerns files and people, and is known to have been done."""
+        """Store an entry. Return the actions for files and users that the coordinator has done."""
         if self._is_active or note.number != self._number + 1 or note.done > self._number:
             raise ProtocolError(
                 f"the coordinator's standby: log entry {note.number}, of which {note.done} are "
@@ -413,7 +413,7 @@ class CoordinatorLog(HasSnapshot):
         return done
 
     def announcements(self) -> list[SendControl]:
-        """What the standby says to everybody, under its own id, when the coordinator has died."""
+        """Return what the standby sends every rank, under its own id, after a failover."""
         return [
             SendControl(peer, self._succeeds(peer))
             for peer in self._spoken
@@ -423,7 +423,8 @@ class CoordinatorLog(HasSnapshot):
         ]
 
     def _succeeds(self, peer: int) -> LeaderChanged:
-        """For ``peer``; with how it ends where it is out, and nobody will tell it."""
+        """Return the message for ``peer``. For a worker that is out it contains the view, which no
+        other rank sends it."""
         host = self.coordinator_at if self.standby is None else self.standby
         num_heard = self._lines.num_heard(peer)
         succeeds = LeaderChanged(heard=num_heard, is_over=self.is_complete, host=host)
@@ -436,9 +437,9 @@ class CoordinatorLog(HasSnapshot):
     def succeed(
         self, who: str, *, lost: Mapping[int, str]
     ) -> tuple[list[LogAction], list[LogAction]]:
-        """The coordinator, ``who``, has died, and this is it from now on; ``lost``: others who are
-        known to have died. What may not have been done of what concerns files and people; and what
-        follows."""
+        """Take over from the coordinator, described by ``who``. ``lost``: by id, other ranks that
+        have failed. Return the actions for files and users that may not have been done, and the
+        actions that follow."""
         if self._error is not None:
             raise self._error
         assert self.standby is not None

@@ -35,7 +35,7 @@ class _Line:
     kept: deque[Annotated[Control, OnWire]] = field(default_factory=deque)
     """The last that were said: those that may not have come there."""
     num_wanted: int = 0
-    """So many of what was said somebody waits for to have come there."""
+    """Number of sent messages that must arrive before a nominee is trusted."""
     is_open: bool = True
     is_lost: bool = False
 
@@ -130,8 +130,8 @@ class Lines(HasSnapshot):
         del self._lines[peer]
 
     def close(self) -> None:
-        """The coordinator has died: whoever follows says what has come there, and is told the
-        rest."""
+        """The coordinator has failed. Hold messages for each rank until it has reported which ones
+        it has."""
         self._are_open = False
         for line in self._lines.values():
             line.is_open = False
