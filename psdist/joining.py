@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 from psdist.config.sources import script_settings
 from psdist.errors import UsageError
 from psdist.job import Job
+from psdist.mode_names import ModeSetting
 from psdist.ranks.connecting import current
 from psdist.ranks.failure import fail_with
 from psdist.ranks.lobby import join_job, leave
@@ -31,7 +32,7 @@ _settings: dict[str, Any] = {}
 
 def init(
     *,
-    mode: Literal["sync", "ssp", "async", "auto"] | None = None,
+    mode: ModeSetting | None = None,
     staleness: int | None = None,
     pipeline: Literal[0, 1] | None = None,
     on_nonfinite: Literal["error", "skip"] | None = None,

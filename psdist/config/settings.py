@@ -36,6 +36,7 @@ from psdist.config.old_names import MERGED, SCRIPT, STRICT
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.errors import ProtocolError
+from psdist.mode_names import ModeSetting
 from psdist.sizes import parse_bytes, parse_interval
 
 MAX_ENCODED_BYTES: Final = 1 << 20
@@ -145,7 +146,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    mode: Literal["sync", "ssp", "async", "auto"] = _setting(
+    mode: ModeSetting = _setting(
         "mode",
         "sync",
         "Consistency across groups: sync, ssp (bounded staleness) or async; auto: sync, and ssp "

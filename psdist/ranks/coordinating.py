@@ -1,7 +1,7 @@
 """Make the coordinator of a job out of the settings and roles of its ranks.
 
 coordinator = coordinator_of(context)
-office_of(context, coordinator, is_active=True)          # with a standby
+coordinator_log_of(context, coordinator, is_active=True)     # with a standby
 """
 
 from __future__ import annotations
