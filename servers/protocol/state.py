@@ -7,7 +7,8 @@ A push takes this way:
 
     Offered   -> a receive slot, or it stays with its sender     chunks/receive_pool
     Arrived   -> is it the next of its group?                    _on_push, here
-    applied   -> when, and what becomes one step                 rules: the set's RoundRule
+    applied   -> when, and what becomes one Step                 rules: the set's RoundRule
+                 which the loop has the executor run             set_loop, shard/tensors
     contained -> the group's clock advances                      chunks/replies: advance
     min_done  -> replies that the rule now allows                chunks/replies: release
 
