@@ -84,7 +84,7 @@ def test_so_is_the_death_of_the_coordinator() -> None:
         assert met[what], met
 
 
-@pytest.mark.parametrize("registrar_dies", [False, True])
+@pytest.mark.parametrize("coordinator_dies", [False, True])
 def test_who_dies_behind_a_change_that_was_told_is_survived(coordinator_dies: bool) -> None:
     met = play_deaths(BEHIND_A_CHANGE, coordinator_dies=coordinator_dies, is_behind=True)
     assert met["a change before"] == len(BEHIND_A_CHANGE), met

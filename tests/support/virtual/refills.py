@@ -260,7 +260,7 @@ def by_hand(play: Callable[..., RefillJob]) -> None:
     """``FIRST LAST [coordinator]``: these seeds, all of them, saying which are bad."""
     met: Counter[str] = Counter()
     num_bad = 0
-    more = {"registrar_dies": True} if sys.argv[3:] == ["registrar"] else {}
+    more = {"coordinator_dies": True} if sys.argv[3:] == ["registrar"] else {}
     for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         try:
             met += play_and_prove(play, [seed], **more)
