@@ -105,11 +105,6 @@ class Outbox:
         """True if no message is held and no record is in flight."""
         return self.primary.is_settled and len(self._free) == self._num_frames
 
-    @property
-    def num_bytes_held(self) -> int:
-        """Bytes of memory for records in flight."""
-        return self._num_frames * self._frame_bytes
-
     def on_ack(self, peer: int, number: int) -> None:
         for output in self.primary.on_ack(peer, number):
             output()
@@ -118,10 +113,6 @@ class Outbox:
         """The coordinator has declared the replica failed."""
         for output in self.primary.go_alone():
             output()
-
-    def begin_fill(self, keeper: int) -> None:
-        """The coordinator has chosen a server for a new replica."""
-        self.primary.begin_fill(keeper)
 
     # -- to all others -------------------------------------------------------------------------
 

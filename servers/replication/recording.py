@@ -123,8 +123,8 @@ class RecordingSetLoop(SetLoop):
         self._missing.discard(chunk)
         return self._outbox.record(self.set_index, record, *packed.carried, is_of_fill=True)
 
-    def end_fill(self, keeper: int) -> int:
-        """The replica has every chunk: its log begins here. Return the last record's number.
+    def end_fill(self, keeper: int) -> None:
+        """The replica has every chunk: its log begins here.
 
         The history is flushed, because only this server has the events before this one."""
         position = self._log.position
@@ -137,7 +137,7 @@ class RecordingSetLoop(SetLoop):
         self._log.filled(keeper, position)
         if self._history is not None:
             self._history.flush()
-        return self._outbox.record(self.set_index, record)
+        self._append(record)
 
     # -- changes -------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ class Replication:
         described = [each for each in sets if each.executor is not None]
         self._sets = [each for each in described if isinstance(each, RecordingSetLoop)]
         self._keeper = keeper
-        self.outbox.begin_fill(server_id(keeper))
+        self.outbox.primary.begin_fill(server_id(keeper))
         for set_index in range(len(self._built)):
             self._describe(keeper, set_index)
         for each in self._sets:

@@ -25,6 +25,7 @@ from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.views import Views
 from tests.support.virtual.both_deaths import play_with_both_deaths, taken_over
+from tests.support.virtual.fields import fields_in_use
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
@@ -103,6 +104,7 @@ def play_an_inheritance() -> VirtualJob:
     job.network.run(until=is_received)
     job.network.crash(worker_id(0))
     job.network.run(until=lambda: coordinator.out and not coordinator.membership.is_settling)
+    assert ("ChunkClock", "inherited") in fields_in_use(job.servers[1], {"ChunkClock"})
     job.network.crash(server_id(1))
     job.run()
     return job

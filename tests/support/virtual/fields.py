@@ -18,10 +18,12 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
+from types import NoneType
 from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 _HEADING = "### Fields of a server"
+_PLAIN = (int, float, str, bytes, NoneType)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
@@ -99,7 +101,8 @@ def fields_in_use(root: object, names: set[str]) -> set[tuple[str, str]]:
         elif type(each).__module__.startswith("psdist.servers"):
             for field in (*_attributes(type(each)), *getattr(each, "__dict__", ())):
                 value = getattr(each, field, None)
-                left.append(value)
+                if not isinstance(value, _PLAIN):
+                    left.append(value)
                 if bases and _holds_something(value):
                     found.update((name, field) for name in bases)
     return found
