@@ -32,7 +32,7 @@ from psdist.config.modes import ModeFrom, schedule_of
 from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
-from psdist.install.gpu_memory import takes_gpu_memory
+from psdist.install.trials import takes_gpu_memory
 from psdist.mode_names import MODES
 from psdist.prepared import ParameterSets, refuse_call_of_group
 from psdist.protocol.checkpoints import CHECKPOINT
@@ -45,8 +45,7 @@ from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import require_followable
-from psdist.script_passes import ScriptPasses
-from psdist.script_steps import LossSteps, SpeedSteps
+from psdist.script_steps import LossSteps, ScriptPasses, SpeedSteps
 from psdist.tracing.spans import Span
 from psdist.tracing.tracer import Tracer
 from psdist.worker_variables import restore_variables

@@ -69,11 +69,10 @@ from psdist.workers.model.optimizer_state import (
     all_parts,
     describe_state,
 )
-from psdist.workers.model.refusals import WrapperCheck, entered, refuse_renormalised
+from psdist.workers.model.refusals import WrappedParts, WrapperCheck, entered, refuse_renormalised
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
-from psdist.workers.model.wrapped_parts import WrappedParts
 from psdist.workers.pushes import DevicePushes
 from psdist.workers.rounds.differences import LocalTrainer
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state, make_outer

@@ -1,5 +1,5 @@
-"""Rounds of as many local steps as the run decides: by the loss that the script reports, or by how
-fast each group is; and what is recorded of both.
+"""Rounds of as many local steps as the run decides: by the loss that the script reports, by the
+speed of each group, or by the script's passes; and what is recorded of them.
 
     steps = LossSteps(context, loop, losses, worker=0, group=0)            # steps_by = loss
     steps = SpeedSteps(context, loop, worker=0, group=0, sets=..., ...)     # steps_by = speed
@@ -7,7 +7,8 @@ fast each group is; and what is recorded of both.
     steps.dealing                                  # SpeedSteps: how loaders share out their samples
     steps.close()
 
-With ``local_steps = epoch`` the script's passes decide: psdist.script_passes.
+    passes = ScriptPasses(context, worker=0, is_in_pass=..., sets=...)      # local_steps = epoch
+    passes.end(is_whole=True, num_steps=250)       # by the loaders
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 from psdist.controller.steps import Term
 from psdist.history.hands import HandRecords
-from psdist.history.lengths import LengthRecords
+from psdist.history.lengths import LengthRecords, PassRecords
 from psdist.history.writers import history_folder
 from psdist.prepared import ParameterSets
 from psdist.protocol.control import RoundTook
@@ -25,7 +26,8 @@ from psdist.ranks.context import RankContext
 from psdist.workers.data.hands import Dealing, Dealt
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.losses import Losses
-from psdist.workers.rounds.lengths import StepsByLoss, StepsBySpeed
+from psdist.workers.rounds.lengths import PassSteps, StepsByLoss, StepsBySpeed
+from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.standing import tell_losses
 
 
@@ -128,3 +130,45 @@ class SpeedSteps:
     def close(self) -> None:
         if self._hands is not None:
             self._hands.close()
+
+
+class ScriptPasses:
+    def __init__(
+        self,
+        context: RankContext,
+        *,
+        worker: int,
+        is_in_pass: Callable[[], bool],
+        sets: Callable[[], ParameterSets],
+    ) -> None:
+        """``is_in_pass()``: whether a pass is under way in which steps were made."""
+        self._sets = sets
+        self._lengths: LengthRecords | None = None
+        self._passes: PassRecords | None = None
+        if context.config.record:
+            folder = history_folder(context.run_directory.path, 0)
+            self._lengths = LengthRecords(folder, worker)
+            self._passes = PassRecords(folder, worker)
+            context.flushes += [self._lengths.flush, self._passes.flush]
+        self.length = PassSteps(is_in_pass=is_in_pass, on_round=self._end_round)
+
+    def _end_round(self, clock: int, num_steps: int) -> None:
+        if self._lengths is not None:
+            self._lengths.add(clock, num_steps)
+
+    def end(self, is_whole: bool, num_steps: int) -> None:
+        """A pass that has trained is over, after so many steps of this worker in all; ``is_whole``:
+        the script has had all of its batches."""
+        sets = self._sets()
+        sets.take_over()
+        for trainer in sets.trainers:  # there is one
+            assert isinstance(trainer, RoundTrainer)
+            round_number = trainer.end_pass(is_whole=is_whole)
+            if self._passes is not None:
+                self._passes.add(num_steps, round_number=round_number, is_whole=is_whole)
+        sets.resume()
+
+    def close(self) -> None:
+        for records in (self._lengths, self._passes):
+            if records is not None:
+                records.close()

@@ -28,7 +28,7 @@ import torch
 
 from psdist.codecs.base import MatrixCodec
 from psdist.codecs.layout import ChunkLayout, Layouts, Stretch, filled, num_values
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
 from psdist.protocol.partition import Chunk

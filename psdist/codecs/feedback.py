@@ -33,7 +33,7 @@ import torch
 from psdist.codecs.base import has_only_finite
 from psdist.codecs.blocks import norm_of
 from psdist.codecs.chunks import ChunkCodings, put, taken
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.seeds import seed_of
 from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError

@@ -150,7 +150,7 @@ class Layouts:
     ) -> Layouts | None:
         """``turns``: which of ``parts`` in which round, the first in round 0; None where there is
         one. None where all is raw, and payloads are the values themselves. Where single rounds are
-        to be, they have :class:`psdist.codecs.schemes.exact.Exact`."""
+        to be, they have :class:`psdist.codecs.schemes.plain.Exact`."""
         made: dict[CodecOf, Layouts] = {}
         levels: list[Layouts] = []
         for each in parts:

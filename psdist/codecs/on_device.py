@@ -31,7 +31,7 @@ from psdist.codecs.blocks import norm_of
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Places, put, taken
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
 from psdist.codecs.layout import num_values
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.errors import InvariantError
 from psdist.protocol.memory import as_tensor, torch_dtype
 

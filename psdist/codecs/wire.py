@@ -25,7 +25,7 @@ from psdist.protocol.rounds import Burst, Turns
 @dataclass(frozen=True, kw_only=True)
 class WireFrom:
     """What messages of this round and later ones carry. A direction that has a codec in some rounds
-    has :class:`psdist.codecs.schemes.exact.Exact` in those without."""
+    has :class:`psdist.codecs.schemes.plain.Exact` in those without."""
 
     round: int
     push: Codec | Raw
@@ -86,7 +86,7 @@ class Wire:
         return replace(self, turns=Turns(self.starts)) if self.is_ladder else self
 
     def pushes(self, partition: Partition) -> Layouts | None:
-        from psdist.codecs.schemes.exact import Exact  # imports torch, which sizes do without
+        from psdist.codecs.schemes.plain import Exact  # imports torch, which sizes do without
 
         parts = [CodecOf(self.push, self.exact_in_pushes)]
         parts += [CodecOf(each.push, each.exact_in_pushes) for each in self.later]

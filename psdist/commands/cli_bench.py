@@ -19,6 +19,16 @@ from psdist.errors import UsageError
 # broken pipe in a user's script into errors of its own, and add its frames to every traceback.
 Action: TypeAlias = Callable[[], int]
 
+JsonPath: TypeAlias = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
+]
+PlotPath: TypeAlias = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
+]
+NumServers: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
+]
+
 bench_app = typer.Typer(rich_markup_mode=None)
 
 
@@ -34,12 +44,8 @@ def pushpull(
     ] = "4KiB,64KiB,1MiB,4MiB,16MiB,64MiB",
     repeats: Annotated[int, typer.Option(min=1, help="Exchanges of each size.")] = 30,
     servers: Annotated[int, typer.Option(min=1, help="Ranks that serve.")] = 1,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
-    ] = None,
-    plot_path: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
-    ] = None,
+    json_path: JsonPath = None,
+    plot_path: PlotPath = None,
 ) -> Action:
     """Push and pull, beside the raw MPI exchange.
 
@@ -70,15 +76,9 @@ def step(
     steps: Annotated[
         int, typer.Option(min=1, help="Steps in a turn, one behind the other: their mean.")
     ] = 1,
-    servers: Annotated[
-        int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
-    ] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
-    ] = None,
-    plot_path: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
-    ] = None,
+    servers: NumServers = None,
+    json_path: JsonPath = None,
+    plot_path: PlotPath = None,
 ) -> Action:
     """A training step, beside DDP, MPI_Allreduce and the raw exchange.
 
@@ -115,12 +115,8 @@ def bench_group(
         str, typer.Option(help="Bytes of the model, separated by commas.")
     ] = "1MiB,4MiB,16MiB,64MiB",
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each size.")] = 15,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
-    ] = None,
-    plot_path: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as SVG.")
-    ] = None,
+    json_path: JsonPath = None,
+    plot_path: PlotPath = None,
 ) -> Action:
     """A group's reduce-scatter and all-gather, and a whole step, beside torch's.
 
@@ -168,12 +164,8 @@ def convergence(
         str,
         typer.Option(help="Speeds at which times are computed, too; or none.", metavar="SPEEDS"),
     ] = "10Mbit,100Mbit,1Gbit",
-    servers: Annotated[
-        int | None, typer.Option(min=1, help="Ranks that serve; else as settings say.")
-    ] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
-    ] = None,
+    servers: NumServers = None,
+    json_path: JsonPath = None,
     plot_path: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, as SVG.")
     ] = None,

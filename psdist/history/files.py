@@ -1,4 +1,4 @@
-"""Reads a recorded history from its files.
+"""Reads a recorded history from its files, and joins the logs of a shard that moved.
 
 Owns what a file must look like: header, whole records, zeros where nothing stands. Damage is one
 :class:`HistoryError` in one line. Never judges what the records say.
@@ -9,17 +9,18 @@ Owns what a file must look like: header, whole records, zeros where nothing stan
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from psdist.errors import HistoryError
-from psdist.history.joining import joined
 from psdist.history.records import (
     DTYPES,
     HEADER,
     MAGIC,
     OPEN,
+    EventKind,
     FileKind,
     History,
     Records,
@@ -184,3 +185,61 @@ def _check_padding(path: Path, records: Records) -> None:
             f"{path} is damaged: record {int(np.argmax(is_wrong))} has bytes other than zero where "
             "nothing stands"
         )
+
+
+def joined(log: ServerLog, copy: ServerLog, *, name: str) -> ServerLog:
+    """Return the log of a shard: ``log``, of its server and earlier copies, and then ``copy``.
+
+    A replica logs what the server logs, at the same positions, and continues after its TAKEOVER
+    event. Entries that the failed server logged beyond were sent to no rank. Checksums of the
+    failed server's replies are in its own record, as far as it wrote them. A copy that was filled
+    later begins with a FILLED event, which has the position in the shard's log. If the parameter
+    set was described after the failure, or only groups had registered until then, the log is
+    ``copy``. ``name`` is that of the files of ``copy``. Raises :class:`HistoryError` if the two
+    logs are not of one shard.
+    """
+    first = _first_position(copy, name)
+    (taken,) = np.nonzero(copy.events["kind"] == EventKind.TAKEOVER)
+    if len(taken) > 1:
+        raise HistoryError(
+            f"history/{name}.events is damaged: a buddy has taken the server's place "
+            f"{len(taken)} times"
+        )
+    is_taken = bool(len(taken))
+    had_begun = log.is_complete or (log.events["kind"] != EventKind.JOIN).any()
+    if not (had_begun or is_taken or first) and len(copy.checksums):  # whose replies were sampled
+        return replace(copy, server=log.server)
+    until = int(taken[0]) if is_taken else len(copy.events)
+    both = min(until, max(0, len(log.events) - first))
+    differs = np.flatnonzero(log.events[first : first + both] != copy.events[:both])
+    is_short = log.is_complete and copy.is_complete and first + until != len(log.events)
+    if len(differs) or first > len(log.events) or (is_short and not is_taken):
+        at = first + (int(differs[0]) if len(differs) else both)
+        raise HistoryError(
+            f"history/server-{log.server}.events and history/{name}.events differ from record {at} "
+            "on: a server and its buddy did not apply the same updates"
+        )
+    if not is_taken:
+        is_further = len(log.events) > first + until and not copy.is_complete
+        if log.is_complete or is_further:
+            return log
+        events = np.concatenate([log.events[:first], copy.events])
+        ends = copy.is_complete
+        return replace(log, events=events, is_complete=ends, has_died=ends)
+    sums = log.checksums[log.checksums["position"] <= first + until]
+    return ServerLog(
+        server=log.server,
+        events=np.concatenate([log.events[:first], copy.events], dtype=copy.events.dtype),
+        checksums=np.concatenate([sums, copy.checksums]),
+        is_complete=copy.is_complete,
+    )
+
+
+def _first_position(copy: ServerLog, name: str) -> int:
+    """In the shard's log, of the copy's first event."""
+    if not len(copy.events) or copy.events[0]["kind"] != EventKind.FILLED:
+        return 0
+    position = float(copy.events[0]["weight"])
+    if not position.is_integer() or position < 0:
+        raise HistoryError(f"history/{name}.events is damaged: it begins at position {position:g}")
+    return int(position)

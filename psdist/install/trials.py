@@ -14,6 +14,7 @@ An MPI that is not made for memory of a GPU may crash on it, or hang: that is a 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
@@ -159,3 +160,20 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+_QUESTION: Final = "MPIX_Query_cuda_support"
+"""A function of Open MPI and MPICH: int (void)."""
+
+
+def takes_gpu_memory() -> bool:
+    """True if the MPI that this process has loaded reports that it takes memory of a GPU.
+
+    A job asks the library, because any other MPI may end the process; `psdist doctor` tries it in
+    processes of its own.
+    """
+    path = loaded_library_file()
+    if path is None:
+        return False
+    question = getattr(ctypes.CDLL(path), _QUESTION, None)
+    return question is not None and bool(question())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import Checks
 from psdist.codecs.named import codec_of
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.wire import Wire, WireFrom
 from psdist.config.codec_rounds import (

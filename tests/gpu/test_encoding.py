@@ -15,7 +15,7 @@ import torch
 from psdist.codecs.base import Codec, OnDevice
 from psdist.codecs.blocks import norm_of, sums_of
 from psdist.codecs.feedback import PushTerms
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import TopK
 from psdist.transfers import ToGpu

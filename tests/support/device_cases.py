@@ -14,7 +14,7 @@ from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import CodecOf, Layouts
 from psdist.codecs.on_device import Copies, DevicePushEncoder
 from psdist.codecs.schemes.casts import Cast
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import TopK

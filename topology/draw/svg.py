@@ -1,7 +1,7 @@
 """A plan as a picture: racks, hosts, sockets, cores, GPUs and NICs, who sits where, link loads.
 
 Writes the page: title, legend and notes. Racks and links are :mod:`psdist.topology.draw.svg_racks`,
-the inside of a host is :mod:`psdist.topology.draw.svg_node`. Computes no load.
+the inside of a host is :mod:`psdist.topology.draw.svg_racks`. Computes no load.
 
     Path("plan.svg").write_text(draw_svg.picture(plan, cluster), encoding="utf-8")
 

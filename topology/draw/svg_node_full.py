@@ -3,7 +3,7 @@
     width, height = full_size(place)
     draw_full(canvas, scene, place, Box(x=0, y=0, width=width, height=height))
 
-The frame around it is :mod:`psdist.topology.draw.svg_node`'s.
+The frame around it is :mod:`psdist.topology.draw.svg_racks`'s.
 """
 
 from __future__ import annotations

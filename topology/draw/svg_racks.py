@@ -1,11 +1,11 @@
-"""Racks and links in the picture of a plan: switches as boxes in boxes, strokes that lead to them.
+"""Racks, hosts and links in the picture of a plan: boxes in boxes, strokes that lead to them.
 
     racks = Racks(canvas, scene, "boxes")
     racks.draw(x, y)                        # racks.width, racks.height
 
 A switch is a bar with what hangs on it in rows below; the bar goes on as a thin line to further
 rows. A link is a stroke down from there, coloured by its load, with the load beside it. No
-recursion: trees may be very deep.
+recursion: trees may be very deep. A host in full is :mod:`psdist.topology.draw.svg_node_full`'s.
 """
 
 from __future__ import annotations
@@ -13,17 +13,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from psdist.topology.draw.drawing import Scene, counted, duration, names, percent, size, speed
+from psdist.topology.draw.drawing import (
+    Place,
+    Scene,
+    counted,
+    duration,
+    names,
+    percent,
+    size,
+    speed,
+)
 from psdist.topology.draw.svg_canvas import INK, Canvas, text_width
-from psdist.topology.draw.svg_node import draw_node, node_size
+from psdist.topology.draw.svg_node_full import draw_full, full_size
 from psdist.topology.draw.svg_style import (
     BAR,
     EDGE,
+    FRAME,
     NO_LOAD,
+    SERVER,
     Box,
     Level,
     load_colour,
     load_title,
+    node_title,
+    on_load,
 )
 from psdist.topology.plan.plan import LinkLoad
 
@@ -306,3 +319,68 @@ def _flattened(scene: Scene) -> tuple[dict[int, list[int]], dict[int, list[int]]
             drawn_as[switch] = drawn_as[parent]
         nodes[drawn_as[switch]] += scene.nodes_under[switch]
     return switches, nodes
+
+
+BOX_WIDTH, BOX_HEIGHT = 46.0, 28.0
+MAX_SQUARES = 3
+"""Servers shown in a box; hovering tells all."""
+
+
+def node_size(place: Place, level: Level) -> tuple[float, float]:
+    return full_size(place) if level == "full" else (BOX_WIDTH, BOX_HEIGHT)
+
+
+def draw_node(canvas: Canvas, scene: Scene, place: Place, box: Box, level: Level) -> None:
+    if level == "boxes":
+        _draw_box(canvas, scene, place, box)
+        return
+    is_worst = scene.is_worst(place.link)
+    canvas.rect(
+        box.x,
+        box.y,
+        box.width,
+        box.height,
+        fill="#ffffff",
+        stroke=INK if is_worst else FRAME,
+        stroke_width=2.5 if is_worst else 1,
+        radius=5,
+        title=node_title(scene, place),
+    )
+    draw_full(canvas, scene, place, box)
+
+
+def _draw_box(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
+    """The load of the link in words above the host's servers as squares."""
+    is_worst = scene.is_worst(place.link)
+    canvas.rect(
+        box.x,
+        box.y,
+        box.width,
+        box.height,
+        fill=load_colour(scene, place.link),
+        stroke=INK if is_worst else "#ffffff",
+        stroke_width=3 if is_worst else 1,
+        radius=2,
+        title=node_title(scene, place),
+    )
+    if place.link is not None:
+        canvas.text(
+            box.x + box.width - 5,
+            box.y + 13,
+            percent(scene.share(place.link)),
+            size=10,
+            fill=on_load(load_colour(scene, place.link)),
+            anchor="end",
+            room=box.width - 8,
+        )
+    num_servers = sum(each.role == "server" for each in place.ranks)
+    for index in range(min(MAX_SQUARES, num_servers)):
+        canvas.rect(
+            box.x + 5 + 8 * index,
+            box.y + box.height - 10,
+            6,
+            6,
+            fill=SERVER,
+            stroke="#ffffff",
+            stroke_width=0.8,
+        )

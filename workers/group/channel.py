@@ -4,8 +4,8 @@ The implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one 
 :mod:`~psdist.workers.group.process_group` (torch.distributed),
 :mod:`~psdist.workers.group.mpi`, :mod:`~psdist.workers.group.reductions` (NCCL's own),
 :mod:`~psdist.workers.group.two_levels` (several hosts: one of the others on each, and one between
-them), :mod:`~psdist.workers.group.virtual` (one process, a virtual clock) and
-:class:`AloneChannel` (a group of one). The rules:
+them), :class:`AloneChannel` (a group of one), and in the tests
+``tests.support.virtual.group`` (one process, a virtual clock). The rules:
 
 * All workers of a group call the same operations in the same order; :meth:`GroupChannel.agree`
   carries what the script has called, so that calls that differ end in an error.

@@ -3,9 +3,8 @@
 ``description`` says what must agree on all workers, ``flat`` lays parameters and gradients out as
 the wire reads them, ``gradient_hooks`` copies gradients there as autograd finishes them, ``shadow``
 is where replies land meanwhile, ``optimizer`` is what the user holds after ``job.prepare``,
-``saving`` writes the whole model. ``refusals``, ``wrapped_parts``, ``replaced_step``,
-``renormalised`` and ``ties`` (with ``overlaps``) refuse what servers cannot train. ``watch`` and
-``samples`` find what a script writes to parameters, and ``forward_hooks`` report passes of the
-model. Knows no network: what is pushed when is psdist.workers.trainer's and
-psdist.workers.early.overlap's.
+``saving`` writes the whole model. ``refusals``, ``replaced_step`` and ``ties`` (with ``overlaps``)
+refuse what servers cannot train. ``watch`` and ``samples`` find what a script writes to parameters,
+and ``forward_hooks`` report passes of the model. Knows no network: what is pushed when is
+psdist.workers.trainer's and psdist.workers.early.overlap's.
 """

@@ -14,17 +14,18 @@ moment in which training goes on, so that what the script has done until there h
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 
 from psdist.errors import CheckpointError
 from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.seen import Pass, has_returned_samples
-from psdist.workers.script import random_numbers
 from psdist.workers.script.attached import Attached
 
 FORMAT: Final = 1
@@ -108,7 +109,7 @@ class ScriptState:
             "attached": self.attached.collect(),
             "epochs": self._epochs.collect(is_between=is_between),
             "data": self._loaders.seen.collect(at=at),
-            "random": random_numbers.collect(self._device),
+            "random": _random_states(self._device),
         }
 
     def _groups(self) -> list[list[dict[str, Any]]]:
@@ -198,7 +199,7 @@ class ScriptState:
             )
             return
         if "random" in tree:  # a substitute draws its own
-            random_numbers.restore(tree["random"], self._device)
+            _restore_random(tree["random"], self._device)
 
     def _set_tensors(self, place: int, module: torch.nn.Module) -> None:
         assert self._restored is not None
@@ -298,3 +299,32 @@ def _extra_states(module: torch.nn.Module) -> dict[str, Any]:
         for name, each in module.named_modules()
         if type(each).get_extra_state is not torch.nn.Module.get_extra_state
     }
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    """Return the states of the generators of Python, numpy, torch and the worker's GPU."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, of_numpy = np.random.get_state(legacy=True)
+    found = {
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "numpy": [str(kind), np.array(keys), int(position), int(has_gauss), float(of_numpy)],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def _restore_random(tree: Mapping[str, Any], device: torch.device) -> None:
+    """Set what :func:`_random_states` returned; :class:`CheckpointError` for anything else."""
+    try:
+        version, words, gauss = tree["python"]
+        python = (version, tuple(int(each) for each in words.tolist()), gauss)
+        random.setstate(python)
+        kind, keys, position, has_gauss, of_numpy = tree["numpy"]
+        np.random.set_state((kind, keys, position, has_gauss, of_numpy))
+        torch.set_rng_state(tree["torch"])
+        if device.type == "cuda" and "cuda" in tree:
+            torch.cuda.set_rng_state(tree["cuda"], device)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the state of random numbers cannot be set: {error}") from None

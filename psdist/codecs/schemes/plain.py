@@ -1,5 +1,4 @@
-"""Values as they are, in float32: what is sent where some pushes are left for later, and no other
-codec is asked for."""
+"""Values as they are, in float32: sent if some pushes are left for later without another codec."""
 
 from __future__ import annotations
 
@@ -22,3 +21,10 @@ class Plain:
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
         require_size(self, payload, num_values)
         return payload.view(torch.float32)
+
+
+class Exact(Plain):
+    """No codec, in rounds of a run that has one in others: values in the workers' dtype, after the
+    head that every payload of such a run has."""
+
+    name = "none"

@@ -1,5 +1,5 @@
 """``psdist checkpoint list``, ``verify``, ``diff`` and ``psdist export``, without MPI.
 
-``finding`` is which checkpoint a path means, ``listing`` the list and the proof (without torch),
-``comparing`` two checkpoints, ``exporting`` a model's file, ``dcp`` torch's distributed format.
+``listing`` finds checkpoints, lists and proves them (without torch), ``comparing`` compares two,
+``exporting`` writes a model's file or torch's distributed format.
 """

@@ -5,6 +5,9 @@ export(Path("runs/a"), Path("model.safetensors"))     # bit by bit what job.save
 
 from __future__ import annotations
 
+import inspect
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,9 +18,10 @@ from psdist.checkpoint.reading import STATE, Checkpoint
 from psdist.checkpoint.states import Whole
 from psdist.checkpoint.strict import quoted
 from psdist.commands.checkpoints.listing import find
-from psdist.errors import CheckpointError, UsageError
+from psdist.errors import CheckpointError, OptimizerRefusedError, UsageError
 from psdist.protocol.memory import state_dtype, torch_dtype
 from psdist.protocol.optimizer_state import OneValue, PerElement, Plain
+from psdist.servers.shard.optimizer_classes import construct, find_class, is_torch
 from psdist.servers.shard.regions import HELD
 from psdist.workers.model.saving import SUFFIX, write_tensors
 
@@ -39,9 +43,7 @@ def export(
     }
     try:
         if form == "dcp":
-            from psdist.commands.checkpoints.dcp import write
-
-            write(out, checkpoint, names, tensors)
+            write_dcp(out, checkpoint, names, tensors)
         else:
             write_tensors(out, tensors)
     except OSError as error:
@@ -123,3 +125,64 @@ def state_of(checkpoint: Checkpoint, set_index: int, piece: int) -> dict[str, An
         elif isinstance(entry, Plain):
             state[key] = entry.value
     return state
+
+
+def write_dcp(
+    out: Path, checkpoint: Checkpoint, names: Names, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a folder that torch.distributed.checkpoint.load reads into get_state_dict's result.
+
+    Only written, never read: torch unpickles such a folder. Raises OSError, and :class:`UsageError`
+    for a folder that holds something.
+    """
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"psdist export: {quoted(out)} is there: give a folder that is new")
+    content = {"model": dict(tensors), "optim": _optimizers(checkpoint, names)}
+    with warnings.catch_warnings():
+        # That it assumes to be one process: it is.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save(content, checkpoint_id=str(out))
+
+
+def _optimizers(checkpoint: Checkpoint, names: Names) -> dict[str, Any]:
+    """Of the sets that train the model, as torch's get_optimizer_state_dict: by parameters' names,
+    each under its first."""
+    first_names: dict[tuple[int, int], str] = {}
+    for name, each in names.items():
+        if isinstance(each, tuple):
+            first_names.setdefault(each, name)
+    states, groups = {}, []
+    for set_index in sorted({at[0] for at in first_names}):
+        record = checkpoint.index.sets[set_index]
+        its = {piece: name for (of, piece), name in first_names.items() if of == set_index}
+        for piece, name in its.items():
+            if state := state_of(checkpoint, set_index, piece):
+                states[name] = state
+        for number, hyper in enumerate(record.hyperparameters):
+            members = [
+                name
+                for piece, name in its.items()
+                if record.pieces[piece].optimizer_group == number
+            ]
+            groups.append({**_defaults(record.optimizer, hyper), **hyper, "params": members})
+    return {"state": states, "param_groups": groups}
+
+
+def _defaults(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """What the class adds to a group: those keys that choose how a step is computed."""
+    if not is_torch(optimizer):
+        return {}
+    try:
+        found = find_class(optimizer)
+        made = construct(found, [torch.zeros(2, 2)], hyper, is_fused=False)
+    except OptimizerRefusedError:
+        return {}
+    accepts = inspect.signature(found).parameters
+    own = {
+        key: accepts[key].default
+        for key in made.defaults
+        if key in accepts and accepts[key].default is not inspect.Parameter.empty
+    }
+    return {**made.defaults, **{key: own[key] for key in ("foreach", "fused") if key in own}}

@@ -3,8 +3,8 @@
     srun --mpi=pmix -N 4 --ntasks-per-node=2 psdist probe
 
 Reading order: ``command`` (from start to file), ``schedule`` (who exchanges with whom, when),
-``measuring`` (all steps), ``exchange`` (one pair), ``flow`` (speeds out of times), ``gpu``,
-``report`` (links out of pairs, the table). ``comparison`` is ``--compare``, which measures nothing.
+``measuring`` (all steps, GPUs), ``exchange`` (one pair), ``flow`` (speeds out of times), ``report``
+(links out of pairs, the table). ``comparison`` is ``--compare``, which measures nothing.
 """
 
 from psdist.commands.probe.command import probe

@@ -10,23 +10,27 @@ A rank that is in no pair of a step sleeps until the step is over.
 from __future__ import annotations
 
 import os
+import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
-from psdist.commands.probe import gpu
 from psdist.commands.probe.exchange import Line
-from psdist.commands.probe.flow import Flow
+from psdist.commands.probe.flow import REPEATS, Flow
 from psdist.commands.probe.report import Result
 from psdist.commands.probe.schedule import Step, StepKind
 from psdist.ranks.agreement import allgather
-from psdist.topology.network.catalogue import Pair
+from psdist.topology.machine.gpus import torch_bus_id
+from psdist.topology.network.catalogue import Pair, Speed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
 
 # For all steps together; a step has at least the one and at most the other.
 _ALL_STEPS_S: Final = 8.0
@@ -98,7 +102,7 @@ class Measuring:
 
     def gpus(self) -> list[Pair]:
         """Copies of all GPUs, on every rank; of each host one GPU at a time."""
-        visible = gpu.visible()
+        visible = visible_gpus()
         everybody = [msgpack.unpackb(each) for each in
                      allgather(self._comm, msgpack.packb(list(visible)))]  # fmt: skip
         owners: dict[str, dict[str, int]] = defaultdict(dict)
@@ -115,7 +119,7 @@ class Measuring:
             at_it = list(owners[host].items())[turn : turn + 1]
             for name, owner in at_it:
                 if owner == self._rank:
-                    to, back = gpu.measure(visible[name], num_bytes=_GPU_BYTES // self._scale)
+                    to, back = measure_gpu(visible[name], num_bytes=_GPU_BYTES // self._scale)
                     there = f"{host}/{name}"
                     mine.append((host, there, to.latency_s, to.bytes_per_s))
                     mine.append((there, host, back.latency_s, back.bytes_per_s))
@@ -137,3 +141,57 @@ def _bound(cpus: frozenset[int] | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+# Of the drivers of NVIDIA, AMD and of Windows' Linux: where none is there, no torch sees a GPU.
+_DRIVERS: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_WARM_UP: Final = 2
+
+
+def visible_gpus() -> dict[str, int]:
+    """Return torch's number of each GPU that this process sees, by the GPU's name.
+
+    The name is the same for all ranks: the PCI bus id, or the UUID if this torch has no bus id. If
+    a GPU is sliced, one slice is returned. torch is imported only if a driver is there.
+    """
+    if not any(Path(driver).exists() for driver in _DRIVERS):
+        return {}
+    import torch
+
+    found: dict[str, int] = {}
+    for number in range(torch.cuda.device_count()):
+        found[_name(torch.cuda.get_device_properties(number), number)] = number
+    return found
+
+
+def measure_gpu(number: int, *, num_bytes: int) -> tuple[Speed, Speed]:
+    """Return the speeds of copies over pinned memory to torch's GPU ``number`` and back: medians,
+    with the latency of 8 bytes."""
+    import torch
+
+    device = torch.device("cuda", number)
+    host = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=True)
+    there = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+
+    def seconds(copy: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(_WARM_UP + REPEATS):
+            torch.cuda.synchronize(device)
+            before_s = time.perf_counter()
+            copy()
+            torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - before_s)
+        return statistics.median(times[_WARM_UP:])
+
+    def speed(into: torch.Tensor, source: torch.Tensor) -> Speed:
+        return Speed(
+            latency_s=seconds(lambda: into[:8].copy_(source[:8], non_blocking=True)),
+            bytes_per_s=num_bytes / seconds(lambda: into.copy_(source, non_blocking=True)),
+            is_lower_bound=False,
+        )
+
+    return speed(there, host), speed(host, there)
+
+
+def _name(properties: Any, number: int) -> str:
+    return torch_bus_id(properties) or str(getattr(properties, "uuid", "")) or f"gpu{number}"

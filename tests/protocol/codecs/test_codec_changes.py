@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 import torch
 
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from psdist.codecs.schemes.casts import Cast
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign

@@ -13,7 +13,7 @@ import torch
 from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.workers.group.channel import AloneChannel, GroupChannel, Pending, Slices
 from psdist.workers.group.two_levels import TwoLevelChannel
-from psdist.workers.group.virtual import VirtualChannel, VirtualGroup
+from tests.support.virtual.group import VirtualChannel, VirtualGroup
 
 
 class _OfHost(VirtualChannel):

@@ -35,8 +35,7 @@ from psdist.errors import (
     PsdistError,
     ServersLostError,
 )
-from psdist.history.files import copy_name
-from psdist.history.joining import joined
+from psdist.history.files import copy_name, joined
 from psdist.history.run_record import CodecsSince, LevelCodecs, ModeSince
 from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
 from psdist.protocol.control import (
@@ -86,10 +85,10 @@ from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.reforming import ReformingChannel
-from psdist.workers.group.virtual import VirtualGroup
 from tests.support.coordinators import part_of
 from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
+from tests.support.virtual.group import VirtualGroup
 from tests.support.virtual.schedule import Schedule, small_partition
 from tests.support.virtual.self_checks import check_server_after_every_event
 from tests.support.virtual.virtual_worker import VirtualWorker

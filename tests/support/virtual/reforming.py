@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from psdist.workers.group.channel import Done, GroupChannel, Pending
 from psdist.workers.group.reforming import ReformingChannel
-from psdist.workers.group.virtual import VirtualChannel
 from psdist.workers.loop import Wait
 from psdist.workers.reforming import Outcome, Reforming
 from psdist.workers.step_table import Row
+from tests.support.virtual.group import VirtualChannel
 
 if TYPE_CHECKING:
     from tests.support.virtual.job import VirtualJob

@@ -14,9 +14,8 @@ from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
 from psdist.codecs.layout import CodecOf, Layouts
-from psdist.codecs.schemes.exact import Exact
 from psdist.codecs.schemes.low_rank import LowRank
-from psdist.codecs.schemes.plain import Plain
+from psdist.codecs.schemes.plain import Exact, Plain
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.codecs.schemes.sign import Sign

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from psdist.codecs.base import Codec
 from psdist.codecs.feedback import PushTerms, Residual
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import TopK

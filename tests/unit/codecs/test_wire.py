@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psdist.codecs.chunks import ChunkCodings
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.seeds import seed_of
 from psdist.codecs.wire import RAW_WIRE, Wire, WireFrom, payload_rule

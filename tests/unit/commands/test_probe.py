@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.commands.probe import gpu, report
+from psdist.commands.probe import measuring, report
 from psdist.commands.probe.flow import DEPTH, FEWEST, Flow, together
 from psdist.commands.probe.schedule import ALL_PAIRS, RankFacts, Step, neighbours, schedule
 from psdist.topology.network import catalogue
@@ -350,8 +350,9 @@ def test_on_shaped_links_the_shape_is_found(slurm_cluster: SlurmCluster) -> None
 
 def test_without_a_driver_there_is_no_gpu_and_torch_is_not_loaded() -> None:
     program = (
-        "import sys; from psdist.commands.probe import gpu; gpu._DRIVERS = ('/no/such/device',); "
-        "print(gpu.visible(), 'torch' in sys.modules)"
+        "import sys; from psdist.commands.probe import measuring as m; "
+        "m._DRIVERS = ('/no/such/device',); "
+        "print(m.visible_gpus(), 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
@@ -360,11 +361,11 @@ def test_without_a_driver_there_is_no_gpu_and_torch_is_not_loaded() -> None:
 
 
 def test_copies_to_a_gpu_and_back_have_a_speed() -> None:
-    devices = gpu.visible()
+    devices = measuring.visible_gpus()
     if not devices:
         pytest.skip("torch sees no GPU here")
     for number in devices.values():
-        for speed in gpu.measure(number, num_bytes=16 << 20):
+        for speed in measuring.measure_gpu(number, num_bytes=16 << 20):
             # Faster than a network card of 1 Gbit/s, slower than any memory.
             assert GIGABIT < speed.bytes_per_s < 1e13
             assert 0 < speed.latency_s < 1e-2

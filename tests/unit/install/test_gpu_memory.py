@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from psdist.install import gpu_memory
+from psdist.install import trials
 
 
 class Library:
@@ -19,12 +19,12 @@ class Library:
 @pytest.mark.parametrize(("answer", "takes"), [(1, True), (0, False), (None, False)], ids=str)
 def test_the_library_is_asked(answer: int | None, takes: bool) -> None:
     with (
-        mock.patch.object(gpu_memory, "loaded_library_file", return_value="/lib/libmpi.so.40"),
+        mock.patch.object(trials, "loaded_library_file", return_value="/lib/libmpi.so.40"),
         mock.patch.object(ctypes, "CDLL", lambda path: Library(answer) if path else None),
     ):
-        assert gpu_memory.takes_gpu_memory() is takes
+        assert trials.takes_gpu_memory() is takes
 
 
 def test_without_a_library_there_is_no_such_memory() -> None:
-    with mock.patch.object(gpu_memory, "loaded_library_file", return_value=None):
-        assert gpu_memory.takes_gpu_memory() is False
+    with mock.patch.object(trials, "loaded_library_file", return_value=None):
+        assert trials.takes_gpu_memory() is False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.config.codec_rounds import ladder_of
 from psdist.config.codec_specs import text_of_both
 from psdist.config.settings import RunConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from psdist.codecs.schemes.exact import Exact
+from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.wire import RAW_WIRE, WireFrom
 from psdist.codecs.wire import Wire as CodecWire

@@ -35,8 +35,8 @@ from psdist.report.run_directory import RunDirectory
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import AloneChannel, GroupChannel
-from psdist.workers.group.virtual import VirtualGroup
 from tests.support.programs.training.cases import Case, Outcome, Stage, result_path
+from tests.support.virtual.group import VirtualGroup
 from tests.support.virtual.host_groups import over_hosts
 
 

@@ -16,9 +16,9 @@ from psdist.protocol.send_order import backward_order
 from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.workers.group.buckets import Buckets, Opening
 from psdist.workers.group.channel import GroupChannel, add_in_worker_order
-from psdist.workers.group.virtual import VirtualGroup
 from tests.support.group_operations import finish
 from tests.support.process_groups import run_in_group
+from tests.support.virtual.group import VirtualGroup
 
 PIECES = [
     Piece(

@@ -17,11 +17,11 @@ from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.tier import Tier
-from psdist.workers.group.virtual import VirtualChannel, VirtualGroup
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.seat import Seat
 from tests.support.group_operations import Operations, expected, finish, operations
 from tests.support.process_groups import run_in_group
+from tests.support.virtual.group import VirtualChannel, VirtualGroup
 
 
 def test_one_worker_alone_keeps_what_it_has() -> None:

@@ -16,9 +16,9 @@ from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group import two_levels
 from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.group.tier import Tier
-from psdist.workers.group.virtual import VirtualChannel
 from tests.support.group_operations import Operations, expected, finish, operations
 from tests.support.process_groups import run_in_group
+from tests.support.virtual.group import VirtualChannel
 from tests.support.virtual.host_groups import over_hosts
 
 LAYOUTS = [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [2, 0, 0, 1, 1, 0], [0, 1, 2, 2]]

@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader
 
 from psdist.errors import ModelError, UsageError, UserError
 from psdist.workers.model.refusals import (
+    WrappedParts,
     WrapperCheck,
     entered,
     optimizers_of,
     refuse_untrainable,
     wrapper_of,
 )
-from psdist.workers.model.wrapped_parts import WrappedParts
 
 CALL = "job.prepare(model, optimizer): "
 
