@@ -187,7 +187,7 @@ def test_a_spare_dies_and_no_bit_is_another_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kills", "deputies", "spares", "registrar"),
+    ("kills", "standbys", "spares", "coordinator"),
     [
         pytest.param("0,1", "0,1", 2, "spare 0", id="the coordinator first"),
         pytest.param("1,0,s0", "0,1,2", 2, "spare 1", id="its standby first"),
