@@ -106,10 +106,13 @@ def test_a_group_goes_on_without_its_dead(
         {"schedule": "0: sync; 5: ssp:1; 12: sync"},
         {"mode": "auto"},
         {"mode": "ssp", "staleness": 1, "staleness_to": 4},
+        {"push_codec": "int8"},
     ],
     ids=str,
 )
-def test_a_group_goes_on_where_the_mode_changes(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_group_goes_on_with_modes_that_change_and_coded_pushes(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     dies = "0 gathering 6, 1 pushing 10, 4 reducing 12"
     done = run_dying(dies, tmp_path, sizes=[3, 3], **settings)
     assert done.returncode == 0, done.text
@@ -118,7 +121,7 @@ def test_a_group_goes_on_where_the_mode_changes(settings: dict[str, Any], tmp_pa
     assert {clock for _, clock, _ in ended} == {str(ITERATIONS)}
     if "schedule" in settings:
         assert [each["round"] for each in summary_of(tmp_path)["modes"]] == [0, 5, 12]
-    else:
+    elif "mode" in settings:
         lines = (tmp_path / "run" / "decisions.jsonl").read_text().splitlines()
         led_anew = [json.loads(line)["came"] for line in lines if "came" in json.loads(line)]
         assert [each["group"] for each in led_anew] == [0, 0]

@@ -123,6 +123,23 @@ def test_a_spare_takes_the_place_of_a_dead_worker(mode: str, dies: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "ssp", "pipeline": 1},
+        {"overlap": "full"},
+        {"codec": "int8/sign"},
+        {"mode": "async", "codec": "topk:0.1/fp16"},
+    ],
+    ids=str,
+)
+def test_a_spare_joins_with_what_scripts_and_codecs_keep(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    prove(run("1 loading 10", tmp_path, **settings), tmp_path, places=[1])
+
+
+@pytest.mark.slow
 def test_psdist_decides_by_a_spare_that_has_joined_too(tmp_path: Path) -> None:
     (joined,) = prove(run("1 loading 10", tmp_path, mode="auto"), tmp_path, places=[1])
     lines = map(json.loads, (tmp_path / "run" / "decisions.jsonl").read_text().splitlines())
