@@ -1,4 +1,4 @@
-"""What of an iteration is finished after ``step()`` has returned (``overlap = full``).
+"""The part of an iteration that finishes after ``step()`` has returned (``overlap = full``).
 
 ``tail`` waits for replies and moves them into place, ``guarded`` tells it who is about to read
 which parameter, ``steps`` decides if ``step()`` may return early. ``pipelined``: nobody awaits
