@@ -1,5 +1,5 @@
-"""Rounds of as many local steps as the run decides: by the loss that the script reports, by the
-speed of each group, or by the script's passes; and what is recorded of them.
+"""Rounds whose number of local steps the run decides: by the loss that the script reports, by the
+speed of each group, or by the script's passes; and their records.
 
     steps = LossSteps(context, loop, losses, worker=0, group=0)            # steps_by = loss
     steps = SpeedSteps(context, loop, worker=0, group=0, sets=..., ...)     # steps_by = speed

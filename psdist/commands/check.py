@@ -45,7 +45,7 @@ from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.hands import Attempt as DealtAttempt
 from psdist.history.rules.hands import check_dealt_on, check_hands
 from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
-from psdist.history.rules.lengths import check_lengths
+from psdist.history.rules.lengths import check_lengths, check_passes
 from psdist.history.rules.loads import check_loads, check_same_loads
 from psdist.history.rules.memberships import (
     check_membership,
@@ -66,7 +66,6 @@ from psdist.history.rules.modes import (
     check_modes,
     check_same_modes,
 )
-from psdist.history.rules.passes import check_passes
 from psdist.history.rules.pushes import Claims, check_num_iterations
 from psdist.history.rules.reformed import ToldDeaths, check_same_reforms, lost_workers
 from psdist.history.rules.replay import ServerReplay

@@ -2,7 +2,7 @@
 
 Owns the lines of ``history/worker-N.lengths``, one for each round whose length the loss decides,
 and of ``history/worker-N.passes``, one for each pass that has trained. Never judges
-(:mod:`psdist.history.rules.lengths`, :mod:`psdist.history.rules.passes`).
+(:mod:`psdist.history.rules.lengths`).
 
     records = LengthRecords(folder, worker=1)
     records.add(7, num_steps=11)

@@ -169,8 +169,8 @@ _QUESTION: Final = "MPIX_Query_cuda_support"
 def takes_gpu_memory() -> bool:
     """True if the MPI that this process has loaded reports that it takes memory of a GPU.
 
-    A job asks the library, because any other MPI may end the process; `psdist doctor` tries it in
-    processes of its own.
+    A job calls the library's function, because an MPI without support may end the process;
+    `psdist doctor` tries it in processes of its own.
     """
     path = loaded_library_file()
     if path is None:

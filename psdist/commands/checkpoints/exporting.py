@@ -147,8 +147,8 @@ def write_dcp(
 
 
 def _optimizers(checkpoint: Checkpoint, names: Names) -> dict[str, Any]:
-    """Of the sets that train the model, as torch's get_optimizer_state_dict: by parameters' names,
-    each under its first."""
+    """Return the state of the sets that train the model, as torch's get_optimizer_state_dict: by
+    parameters' names, each under its first."""
     first_names: dict[tuple[int, int], str] = {}
     for name, each in names.items():
         if isinstance(each, tuple):

@@ -143,7 +143,7 @@ def _bound(cpus: frozenset[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-# Of the drivers of NVIDIA, AMD and of Windows' Linux: where none is there, no torch sees a GPU.
+# Drivers of NVIDIA, AMD and Windows' Linux: without one of them, no torch sees a GPU.
 _DRIVERS: Final = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _WARM_UP: Final = 2
 

@@ -18,7 +18,7 @@ from psdist.history.lengths import (
     read_passes,
 )
 from psdist.history.rules.findings import Findings
-from psdist.history.rules.passes import check_passes
+from psdist.history.rules.lengths import check_passes
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 

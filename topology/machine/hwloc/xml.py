@@ -238,7 +238,7 @@ def read_links(
     document: Document, devices: Sequence[Device], notes: list[str]
 ) -> tuple[DeviceLink, ...]:
     """Return one link per pair of GPUs, or GPU and processor, from the bandwidth matrices (NVLink,
-    XGMI), however many matrices name the pair. What cannot be read is left out with a note.
+    XGMI), however many matrices name the pair. Unreadable entries are left out with a note.
 
     hwloc 1 has no matrices. NVSwitches have no place among devices: GPUs that share switches count
     as linked, by the sum over the switches of the slower of the two ways. So do GPUs on different

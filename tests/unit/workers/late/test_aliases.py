@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from psdist.workers.late.limits import first_shared
+from psdist.workers.late.steps import first_shared
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from psdist.workers.late.limits import why_not_late, why_not_late_here
+from psdist.workers.late.steps import why_not_late, why_not_late_here
 
 
 @pytest.fixture(autouse=True)
