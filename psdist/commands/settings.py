@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from psdist.commands.run import RunRequest
+from psdist.config.conflicts import Row, conflicts_table
 from psdist.config.old_names import MERGED, SHORT, why_removed
 from psdist.config.settings import (
     FIELDS,
@@ -38,7 +39,6 @@ from psdist.config.sources import (
     resolve,
 )
 from psdist.errors import ConfigError
-from psdist.features.table import Row, conflicts_table
 
 _NO_TABLE: Final = "without a table"
 
@@ -104,7 +104,7 @@ def _keys_of(what: str | None) -> Sequence[str]:
 
 def _conflicts(keys: Sequence[str]) -> list[Row]:
     """Return the needs and conflicts with one of ``keys`` in an example."""
-    names = {*keys, *(each for each in MERGED if set(_keys_of(each)) & set(keys))}
+    names = [NAMES[key] for key in keys]
     return [
         row
         for row in conflicts_table()

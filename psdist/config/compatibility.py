@@ -29,7 +29,6 @@ from psdist.config.modes import (
 )
 from psdist.config.outer import has_rounds
 from psdist.features import FEATURES, Feature
-from psdist.features.table import off_of
 
 if TYPE_CHECKING:
     from psdist.config.settings import RunConfig
@@ -94,6 +93,11 @@ _SPECIAL: Final[Mapping[str, Callable[[RunConfig], bool]]] = MappingProxyType(
 """Features that several settings decide together, or that also other values turn on."""
 
 
+def off_of(feature: Feature, setting: str) -> str:
+    """Return how to do without the feature, which ``setting`` turns on (``"seed = 1"``)."""
+    return feature.off or f"leave {setting.partition(' = ')[0]} out"
+
+
 def has(config: RunConfig, name: str) -> bool:
     """Return True if the settings turn on the feature ``name``."""
     return bool(_setting_of(config, _NAMED[name]))
@@ -135,11 +139,11 @@ def _setting_of(config: RunConfig, feature: Feature) -> str:
         if not special(config):
             return ""
         keys = [_deciding_key(config, next(iter(each))) for each in feature.settings]
-        return _with_value(config, next(key for key in keys if getattr(config, key) is not None))
+        return next(text for text in map(config.setting_text, keys) if " = " in text)
     for example in feature.settings:
         key, value = next(iter(example.items()))
         if _is_on(config, key, value):
-            return _with_value(config, key)
+            return config.setting_text(key)
     return ""
 
 
@@ -166,14 +170,10 @@ def _deciding_key(config: RunConfig, key: str) -> str:
     if key == "staleness" and config.schedule is not None:
         return "schedule"
     if key in ("push_codec", "pull_codec"):
-        given = (each for each in (key, "codec", "schedule") if getattr(config, each) is not None)
-        return next(given, key)
+        field = f"codec_{key.partition('_')[0]}"
+        given = (each for each in (field, "codec", "schedule") if getattr(config, each) is not None)
+        return next(given, field)
     return key
-
-
-def _with_value(config: RunConfig, key: str) -> str:
-    value = getattr(config, key)
-    return f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}"
 
 
 def _absent(config: RunConfig, feature: Feature) -> str:
@@ -181,5 +181,6 @@ def _absent(config: RunConfig, feature: Feature) -> str:
     keys = [*feature.settings[0]]
     if feature.name in _SPECIAL:
         keys = [_deciding_key(config, key) for key in keys]
-    unset = [key for key in keys if getattr(config, key) is None]
-    return f"without {unset[0]}" if unset else f"with {_with_value(config, keys[0])}"
+    texts = [config.setting_text(key) for key in keys]
+    unset = [text for text in texts if " = " not in text]
+    return f"without {unset[0]}" if unset else f"with {texts[0]}"

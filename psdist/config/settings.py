@@ -32,7 +32,7 @@ from psdist.config.codec_specs import parse_codec, parse_pull
 from psdist.config.compatibility import refusal
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
 from psdist.config.modes import parse_schedule
-from psdist.config.old_names import MERGED, SCRIPT, STRICT
+from psdist.config.old_names import MERGED, SCRIPT, SHORT, STRICT
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.errors import ProtocolError
@@ -261,7 +261,7 @@ class RunConfig(BaseModel):
         None,
         "Use a less lossy codec after N windows of 20 rounds in which the loss of job.report did "
         "not fall.",
-        needs="codec = auto or steps_by = loss",
+        needs="codec.push = auto or local.steps_by = loss",
     )
     rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = _setting(
         "training.rollback",
@@ -269,7 +269,7 @@ class RunConfig(BaseModel):
         "If the loss of job.report is N times the lowest one, end with status 75; the resumed job "
         "is less lossy.",
         allowed="a number > 1",
-        needs="mode = sync; codec = auto or steps_by = loss",
+        needs="mode = sync; codec.push = auto or local.steps_by = loss",
     )
     local_steps: _Count | Literal["epoch"] = _setting(
         "local.steps",
@@ -431,9 +431,9 @@ class RunConfig(BaseModel):
     spares: Annotated[int, Field(ge=0, le=MAX_SPARES)] = _setting(
         "failures.spares",
         0,
-        "Ranks that wait to take a failed rank's place: a server's with replication = buddy, a "
-        "worker's with max_deaths.",
-        needs="failures.max_deaths or replication",
+        "Ranks that wait to take a failed rank's place: a server's with failures.replication "
+        "= buddy, a worker's with failures.max_deaths.",
+        needs="failures.max_deaths or failures.replication",
     )
     host_timeout_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
         "failures.host_timeout_s",
@@ -515,6 +515,20 @@ class RunConfig(BaseModel):
             if (value := now.pop(key, None)) is not None:
                 now |= merged.updates(value, now)
         return now
+
+    def setting_text(self, key: str) -> str:
+        """Return a field, or the setting that replaced an older one, as ``TABLE.KEY = VALUE``;
+        ``TABLE.KEY`` if it is unset. For ``codec`` these are both directions, or the one that
+        decides."""
+        if key == SHORT and (self.codec is None or self.codec_push != self.codec_pull):
+            given = [each for each in ("codec_push", "codec_pull") if getattr(self, each)]
+            key = min(given, key=lambda each: getattr(self, each) != AUTO, default="codec_push")
+        name = MERGED[key].instead if key in MERGED else NAMES[key]
+        value = self.codec if key == SHORT else getattr(self, FIELDS[name])
+        if value is None:
+            return name
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        return f"{name} = {text.lower() if isinstance(value, bool) else text}"
 
     @property
     def codec(self) -> str | None:
@@ -631,7 +645,7 @@ def contradiction(config: RunConfig) -> str:
     """Return why these settings exclude each other, with the remedy; "" if they do not."""
     if config.staleness_to is not None and config.staleness_to <= config.staleness:
         return (
-            f"staleness_to = {config.staleness_to}: expected more than staleness, which is "
+            f"{config.setting_text('staleness_to')}: expected more than staleness, which is "
             f"{config.staleness}; set a higher one, or leave it out"
         )
     return refusal(config)

@@ -1,7 +1,7 @@
 """The features of psdist: which settings turn each one on, what it needs, what it excludes.
 
 Names and data only. psdist.config.compatibility compares the settings of a run with this table, and
-psdist.features.table prints it.
+psdist.config.conflicts prints it.
 
 To add a feature, add an entry. Declare each pair once. A reason states a principle that holds
 however the code changes. An untried pair is not a conflict: the tests run it.
@@ -32,10 +32,11 @@ class Conflict(NamedTuple):
 class Feature(NamedTuple):
     name: str
     settings: Sequence[Mapping[str, object]] = ()
-    """Examples, one for each way to turn it on. The first setting of an example decides; the others
-    are what that one needs. Empty for a property of the script."""
+    """Examples, one for each way to turn it on, by fields of RunConfig or older settings. The first
+    setting of an example decides; the others are what that one needs. Empty for a property of the
+    script."""
     off: str = ""
-    """How to do without it, as an imperative; "": leave the setting out."""
+    """How to do without it, as an imperative with names of settings; "": leave the setting out."""
     on: str = ""
     """How to turn it on, as an imperative; set if another feature needs it."""
     needs: Sequence[Need] = ()
@@ -56,7 +57,6 @@ MODES: Final = (
     Feature(
         "mode set by the script",
         [{"set_mode": "allowed"}],
-        "set set_mode = refused",
         conflicts=[Conflict("mode set by psdist", _ONE_DECIDES)],
     ),
     Feature(
@@ -83,7 +83,7 @@ MODES: Final = (
     Feature(
         "pipeline",
         [{"pipeline": 1, "mode": "ssp"}],
-        "set pipeline = 0",
+        "set consistency.pipeline = 0",
         conflicts=[
             Conflict("sync rounds", "in sync every step waits for its own replies"),
             Conflict("bound of 0", "each group would wait for iterations that others begin later"),
@@ -107,11 +107,11 @@ MODES: Final = (
 )
 
 ROUNDS: Final = (
-    Feature("frozen moments", [{"freeze_step": 2}], "set freeze_step = 0"),
+    Feature("frozen moments", [{"freeze_step": 2}], "set training.freeze_step = 0"),
     Feature(
         "backup groups",
         [{"backup": 1}],
-        "set backup = 0",
+        "set consistency.backup = 0",
         conflicts=[
             Conflict("ssp or async", "there each update is applied when it arrives"),
             Conflict("coded pushes", "the residual of an update that is dropped would be lost"),
@@ -122,11 +122,11 @@ ROUNDS: Final = (
             Conflict("replicas", "a replica does not store which groups missed which rounds"),
         ],
     ),
-    Feature("local steps", [{"local_steps": 2}], "set local_steps = 1", "set local_steps = 2"),
+    Feature("local steps", [{"local_steps": 2}], "set local.steps = 1", "set local.steps = 2"),
     Feature(
         "rounds of an epoch",
         [{"local_steps": "epoch"}],
-        "set local_steps = a number",
+        "set local.steps = a number",
         conflicts=[
             Conflict("summed gradients", "a round's weight needs its number of steps beforehand"),
             Conflict("varying steps", "the loader decides how many steps an epoch has"),
@@ -135,7 +135,7 @@ ROUNDS: Final = (
     Feature(
         "varying steps",
         [{"steps_by": "speed", "local_steps": 8}, {"steps_by": "loss", "local_steps": 8}],
-        "set steps_by = count",
+        "set local.steps_by = count",
         needs=[Need(["local steps"], "no round is shorter than one step")],
         conflicts=[
             Conflict("summed gradients", "they make one step, however long the round is"),
@@ -145,7 +145,7 @@ ROUNDS: Final = (
     Feature(
         "steps by speed",
         [{"steps_by": "speed", "local_steps": 8}],
-        "set steps_by = count",
+        "set local.steps_by = count",
         conflicts=[
             Conflict("global batch", "the size of a joint batch would vary with the steps"),
         ],
@@ -155,18 +155,24 @@ ROUNDS: Final = (
         [{"outer": "nesterov", "local_steps": 2}],
         needs=[Need(["local steps"], "with one step servers run the script's own optimizer")],
     ),
-    Feature("summed gradients", [{"outer": "accumulate", "local_steps": 2}], "set outer = average"),
+    Feature(
+        "summed gradients", [{"outer": "accumulate", "local_steps": 2}], "set local.outer = average"
+    ),
     Feature("global batch", [{"global_batch": 16}]),
 )
 
 CODECS: Final = (
-    Feature("codecs", [{"push_codec": "int8"}, {"pull_codec": "fp16"}], "set codec = none"),
-    Feature("coded pushes", [{"push_codec": "int8"}], "set push_codec = none"),
-    Feature("coded pulls", [{"pull_codec": "fp16"}], "set pull_codec = none"),
+    Feature(
+        "codecs",
+        [{"push_codec": "int8"}, {"pull_codec": "fp16"}],
+        "set codec.push = none and codec.pull = none",
+    ),
+    Feature("coded pushes", [{"push_codec": "int8"}], "set codec.push = none"),
+    Feature("coded pulls", [{"pull_codec": "fp16"}], "set codec.pull = none"),
     Feature(
         "relative pulls",
         [{"pull_codec": "int8"}],
-        "set pull_codec = none, fp16 or bf16",
+        "set codec.pull = none, fp16 or bf16",
         conflicts=[
             Conflict("different versions", "a relative reply needs the version its reader holds")
         ],
@@ -174,12 +180,12 @@ CODECS: Final = (
     Feature(
         "different versions",
         [{"mode": "ssp"}, {"mode": "async"}],
-        "set mode = sync, or pull_copies = on",
+        "set mode = sync, or codec.pull_copies = on",
     ),
     Feature(
         "copies for readers",
         [{"pull_copies": "on", "mode": "ssp"}],
-        "set pull_copies = off",
+        "set codec.pull_copies = off",
         conflicts=[
             Conflict("mixed modes", "in sync one reply to all is relative to no copy"),
         ],
@@ -196,8 +202,8 @@ CODECS: Final = (
     Feature(
         "chosen codecs",
         [{"codec": "auto"}],
-        "set another codec",
-        "set codec = auto",
+        "set codec.push and codec.pull to other codecs",
+        "set codec.push = auto",
         conflicts=[
             Conflict("changing mode", _ONE_CHANGE),
             Conflict("varying steps", _ONE_CHANGE),
@@ -212,7 +218,11 @@ CODECS: Final = (
         "leave the codecs in the schedule out",
         conflicts=[Conflict("codec settings", "the schedule decides the codecs of every round")],
     ),
-    Feature("codec settings", [{"codec": "fp16"}, {"push_codec": "int8"}, {"pull_codec": "fp16"}]),
+    Feature(
+        "codec settings",
+        [{"codec": "fp16"}, {"push_codec": "int8"}, {"pull_codec": "fp16"}],
+        "leave codec.push and codec.pull out",
+    ),
     Feature("push codec", [{"push_codec": "int8"}]),
     Feature(
         "error budget",
@@ -224,12 +234,12 @@ CODECS: Final = (
         [{"error_budget": 0.1, "codec": "auto"}, {"loss_patience": 3, "codec": "auto"}],
         needs=[Need(["chosen codecs"], "it limits which codecs psdist chooses")],
     ),
-    Feature("feedback off", [{"feedback": "off"}], "set feedback = on"),
+    Feature("feedback off", [{"feedback": "off"}], "set codec.feedback = on"),
     Feature("bursts", [{"push_codec": "int8+burst:3"}], "leave +burst out"),
     Feature(
         "skipped pushes",
         [{"push_codec": "skip:0.001"}],
-        "leave skip out",
+        "leave skip:THETA out",
         conflicts=[
             Conflict("feedback off", "a push that is skipped would be lost"),
             Conflict(
@@ -241,32 +251,37 @@ CODECS: Final = (
     Feature(
         "encoding on the device",
         [{"encode_on": "device", "push_codec": "int8"}],
-        "set encode_on = auto",
+        "set codec.encode_on = auto",
         needs=[Need(["codec for devices"], "each other codec computes on the host alone")],
     ),
     Feature(
         "codec for devices",
         [{"push_codec": "int8", "encode_on": "device"}],
-        on="set push_codec = fp16, bf16, int8, int4, int2, sign or topk:R",
+        on="set codec.push = fp16, bf16, int8, int4, int2, sign or topk:R",
     ),
 )
 
 FAILURES: Final = (
-    Feature("failed workers", [{"max_deaths": 1}], "set max_deaths = 0", "set max_deaths = 1"),
+    Feature(
+        "failed workers",
+        [{"max_deaths": 1}],
+        "set failures.max_deaths = 0",
+        "set failures.max_deaths = 1",
+    ),
     Feature(
         "replicas",
         [{"replication": "buddy", "servers": 2}],
-        "set replication = none",
-        "set replication = buddy",
+        "set failures.replication = none",
+        "set failures.replication = buddy",
         needs=[Need(["several servers"], "another server stores the replica of a shard")],
         conflicts=[Conflict("servers on a GPU", "replicas are kept in the memory of the host")],
     ),
     Feature("several servers", [{"servers": 2}], on="set servers = 2 or more"),
-    Feature("servers on a GPU", [{"server_device": "cuda"}], "set server_device = cpu"),
+    Feature("servers on a GPU", [{"server_device": "cuda"}], "set hosts.server_device = cpu"),
     Feature(
         "tracing",
         [{"trace": True}],
-        "set trace = false",
+        "set report.trace = false",
         conflicts=[
             Conflict("survived failures", "at the end the clocks of all ranks are compared")
         ],
@@ -278,7 +293,7 @@ FAILURES: Final = (
     Feature(
         "shrinking groups",
         [{"on_group_death": "reform", "max_deaths": 1}],
-        "set on_group_death = leave",
+        "set failures.on_group_death = leave",
         needs=[Need(["failed workers"], "without it the failure of a worker ends the job")],
         conflicts=[
             Conflict("group tier of MPI or NCCL", "a call with a failed member may never return"),
@@ -293,13 +308,13 @@ FAILURES: Final = (
     Feature(
         "spares",
         [{"spares": 1, "max_deaths": 1}],
-        "set spares = 0",
+        "set failures.spares = 0",
         needs=[Need(["failed workers", "replicas"], "no place would ever become free")],
     ),
     Feature(
         "spares for workers",
         [{"spares": 1, "max_deaths": 1}],
-        "set spares = 0, or max_deaths = 0",
+        "set failures.spares = 0, or failures.max_deaths = 0",
         conflicts=[
             Conflict("mode set by the script", "a spare does not receive what a script has set"),
             Conflict("local steps", "the state of a worker's optimizer is lost with the worker"),
@@ -308,12 +323,12 @@ FAILURES: Final = (
     Feature(
         "group tier of MPI or NCCL",
         [{"group_tier": "mpi"}, {"group_tier": "nccl"}],
-        "set group_tier = auto",
+        "set hosts.group_tier = auto",
     ),
     Feature(
         "strict or full overlap",
         [{"overlap": "strict"}, {"overlap": "full"}],
-        "set overlap = auto or off",
+        "set transfer.overlap = auto or off",
     ),
 )
 
@@ -338,13 +353,15 @@ LOSSES: Final = (
             Conflict("ssp or async", "only in sync is a checkpoint of one round for all groups")
         ],
     ),
-    Feature("steps by loss", [{"steps_by": "loss", "local_steps": 8}], on="set steps_by = loss"),
+    Feature(
+        "steps by loss", [{"steps_by": "loss", "local_steps": 8}], on="set local.steps_by = loss"
+    ),
     Feature(
         "checkpoints",
         [{"checkpoint_every": "100", "run_dir": "runs/a"}],
-        on="set checkpoint_every and run_dir, and start it with --resume",
+        on="set checkpoint.every and run_dir, and start it with --resume",
     ),
-    Feature("skipped steps", [{"on_nonfinite": "skip"}], on="set on_nonfinite = skip"),
+    Feature("skipped steps", [{"on_nonfinite": "skip"}], on="set training.on_nonfinite = skip"),
     Feature(
         "rounds of one optimizer",
         [
@@ -372,7 +389,7 @@ SCRIPTS: Final = (
     Feature(
         "optimizer without a second moment",
         off="train with Adam or AdamW and amsgrad=False",
-        conflicts=[Conflict("frozen moments", "freeze_step keeps the second moment")],
+        conflicts=[Conflict("frozen moments", "training.freeze_step keeps the second moment")],
     ),
     Feature("call of a whole group", off="leave the call out"),
 )

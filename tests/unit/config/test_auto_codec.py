@@ -65,38 +65,46 @@ def test_a_run_begins_with_the_first_and_may_have_them_all() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"error_budget": "0.1"}, "error_budget = 0.1 without codec: .* set codec = auto"),
-        ({"error_budget": "0.1", "codec": "int8"}, "error_budget = 0.1 with codec = int8"),
+        (
+            {"error_budget": "0.1"},
+            "codec.error_budget = 0.1 without codec.push: .* set codec.push = auto",
+        ),
+        (
+            {"error_budget": "0.1", "codec": "int8"},
+            "codec.error_budget = 0.1 with codec.push and codec.pull = int8",
+        ),
         (
             {"error_budget": "0.1", "codec": "auto", "push_codec": "int8"},
-            "0.1 with push_codec = int8",
+            "0.1 with codec.push = int8",
         ),
         ({"error_budget": "1", "codec": "auto"}, "a number > 0 and < 1"),
         ({"error_budget": "0", "codec": "auto"}, "a number > 0 and < 1"),
         (
             {"codec": "auto", "push_codec": "sign+burst:9"},
-            "codec = auto with push_codec = sign.burst:9: .* leave .burst out",
+            "codec.pull = auto with codec.push = sign.burst:9: .* leave .burst out",
         ),
         (
             {"codec": "auto", "mode": "auto"},
-            "codec = auto with mode = auto: .* one thing at a time; keep one mode",
+            "codec.push and codec.pull = auto with mode = auto: .* one thing at a time; keep one "
+            "mode",
         ),
         (
             {"codec": "auto", "mode": "ssp", "staleness": "1", "staleness_to": "4"},
-            "codec = auto with staleness_to = 4: .* one thing at a time",
+            "codec.push and codec.pull = auto with consistency.staleness_to = 4: .* one thing at "
+            "a time",
         ),
-        ({"codec": "auto", "mode": "ssp", "pull_codec": "int8"}, "or pull_copies = on"),
+        ({"codec": "auto", "mode": "ssp", "pull_codec": "int8"}, "or codec.pull_copies = on"),
         (
             {"codec": "auto", "mode": "async", "pull_copies": "on", "pipeline": "1"},
-            "pipeline = 1 with pull_copies = on",
+            "consistency.pipeline = 1 with codec.pull_copies = on",
         ),
         (
             {"codec": "auto", "local_steps": "4", "steps_by": "loss"},
-            "codec = auto with steps_by = loss: .* one thing at a time",
+            "codec.push and codec.pull = auto with local.steps_by = loss: .* one thing at a time",
         ),
         (
             {"codec": "auto", "backup": "1", "push_codec": "none"},
-            "codec = auto with backup = 1: a group does not report the time",
+            "codec.pull = auto with consistency.backup = 1: a group does not report the time",
         ),
         ({"codec": "auto/int8"}, "must be auto, a codec for both directions, or PUSH/PULL"),
     ],

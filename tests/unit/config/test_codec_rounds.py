@@ -85,22 +85,26 @@ def test_what_names_no_codec_is_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"codec": "int8"}, "with codec = int8: the schedule decides the codecs of every round"),
-        ({"push_codec": "none"}, "with push_codec = none: the schedule decides"),
+        (
+            {"codec": "int8"},
+            "with codec.push and codec.pull = int8: the schedule decides the codecs of every round",
+        ),
+        ({"push_codec": "none"}, "with codec.push = none: the schedule decides"),
         ({"schedule": STORY}, "a relative reply needs the version its reader holds"),
         (
             {"schedule": "0: ssp:1 int8/int8; 5: sync int8/int8", "pull_copies": "on"},
-            "pull_copies = on with schedule = 0: ssp:1 int8/int8; 5: sync int8/int8: in sync one",
+            "codec.pull_copies = on with consistency.schedule = 0: ssp:1 int8/int8; 5: sync "
+            "int8/int8: in sync one",
         ),
         (
             {"schedule": "0: ssp:1 int8; 5: sync int8/bf16", "pull_copies": "on"},
             "name the codecs in a schedule, with pulls of none in sync",
         ),
-        ({"schedule": "0: ssp:1 int8; 5: sync int8/sign"}, "set pull_codec = none, fp16 or bf16"),
+        ({"schedule": "0: ssp:1 int8; 5: sync int8/sign"}, "set codec.pull = none, fp16 or bf16"),
         ({"schedule": "0: sync int8; 5: sync skip:0.01", "feedback": "off"}, "would be lost"),
         (
             {"schedule": "0: ssp:1 int8; 5: ssp:1 int8/int8", "pull_copies": "on", "pipeline": 1},
-            "pipeline = 1 with pull_copies = on",
+            "consistency.pipeline = 1 with codec.pull_copies = on",
         ),
     ],
 )

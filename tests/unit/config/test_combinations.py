@@ -64,8 +64,7 @@ def test_pushes_take_any_codec_and_pulls_in_ssp_and_async_casts(pull: str, mode:
         if pull in PUSHES_ALONE:
             assert f"{pull!r} is a codec of pushes alone" in wrong
         elif wrong:
-            key = "codec" if push == pull else "pull_codec"
-            assert wrong.startswith(f"{key} = {pull} with mode = {mode}: a relative reply")
+            assert wrong.startswith(f"codec.pull = {pull} with mode = {mode}: a relative reply")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -74,28 +73,32 @@ def test_with_copies_pulls_take_any_codec_but_not_a_pipeline(pull: str, mode: st
     given = {"pull_codec": pull, "mode": mode, "pull_copies": "on"}
     assert not refused(**given)
     wrong = refused(**given, pipeline=1)
-    other = "mode = sync" if mode == "sync" else "pull_copies = on"
-    assert wrong.startswith(f"pipeline = 1 with {other}")
+    other = "mode = sync" if mode == "sync" else "codec.pull_copies = on"
+    assert wrong.startswith(f"consistency.pipeline = 1 with {other}")
 
 
 @pytest.mark.parametrize("push", ["skip:0.001", "int8+skip:0.001:3"])
 def test_what_is_left_for_later_needs_feedback(push: str) -> None:
     assert not refused(push_codec=push)
     wrong = refused(push_codec=push, feedback="off")
-    assert wrong.startswith(f"push_codec = {push} with feedback = off: a push that is skipped")
+    assert wrong.startswith(
+        f"codec.push = {push} with codec.feedback = off: a push that is skipped"
+    )
 
 
 def test_float64_has_no_codec() -> None:
     script = {"float64 parameters": "parameters of float64"}
     assert not refusal(RunConfig(), script=script)
-    for key in ("push_codec", "pull_codec"):
+    for key in ("codec_push", "codec_pull"):
         wrong = refusal(RunConfig(**{key: "int8"}), script=script)  # type: ignore[arg-type]
-        assert wrong.startswith(f"parameters of float64 with {key} = int8: codecs compute in float")
+        assert wrong.startswith(
+            f"parameters of float64 with {key.replace('_', '.')} = int8: codecs compute in float"
+        )
 
 
 def test_a_run_that_cannot_be_is_refused_at_the_start() -> None:
     given = {"mode": "ssp", "codec": "int8"}
-    with pytest.raises(ConfigError, match="codec = int8 with mode = ssp"):
+    with pytest.raises(ConfigError, match=r"codec\.pull = int8 with mode = ssp"):
         resolve(command_line=given, environment={})
     assert resolve(command_line={**given, "pull_copies": "on"}, environment={})
     with pytest.raises(ConfigError, match=r"push_codec = int9 \(command line\): .*topk:R"):
@@ -129,7 +132,7 @@ def table() -> str:
         words = ["no" if refused(push_codec=codec, mode=mode) else "yes" for mode in MODES]
         for mode in MODES:
             pull: dict[str, Any] = {"pull_codec": codec, "mode": mode}
-            with_copies = "no" if refused(**pull, pull_copies="on") else "pull_copies"
+            with_copies = "no" if refused(**pull, pull_copies="on") else "codec.pull_copies"
             words.append(with_copies if refused(**pull) else "yes")
         lines.append(f"| {codec} | " + " | ".join(words) + " |")
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from psdist.config.compatibility import has, refusal, refusals
+from psdist.config.conflicts import as_markdown, conflicts_table
 from psdist.config.derived import (
     reads_losses,
     reforms_groups,
@@ -17,11 +19,10 @@ from psdist.config.derived import (
     take_workers_places,
 )
 from psdist.config.outer import has_rounds, steps_on_workers
-from psdist.config.settings import RunConfig, contradiction
+from psdist.config.settings import FIELDS, TABLES, RunConfig, contradiction
 from psdist.config.sources import resolve
 from psdist.errors import ConfigError
 from psdist.features import FEATURES, Conflict, Feature, Need
-from psdist.features.table import as_markdown, conflicts_table
 from tests import house
 from tests.support.feature_pairs import both
 
@@ -76,7 +77,15 @@ def test_features_that_exclude_each_other_are_refused_in_one_line(
 
 def says(line: str, *settings: Mapping[str, Any]) -> bool:
     """True if the line names a setting of each."""
-    return all(not given or any(f"{key} = " in line for key in given) for given in settings)
+    return all(
+        not given or any(f"{name} = " in line for name in names(given)) for given in settings
+    )
+
+
+def names(given: Mapping[str, Any]) -> list[str]:
+    """Return the settings' names, with their tables."""
+    texts = [RunConfig(**given).setting_text(key).partition(" = ")[0] for key in given]
+    return [name for text in texts for name in text.split(" and ")]
 
 
 @pytest.mark.parametrize("pair", NEEDS, ids=lambda pair: f"{pair[0].name}, {pair[1].features[0]}")
@@ -88,7 +97,7 @@ def test_what_a_feature_needs_is_asked_for_in_one_line(pair: tuple[Feature, Need
         for name in need.features:
             lacking |= OFF[name]
         (line,) = (each for each in refusals(RunConfig(**lacking)) if need.reason in each)
-        assert line.startswith(next(iter(settings)))
+        assert line.startswith(f"{names(settings)[0]} = ")
         assert "\n" not in line
         assert all(NAMED[name].on in line for name in need.features)
 
@@ -113,6 +122,17 @@ def test_the_table_names_features_that_exist_and_each_pair_once() -> None:
         assert row.remedy.count(", or ") >= 1
 
 
+def test_texts_of_the_table_name_settings_that_exist_with_their_tables() -> None:
+    tables = "|".join(table for table in TABLES if table)
+    name = re.compile(
+        rf"(?:\w+\.)?\w+(?= = )|(?<=leave )[\w.]+(?= out)|\b(?:{tables})\.\w+|\b\w+_\w+\b"
+    )
+    texts = [(each.reason, each.remedy, *each.settings) for each in conflicts_table()]
+    found = set(name.findall("; ".join(text for row in texts for text in row)))
+    assert found <= FIELDS.keys()
+    assert found > {"mode", "run_dir", "codec.pull", "checkpoint.every", "training.freeze_step"}
+
+
 def test_the_measured_number_of_rows_is_that_of_the_table() -> None:
     rows = house.rows_of_tables(house.parse(house.read_sources()))
     assert len(rows) == len(conflicts_table()) <= 60
@@ -124,8 +144,8 @@ def test_the_document_has_the_table_that_the_code_makes() -> None:
 
 def test_a_table_names_settings_and_remedies() -> None:
     (row,) = (each for each in conflicts_table() if each.pair == ("backup groups", "coded pushes"))
-    assert row.settings == ("backup = 1", "push_codec = int8")
-    assert row.remedy == "set push_codec = none, or set backup = 0"
+    assert row.settings == ("consistency.backup = 1", "codec.push = int8")
+    assert row.remedy == "set codec.push = none, or set consistency.backup = 0"
     assert not row.is_need
 
 
@@ -134,62 +154,80 @@ def test_a_table_names_settings_and_remedies() -> None:
     [
         (
             {"backup": "1", "mode": "ssp"},
-            "backup = 1 with mode = ssp: there each update is applied when it arrives; set mode = "
-            "sync, or set backup = 0",
+            "consistency.backup = 1 with mode = ssp: there each update is applied when it "
+            "arrives; set mode = "
+            "sync, or set consistency.backup = 0",
         ),
         (
             {"local_steps": "epoch", "outer": "accumulate"},
-            "local_steps = epoch with outer = accumulate: a round's weight needs its number of "
-            "steps beforehand; set outer = average, or set local_steps = a number",
+            "local.steps = epoch with local.outer = accumulate: a round's weight needs its number "
+            "of "
+            "steps beforehand; set local.outer = average, or set local.steps = a number",
         ),
         (
             {"rollback": "2", "codec": "int8"},
-            "rollback = 2 with codec = int8 and with steps_by = count: else psdist cannot become "
-            "less lossy; set codec = auto, or set steps_by = loss, or leave rollback out",
+            "training.rollback = 2 with codec.push and codec.pull = int8 and with local.steps_by "
+            "= count: else psdist cannot become "
+            "less lossy; set codec.push = auto, or set local.steps_by = loss, or leave "
+            "training.rollback out",
+        ),
+        (
+            {"rollback": "2", "codec": "int4/sign"},
+            "training.rollback = 2 with codec.push = int4 and with local.steps_by = count: else ",
         ),
         (
             {"rollback": "2", "codec": "auto", "checkpoint_every": "100"},
-            "rollback = 2 without run_dir: the restarted job must find one to go back to; set "
-            "checkpoint_every and run_dir, and start it with --resume, or leave rollback out",
+            "training.rollback = 2 without run_dir: the restarted job must find one to go back "
+            "to; set "
+            "checkpoint.every and run_dir, and start it with --resume, or leave training.rollback "
+            "out",
         ),
         (
             {"steps_by": "loss", "local_steps": "1"},
-            "steps_by = loss with local_steps = 1: no round is shorter than one step; set "
-            "local_steps = 2, or set steps_by = count",
+            "local.steps_by = loss with local.steps = 1: no round is shorter than one step; set "
+            "local.steps = 2, or set local.steps_by = count",
         ),
         (
             {"loss_patience": "3", "codec": "int8"},
-            "loss_patience = 3 with codec = int8: it limits which codecs psdist chooses; set codec "
-            "= auto, or leave loss_patience out",
+            "training.loss_patience = 3 with codec.push and codec.pull = int8: it limits which "
+            "codecs psdist chooses; set codec.push "
+            "= auto, or leave training.loss_patience out",
         ),
         (
             {"loss_patience": "3"},
-            "loss_patience = 3 without codec: it limits which codecs psdist chooses; set codec = "
-            "auto, or leave loss_patience out",
+            "training.loss_patience = 3 without codec.push: it limits which codecs psdist "
+            "chooses; set codec.push = "
+            "auto, or leave training.loss_patience out",
         ),
         (
             {"on_group_death": "reform"},
-            "on_group_death = reform with max_deaths = 0: without it the failure of a worker ends "
-            "the job; set max_deaths = 1, or set on_group_death = leave",
+            "failures.on_group_death = reform with failures.max_deaths = 0: without it the "
+            "failure of a worker ends "
+            "the job; set failures.max_deaths = 1, or set failures.on_group_death = leave",
         ),
         (
             {"spares": "2"},
-            "spares = 2 with max_deaths = 0 and with replication = none: no place would ever "
-            "become free; set max_deaths = 1, or set replication = buddy, or set spares = 0",
+            "failures.spares = 2 with failures.max_deaths = 0 and with failures.replication = "
+            "none: no place would ever "
+            "become free; set failures.max_deaths = 1, or set failures.replication = buddy, or "
+            "set failures.spares = 0",
         ),
         (
             {"replication": "buddy", "servers": "1"},
-            "replication = buddy with servers = 1: another server stores the replica of a shard; "
-            "set servers = 2 or more, or set replication = none",
+            "failures.replication = buddy with servers = 1: another server stores the replica of "
+            "a shard; "
+            "set servers = 2 or more, or set failures.replication = none",
         ),
         (
             {"replication": "buddy", "servers": "2", "server_device": "cuda:1"},
-            "replication = buddy with server_device = cuda:1: replicas are kept in the memory of "
-            "the host; set server_device = cpu, or set replication = none",
+            "failures.replication = buddy with hosts.server_device = cuda:1: replicas are kept in "
+            "the memory of "
+            "the host; set hosts.server_device = cpu, or set failures.replication = none",
         ),
         (
             {"mode": "ssp", "staleness": "8", "staleness_to": "8"},
-            "staleness_to = 8: expected more than staleness, which is 8; set a higher one, or "
+            "consistency.staleness_to = 8: expected more than staleness, which is 8; set a higher "
+            "one, or "
             "leave it out",
         ),
     ],
@@ -206,12 +244,12 @@ def test_a_run_that_is_impossible_is_refused_at_the_start(given: dict[str, str],
 def test_a_codec_is_named_by_the_setting_that_gives_it() -> None:
     for given in ({"codec": "int8"}, {"codec": "int8", "schedule": "0: ssp:2; 9: async"}):
         wrong = contradiction(RunConfig(**{"mode": "ssp", "stale_lr": "inverse", **given}))
-        assert wrong.startswith("stale_lr = inverse with codec = int8: ")
-        assert "set push_codec = none, or leave stale_lr out" in wrong
-    assert "push_codec" in contradiction(RunConfig(backup=1, codec="int8"))
+        assert wrong.startswith("consistency.stale_lr = inverse with codec.push = int8: ")
+        assert "set codec.push = none, or leave consistency.stale_lr out" in wrong
+    assert "codec.push" in contradiction(RunConfig(backup=1, codec="int8"))
     assert not contradiction(RunConfig(backup=1, codec="none/sign"))
     shrinking = {"on_group_death": "reform", "max_deaths": 1}
-    assert "with codec = fp16" in contradiction(RunConfig(**shrinking, codec="fp16"))
+    assert "with codec.pull = fp16" in contradiction(RunConfig(**shrinking, codec="fp16"))
 
 
 @pytest.mark.parametrize(
@@ -219,14 +257,14 @@ def test_a_codec_is_named_by_the_setting_that_gives_it() -> None:
     [
         ({"mode": "sync"}, "with mode = sync: in sync no update is stale"),
         ({"mode": "auto"}, "with mode = auto: "),
-        ({"schedule": "0: ssp:2; 9: sync"}, "with schedule = 0: ssp:2; 9: sync: "),
-        ({"set_mode": "allowed", "mode": "ssp"}, "with set_mode = allowed: "),
+        ({"schedule": "0: ssp:2; 9: sync"}, "with consistency.schedule = 0: ssp:2; 9: sync: "),
+        ({"set_mode": "allowed", "mode": "ssp"}, "with consistency.schedule = script: "),
     ],
 )
 def test_a_mode_is_named_by_the_setting_that_decides_it(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         resolve(command_line={**given, "stale_lr": "inverse"}, environment={})
-    assert f"stale_lr = inverse {said}" in str(raised.value)
+    assert f"consistency.stale_lr = inverse {said}" in str(raised.value)
 
 
 def test_a_schedule_without_sync_takes_what_sync_excludes() -> None:
@@ -236,15 +274,20 @@ def test_a_schedule_without_sync_takes_what_sync_excludes() -> None:
 
 def test_codecs_of_a_schedule_are_refused_as_others_are() -> None:
     schedule = "0: ssp:2 none; 9: async int8"
-    said = r"stale_lr = inverse with schedule = 0: .*; set push_codec = none, or leave stale_lr out"
+    said = (
+        r"consistency.stale_lr = inverse with consistency.schedule = 0: .*; set codec.push = "
+        r"none, or leave consistency.stale_lr out"
+    )
     with pytest.raises(ConfigError, match=said):
         resolve(command_line={"schedule": schedule, "stale_lr": "inverse"}, environment={})
 
 
 def test_any_number_turns_on_what_a_number_turns_on() -> None:
     buddy: dict[str, Any] = {"replication": "buddy", "servers": 2, "mode": "async"}
-    assert "delay_compensation = 0.04" in contradiction(RunConfig(**buddy, delay_compensation=0.04))
-    assert "global_batch = 8" in contradiction(
+    assert ("consistency.delay_compensation = 0.04") in contradiction(
+        RunConfig(**buddy, delay_compensation=0.04)
+    )
+    assert "training.global_batch = 8" in contradiction(
         RunConfig(steps_by="speed", local_steps=2, global_batch=8)
     )
     assert not contradiction(RunConfig(steps_by="speed", local_steps=2, global_batch=None))
@@ -291,27 +334,30 @@ def test_what_follows_from_several_settings() -> None:
         (
             {"codec": "auto"},
             {"several optimizers": "2 prepared optimizers"},
-            "2 prepared optimizers with codec = auto: it looks at the rounds of one optimizer; "
-            "leave codec out, or prepare one optimizer",
+            "2 prepared optimizers with codec.push and codec.pull = auto: it looks at the rounds "
+            "of one optimizer; "
+            "leave codec.push and codec.pull out, or prepare one optimizer",
         ),
         (
             {"push_codec": "skip:0.1"},
             {"optimizer other than SGD": "torch.optim.Adam on servers"},
-            "push_codec = skip:0.1 with torch.optim.Adam on servers: skip compares lr x gradient "
+            "codec.push = skip:0.1 with torch.optim.Adam on servers: skip compares lr x gradient "
             "with the parameters, which moves them in SGD alone; train with torch.optim.SGD, or "
-            "leave skip out",
+            "leave skip:THETA out",
         ),
         (
             {"freeze_step": 5},
             {"optimizer without a second moment": "torch.optim.SGD on servers"},
-            "torch.optim.SGD on servers with freeze_step = 5: freeze_step keeps the second moment; "
-            "set freeze_step = 0, or train with Adam or AdamW and amsgrad=False",
+            "torch.optim.SGD on servers with training.freeze_step = 5: training.freeze_step keeps "
+            "the second moment; "
+            "set training.freeze_step = 0, or train with Adam or AdamW and amsgrad=False",
         ),
         (
             {"on_group_death": "reform", "max_deaths": 1},
             {"call of a whole group": "job.pull"},
-            "on_group_death = reform with job.pull: a group can shrink only inside step(); leave "
-            "the call out, or set on_group_death = leave",
+            "failures.on_group_death = reform with job.pull: a group can shrink only inside "
+            "step(); leave "
+            "the call out, or set failures.on_group_death = leave",
         ),
     ],
 )

@@ -116,20 +116,35 @@ def test_a_run_is_judged_by_all_modes_that_may_come(
             {"schedule": "0: ssp:4; 5: sync", "pipeline": 1},
             "5: sync: in sync every step",
         ),
-        ({"set_mode": "allowed", "mode": "ssp", "pipeline": 1}, "pipeline = 1 with set_mode"),
+        (
+            {"set_mode": "allowed", "mode": "ssp", "pipeline": 1},
+            "consistency.pipeline = 1 with consistency.schedule = script",
+        ),
         (
             {"schedule": "0: ssp:4; 5: ssp:0", "pipeline": 1},
             "5: ssp:0: each group would",
         ),
-        ({"schedule": "0: sync", "pipeline": 1}, "pipeline = 1 with schedule = 0: sync: in sync"),
+        (
+            {"schedule": "0: sync", "pipeline": 1},
+            "consistency.pipeline = 1 with consistency.schedule = 0: sync: in sync",
+        ),
         (
             {"schedule": "0: sync; 5: async", "pull_codec": "sign"},
-            "pull_codec = sign with schedule",
+            "codec.pull = sign with consistency.schedule",
         ),
-        ({"set_mode": "allowed", "mode": "auto"}, "set_mode = allowed with mode = auto: only one"),
-        ({"mode": "auto", "pipeline": 1}, "pipeline = 1 with mode = auto: in sync every step"),
-        ({"mode": "auto", "codec": "sign"}, "codec = sign with mode = auto: a relative reply"),
-        ({"schedule": "0: sync; 9: async", "pull_copies": "on"}, "pull_copies = on with schedule"),
+        (
+            {"set_mode": "allowed", "mode": "auto"},
+            "consistency.schedule = script with mode = auto: only one",
+        ),
+        (
+            {"mode": "auto", "pipeline": 1},
+            "consistency.pipeline = 1 with mode = auto: in sync every step",
+        ),
+        ({"mode": "auto", "codec": "sign"}, "codec.pull = sign with mode = auto: a relative reply"),
+        (
+            {"schedule": "0: sync; 9: async", "pull_copies": "on"},
+            "codec.pull_copies = on with consistency.schedule",
+        ),
     ],
 )
 def test_what_a_mode_that_may_come_does_not_go_with_is_refused(
@@ -168,11 +183,20 @@ def test_what_all_of_them_go_with_is_not(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"schedule": "0: ssp:1"}, "staleness_to = 8 with schedule = 0: ssp:1: only one of them"),
-        ({"set_mode": "allowed"}, "set_mode = allowed with staleness_to = 8: only one of them"),
-        ({"mode": "async"}, "staleness_to = 8 with mode = async: only ssp has a bound"),
-        ({"mode": "auto"}, "staleness_to = 8 with mode = auto: only ssp has a bound"),
-        ({"staleness": 8}, "staleness_to = 8: expected more than staleness, which is 8"),
+        (
+            {"schedule": "0: ssp:1"},
+            "consistency.staleness_to = 8 with consistency.schedule = 0: ssp:1: only one of them",
+        ),
+        (
+            {"set_mode": "allowed"},
+            "consistency.schedule = script with consistency.staleness_to = 8: only one of them",
+        ),
+        ({"mode": "async"}, "consistency.staleness_to = 8 with mode = async: only ssp has a bound"),
+        ({"mode": "auto"}, "consistency.staleness_to = 8 with mode = auto: only ssp has a bound"),
+        (
+            {"staleness": 8},
+            "consistency.staleness_to = 8: expected more than staleness, which is 8",
+        ),
     ],
 )
 def test_what_a_bound_that_moves_does_not_go_with_is_refused(

@@ -2,12 +2,16 @@
 
 conflicts_table()        # (Row(pair=("backup groups", ...), ...), ...)
 print(as_markdown())     # docs/conflicts.md has it
+
+The table is psdist.features; psdist.config.compatibility compares it with the settings of a run.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from psdist.config.compatibility import off_of
+from psdist.config.settings import RunConfig
 from psdist.features import FEATURES, Feature
 
 _NAMED = {each.name: each for each in FEATURES}
@@ -28,9 +32,10 @@ def conflicts_table() -> tuple[Row, ...]:
     """Return a row for each need and each conflict, in the order of the declarations."""
     rows = []
     for feature in FEATURES:
+        off = off_of(feature, _example(feature))
         for need in feature.needs:
             others = [_NAMED[name] for name in need.features]
-            remedy = ", or ".join([*(each.on for each in others), off_of(feature)])
+            remedy = ", or ".join([*(each.on for each in others), off])
             rows.append(
                 Row(
                     pair=(feature.name, " or ".join(need.features)),
@@ -48,16 +53,10 @@ def conflicts_table() -> tuple[Row, ...]:
                     settings=(_example(feature), _example(other)),
                     is_need=False,
                     reason=conflict.reason,
-                    remedy=f"{off_of(other)}, or {off_of(feature)}",
+                    remedy=f"{off_of(other, _example(other))}, or {off}",
                 )
             )
     return tuple(rows)
-
-
-def off_of(feature: Feature, setting: str = "") -> str:
-    """Return how to do without the feature, which ``setting`` turns on (``"backup = 1"``); "": that
-    of the first example."""
-    return feature.off or f"leave {(setting or _example(feature)).partition(' = ')[0]} out"
 
 
 def as_markdown() -> str:
@@ -73,7 +72,7 @@ def as_markdown() -> str:
 
 
 def _example(feature: Feature) -> str:
+    """Return the first setting of the first example; "" for a property of the script."""
     for example in feature.settings:
-        key, value = next(iter(example.items()))
-        return f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+        return RunConfig.model_validate(example).setting_text(next(iter(example)))
     return ""
