@@ -105,8 +105,8 @@ class PeerLostError(TransportError):
         without it, and what to do."""
         if not why:
             why = (
-                "this job does not survive the failure of a rank (max_deaths and replication do "
-                "some): restart the job"
+                "this job does not survive the failure of a rank (failures.max_deaths and "
+                "failures.replication do some): restart the job"
             )
         super().__init__(f"{who} has died; {why}")
 

@@ -450,9 +450,9 @@ class Job:
     def _end_iteration(self) -> None:
         if not self._has_batches:
             raise UsageError(
-                f"global_batch = {self._config.global_batch}: the script trains with batches that "
-                "no loader of psdist's has shared out, so nobody knows their size; let job.loader "
-                "or job.prepare share them out, or unset it"
+                f"training.global_batch = {self._config.global_batch}: the script trains with "
+                "batches that no loader of psdist's has shared out, so nobody knows their size; "
+                "let job.loader or job.prepare share them out, or unset it"
             )
         self._checkpoints.end_iteration()
 

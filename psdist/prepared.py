@@ -436,9 +436,10 @@ class ParameterSets:
             refuse_call_of_group(self._context, "job.prepare(max_grad_norm=...)")
         if max_norm and self._context.buddies and self._has_joint_norm:
             raise UsageError(
-                "job.prepare(max_grad_norm=...) with replication = buddy in mode sync: servers "
-                "hold an iteration back until they know its joint norm, and the death of one "
-                f"meanwhile could not be survived; {clips_itself}set replication = none"
+                "job.prepare(max_grad_norm=...) with failures.replication = buddy in mode sync: "
+                "servers hold an iteration back until they know its joint norm, and the death of "
+                f"one meanwhile could not be survived; {clips_itself}set failures.replication = "
+                "none"
             )
         if max_norm and is_mixed(self._config):
             raise UsageError(
@@ -705,7 +706,7 @@ class ParameterSets:
                 index,
                 "groups may miss rounds (backup)"
                 if config.backup
-                else f"push_codec = {text_of(push_codecs[0])} changes its norm on the way",
+                else f"codec.push = {text_of(push_codecs[0])} changes its norm on the way",
             )
         never = why_never(
             mode=mode,

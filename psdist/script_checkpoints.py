@@ -210,11 +210,11 @@ class ScriptCheckpoints:
             return
         if not restored.is_same_layout or self._config.steps_by != "speed":
             raise UsageError(
-                f"checkpoint {restored.checkpoint.name}: made in mode {index.mode}, steps_by = "
-                f"speed, groups of the workers {_by_group(index.groups)}, where each group is at "
+                f"checkpoint {restored.checkpoint.name}: made in mode {index.mode}, local.steps_by "
+                f"= speed, groups of the workers {_by_group(index.groups)}, where each group is at "
                 "its own place of a pass; expected the same of this run, which is in mode "
-                f"{describe_modes(self._config)}, steps_by = {self._config.steps_by}, groups of "
-                f"the workers {_by_group(restored.groups)}: resume it as it was, or from a "
+                f"{describe_modes(self._config)}, local.steps_by = {self._config.steps_by}, groups "
+                f"of the workers {_by_group(restored.groups)}: resume it as it was, or from a "
                 "checkpoint of mode sync"
             )
 
@@ -231,9 +231,9 @@ class ScriptCheckpoints:
         """Raises :class:`UsageError` where the script calls for one that would harm a gradient."""
         if not self._loaders.seen.is_between_hands:
             raise UsageError(
-                "job.checkpoint with steps_by = speed within a round: a pass is dealt round by "
-                "round, and what is left of one that was not brought would be lost; call it behind "
-                "the loop over the loader, or set checkpoint_every"
+                "job.checkpoint with local.steps_by = speed within a round: a pass is dealt round "
+                "by round, and what is left of one that was not brought would be lost; call it "
+                "behind the loop over the loader, or set checkpoint.every"
             )
         if not self._is_at_boundary:
             for trainer in self._sets.trainers:

@@ -282,7 +282,7 @@ class SetLoop(ShardPart):
                 slot_bytes=spec.slot_bytes,
             )
             logger.info(
-                "parameter set %d: receive_buffers = %d of %d bytes (auto): %s",
+                "parameter set %d: transfer.receive_buffers = %d of %d bytes (auto): %s",
                 self.set_index,
                 count,
                 spec.slot_bytes,
@@ -290,7 +290,8 @@ class SetLoop(ShardPart):
             )
         if options.wire.has_copies and mine:
             logger.info(
-                "parameter set %d: pull_copies = on: %d bytes, of what each of %d groups holds",
+                "parameter set %d: codec.pull_copies = on: %d bytes, of what each of %d groups "
+                "holds",
                 self.set_index,
                 self.core.num_groups * held[options.server],
                 self.core.num_groups,
@@ -298,8 +299,8 @@ class SetLoop(ShardPart):
         if options.compensation and mine:
             chunks = [partition.chunks[chunk] for chunk in mine]
             logger.info(
-                "parameter set %d: delay_compensation = %g: %d bytes, of what each of %d groups "
-                "was given",
+                "parameter set %d: consistency.delay_compensation = %g: %d bytes, of what each of "
+                "%d groups was given",
                 self.set_index,
                 options.compensation,
                 self.core.num_groups * sum(chunk.num_master_bytes for chunk in chunks),

@@ -106,8 +106,8 @@ def make_trainer(
     flat = FlatModel(partition, parameters, allocate=group.allocate, encodes_there=encodes_there)
     if wire.encode_on == "device" and not flat.encodes_there:
         raise ModelError(
-            f"encode_on = device, but the model is on {flat.device}, where the host encodes: call "
-            "model.to(job.device) before job.prepare(), or set encode_on = auto"
+            f"codec.encode_on = device, but the model is on {flat.device}, where the host encodes: "
+            "call model.to(job.device) before job.prepare(), or set codec.encode_on = auto"
         )
     sums = None
     if beside is not None:

@@ -32,14 +32,14 @@ class Losses:
         elif loss < 0 and not self._may_be_negative:
             raise UsageError(
                 f"job.report: a loss of {loss!r}; expected 0 or more, since losses are compared by "
-                "their ratio (steps_by = loss, rollback): report another one, or leave those "
-                "settings out"
+                "their ratio (local.steps_by = loss, training.rollback): report another one, or "
+                "leave those settings out"
             )
         elif not self._skips_nonfinite:
             raise UsageError(
                 f"job.report: a loss of {loss!r}, by which nothing can be decided: the training "
-                "has gone wrong; look at the step before (on_nonfinite = skip leaves such steps "
-                "and losses out)"
+                "has gone wrong; look at the step before (training.on_nonfinite = skip leaves such "
+                "steps and losses out)"
             )
 
     def take(self) -> tuple[int, float]:

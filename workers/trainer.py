@@ -52,7 +52,7 @@ from psdist.workers.step_table import Row, StepTable, in_group, set_of
 from psdist.workers.values import Values
 
 NON_FINITE_REMEDY: Final = (
-    'Lower the learning rate, or set on_nonfinite = "skip" to leave such iterations out'
+    'Lower the learning rate, or set training.on_nonfinite = "skip" to leave such iterations out'
 )
 
 

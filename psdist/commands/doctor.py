@@ -348,7 +348,10 @@ class _Examination:
 
     def _fault_tolerance(self, *, has_ulfm: bool) -> None:
         if has_ulfm:
-            self.add("fault tolerance", "ULFM (with mpirun --with-ft ulfm): max_deaths can be set")
+            self.add(
+                "fault tolerance",
+                "ULFM (with mpirun --with-ft ulfm): failures.max_deaths can be set",
+            )
         else:
             value = "no ULFM: the death of a rank ends the job, and it restarts from a checkpoint"
             self.add("fault tolerance", value, "note")

@@ -195,7 +195,7 @@ def _plan(
         if request.servers != "auto":
             size = chunk_bytes_for_all(chunks.model_bytes, plan.weights)
             finer = (
-                f", or cut it finer, --chunk-bytes {size} (in the run: chunk_bytes)"
+                f", or cut it finer, --chunk-bytes {size} (in the run: transfer.chunk_bytes)"
                 if size >= MIN_CHUNK_BYTES
                 else ""
             )

@@ -107,12 +107,12 @@ def has_codecs(config: RunConfig) -> bool:
 def why_on_host(config: RunConfig) -> str:
     """Return why the host encodes the pushes; "" if a device may."""
     if config.encode_on == "host":
-        return "encode_on = host"
+        return "codec.encode_on = host"
     pushes = dict.fromkeys(each.push for each in codecs_that_may_come(config))
     if all(push.is_none for push in pushes):
         return "pushes have no codec"
     wrong = ((push, _why_on_host(push)) for push in pushes)
-    return next((f"push_codec = {text_of(push)}: {why}" for push, why in wrong if why), "")
+    return next((f"codec.push = {text_of(push)}: {why}" for push, why in wrong if why), "")
 
 
 def _why_on_host(push: CodecSpec) -> str:

@@ -24,7 +24,11 @@ def take_servers_places(config: RunConfig) -> bool:
 
 def without_substitutes(config: RunConfig) -> str:
     """Return what to set where a script does not work with spares for workers' places."""
-    return "set max_deaths = 0" if take_servers_places(config) else "leave spares out"
+    return (
+        "set failures.max_deaths = 0"
+        if take_servers_places(config)
+        else "leave failures.spares out"
+    )
 
 
 def reforms_groups(config: RunConfig) -> bool:

@@ -186,8 +186,9 @@ def resolve(
     both = [key for key in ("mode", "staleness") if key in given]
     if config.schedule is not None and both:
         raise ConfigError(
-            f"schedule ({sources['consistency_schedule']}) and {both[0]} ({sources[both[0]]}): a "
-            f"schedule says the mode of every round; leave out {' and '.join(both)}"
+            f"consistency.schedule ({sources['consistency_schedule']}) and {both[0]} "
+            f"({sources[both[0]]}): a schedule says the mode of every round; leave out "
+            f"{' and '.join(both)}"
         )
     is_decided = "mode" in given or config.schedule is not None
     if is_decided and (wrong := contradiction(config)):  # else the script may choose another

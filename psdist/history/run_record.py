@@ -344,5 +344,5 @@ def _without_retired(path: Path, text: bytes) -> bytes:
 
 
 def cannot(verb: str, path: Path | None, error: OSError) -> HistoryError:
-    remedy = "; free some space, or leave record out" if error.errno in _NO_SPACE else ""
+    remedy = "; free some space, or leave report.record out" if error.errno in _NO_SPACE else ""
     return HistoryError(f"cannot {verb} {path}: {error.strerror or error}{remedy}")

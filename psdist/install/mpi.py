@@ -262,9 +262,9 @@ def mpirun_command(
     if survives_deaths:
         if mpirun.family != "openmpi":
             raise LaunchError(
-                f"{mpirun.name}: a job that survives failures (max_deaths, replication) needs Open "
-                "MPI's mpirun --with-ft ulfm; install Open MPI, or continue from a checkpoint "
-                "instead (--checkpoint-every, --resume)"
+                f"{mpirun.name}: a job that survives failures (failures.max_deaths, "
+                "failures.replication) needs Open MPI's mpirun --with-ft ulfm; install Open MPI, "
+                "or continue from a checkpoint instead (--checkpoint-every, --resume)"
             )
         command += ["--with-ft", "ulfm"]
     return [*command, *_flags(mpirun, num_ranks, environment)]

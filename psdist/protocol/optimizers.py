@@ -156,7 +156,7 @@ def traits(name: str, *, extra: Sequence[str] = ()) -> OptimizerTraits:
     raise OptimizerRefusedError(
         f"{name} cannot run on a parameter server: servers construct the optimizers of torch.optim "
         "and those that their own configuration names; to allow this one, add "
-        f'"{name}" to the setting optimizers'
+        f'"{name}" to the setting training.optimizers'
     )
 
 
@@ -172,9 +172,9 @@ def _declared(entry: str) -> OptimizerTraits:
         or entry.endswith(("=", "+"))
     ):
         raise ConfigError(
-            f"setting optimizers: {entry!r} is not of the form module:Class, "
-            "module:Class=elementwise or module:Class=whole (with +lr_scales behind the mark if "
-            "a step's movement is proportional to lr)"
+            f"setting training.optimizers: {entry!r} is not of the form module:Class, "
+            "module:Class=elementwise or module:Class=whole (with +lr_scales behind the mark if a "
+            "step's movement is proportional to lr)"
         )
     return OptimizerTraits(
         name=name,

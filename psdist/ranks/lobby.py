@@ -229,8 +229,8 @@ def open_files(context: RankContext, begun: Begun) -> None:
         create_next_run_directory(path, resolved, roles, first=context.path_of(1))
         if context.resolved is not None and context.resolved.config.rollback is not None:
             logger.warning(
-                "rollback = %g is left out in job %d: it starts afresh whenever the processes do, "
-                "and so has no checkpoint to go back to",
+                "training.rollback = %g is left out in job %d: it starts afresh whenever the "
+                "processes do, and so has no checkpoint to go back to",
                 context.resolved.config.rollback,
                 begun.job,
             )

@@ -133,5 +133,5 @@ def credits_of(config: RunConfig, num_groups: int) -> int:
     if config.credits != "auto":
         return config.credits
     count, why = auto_credits(num_groups=num_groups)
-    logger.info("credits = %d (auto): %s", count, why)
+    logger.info("transfer.credits = %d (auto): %s", count, why)
     return count

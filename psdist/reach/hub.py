@@ -206,7 +206,7 @@ class Hub:
         if unwatched := self._watch.unwatched:
             logger.warning(
                 "%s cannot call this host over TCP: whether they still reach each other is not "
-                "watched, and a cut is noticed by wait_timeout_s only (GLOO_SOCKET_IFNAME=NAME "
-                "names the interface to use)",
+                "watched, and a cut is noticed by failures.wait_timeout_s only "
+                "(GLOO_SOCKET_IFNAME=NAME names the interface to use)",
                 ", ".join(unwatched),
             )

@@ -105,7 +105,7 @@ class Watch:
         if closed and now_s - min(closed.values()) >= self._timeout_s:
             return (
                 f"{self._told(closed)} ended without a word, and for {self._timeout_s:g} s "
-                f"(host_timeout_s) neither MPI nor the launcher has said so; {_REMEDY}"
+                f"(failures.host_timeout_s) neither MPI nor the launcher has said so; {_REMEDY}"
             )
         return None
 
@@ -114,17 +114,17 @@ class Watch:
         if not self._open:
             return (
                 f"no other host ({', '.join(hosts)}) has answered for {self._timeout_s:g} s "
-                f"(host_timeout_s): {self._host} is cut off; {_REMEDY}"
+                f"(failures.host_timeout_s): {self._host} is cut off; {_REMEDY}"
             )
         return (
-            f"{', '.join(hosts)} ({self._told(silent)}) has not answered for "
-            f"{self._timeout_s:g} s (host_timeout_s): cut off, or gone; {_REMEDY}"
+            f"{', '.join(hosts)} ({self._told(silent)}) has not answered for {self._timeout_s:g} s "
+            f"(failures.host_timeout_s): cut off, or gone; {_REMEDY}"
         )
 
     def _of_member(self, silent: Collection[int]) -> str:
         return (
             f"{self._host} has been cut off from {self._told(silent)} for {self._timeout_s:g} s "
-            "(host_timeout_s): its ranks end here, and the job has ended without them; "
+            "(failures.host_timeout_s): its ranks end here, and the job has ended without them; "
             f"{_REMEDY}"
         )
 

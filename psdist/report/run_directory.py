@@ -88,7 +88,7 @@ class RunDirectory:
         except OSError as error:
             raise HistoryError(
                 f"cannot write {self.path / name}: {error.strerror or error}; free some space, or "
-                "leave record out"
+                "leave report.record out"
             ) from error
 
     def _append(self, name: str, line: dict[str, Any]) -> None:

@@ -78,9 +78,9 @@ class Waiting:
             waited_s = self._waited_s
             if waited_s > self.timeout_s:
                 raise WaitTimeoutError(
-                    f"waited {waited_s:.0f} s for {what}, longer than wait_timeout_s = "
+                    f"waited {waited_s:.0f} s for {what}, longer than failures.wait_timeout_s = "
                     f"{self.timeout_s:g}; look in logs/ for a rank that is stuck, or raise "
-                    "wait_timeout_s if such waits are normal here"
+                    "failures.wait_timeout_s if such waits are normal here"
                 )
             if not self.is_spinning:
                 self._sleep(self._sleep_s)

@@ -130,8 +130,8 @@ class Views(HasSnapshot):
         if num_deaths > self._max_deaths:
             raise PeerLostError(
                 who,
-                f"which is death {num_deaths}, and max_deaths = {self._max_deaths}: restart the "
-                "job, or set max_deaths higher",
+                f"which is death {num_deaths}, and failures.max_deaths = {self._max_deaths}: "
+                "restart the job, or set failures.max_deaths higher",
             )
         self.dead.add(worker)
         group = self._group_of[worker]

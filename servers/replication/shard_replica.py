@@ -125,7 +125,7 @@ class ShardReplica(ShardPart):
         if self._built.checksum(action.chunk, 0, encoded=None) == action.crc:
             return
         raise ProtocolError(
-            f"chunk {action.chunk}: pull_codec encodes other bytes on this server, which has the "
+            f"chunk {action.chunk}: codec.pull encodes other bytes on this server, which has the "
             f"replica, than on server {self._server}; install the same version of the codec on all "
             "hosts, and make it give the same bytes for the same values and seed"
         )

@@ -50,7 +50,7 @@ def find_class(name: str, *, extra: Sequence[str] = ()) -> OptimizerClass:
             found = functools.reduce(getattr, qualified.split("."), importlib.import_module(module))
         except (ImportError, AttributeError) as error:
             raise OptimizerRefusedError(
-                f"setting optimizers: {name} cannot be imported on this server: {error}"
+                f"setting training.optimizers: {name} cannot be imported on this server: {error}"
             ) from error
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         raise OptimizerRefusedError(f"{name} is not a subclass of torch.optim.Optimizer")

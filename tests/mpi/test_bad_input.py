@@ -548,7 +548,7 @@ def test_a_gradient_with_nan_is_refused_and_leaves_the_servers_untouched(
         assert line.startswith(f"psdist: worker 0 (rank 1 on {HOST}): error at {SCRIPT.name} line ")
         assert "the gradient of 1.bias holds" in line
         assert "nothing was pushed" in line
-        assert 'set on_nonfinite = "skip"' in line
+        assert 'set training.on_nonfinite = "skip"' in line
 
 
 @pytest.mark.mpi
@@ -574,7 +574,8 @@ def test_gradients_that_have_left_and_are_no_more_what_they_were_are_one_line(
     line = the_line(done)
     assert line.startswith("psdist: worker "), done.text
     assert line.endswith(
-        f'iteration 10: {words}; set overlap = off (job.prepare(..., overlap="off")) to send '
+        f'iteration 10: {words}; set transfer.overlap = off (job.prepare(..., overlap="off")) to '
+        f"send "
         "gradients in step()"
     ), done.text
 
@@ -609,8 +610,9 @@ def test_a_wait_beyond_its_limit_names_what_was_waited_for(tmp_path: Path) -> No
     (line,) = [each for each in said(done) if not each.startswith("psdist: WARNING: ")]
     assert re.search(
         r"^psdist: worker 0 .*: error at bad_script.py line \d+: waited \d+ s for the replies to "
-        r"iteration 1, longer than wait_timeout_s = 5; look in logs/ for a rank that is stuck, or "
-        r"raise wait_timeout_s if such waits are normal here$",
+        r"iteration 1, longer than failures.wait_timeout_s = 5; look in logs/ for a rank that is "
+        r"stuck, or "
+        r"raise failures.wait_timeout_s if such waits are normal here$",
         line,
     ), line
 
@@ -846,8 +848,8 @@ def test_the_death_of_another_rank_is_told_instead_of_what_it_led_to_here() -> N
         with pytest.raises(_Failed):
             fail_with(context, error)
         assert context.format_error.pop() == (
-            "error: worker 1 (rank 3 on n2) has died; this job does not survive the failure of "
-            "a rank (max_deaths and replication do some): restart the job",
+            "error: worker 1 (rank 3 on n2) has died; this job does not survive the failure of a "
+            "rank (failures.max_deaths and failures.replication do some): restart the job",
             1,
         )
     with pytest.raises(_Failed):
@@ -867,7 +869,7 @@ def test_a_server_on_a_gpu_that_is_not_there_is_one_line(tmp_path: Path) -> None
     env = {**QUIET, "PSDIST_RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": ""}
     words = ["-m", "psdist", "run", "--set", "server_device=cuda", str(SCRIPT), "sleeps"]
     line = the_line(run_mpi(2, words, timeout_s=TIMEOUT_S, env=env))
-    assert "server_device = cuda: torch sees no GPU on " in line
+    assert "hosts.server_device = cuda: torch sees no GPU on " in line
 
 
 @pytest.mark.parametrize(

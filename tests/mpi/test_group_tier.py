@@ -44,7 +44,7 @@ def test_every_tier_gives_the_same_bits_and_the_log_says_which(mpi: Mpi, tmp_pat
     over_mpi = digest(run("group_of_three.py", tmp_path / "mpi", mpi=mpi, group_tier="mpi"))
     assert shared == over_torch == over_mpi
     assert said_of_the_group(tmp_path / "auto") == {"reduce in shared memory"}
-    assert said_of_the_group(tmp_path / "torch") == {"reduce over gloo: group_tier = torch"}
+    assert said_of_the_group(tmp_path / "torch") == {"reduce over gloo: hosts.group_tier = torch"}
     assert said_of_the_group(tmp_path / "mpi") == {"reduce over MPI"}
 
 
@@ -53,7 +53,7 @@ def test_nccl_is_refused_for_models_on_the_cpu_in_one_line(tmp_path: Path) -> No
     done = run("group_of_three.py", tmp_path / "run", group_tier="nccl")
     assert done.returncode == 2, done.text
     (line,) = {each for each in done.stderr.splitlines() if "group_tier" in each}
-    assert "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing" in line
+    assert "hosts.group_tier = nccl: the model is on the CPU, of which NCCL moves nothing" in line
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import Schedule
 
 BLOCK = 10
-SENT = "changed after it had been sent during backward; set overlap = off"
+SENT = "changed after it had been sent during backward; set transfer.overlap = off"
 
 
 @pytest.fixture(autouse=True)

@@ -48,5 +48,8 @@ def test_groups_that_do_not_wait_have_it_too(mode: str, tmp_path: Path) -> None:
 
 
 def test_what_has_no_second_moment_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptimizerRefusedError, match=r"SGD on servers with freeze_step = 5"):
+    with pytest.raises(
+        OptimizerRefusedError,
+        match=r"SGD on servers with training.freeze_step = 5",
+    ):
         learn(tmp_path / "run", steps=1, freeze_step=5, record=False)

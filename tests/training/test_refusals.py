@@ -362,7 +362,11 @@ def test_a_subclass_with_a_step_of_its_own_is_refused_until_servers_may_import_i
 ) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         model = PROBLEM.model()
-        with pytest.raises(OptimizerRefusedError, match=r'Half" to the setting optimizers'):
+        with pytest.raises(
+            OptimizerRefusedError,
+            match=r'Half" to the setting '
+            r"training.optimizers",
+        ):
             job.prepare(model, Half(model.parameters(), lr=0.1))
         return {}
 

@@ -128,7 +128,7 @@ def test_with_other_settings_nothing_of_it_goes_on(
 ) -> None:
     path = Path(shutil.copytree(resumed, tmp_path / "run"))
     run(path, script_of(at=()), resumes=True, local_steps=4, record=True)
-    assert "local steps that psdist had chosen are dropped: steps_by = loss is not" in (
+    assert "local steps that psdist had chosen are dropped: local.steps_by = loss is not" in (
         capsys.readouterr().out
     )
     assert violated(path) == set()

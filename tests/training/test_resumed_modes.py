@@ -283,7 +283,9 @@ def test_with_other_settings_the_modes_are_dropped_with_a_line(
     run(tmp_path, script, **BY_SCRIPT)
     second = run(tmp_path, script_of(at={}), resumes=True, mode="sync")
     second.checked()
-    assert "the modes that ruled until then are dropped: set_mode = allowed is not" in caplog.text
+    assert (
+        "the modes that ruled until then are dropped: consistency.schedule = script is not"
+    ) in caplog.text
     third = run(tmp_path, script_of(at={}), resumes=True, mode="ssp", staleness=3, **BY_SCRIPT)
     third.checked()
     assert "are dropped: they were sync, async, and now it is ssp (staleness 3)" in caplog.text

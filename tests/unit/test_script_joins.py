@@ -167,7 +167,10 @@ def test_scripts_that_cannot_be_followed_are_refused_when_they_prepare() -> None
     config = RunConfig(max_deaths=1, spares=1)
     shared = config.model_copy(update={"replication": "buddy"})
     require_followable(config, 1, 0.0)
-    for each, remedy in ((config, "leave spares out"), (shared, "set max_deaths = 0")):
+    for each, remedy in (
+        (config, "leave failures.spares out"),
+        (shared, "set failures.max_deaths = 0"),
+    ):
         told = "a second optimizer with spares for workers' places"
         with pytest.raises(UsageError, match=f"{told}.*or {remedy}"):
             require_followable(each, 2, 0.0)

@@ -28,8 +28,8 @@ def choose_spares(hosts: Sequence[str], count: int) -> tuple[int, ...]:
     left."""
     if count and len(hosts) - count < LEAST_BESIDE:
         raise PlacementError(
-            f"spares = {count} with {len(hosts)} ranks: beside spares a job has 2 servers and a "
-            "worker at least, or for workers' places 2 workers and a server; start "
+            f"failures.spares = {count} with {len(hosts)} ranks: beside spares a job has 2 servers "
+            "and a worker at least, or for workers' places 2 workers and a server; start "
             f"{count + LEAST_BESIDE} ranks or more, or ask for fewer spares"
         )
     here: dict[str, list[int]] = {}

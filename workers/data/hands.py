@@ -303,7 +303,7 @@ class HandBatches:
     def __len__(self) -> int:
         raise TypeError(
             "how many batches a worker gets of a pass follows from the speed of its group "
-            "(steps_by = speed): loop over the loader, and count by epochs or by samples"
+            "(local.steps_by = speed): loop over the loader, and count by epochs or by samples"
         )
 
 
@@ -311,6 +311,7 @@ def refuse_dealing(deal: Callable[..., HandBatches] | None, what: str) -> None:
     """``what`` shares samples out in equal parts. Raises UsageError with ``steps_by = speed``."""
     if deal is not None:
         raise UsageError(
-            f"steps_by = speed: {what} gives all workers as many samples, and groups of different "
-            "speed would come to the end at different times; use job.loader, or steps_by = count"
+            f"local.steps_by = speed: {what} gives all workers as many samples, and groups of "
+            "different speed would come to the end at different times; use job.loader, or "
+            "local.steps_by = count"
         )

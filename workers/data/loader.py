@@ -404,9 +404,9 @@ def shard_loader(
         refuse_dealing(deal if shard else None, "a dataset without indices")
         if global_batch is not None and global_batch % num_workers:
             raise UsageError(
-                f"global_batch = {global_batch}: expected a multiple of {num_workers}, the number "
-                "of workers, since all batches of a dataset without indices have the same size; "
-                "change it"
+                f"training.global_batch = {global_batch}: expected a multiple of {num_workers}, "
+                "the number of workers, since all batches of a dataset without indices have the "
+                "same size; change it"
             )
         if shuffle:
             raise UsageError(

@@ -162,8 +162,8 @@ def refuse_global_batch(global_batch: int | None, what: str) -> None:
     """``what`` makes the batches itself. Raises UsageError where there is a global batch."""
     if global_batch is not None:
         raise UsageError(
-            f"global_batch = {global_batch}: {what} makes its batches itself; unset it, or let "
-            "job.loader make them"
+            f"training.global_batch = {global_batch}: {what} makes its batches itself; unset it, "
+            "or let job.loader make them"
         )
 
 

@@ -104,10 +104,10 @@ def nested_pass() -> UsageError:
     over the dataset would be of another order of samples on each, and what was fixed of the outer
     pass (psdist.servers.protocol.steps) would be forgotten while some group needs it."""
     return UsageError(
-        "steps_by = speed: the script begins a pass over a dataset inside another pass over it, "
-        "which groups of different speed would do at different times; make the loader of the inner "
-        "one of a dataset of its own (torch.utils.data.Subset of the same one will do), or, where "
-        "the outer one is not gone on with, let go of its iterator first"
+        "local.steps_by = speed: the script begins a pass over a dataset inside another pass over "
+        "it, which groups of different speed would do at different times; make the loader of the "
+        "inner one of a dataset of its own (torch.utils.data.Subset of the same one will do), or, "
+        "where the outer one is not gone on with, let go of its iterator first"
     )
 
 

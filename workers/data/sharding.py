@@ -56,8 +56,9 @@ class BatchPlan:
         check_batch_size(self.batch_size)
         if self.global_batch is not None and self.global_batch < self.num_workers:
             raise UsageError(
-                f"global_batch = {self.global_batch}: expected at least {self.num_workers}, one "
-                "sample for each worker; start fewer workers, or set a larger one"
+                f"training.global_batch = {self.global_batch}: expected at least "
+                f"{self.num_workers}, one sample for each worker; start fewer workers, or set a "
+                "larger one"
             )
         if self.num_samples == 0:
             raise UsageError("the dataset is empty: job.loader needs at least one sample")
@@ -130,9 +131,9 @@ def require_joint_batches(
     rest = num_samples % global_batch
     if 0 < rest < num_workers:
         raise UsageError(
-            f"global_batch = {global_batch}: the dataset's {num_samples} samples leave {rest} for "
-            f"the last joint batch and there are {num_workers} workers; set drop_last=True or "
-            "another global_batch, or start fewer workers"
+            f"training.global_batch = {global_batch}: the dataset's {num_samples} samples leave "
+            f"{rest} for the last joint batch and there are {num_workers} workers; set "
+            "drop_last=True or another global_batch, or start fewer workers"
         )
 
 

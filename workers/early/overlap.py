@@ -48,7 +48,9 @@ RETERMED: Final = (
 )
 UNFOLLOWED: Final = "backward was not followed by step(), and a part of its gradients was sent"
 SKIPPED: Final = "a GradScaler left the step out, and a part of its gradients had been sent"
-_REMEDY: Final = 'set overlap = off (job.prepare(..., overlap="off")) to send gradients in step()'
+_REMEDY: Final = (
+    'set transfer.overlap = off (job.prepare(..., overlap="off")) to send gradients in step()'
+)
 
 
 class Overlap:

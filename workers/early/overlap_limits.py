@@ -21,7 +21,7 @@ def why_never(
     if is_alone:
         return "one process has no communication to hide"
     if pipeline:
-        return "with pipeline = 1 everything has the next iteration to hide behind"
+        return "with consistency.pipeline = 1 everything has the next iteration to hide behind"
     if has_rounds:
         return "gradients of local steps stay in the group; what is pushed is made in step()"
     if has_skip:
@@ -31,7 +31,7 @@ def why_never(
     if group_reforms:
         return "a group that goes on without its dead reduces in step() alone"
     if on_nonfinite == "skip":
-        return "on_nonfinite = skip leaves out whole iterations, which step() decides"
+        return "training.on_nonfinite = skip leaves out whole iterations, which step() decides"
     if max_norm:
         where = f"in {mode}" if mode != "sync" else "with a push codec"
         return f"{where} max_grad_norm clips the whole gradient of the group before it leaves"

@@ -150,7 +150,7 @@ def joining(size: int, device: torch.device) -> Iterator[None]:
         raise TransportError(
             f"the GPUs of the group's {size} workers{where} could not be joined by NCCL: {error}; "
             "NCCL_DEBUG=INFO says more, NCCL_SOCKET_IFNAME names the interface that it takes, and "
-            "with group_tier = mpi NCCL is not needed"
+            "with hosts.group_tier = mpi NCCL is not needed"
         ) from error
 
 

@@ -297,7 +297,7 @@ class SharedMemoryChannel:
         if beside is None:
             raise TransportError(
                 f"memory for more operations of this worker's group is not to be had: {why_not}; "
-                "group_tier = torch needs none"
+                "hosts.group_tier = torch needs none"
             )
         beside._shared = self._shared
         self._besides.append(beside)
@@ -531,7 +531,7 @@ class SharedMemoryChannel:
         except OSError as error:
             raise TransportError(
                 f"{num_bytes} bytes of memory to share in this worker's group are not to be had: "
-                f"{error}; group_tier = torch needs none"
+                f"{error}; hosts.group_tier = torch needs none"
             ) from error
         own = _Own(segment, next(_serials))
         to.append(own)

@@ -143,7 +143,9 @@ def _over_mpi(
             "(`psdist doctor` tries it)"
         )
     if mpi is None or why_not:
-        raise UsageError(f"group_tier = mpi: {why_not}; use group_tier = auto, which needs no MPI")
+        raise UsageError(
+            f"hosts.group_tier = mpi: {why_not}; use hosts.group_tier = auto, which needs no MPI"
+        )
     from psdist.workers.group.mpi import MpiChannel  # only now: it needs MPI to be initialised
 
     over = MpiChannel(mpi.comm.Dup(), is_spinning=is_spinning)
@@ -164,13 +166,13 @@ def _over_mpi(
 def _require_possible(tier: Tier, device: torch.device) -> None:
     if tier == "nccl" and device.type == "cpu":
         raise UsageError(
-            "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing; use "
-            "group_tier = auto"
+            "hosts.group_tier = nccl: the model is on the CPU, of which NCCL moves nothing; use "
+            "hosts.group_tier = auto"
         )
     if tier == "shared_memory" and device.type != "cpu":
         raise UsageError(
-            "group_tier = shared_memory: the model is on a GPU; use group_tier = auto, which takes "
-            "NCCL then"
+            "hosts.group_tier = shared_memory: the model is on a GPU; use hosts.group_tier = auto, "
+            "which takes NCCL then"
         )
 
 
@@ -184,7 +186,7 @@ def _of_one_host(
     make: Make,
 ) -> GroupChannel:
     size = over.size
-    why_not = f"group_tier = {tier}"
+    why_not = f"hosts.group_tier = {tier}"
     if tier == "nccl":
         logger.info("the group's %d workers reduce by NCCL, which adds in its own order", size)
         return ReducingChannel.like(over)
@@ -197,8 +199,8 @@ def _of_one_host(
             return channel
     if tier == "shared_memory":
         raise UsageError(
-            f"group_tier = shared_memory: {why_not}; use group_tier = auto, which takes {backend} "
-            "then"
+            f"hosts.group_tier = shared_memory: {why_not}; use hosts.group_tier = auto, which "
+            f"takes {backend} then"
         )
     logger.info("the group's %d workers reduce over %s: %s", size, backend, why_not)
     return over

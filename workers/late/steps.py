@@ -163,15 +163,17 @@ class LateSteps:
 
     def _say_why_not(self) -> None:
         set_index = self._loop.core.set_index
-        logger.info("parameter set %d: overlap = full is as auto: %s", set_index, self._why_not)
+        logger.info(
+            "parameter set %d: transfer.overlap = full is as auto: %s", set_index, self._why_not
+        )
 
     def _say_shared(self, piece: int) -> None:
         """Its values must be in place when this step returns; the next one may be another."""
         if not self._has_said_shared:
             self._has_said_shared = True
             logger.info(
-                "parameter set %d: overlap = full is as auto while a view, .data or a graph of "
-                "parameter %s is kept",
+                "parameter set %d: transfer.overlap = full is as auto while a view, .data or a "
+                "graph of parameter %s is kept",
                 self._loop.core.set_index,
                 self._partition.pieces[piece].name,
             )

@@ -131,13 +131,13 @@ class Tail:
         name = self._partition.pieces[piece].name
         if os.getpid() != self._process:
             raise UsageError(
-                f"parameter {name} is read in a process that was forked before its values had "
-                f"come (overlap = full); {_REMEDY}"
+                f"parameter {name} is read in a process that was forked before its values had come "
+                f"(transfer.overlap = full); {_REMEDY}"
             )
         if threading.current_thread() is not self.owner:
             raise UsageError(
                 f"parameter {name} is read in another thread than that of optimizer.step(), before "
-                f"its values have come (overlap = full); {_REMEDY}, or read it once before"
+                f"its values have come (transfer.overlap = full); {_REMEDY}, or read it once before"
             )
         self._raise_problem()
         self._driver.take_over()
@@ -194,7 +194,7 @@ class Tail:
             if threading.current_thread() is not self.owner:
                 raise UsageError(
                     "the script goes on in another thread than that of optimizer.step(), before "
-                    f"new values have come (overlap = full); {_REMEDY}"
+                    f"new values have come (transfer.overlap = full); {_REMEDY}"
                 )
             self._driver.take_over()
             for wait in self.finish():

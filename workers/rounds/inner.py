@@ -34,7 +34,7 @@ class LocalOptimizer(ServedOptimizer):
         :class:`OptimizerRefusedError` for one that evaluates the loss itself."""
         if isinstance(original, torch.optim.LBFGS):
             raise OptimizerRefusedError(
-                "torch.optim.LBFGS with local_steps: it evaluates the loss several times in a "
+                "torch.optim.LBFGS with local.steps: it evaluates the loss several times in a "
                 "step, and the workers of a group reduce gradients once; use torch.optim.AdamW"
             )
         self.step_here: Callable[[], Any] = original.step

@@ -129,9 +129,9 @@ class PassSteps:
     def require_batches(self) -> None:
         if not self._has_batch and not self._is_in_pass():
             raise UsageError(
-                "local_steps = epoch: a step behind a pass over psdist's loaders, or without one, "
+                "local.steps = epoch: a step behind a pass over psdist's loaders, or without one, "
                 "and a round ends with such a pass: take the batches from job.loader, or from a "
-                "DataLoader that job.prepare has returned, or set local_steps to a number"
+                "DataLoader that job.prepare has returned, or set local.steps to a number"
             )
 
     def end_step(self, in_round: int) -> bool:
@@ -183,9 +183,9 @@ class StepsBySpeed:
     def require_batches(self) -> None:
         if self._num_batches != self._has_loader:
             raise UsageError(
-                f"steps_by = speed: a step of {self._num_batches} batches of psdist's loaders; it "
-                "must be one, since a round is as many batches as its group makes steps: take one "
-                "batch for each optimizer.step(), or set steps_by = count"
+                f"local.steps_by = speed: a step of {self._num_batches} batches of psdist's "
+                "loaders; it must be one, since a round is as many batches as its group makes "
+                "steps: take one batch for each optimizer.step(), or set local.steps_by = count"
             )
 
     def begin(self, clock: int) -> Iterator[Wait]:

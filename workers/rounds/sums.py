@@ -48,9 +48,9 @@ class AccumulatingTrainer(RoundTrainer):
 
     def clip(self, max_norm: float) -> float:
         raise UsageError(
-            f"job.clip_grad_norm_({max_norm:g}) with outer = accumulate: a step's gradient is one "
-            "of several, of which servers get the mean; job.prepare(max_grad_norm="
-            f"{max_norm:g}) clips that"
+            f"job.clip_grad_norm_({max_norm:g}) with local.outer = accumulate: a step's gradient "
+            "is one of several, of which servers get the mean; "
+            f"job.prepare(max_grad_norm={max_norm:g}) clips that"
         )
 
     @property
@@ -68,9 +68,9 @@ class AccumulatingTrainer(RoundTrainer):
     def require_may_be_cut(self, call: str) -> None:
         if not self.may_be_cut:
             raise UsageError(
-                f"{call} between backward() and optimizer.step() with outer = accumulate: it ends "
-                f"the round, after {self._in_round} steps, and the next parameters are not those "
-                "of which this gradient is; call it behind optimizer.step()"
+                f"{call} between backward() and optimizer.step() with local.outer = accumulate: it "
+                f"ends the round, after {self._in_round} steps, and the next parameters are not "
+                "those of which this gradient is; call it behind optimizer.step()"
             )
 
     def _reduce_in_group(

@@ -22,7 +22,10 @@ _ALONE: Final = (
     "a spare that takes a worker's place would call it alone, when its script comes from the start "
     "to where the others are"
 )
-_OR: Final = "or leave spares out (with replication = buddy, or set max_deaths = 0)"
+_OR: Final = (
+    "or leave failures.spares out (with failures.replication = buddy, or set failures.max_deaths = "
+    "0)"
+)
 
 
 class FollowedScript:

@@ -128,7 +128,7 @@ def _taken(
 def _wrong_codecs(config: RunConfig, kept: KeptCodecs) -> str:
     """Why this run cannot go on with them; "" where it can."""
     if not is_auto(config):
-        return "codec = auto is not set now"
+        return "codec.push = auto is not set now"
     try:
         codec_control(config, 1).go_on(kept, 0)
     except ValueError as error:
@@ -138,7 +138,7 @@ def _wrong_codecs(config: RunConfig, kept: KeptCodecs) -> str:
 
 def _wrong_steps(config: RunConfig, kept: KeptSteps) -> str:
     if config.steps_by != "loss":
-        return "steps_by = loss is not set now"
+        return "local.steps_by = loss is not set now"
     try:
         loss_step_control(config, num_workers=1, num_groups=1).go_on(kept)
     except ValueError as error:
@@ -148,7 +148,7 @@ def _wrong_steps(config: RunConfig, kept: KeptSteps) -> str:
 
 def _wrong_paces(config: RunConfig, kept: KeptPaces) -> str:
     if config.steps_by != "speed":
-        return "steps_by = speed is not set now"
+        return "local.steps_by = speed is not set now"
     try:
         StepControl(sizes=kept.sizes, local_steps=counted_steps(config)).go_on(kept)
     except ValueError as error:

@@ -98,7 +98,7 @@ def in_words(rollback: Rollback) -> str:
     if then < 0:
         return (
             f"{told}; that was with {was}, and nothing less lossy is left to go back with: lower "
-            "the learning rate, or leave rollback out"
+            "the learning rate, or leave training.rollback out"
         )
     allowed = f"codec {names[then]}" if names else f"{then} local step{'s' * (then > 1)}"
     return f"{told}; from a checkpoint of then with {allowed} at most in place of {was}"

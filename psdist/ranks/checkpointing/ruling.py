@@ -62,7 +62,11 @@ def line_of_modes(config: RunConfig, kept: KeptModes) -> str:
 def _unfit(config: RunConfig, kept: KeptModes) -> str:
     """Why this run cannot go on with them; "" where it can."""
     if kept.by != mode_by(config):
-        setting = "set_mode = allowed" if kept.by == "script" else "mode = auto or staleness_to"
+        setting = (
+            "consistency.schedule = script"
+            if kept.by == "script"
+            else "mode = auto or consistency.staleness_to"
+        )
         return f"{setting} is not set now"
     first = first_mode(config)
     if kept.are_of(

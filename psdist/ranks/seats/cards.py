@@ -211,7 +211,11 @@ def card_notes(
     free = [each for each in places if each.host in several and not each.nic]
     if free:
         host = free[0].host
-        why = "nics = off" if config.nics == "off" else "MPI chooses among network cards"
+        why = (
+            config.setting_text("nics")
+            if config.nics == "off"
+            else "MPI chooses among network cards"
+        )
         notes.append(
             f"{why}: {_ranks([each.rank for each in free])} (on {host}: "
             f"{', '.join(several[host])}); to confine a rank to the one that the plan names, set "

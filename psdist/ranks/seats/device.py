@@ -85,14 +85,15 @@ def shard_device_of(context: RankContext) -> torch.device:
     if not usable and wanted != "auto":
         seen = f"no GPU but cuda:0 to cuda:{number - 1}" if number else "no GPU"
         raise ConfigError(
-            f"server_device = {wanted}: torch sees {seen} on {host}, where rank {context.rank} "
-            "serves; set server_device = cpu, or auto, which takes what is there"
+            f"hosts.server_device = {wanted}: torch sees {seen} on {host}, where rank "
+            f"{context.rank} serves; set hosts.server_device = cpu, or auto, which takes what is "
+            "there"
         )
     device = torch.device("cpu")
     if usable:
         here = [rank for rank in roles.server_ranks if places[rank].host == host]
         device = torch.device("cuda", usable[here.index(context.rank) % len(usable)])
-    logger.info("this server's shard is on %s (server_device = %s)", device, wanted)
+    logger.info("this server's shard is on %s (hosts.server_device = %s)", device, wanted)
     return device
 
 

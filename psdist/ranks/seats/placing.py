@@ -187,14 +187,14 @@ def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) ->
     """The plan of a file, on the hosts where the launcher has put its ranks."""
     if not os.path.exists(config.placement):
         raise PlacementError(
-            f"placement = {shown(config.placement)}: must be {', '.join(_STRATEGIES)} or the path "
-            "of a plan.json, and there is no such file"
+            f"hosts.placement = {shown(config.placement)}: must be {', '.join(_STRATEGIES)} or the "
+            "path of a plan.json, and there is no such file"
         )
     data, where = file_bytes(Path(config.placement), max_bytes=plan_codec.MAX_BYTES)
     plan = plan_codec.decode(data, where=where)
     if len(plan.ranks) != len(places):
         raise PlacementError(
-            f"placement = {where}: a plan for {len(plan.ranks)} ranks, but the job has "
+            f"hosts.placement = {where}: a plan for {len(plan.ranks)} ranks, but the job has "
             f"{len(places)}; start as many as planned, or make a new plan"
         )
     if config.servers not in ("auto", len(plan.weights)):
@@ -204,8 +204,8 @@ def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) ->
         )
     if config.spares != len(plan.spare_ranks):
         raise PlacementError(
-            f"spares = {config.spares}, but the plan {where} has {len(plan.spare_ranks)}: ask for "
-            "as many, or make a new plan (placement = auto)"
+            f"failures.spares = {config.spares}, but the plan {where} has {len(plan.spare_ranks)}: "
+            "ask for as many, or make a new plan (hosts.placement = auto)"
         )
     pairs = list(zip(plan.ranks, places, strict=True))
     moved = [
@@ -289,7 +289,9 @@ def refusal_of_substitutes(roles: Roles, *, sees_run_dir: bool) -> PlacementErro
     this rank finds what rank 0 has written in the run directory."""
     if not roles.num_substitutes:
         return None
-    without = "set max_deaths = 0" if roles.has_shared_spares else "leave spares out"
+    without = (
+        "set failures.max_deaths = 0" if roles.has_shared_spares else "leave failures.spares out"
+    )
     large = [group for group, workers in enumerate(roles.groups) if len(workers) > 1]
     if large:
         return PlacementError(

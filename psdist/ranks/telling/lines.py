@@ -43,7 +43,11 @@ def empty_servers_line(partition: Partition, weights: Sequence[float], empty: Se
     else:
         why = f"the share that the plan gives them is smaller than a chunk, {chunks}"
     size = 0 if partition.whole_tensors else chunk_bytes_for_all(partition.num_bytes, weights)
-    finer = f", or chunk_bytes = {size} so that each holds some" if size >= MIN_CHUNK_BYTES else ""
+    finer = (
+        f", or transfer.chunk_bytes = {size} so that each holds some"
+        if size >= MIN_CHUNK_BYTES
+        else ""
+    )
     return f"{who}: {why}; set servers = {len(weights) - len(empty)}{finer}"
 
 

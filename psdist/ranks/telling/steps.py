@@ -84,8 +84,8 @@ class StepReports:
             logger.info("local steps by group: %s%s (%s)", shown, more, choice.why)
         if self._config.steps_by == "loss" and block == _SILENT_BLOCKS and not self._has_loss:
             logger.warning(
-                "steps_by = loss: no loss was reported in the first %d rounds; rounds stay at %d "
-                "local steps until the script calls job.report(loss)",
+                "local.steps_by = loss: no loss was reported in the first %d rounds; rounds stay "
+                "at %d local steps until the script calls job.report(loss)",
                 first_of(_SILENT_BLOCKS),
                 choice.steps[0],
             )

@@ -37,8 +37,9 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
     count = len(hosts)
     if count < 2:
         raise ConfigError(
-            f"replication = buddy needs 2 servers or more, this run has {count}: another server "
-            "keeps the replica of a shard; pass --servers 2, or --set failures.replication=none"
+            f"failures.replication = buddy needs 2 servers or more, this run has {count}: another "
+            "server keeps the replica of a shard; pass --servers 2, or --set "
+            "failures.replication=none"
         )
     # Neighbours in this order share racks, then hosts. A shift by the largest of these groups
     # separates every pair.
@@ -60,8 +61,8 @@ def pair(*, hosts: Sequence[str], racks: Sequence[str]) -> Pairs:
     if sharing:
         which = "every server" if len(sharing) == count else f"servers {_listed(sharing)}"
         warning = (
-            f"replication = buddy: {which} and the replica share a host: if that host fails, both "
-            "copies are lost; place servers on more hosts"
+            f"failures.replication = buddy: {which} and the replica share a host: if that host "
+            "fails, both copies are lost; place servers on more hosts"
         )
     return Pairs(buddies=tuple(by_server[each] for each in range(count)), warning=warning)
 

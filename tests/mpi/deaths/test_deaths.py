@@ -196,7 +196,7 @@ def test_one_more_than_max_deaths_ends_the_job_with_one_line(
     )
     assert re.search(
         r"psdist: server 0 \(.*\): error: worker 2 \(.*\) has died; which is death 2, and "
-        r"max_deaths = 1: restart the job, or set max_deaths higher$",
+        r"failures.max_deaths = 1: restart the job, or set failures.max_deaths higher$",
         line,
     ), done.text
 
@@ -209,7 +209,7 @@ def test_a_launcher_that_ends_all_with_the_first_is_refused_at_the_start(
     assert done.returncode != 0, done.text
     lines = [line for line in done.stderr.splitlines() if line.startswith("psdist: error")]
     assert len(lines) == 1, done.text
-    assert "max_deaths is above 0, but this launcher ends all ranks" in lines[0]
+    assert "failures.max_deaths is above 0, but this launcher ends all ranks" in lines[0]
 
 
 @pytest.mark.parametrize(

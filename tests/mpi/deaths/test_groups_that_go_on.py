@@ -177,7 +177,7 @@ def test_a_job_goes_on_from_a_checkpoint_that_was_made_behind_it(tmp_path: Path)
     first = run_writing_samples(
         dies, tmp_path, workers=4, group="plan", max_deaths=2, settings=settings
     )
-    assert "which is death 3, and max_deaths = 2" in first.stderr, first.text
+    assert "which is death 3, and failures.max_deaths = 2" in first.stderr, first.text
     names = sorted(each.name for each in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert names == ["step-00000016"], first.text
     settings = (*settings, "resume=true")
@@ -192,4 +192,6 @@ def test_a_job_goes_on_from_a_checkpoint_that_was_made_behind_it(tmp_path: Path)
 def test_groups_that_reduce_elsewhere_are_refused(tmp_path: Path) -> None:
     done = run_dying("", tmp_path, sizes=[2], group_tier="mpi")
     assert done.returncode != 0
-    assert "on_group_death = reform with group_tier = mpi: Open MPI makes" in done.text
+    assert (
+        "failures.on_group_death = reform with hosts.group_tier = mpi: Open MPI makes"
+    ) in done.text

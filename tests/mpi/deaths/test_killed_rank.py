@@ -81,7 +81,7 @@ def test_under_ulfm_one_line_names_the_rank_that_was_killed(
     assert re.fullmatch(
         rf"psdist: {speaker} \(rank \d+ on \S+\): error( at killed\.py line \d+)?: "
         rf"{re.escape(who)} has died; this job does not survive the failure of a rank "
-        r"\(max_deaths and replication do some\): restart the job",
+        r"\(failures.max_deaths and failures.replication do some\): restart the job",
         line,
     ), done.text
 

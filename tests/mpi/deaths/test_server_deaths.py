@@ -251,5 +251,7 @@ def test_codecs_that_psdist_chooses_go_on_behind_a_death(server: int, tmp_path: 
 def test_without_ulfm_the_setting_is_refused_in_one_line(tmp_path: Path) -> None:
     done = run(tmp_path, kills=None, launcher_args=())
     assert done.returncode == 2, done.text
-    (line,) = [each for each in done.stderr.splitlines() if "replication = buddy needs" in each]
+    (line,) = [
+        each for each in done.stderr.splitlines() if "failures.replication = buddy needs" in each
+    ]
     assert "mpirun --with-ft ulfm (psdist run -n passes it)" in line

@@ -122,4 +122,4 @@ def test_batches_of_unknown_size_are_no_global_batch(tmp_path: Path) -> None:
     argv += ["--run-dir", str(tmp_path / "run"), str(script)]
     done = run_program(argv, timeout_s=TIMEOUT_S)
     assert done.returncode == 2, done.text
-    assert "global_batch = 8: the script trains with batches that no loader" in done.text
+    assert "training.global_batch = 8: the script trains with batches that no loader" in done.text

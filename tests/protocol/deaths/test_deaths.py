@@ -90,7 +90,9 @@ def test_one_death_more_than_is_allowed_ends_the_job_for_all_with_one_error() ->
             job.network.crash(job.dead)
     error = job.errors[0]
     assert isinstance(error, PeerLostError)
-    assert str(error).startswith("worker 2 has died; which is death 2, and max_deaths = 1: restart")
+    assert str(error).startswith(
+        "worker 2 has died; which is death 2, and failures.max_deaths = 1: restart"
+    )
 
 
 def test_a_server_that_does_nothing_about_a_death_is_noticed(

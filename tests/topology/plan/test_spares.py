@@ -37,7 +37,10 @@ def test_spares_have_hosts_of_their_own_where_there_are_enough(
 
 def test_too_few_ranks_beside_them_are_refused() -> None:
     assert choose_spares(["a"] * 5, 2) == (3, 4)
-    with pytest.raises(PlacementError, match=r"spares = 3 with 5 ranks: .* start 6 ranks or more"):
+    with pytest.raises(
+        PlacementError,
+        match=r"failures.spares = 3 with 5 ranks: .* start 6 ranks or more",
+    ):
         choose_spares(["a"] * 5, 3)
 
 

@@ -192,7 +192,7 @@ def test_auto_encodes_on_a_device_what_has_a_form_for_it_and_the_rest_on_the_hos
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="psdist")
-    why = "push_codec = int8:stochastic: its random numbers are those of the host"
+    why = "codec.push = int8:stochastic: its random numbers are those of the host"
     for codec, number, where in (
         ("sign", 3, "the device"),
         ("int8:stochastic", 0, f"the host: {why}"),
@@ -206,7 +206,9 @@ def test_auto_encodes_on_a_device_what_has_a_form_for_it_and_the_rest_on_the_hos
 
 
 def test_a_model_on_the_cpu_has_no_device_that_could_encode(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="encode_on = device, but the model is on cpu, where the"):
+    with pytest.raises(
+        ModelError, match=r"codec.encode_on = device, but the model is on cpu, where the"
+    ):
         run(training(between=nothing), tmp_path, codec="sign", encode_on="device", record=False)
 
 

@@ -182,7 +182,8 @@ ERRORS = (
 )
 AGAIN = r" \(another backward pass came before step\(\)\)"
 SENT = (
-    rf"changed after it had been sent during backward({AGAIN})?; set overlap = off \(job\.prepare"
+    rf"changed after it had been sent during backward({AGAIN})?; set transfer.overlap = off "
+    rf"\(job\.prepare"
 )
 
 
@@ -306,7 +307,8 @@ def test_a_loop_that_changes_gradients_from_the_start_trains_as_plain_torch_does
 # -- backward passes that no step() follows --------------------------------------------------------
 
 UNFOLLOWED = (
-    r"iteration 14: backward was not followed by step\(\), and a part .*; set overlap = off"
+    r"iteration 14: backward was not followed by step\(\), and a part .*; set transfer.overlap = "
+    r"off"
 )
 
 

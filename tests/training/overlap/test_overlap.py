@@ -409,7 +409,7 @@ def test_people_are_not_told_of_gradients_that_are_accumulated(
 @pytest.mark.parametrize(
     ("settings", "prepared", "reason"),
     [
-        ({"on_nonfinite": "skip"}, {}, "on_nonfinite = skip"),
+        ({"on_nonfinite": "skip"}, {}, "training.on_nonfinite = skip"),
         ({"mode": "ssp"}, {"max_grad_norm": 1.0}, "in ssp max_grad_norm"),
         ({"mode": "async"}, {"max_grad_norm": 1.0}, "in async max_grad_norm"),
     ],
@@ -516,7 +516,7 @@ def linear(between: Meddle) -> Script:
     return script
 
 
-SENT = r"iteration 6: .* had been sent.*; set overlap = off \(job\.prepare"
+SENT = r"iteration 6: .* had been sent.*; set transfer.overlap = off \(job\.prepare"
 
 
 @pytest.mark.parametrize("name", list(LATE))

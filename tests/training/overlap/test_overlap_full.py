@@ -726,7 +726,7 @@ def test_a_model_whose_reads_cannot_be_told_is_trained_as_with_auto(
     full = both(training(make=make), tmp_path, groups=((0,), (1,)))
     assert num_late(full) == {0}
     assert full.summary["early_pushes"] == 2 * full.summary["chunks"] * ALL_LATE
-    said = [text for text in caplog.messages if "overlap = full is as auto" in text]
+    said = [text for text in caplog.messages if "transfer.overlap = full is as auto" in text]
     assert len(said) == 2, said  # once on each worker
     assert all(reason in each for each in said)
 

@@ -210,7 +210,7 @@ def linear(between: Meddle = lambda _: None, after: Meddle = lambda _: None) -> 
     return script
 
 
-SENT = r"iteration 6: .* had been sent.*; set overlap = off \(job\.prepare"
+SENT = r"iteration 6: .* had been sent.*; set transfer.overlap = off \(job\.prepare"
 
 
 @pytest.mark.parametrize("who", [(0, 1, 2, 3), (1,)], ids=["all", "one"])

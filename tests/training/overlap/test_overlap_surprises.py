@@ -72,7 +72,10 @@ def scaled(way: Way, *, at: int = 6) -> Script:
 def test_a_scaler_that_comes_after_gradients_have_begun_to_leave_is_an_error(
     at: int, way: Way, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=rf"iteration {at}: .* had been sent.*; set overlap = off"):
+    with pytest.raises(
+        UsageError,
+        match=rf"iteration {at}: .* had been sent.*; set transfer.overlap = off",
+    ):
         run(scaled(way, at=at), tmp_path, record=False)
 
 

@@ -265,9 +265,9 @@ def test_what_would_train_otherwise_than_asked_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(UsageError, match=r"job\.prepare\(max_grad_norm=0\.5\) clips that"):
         fails(script, tmp_path / "clips", outer="accumulate")
-    with pytest.raises(ConfigError, match="outer = accumulate with local_steps = 1"):
+    with pytest.raises(ConfigError, match=r"local.outer = accumulate with local.steps = 1"):
         fails(script, tmp_path / "alone", outer="accumulate", local_steps=1)
-    with pytest.raises(ConfigError, match="outer = accumulate"):
+    with pytest.raises(ConfigError, match=r"local.outer = accumulate"):
         fails(script, tmp_path / "loss", outer="accumulate", steps_by="loss")
 
 

@@ -152,7 +152,7 @@ def test_otherwise_nobody_goes_on(settings: dict[str, Any], begun: Path, tmp_pat
     path = again(begun, tmp_path / "run")
     mine = " \\| ".join(" ".join(map(str, each)) for each in settings.get("groups", GROUPS))
     found = (
-        r"made in mode ssp, steps_by = speed, groups of the workers 0 1 \| 2 \| 3, where .* "
+        r"made in mode ssp, local.steps_by = speed, groups of the workers 0 1 \| 2 \| 3, where .* "
         rf"groups of the workers {mine}: resume it as it was"
     )
     with pytest.raises(UsageError, match=found):
@@ -226,7 +226,7 @@ def test_evaluations_inside_of_an_epoch_are_of_another_dataset(tmp_path: Path) -
 
 @pytest.mark.parametrize("of", ["same", "loader"])
 def test_a_pass_inside_of_another_one_over_the_dataset_is_refused(of: str, tmp_path: Path) -> None:
-    found = r"^steps_by = speed: .* inside another pass over it, .* a dataset of its own"
+    found = r"^local.steps_by = speed: .* inside another pass over it, .* a dataset of its own"
     with pytest.raises(UsageError, match=found):
         run(tmp_path / "run", with_evaluations("inside", of=of), record=False)
 

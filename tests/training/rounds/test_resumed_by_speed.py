@@ -200,7 +200,10 @@ def test_within_a_round_there_is_none(tmp_path: Path) -> None:
         return {}
 
     groups = ((0,), (1,))
-    with pytest.raises(UsageError, match=r"job.checkpoint with steps_by = speed within a round"):
+    with pytest.raises(
+        UsageError,
+        match=r"job.checkpoint with local.steps_by = speed within a round",
+    ):
         run(tmp_path / "within", keeps, groups=groups, record=False)
 
 

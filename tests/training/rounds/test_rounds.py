@@ -645,7 +645,7 @@ def test_an_optimizer_that_evaluates_the_loss_itself_is_refused(tmp_path: Path) 
 def test_numbers_that_the_outer_optimizer_does_not_take_are_told(
     outer: str, tmp_path: Path
 ) -> None:
-    with pytest.raises((JobFailedError, ConfigError), match=f"outer = '{outer}'"):
+    with pytest.raises((JobFailedError, ConfigError), match=f"local.outer = '{outer}'"):
         fails(training(), tmp_path, groups=((0,),), outer=outer)
 
 

@@ -132,10 +132,10 @@ def test_without_reports_rounds_stay_and_people_hear_of_it(
     with caplog.at_level(logging.WARNING, logger="psdist"):
         outcome = run(training(reports=lambda *_: None, num_steps=lambda _job: 100), tmp_path)
     assert outcome.results[0]["lengths"] == [*[8] * 12, 4]
-    (said,) = [each for each in caplog.messages if each.startswith("steps_by = loss")]
+    (said,) = [each for each in caplog.messages if each.startswith("local.steps_by = loss")]
     assert said == (
-        "steps_by = loss: no loss was reported in the first 9 rounds; rounds stay at 8 local steps "
-        "until the script calls job.report(loss)"
+        "local.steps_by = loss: no loss was reported in the first 9 rounds; rounds stay at 8 local "
+        "steps until the script calls job.report(loss)"
     )
 
 
@@ -173,7 +173,9 @@ def test_what_is_no_loss_ends_the_job(tmp_path: Path) -> None:
         job.prepare(model, [torch.optim.SGD([each], lr=0.1) for each in model.parameters()])
         return {}
 
-    fails(has_two, "2 prepared optimizers with steps_by = loss: it looks at the rounds of", "4")
+    fails(
+        has_two, "2 prepared optimizers with local.steps_by = loss: it looks at the rounds of", "4"
+    )
 
 
 def test_where_nothing_reads_it_a_report_does_nothing(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def goes_on_behind_it(job: Job, _stage: Stage) -> Result:
 
 @pytest.mark.parametrize("script", [own_batches, own_sampler, goes_on_behind_it])
 def test_a_step_without_a_pass_is_an_error(script: Script, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"local_steps = epoch: a step behind a pass over"):
+    with pytest.raises(UsageError, match=r"local.steps = epoch: a step behind a pass over"):
         run(script, tmp_path, record=False)
 
 
@@ -265,7 +265,7 @@ def test_a_second_optimizer_is_refused(tmp_path: Path) -> None:
         job.prepare(model, [torch.optim.SGD([each], lr=0.1) for each in model.parameters()])
         return {}
 
-    with pytest.raises(UsageError, match="2 prepared optimizers with local_steps = epoch"):
+    with pytest.raises(UsageError, match=r"2 prepared optimizers with local.steps = epoch"):
         run(script, tmp_path, record=False)
 
 

@@ -152,7 +152,7 @@ def test_what_rounds_by_speed_cannot_be_made_of_is_refused(tmp_path: Path) -> No
 
     fails(accumulates, tmp_path / "1", "a step of 2 batches of psdist's loaders; it must be one")
     fails(has_others, tmp_path / "2", "a step of 0 batches")
-    fails(has_two, tmp_path / "3", "2 prepared optimizers with steps_by = speed")
+    fails(has_two, tmp_path / "3", "2 prepared optimizers with local.steps_by = speed")
 
 
 def told_unlike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_refused_classes_are_named_with_the_reason_and_what_to_use() -> None:
 
 
 def test_an_unknown_class_is_refused_with_the_entry_that_would_allow_it() -> None:
-    assert 'add "lion:Lion" to the setting optimizers' in refusal("lion:Lion")
+    assert 'add "lion:Lion" to the setting training.optimizers' in refusal("lion:Lion")
     assert "torch.optim.SGD" in refusal("torch.optim.Shampoo")
     assert "lion" in refusal("lion:Lion", extra=("lion:Tiger",))
 
@@ -241,7 +241,7 @@ def test_an_entry_of_the_configuration_does_not_change_what_the_table_says() -> 
 )
 def test_a_malformed_entry_is_a_configuration_error(entry: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"setting optimizers: .* is not of the form module:Class"
+        ConfigError, match=r"setting training.optimizers: .* is not of the form module:Class"
     ):
         traits("lion:Lion", extra=(entry,))
 

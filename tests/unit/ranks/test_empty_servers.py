@@ -23,8 +23,8 @@ def line(partition: Partition, weights: list[float]) -> str:
 def test_a_model_of_one_chunk_names_the_size_that_spreads_it() -> None:
     partition = Partition.cut([piece(1 << 14)], chunk_bytes=None)
     assert line(partition, [0.25] * 4) == (
-        "servers 1, 2, 3 hold nothing and only wait: the model of 65,536 bytes is cut into 1 "
-        "chunk of at most 65,536 bytes; set servers = 1, or chunk_bytes = 16384 so that each "
+        "servers 1, 2, 3 hold nothing and only wait: the model of 65,536 bytes is cut into 1 chunk "
+        "of at most 65,536 bytes; set servers = 1, or transfer.chunk_bytes = 16384 so that each "
         "holds some"
     )
 
@@ -33,8 +33,8 @@ def test_a_share_that_is_smaller_than_a_chunk_is_told_apart() -> None:
     partition = Partition.cut([piece(1 << 20)], chunk_bytes=None)
     assert line(partition, [0.49, 0.02, 0.49]) == (
         "server 1 holds nothing and only waits: the share that the plan gives them is smaller than "
-        "a chunk, 4 chunks of at most 1,048,576 bytes; set servers = 2, or chunk_bytes = 82944 so "
-        "that each holds some"
+        "a chunk, 4 chunks of at most 1,048,576 bytes; set servers = 2, or transfer.chunk_bytes = "
+        "82944 so that each holds some"
     )
 
 
@@ -62,7 +62,7 @@ def test_with_the_size_that_is_named_every_server_holds_some(
     partition = Partition.cut(pieces, chunk_bytes=None)
     if set(partition.shard(weights)) == set(range(len(weights))):
         return
-    found = re.search(r"chunk_bytes = ([0-9]+)", line(partition, weights))
+    found = re.search(r"transfer.chunk_bytes = ([0-9]+)", line(partition, weights))
     if found is not None:
         finer = Partition.cut(pieces, chunk_bytes=int(found[1]))
         assert set(finer.shard(weights)) == set(range(len(weights)))

@@ -28,8 +28,10 @@ def test_what_is_said_of_a_codec_is_what_it_has(codec: str) -> None:
     wrong = contradiction(config)
     assert bool(wrong) != has_form
     if wrong:
-        assert wrong.startswith(f"encode_on = device with push_codec = {codec}: each other codec")
-        assert wrong.endswith("or set encode_on = auto")
+        assert wrong.startswith(
+            f"codec.encode_on = device with codec.push = {codec}: each other codec"
+        )
+        assert wrong.endswith("or set codec.encode_on = auto")
     assert wire_of(RunConfig(push_codec=codec)).encode_on == "host"
     auto = RunConfig(push_codec=codec, encode_on="auto")
     assert not contradiction(auto)
@@ -38,7 +40,7 @@ def test_what_is_said_of_a_codec_is_what_it_has(codec: str) -> None:
 
 def test_where_nothing_is_encoded_no_device_encodes() -> None:
     assert contradiction(RunConfig(encode_on="device")).startswith(
-        "encode_on = device without push"
+        "codec.encode_on = device without codec.push"
     )
     assert contradiction(RunConfig(encode_on="device", pull_codec="int8"))
     assert wire_of(RunConfig(pull_codec="int8")).encode_on == "host"
@@ -48,7 +50,9 @@ def test_every_codec_that_may_come_counts() -> None:
     story = "0: sync none; 5: sync sign; 9: sync {}"
     assert not contradiction(RunConfig(encode_on="device", schedule=story.format("int8")))
     wrong = contradiction(RunConfig(encode_on="device", schedule=story.format("randk:0.1")))
-    assert wrong.startswith("encode_on = device with schedule = 0: sync none; 5: sync sign")
+    assert wrong.startswith(
+        "codec.encode_on = device with consistency.schedule = 0: sync none; 5: sync sign"
+    )
     assert wire_of(RunConfig(codec="auto", encode_on="auto")).encode_on == "auto"
     assert wire_of(RunConfig(codec="auto", encode_on="host")).encode_on == "host"
 

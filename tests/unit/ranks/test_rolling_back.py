@@ -60,8 +60,8 @@ def test_a_job_behind_the_first_does_without_and_says_so(
     with caplog.at_level(logging.WARNING, logger="psdist"):
         open_files(context, second)
     assert caplog.messages == [
-        "rollback = 3 is left out in job 2: it starts afresh whenever the processes do, and so has "
-        "no checkpoint to go back to"
+        "training.rollback = 3 is left out in job 2: it starts afresh whenever the processes do, "
+        "and so has no checkpoint to go back to"
     ]
     tables = tomllib.loads((tmp_path / "run-2" / "config.toml").read_text())
     assert "rollback" not in tables["training"]

@@ -89,7 +89,7 @@ def test_groups_of_several_are_told_what_else_to_set() -> None:
     )
     for sees_run_dir in (True, False):
         error = refusal_of_substitutes(of_two, sees_run_dir=sees_run_dir)
-        assert str(error).endswith("or set max_deaths = 0")
+        assert str(error).endswith("or set failures.max_deaths = 0")
 
 
 def test_it_becomes_a_worker_for_itself_and_for_others(tmp_path: Path) -> None:

@@ -112,10 +112,13 @@ def test_a_plan_of_a_file_has_as_many_spares_as_are_asked_for(tmp_path: Path) ->
     config = RunConfig(replication="buddy", servers=2, spares=1)
     path = tmp_path / "plan.json"
     path.write_bytes(encode(_make_plan(cluster, places, config)))
-    again = config.model_copy(update={"placement": str(path)})
+    again = config.model_copy(update={"hosts_placement": str(path)})
     assert _make_plan(cluster, places, again).spare_ranks == (4,)
     without = again.model_copy(update={"spares": 0})
-    with pytest.raises(PlacementError, match=r"spares = 0, but the plan .* has 1: ask for as many"):
+    with pytest.raises(
+        PlacementError,
+        match=r"failures.spares = 0, but the plan .* has 1: ask for as many",
+    ):
         _make_plan(cluster, places, without)
 
 
@@ -152,7 +155,10 @@ def test_an_error_is_no_consequence_of_a_spare_s_death(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"spares": 1}, "spares = 1 with max_deaths = 0 and with replication = none"),
+        (
+            {"spares": 1},
+            "failures.spares = 1 with failures.max_deaths = 0 and with failures.replication = none",
+        ),
         ({"spares": 2, "replication": "buddy"}, ""),
         ({"spares": 0}, ""),
     ],

@@ -46,7 +46,7 @@ def test_a_host_that_is_silent_is_named_with_its_ranks() -> None:
     assert said is not None
     assert said.startswith(
         "h3 (server 1 (rank 4 on h3), worker 3 (rank 5 on h3)) has not answered for 45 s "
-        "(host_timeout_s): cut off, or gone; "
+        "(failures.host_timeout_s): cut off, or gone; "
     )
     assert "--resume" in said
 
@@ -57,7 +57,9 @@ def test_a_hub_that_hears_nobody_any_more_is_the_one_that_is_cut_off() -> None:
         watch.on_end(rank, End.SILENT, 10.0)
     said = watch.verdict(20.0, NOBODY)
     assert said is not None
-    assert said.startswith("no other host (h2, h3) has answered for 60 s (host_timeout_s): h1 is ")
+    assert said.startswith(
+        "no other host (h2, h3) has answered for 60 s (failures.host_timeout_s): h1 is "
+    )
 
 
 def test_many_ranks_are_counted_and_not_listed() -> None:

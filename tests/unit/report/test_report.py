@@ -164,7 +164,7 @@ def test_lines_that_belong_to_the_history_are_not_lost_in_silence(tmp_path: Path
     run.close()
     assert str(caught.value) == (
         f"cannot write {tmp_path}/decisions.jsonl: No space left on device; free some space, or "
-        "leave record out"
+        "leave report.record out"
     )
 
 

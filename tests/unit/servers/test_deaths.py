@@ -138,7 +138,11 @@ def test_the_loss_of_whoever_is_out_already_is_no_death() -> None:
     [
         ({"max_deaths": 0}, True, "this job does not survive the failure of a rank "),
         ({}, False, "before training had begun, for which every worker is needed: restart the job"),
-        ({"max_deaths": 1}, True, "which is death 2, and max_deaths = 1: restart the job, or set"),
+        (
+            {"max_deaths": 1},
+            True,
+            "which is death 2, and failures.max_deaths = 1: restart the job, or set",
+        ),
     ],
 )
 def test_a_death_that_the_job_cannot_do_without_is_one_error(

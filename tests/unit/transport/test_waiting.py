@@ -124,8 +124,8 @@ def test_a_wait_that_is_too_long_says_for_whom_and_which_setting_to_raise() -> N
     with pytest.raises(WaitTimeoutError) as caught:
         idle(waiting, 10_000)
     assert str(caught.value) == (
-        "waited 2 s for the moon, longer than wait_timeout_s = 2; look in logs/ for a rank that is "
-        "stuck, or raise wait_timeout_s if such waits are normal here"
+        "waited 2 s for the moon, longer than failures.wait_timeout_s = 2; look in logs/ for a "
+        "rank that is stuck, or raise failures.wait_timeout_s if such waits are normal here"
     )
 
 

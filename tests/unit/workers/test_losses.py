@@ -27,7 +27,7 @@ def test_reports_are_counted_and_summed_until_they_are_taken() -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2 * MOST_LOSS])
 def test_what_is_no_loss_is_an_error_or_left_out(loss: float) -> None:
     losses = made()
-    with pytest.raises(UsageError, match=r"job.report: a loss of .*on_nonfinite = skip"):
+    with pytest.raises(UsageError, match=r"job.report: a loss of .*training.on_nonfinite = skip"):
         losses.add(loss)
     losses = made(skips_nonfinite=True)
     losses.add(loss)

@@ -155,7 +155,7 @@ def test_words() -> None:
     )
     assert in_words(rollback(40, 0)).endswith(
         "that was with codec none, and nothing less lossy is left to go back with: lower the "
-        "learning rate, or leave rollback out"
+        "learning rate, or leave training.rollback out"
     )
     assert is_requeue(*requeue("why"))
     assert requeue("why") == ("requeue: why", 75)

@@ -63,10 +63,14 @@ def test_the_same_settings_go_on_with_them(modes: KeptModes, settings: dict[str,
 @pytest.mark.parametrize(
     ("modes", "settings", "why"),
     [
-        (BY_SCRIPT, {"mode": "sync"}, "set_mode = allowed is not set now"),
-        (BY_SCRIPT, {"mode": "auto", "staleness": 3}, "set_mode = allowed is not set now"),
+        (BY_SCRIPT, {"mode": "sync"}, "consistency.schedule = script is not set now"),
+        (
+            BY_SCRIPT,
+            {"mode": "auto", "staleness": 3},
+            "consistency.schedule = script is not set now",
+        ),
         (BY_SCRIPT, {"set_mode": "allowed", "mode": "async"}, "now it is async"),
-        (BY_AUTO, {"mode": "sync"}, "mode = auto or staleness_to is not set now"),
+        (BY_AUTO, {"mode": "sync"}, "mode = auto or consistency.staleness_to is not set now"),
         (BY_AUTO, {"mode": "auto", "staleness": 4}, "they were sync, ssp:3, and now it is auto"),
         (BY_AUTO, {"mode": "ssp", "staleness": 3, "staleness_to": 9}, "and now it is ssp"),
         (BY_RANGE, {"mode": "ssp", "staleness": 3, "staleness_to": 9}, "they were ssp:2, ssp:3"),

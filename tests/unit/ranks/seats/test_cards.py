@@ -263,7 +263,7 @@ def test_where_mpi_chooses_the_plan_says_what_to_set(root: Root) -> None:
     assert "UCX_NET_DEVICES" in note
     assert "mlx5_0, mlx5_1, mlx5_2, mlx5_3" in note
     (note,) = card_notes(plan, cluster, places([""] * 8), RunConfig(nics="off"))
-    assert "nics = off" in note
+    assert "hosts.affinity = cores" in note
     alone = one_rack(["n0"], machine)
     assert card_notes(plan, alone, places([""] * 4), RunConfig()) == []
 

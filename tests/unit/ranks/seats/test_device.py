@@ -170,9 +170,21 @@ def test_auto_leaves_alone_the_gpus_that_the_plan_gives_to_workers(
 @pytest.mark.parametrize(
     ("wanted", "seen", "said"),
     [
-        ("cuda", [], "server_device = cuda: torch sees no GPU on n1, where rank 0 serves; set"),
-        ("cuda:2", [1, 2], "server_device = cuda:2: torch sees no GPU but cuda:0 to cuda:1 on n1"),
-        ("cuda:1", [1], "server_device = cuda:1: torch sees no GPU but cuda:0 to cuda:0 on n1"),
+        (
+            "cuda",
+            [],
+            "hosts.server_device = cuda: torch sees no GPU on n1, where rank 0 serves; set",
+        ),
+        (
+            "cuda:2",
+            [1, 2],
+            "hosts.server_device = cuda:2: torch sees no GPU but cuda:0 to cuda:1 on n1",
+        ),
+        (
+            "cuda:1",
+            [1],
+            "hosts.server_device = cuda:1: torch sees no GPU but cuda:0 to cuda:0 on n1",
+        ),
     ],
 )
 def test_a_gpu_that_is_not_there_is_refused(

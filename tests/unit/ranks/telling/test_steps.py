@@ -71,8 +71,8 @@ def test_people_hear_once_of_losses_that_nobody_reports(
         report(tmp_path, chosen(2, 8, 8), HEARD, chosen(3, 8, 8), steps_by="loss")
         report(tmp_path, *(chosen(block, 8, 8) for block in range(6)), steps_by="speed")
     assert caplog.messages == [
-        "steps_by = loss: no loss was reported in the first 9 rounds; rounds stay at 8 local steps "
-        "until the script calls job.report(loss)"
+        "local.steps_by = loss: no loss was reported in the first 9 rounds; rounds stay at 8 local "
+        "steps until the script calls job.report(loss)"
     ]
 
 

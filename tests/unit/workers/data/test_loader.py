@@ -135,12 +135,18 @@ def test_what_cannot_be_dealt_as_a_global_batch_is_refused() -> None:
         given = {"global_batch": 5, "num_workers": 3, "drop_last": False, "num_samples": 22}
         require_joint_batches(**(given | changes))
 
-    with pytest.raises(UsageError, match=r"global_batch = 5: the dataset's 22 samples leave 2 for"):
+    with pytest.raises(
+        UsageError,
+        match=r"training.global_batch = 5: the dataset's 22 samples leave 2 for",
+    ):
         require()
     for fine in ({"drop_last": True}, {"num_workers": 2}, {"num_samples": 20}, {"num_samples": 23}):
         require(**fine)
     require(global_batch=None)  # there the rest joins the batch before
-    with pytest.raises(UsageError, match=r"^global_batch = 5: expected at least 6, one sample"):
+    with pytest.raises(
+        UsageError,
+        match=r"^training.global_batch = 5: expected at least 6, one sample",
+    ):
         BatchPlan(num_samples=22, batch_size=1, num_workers=6, global_batch=5)
     with pytest.raises(UsageError, match=r"one batch of all workers takes 5 \(global_batch\)"):
         BatchPlan(num_samples=4, batch_size=1, num_workers=3, drop_last=True, global_batch=5)
@@ -327,7 +333,9 @@ def test_a_stream_is_dealt_as_a_global_batch_where_all_workers_get_as_many() -> 
 
     loader = make_loader(Stream(), num_workers=3, global_batch=12, shuffle=False)
     assert [x.tolist() for x in loader] == [[0, 3, 6, 9], [12, 15, 18, 21]]
-    with pytest.raises(UsageError, match="global_batch = 10: expected a multiple of 3, the number"):
+    with pytest.raises(
+        UsageError, match=r"training.global_batch = 10: expected a multiple of 3, the number"
+    ):
         make_loader(Stream(), num_workers=3, global_batch=10, shuffle=False)
 
 

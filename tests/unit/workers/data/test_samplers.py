@@ -273,19 +273,22 @@ def test_what_cannot_be_shared_out_is_refused(loader: DataLoader[Any], told: str
     [
         (DataLoader(Numbers(8), batch_sampler=Lengths([2, 2])), "the batch sampler Lengths makes"),
         (DataLoader(Stream(), batch_size=None), "a DataLoader with batch_size=None makes"),
-        (DataLoader(Stream(), batch_size=2), "set a multiple of 2"),
+        (DataLoader(Stream(), batch_size=2), "expected a multiple of 2"),
         (DataLoader(Numbers(11)), "leave 1 for the last joint batch"),
     ],
 )
 def test_loaders_that_make_their_batches_themselves_take_no_global_batch(
     loader: DataLoader[Any], told: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"^global_batch = 5.*{told}"):
+    with pytest.raises(UsageError, match=f"^training.global_batch = 5.*{told}"):
         Worker(0, 2, global_batch=5).loaders.share_out(loader)
 
 
 def test_a_sampler_of_this_worker_takes_no_global_batch() -> None:
-    with pytest.raises(UsageError, match=r"^global_batch = 5.*\(job.sampler\) makes its batches"):
+    with pytest.raises(
+        UsageError,
+        match=r"^training.global_batch = 5.*\(job.sampler\) makes its batches",
+    ):
         Worker(0, 2, global_batch=5).loaders.sampler(
             Numbers(10), shuffle=False, drop_last=False, epoch=None
         )

@@ -77,9 +77,11 @@ def join_or_not(channel: GroupChannel, *, hosts: list[str]) -> str:
         mock.patch.object(process_group, "start", return_value=over),
         mock.patch.object(ProcessGroupChannel, "_operate_once", side_effect=ENDED),
     ):
-        with pytest.raises(UsageError, match="group_tier = shared_memory: the model is on a GPU"):
+        with pytest.raises(
+            UsageError, match=r"hosts.group_tier = shared_memory: the model is on a GPU"
+        ):
             group_tier.start("shared_memory", **options)
-        with pytest.raises(UsageError, match="group_tier = mpi: this job has no MPI"):
+        with pytest.raises(UsageError, match=r"hosts.group_tier = mpi: this job has no MPI"):
             group_tier.start("mpi", **options)
         with pytest.raises(TransportError) as raised:
             group_tier.start("auto", **options)

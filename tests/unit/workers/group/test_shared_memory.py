@@ -332,7 +332,10 @@ def test_what_a_worker_brought_before_it_died_counts() -> None:
 def test_memory_that_is_not_to_be_had_later_is_an_error_that_says_what_to_do() -> None:
     first, _ = group_of(2)
     first._make = no_memory
-    with pytest.raises(TransportError, match=r"1024 bytes .* No space left .* group_tier = torch"):
+    with pytest.raises(
+        TransportError,
+        match=r"1024 bytes .* No space left .* hosts.group_tier = torch",
+    ):
         first.allocate(1024)
 
 
@@ -430,7 +433,10 @@ def test_without_memory_to_share_the_group_falls_back_to_gloo() -> None:
 
 
 def test_shared_memory_that_was_demanded_and_cannot_be_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"group_tier = shared_memory: .*No space left.* gloo"):
+    with pytest.raises(
+        UsageError,
+        match=r"hosts.group_tier = shared_memory: .*No space left.* gloo",
+    ):
         run_in_group(2, kind_of, tier="shared_memory", make=no_memory)
 
 

@@ -40,8 +40,12 @@ def test_nccl_adds_on_gpus_only_where_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("tier", "device", "said"),
     [
-        ("nccl", "cpu", "group_tier = nccl: the model is on the CPU, of which NCCL moves nothing"),
-        ("shared_memory", "cuda:1", "group_tier = shared_memory: the model is on a GPU"),
+        (
+            "nccl",
+            "cpu",
+            "hosts.group_tier = nccl: the model is on the CPU, of which NCCL moves nothing",
+        ),
+        ("shared_memory", "cuda:1", "hosts.group_tier = shared_memory: the model is on a GPU"),
     ],
 )
 def test_what_a_device_cannot_have_is_refused(tier: Tier, device: str, said: str) -> None:
@@ -54,13 +58,15 @@ def over_mpi(mpi: GroupMpi | None, device: torch.device) -> GroupChannel:
 
 
 def test_mpi_is_refused_where_there_is_none() -> None:
-    with pytest.raises(UsageError, match="group_tier = mpi: this job has no MPI; use group_tier ="):
+    with pytest.raises(
+        UsageError, match=r"hosts.group_tier = mpi: this job has no MPI; use hosts.group_tier ="
+    ):
         over_mpi(None, torch.device("cpu"))
 
 
 def test_mpi_is_refused_for_memory_of_a_gpu_that_it_does_not_take() -> None:
     comm: Any = None
-    said = "group_tier = mpi: the model is on cuda:1, and this MPI does not say that it takes"
+    said = "hosts.group_tier = mpi: the model is on cuda:1, and this MPI does not say that it takes"
     with pytest.raises(UsageError, match=said):
         over_mpi(GroupMpi(comm=comm, takes_gpu_memory=lambda: False), GPU)
 
@@ -70,5 +76,5 @@ def nothing(channel: GroupChannel) -> None:
 
 
 def test_a_group_of_processes_without_mpi_is_told_so() -> None:
-    with pytest.raises(UsageError, match="group_tier = mpi: this job has no MPI"):
+    with pytest.raises(UsageError, match=r"hosts.group_tier = mpi: this job has no MPI"):
         run_in_group(2, nothing, tier="mpi")

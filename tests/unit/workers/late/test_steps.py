@@ -80,5 +80,5 @@ def test_in_a_group_of_several_and_on_a_device_no_step_returns_early_and_that_is
         late = late_steps(nn.Linear(4, 4), group_size=group_size, has_mirrors=has_mirrors)
         assert not late.may_begin()
         assert not late.may_begin()
-    (line,) = [each for each in caplog.messages if "overlap = full is as auto" in each]
+    (line,) = [each for each in caplog.messages if "transfer.overlap = full is as auto" in each]
     assert why in line

@@ -28,7 +28,7 @@ def assert_refused(of: torch.optim.Optimizer, what: str) -> None:
     assert str(error.value) == (
         f"{what}, which would never be called: servers run the step() of torch; to change "
         "gradients use optimizer.register_step_pre_hook(), or write a class of optimizers and name "
-        "it in the setting optimizers"
+        "it in the setting training.optimizers"
     )
 
 
