@@ -133,7 +133,7 @@ def require_joint_batches(
         raise UsageError(
             f"training.global_batch = {global_batch}: the dataset's {num_samples} samples leave "
             f"{rest} for the last joint batch and there are {num_workers} workers; set "
-            "drop_last=True or another global_batch, or start fewer workers"
+            "drop_last=True or another training.global_batch, or start fewer workers"
         )
 
 

@@ -111,6 +111,8 @@ def make_outer(text: str, inner: torch.optim.Optimizer) -> torch.optim.Optimizer
     try:
         made = kind(parameters, **outer.options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"outer = {text!r}: torch.optim.{outer.name} says: {error}") from None
+        raise ConfigError(
+            f"local.outer = {text!r}: torch.optim.{outer.name} says: {error}"
+        ) from None
     assert isinstance(made, torch.optim.Optimizer)
     return made

@@ -84,9 +84,7 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
     findings.add_each(
         Rule.SAMPLING,
         np.flatnonzero(~is_sampled(run, sums.chunk + sums.clock)),
-        lambda i: (
-            f"{sums.line(i)}: transfer.checksum_every {run.checksum_every} does not call for it"
-        ),
+        lambda i: f"{sums.line(i)}: checksum_every {run.checksum_every} does not call for it",
     )
     if replay.is_complete:
         _check_replies_to_pushes(sums, findings)
@@ -156,8 +154,8 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
         Rule.SAMPLING,
         due[~is_there],
         lambda row: (
-            f"{replay.line(row)}: the server took no checksum of the reply; "
-            f"transfer.checksum_every {run.checksum_every} calls for one"
+            f"{replay.line(row)}: the server took no checksum of the reply; checksum_every "
+            f"{run.checksum_every} calls for one"
         ),
     )
 
@@ -184,8 +182,8 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
         np.flatnonzero(is_due != uses.has_crc),
         lambda use: (
             f"{uses.line(use)}: carries {'a' if uses.has_crc[use] else 'no'} checksum; with "
-            f"transfer.checksum_every {run.checksum_every} the reply to clock {uses.reply[use]} "
-            f"has {'one' if is_due[use] else 'none'}"
+            f"checksum_every {run.checksum_every} the reply to clock {uses.reply[use]} has "
+            f"{'one' if is_due[use] else 'none'}"
         ),
     )
     sampled = uses.take(np.flatnonzero(uses.has_crc))

@@ -637,7 +637,7 @@ def test_an_optimizer_that_evaluates_the_loss_itself_is_refused(tmp_path: Path) 
         job.prepare(model, torch.optim.LBFGS(model.parameters()))
         return {}
 
-    with pytest.raises((JobFailedError, UserError), match="LBFGS with local_steps"):
+    with pytest.raises((JobFailedError, UserError), match=r"LBFGS with local.steps"):
         fails(script, tmp_path, groups=((0,),))
 
 

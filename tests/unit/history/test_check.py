@@ -406,7 +406,7 @@ def test_a_run_that_promised_checksums_is_no_proof_without_any(checksum_every: i
     history = honest(checksum_every=checksum_every)
     report = check(without_crcs(history))
     assert broken(report) == {Rule.SAMPLING}
-    assert "carries no checksum; with transfer.checksum_every" in report.violations[0]
+    assert "carries no checksum; with checksum_every" in report.violations[0]
 
 
 def test_a_position_that_goes_back_is_caught() -> None:

@@ -60,13 +60,17 @@ def test_a_run_with_the_same_settings_goes_on_with_it(
 @pytest.mark.parametrize(
     ("fidelity", "settings", "words"),
     [
-        (CODECS, {}, "the codecs that psdist had chosen are dropped: codec = auto is not set"),
+        (CODECS, {}, "the codecs that psdist had chosen are dropped: codec.push = auto is not set"),
         (
             CODECS,
             {"codec": "auto", "pull_codec": "int8"},
             "they are of the codecs none, fp16/fp16, in",
         ),
-        (STEPS, {"local_steps": 8}, "the local steps that psdist had chosen are dropped: steps_by"),
+        (
+            STEPS,
+            {"local_steps": 8},
+            "the local steps that psdist had chosen are dropped: local.steps_by",
+        ),
         (STEPS, {"steps_by": "loss", "local_steps": 5}, "they are of more than 5 local steps"),
     ],
 )

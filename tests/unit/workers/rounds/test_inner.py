@@ -67,5 +67,5 @@ def test_state_that_differs_in_value_dtype_or_shape_has_another_digest() -> None
 
 def test_one_that_evaluates_the_loss_itself_is_refused() -> None:
     original = torch.optim.LBFGS([torch.nn.Parameter(torch.ones(1))])
-    with pytest.raises(OptimizerRefusedError, match=r"LBFGS with local_steps"):
+    with pytest.raises(OptimizerRefusedError, match=r"LBFGS with local.steps"):
         LocalOptimizer(original, step=lambda *_: None)
