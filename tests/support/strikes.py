@@ -48,8 +48,8 @@ VICTIMS: Final = {
     "worker": ("worker", 2),
     "chief": ("worker", 0),
     "server": ("server", 2),
-    "deputy": ("server", 1),
-    "registrar": ("server", COORDINATOR),
+    "standby": ("server", 1),
+    "coordinator": ("server", COORDINATOR),
 }
 NEVER: Final = {("parked", "async"), ("folding", "ssp"), ("folding", "async")}
 """What a mode has no such moment of."""
@@ -219,7 +219,7 @@ def _in_checkpointing(strike: Strike) -> None:
 
     def dying(write: Callable[..., Any]) -> Callable[..., Any]:
         def writing(path: Path, *given: Any) -> Any:
-            if path.name == name and is_second() and strike.victim != "registrar":
+            if path.name == name and is_second() and strike.victim != "coordinator":
                 path.write_bytes(b"\0" * 100)
                 strike.fall()
             return write(path, *given)
@@ -230,7 +230,7 @@ def _in_checkpointing(strike: Strike) -> None:
 
     def doing(checkpoints: files.CheckpointFiles, action: Any) -> None:
         is_whole = isinstance(action, CompleteCheckpoint)
-        if is_whole and is_second() and strike.victim == "registrar":
+        if is_whole and is_second() and strike.victim == "coordinator":
             strike.fall()
         do(checkpoints, action)
 
@@ -273,13 +273,13 @@ def _in_shutting_down(strike: Strike) -> None:
             strike.fall()
 
     def handling(loop: ServerLoop, peer: int, message: Any) -> bool:
-        is_its = strike.victim != "registrar" and strike.is_on("server", loop._options.server)
+        is_its = strike.victim != "coordinator" and strike.is_on("server", loop._options.server)
         if isinstance(message, Finish) and is_its:
             strike.fall()
         return handle(loop, peer, message)
 
     def reporting(reporter: Reporter, action: Any) -> None:
-        if isinstance(action, Complete) and strike.victim == "registrar":
+        if isinstance(action, Complete) and strike.victim == "coordinator":
             strike.fall()
         report(reporter, action)
 

@@ -55,12 +55,12 @@ def test_a_strike_kills_who_it_names_and_nobody_a_second_time(
         monkeypatch.setenv("PSDIST_RUN_DIR", str(run_dir))
         monkeypatch.setenv("STRIKE", "shutting down standby")
         strike = Strike.of_environment()
-        assert strike == Strike("shutting down", "deputy", run_dir)
+        assert strike == Strike("shutting down", "standby", run_dir)
         assert not strike.has_fallen
         strike.fall()
         assert named.wait(timeout=30) == -signal.SIGKILL
         told = json.loads(mark_of(run_dir).read_text())
-        assert (told["phase"], told["victim"]) == ("shutting down", "deputy")
+        assert (told["phase"], told["victim"]) == ("shutting down", "standby")
         Strike("shutting down", "worker", run_dir).fall()  # would be `other`, if it fell
         assert strike.has_fallen
         assert Strike.of_environment() is None

@@ -19,10 +19,10 @@ from psdist.protocol.control import Evict
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.replication.records import EvictRecord, Record
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.protocol.views import Views
 from tests.support.virtual.both_deaths import play_with_both_deaths, taken_over
 from tests.support.virtual.fields import fields_in_use
@@ -141,7 +141,7 @@ def tell_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def let_nobody_depart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "_depart", lambda _coordinator, _worker: [])
+    monkeypatch.setattr(Takeovers, "on_done_lost", lambda _takeovers, _worker, _job: [])
 
 
 def log_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,14 +126,14 @@ def test_who_goes_on_with_the_dead_in_their_groups_is_noticed(
 def test_a_server_that_tells_its_buddy_of_deaths_alone_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recording, "_LOSSES", ("death",))
+    monkeypatch.setattr(recording, "LOSSES", ("", "death"))
     with pytest.raises(ERRORS):
         play_heirs(HEIRS)
 
 
 def test_words_of_workers_that_nobody_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = [each for each in coordinator_line.SAID_TO_COORDINATOR if each is not Regroup]
-    monkeypatch.setattr(coordinator_line, "SAID_TO_REGISTRAR", tuple(counted))
+    monkeypatch.setattr(coordinator_line, "SAID_TO_COORDINATOR", tuple(counted))
     with pytest.raises(ERRORS):
         play_and_prove(COORDINATOR, coordinator=True)
 
