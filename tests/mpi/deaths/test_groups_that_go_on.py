@@ -193,5 +193,5 @@ def test_groups_that_reduce_elsewhere_are_refused(tmp_path: Path) -> None:
     done = run_dying("", tmp_path, sizes=[2], group_tier="mpi")
     assert done.returncode != 0
     assert (
-        "failures.on_group_death = reform with hosts.group_tier = mpi: Open MPI makes"
+        "failures.on_group_death = reform with hosts.group_tier = mpi: a call with a failed member"
     ) in done.text

@@ -277,7 +277,7 @@ def test_what_does_not_go_into_memory_is_refused_and_not_compared(
         (
             {"model_bytes": "64KiB", "servers": "4"},
             "--servers 4: 3 of them would hold nothing, since 65.5 KB are cut into 1 chunk; ask "
-            "for 1, or cut it finer, --chunk-bytes 16384 (in the run: chunk_bytes)",
+            "for 1, or cut it finer, --chunk-bytes 16384 (in the run: transfer.chunk_bytes)",
         ),
         (
             {"model_bytes": "10M", "servers": "14", "placement": "block"},
