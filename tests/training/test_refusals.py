@@ -55,7 +55,7 @@ REFUSED = {
     "prepares_an_optimizer_with_another_step": "this SGD object has a step() of the script's own, "
     "which would never be called: servers run the step() of torch; to change gradients use "
     "optimizer.register_step_pre_hook(), or write a class of optimizers and name it in the setting "
-    "optimizers",
+    "training.optimizers",
     "creates_the_group_after_init": "dist.init_process_group() was called by the script: "
     "psdist.init() has already created the group; remove this call",
     "creates_the_group_before_init_by_variables": "dist.init_process_group() was called by the "
