@@ -1,13 +1,13 @@
-"""A spare's loop: it serves nothing, until it goes on in a dead server's place, or is wanted as a
-worker.
+"""A spare's loop: it serves no shard until it replaces a failed server, or leaves to replace a
+failed worker.
 
     loop = SpareLoop(transport, make_core, options, make_executor=TensorShard, replication=...)
     loop.run(waiting)
-    loop.replace, loop.heard              # whose place it is to take as a worker
+    loop.replace, loop.heard              # the worker to replace; events for that worker
 
-A server without a shard of its own: the chief tells it nothing, and the coordinator only what is to
-be kept, taken over and filled, or to its standby all that there is to know. Who fills a copy here
-describes its parameter sets first. What it takes over has loops of its own, as on any server.
+A spare is a server without its own shard. The chief sends it nothing. The coordinator asks it to
+keep, take over and fill replicas, and sends all its records to a spare that is its standby. Before
+a server fills a replica here, it describes its parameter sets. Each shard taken over has a loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SpareLoop(ServerLoop):
         on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
         make_set: Callable[..., SetLoop] | None = None,
     ) -> None:
-        """As of a :class:`ServerLoop`; ``options.server`` is the spare's id."""
+        """Parameters as of :class:`ServerLoop`; ``options.server`` is the spare's id."""
         super().__init__(
             transport,
             make_core,
@@ -55,11 +55,11 @@ class SpareLoop(ServerLoop):
             has_shard=False,
         )
         self.replace: TakePlace | None = None
-        """What it was asked, where it is to be a worker; what comes behind that is the worker's."""
+        """The request to replace a worker; the worker's code handles all later messages."""
         self.heard: list[PeerLost | ControlArrived] = []
-        """Deaths of servers, and where shards have moved: what a worker has to know."""
+        """Failures of servers and moves of shards so far, which a worker must handle too."""
         self._num_described = 0
-        """Parameter sets."""
+        """Number of parameter sets that were described."""
 
     def _decide(self, event: Event) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
         assert self._replication is not None
@@ -92,7 +92,7 @@ class SpareLoop(ServerLoop):
             self.heard.append(event)
 
     def _go_as_worker(self, peer: int, message: TakePlace) -> None:
-        """Nothing is served or kept here, and nobody will ask for that any more."""
+        """End the loop to become a worker. This spare serves and keeps no shard."""
         assert self._replication is not None
         if peer != COORDINATOR or self._replication.kept:
             raise ProtocolError(
@@ -104,12 +104,12 @@ class SpareLoop(ServerLoop):
         self._finish()
 
     def _take_description(self, peer: int, setup: Setup, set_index: int) -> None:
-        """Of a parameter set, from whoever fills a copy here: the same from each of them."""
+        """Take a set's description from a server that fills a replica; all send the same."""
         assert self._replication is not None
         if set_index > self._num_described or is_worker(peer):
             raise ProtocolError(
                 f"{describe_peer(self._options.server)}: {describe_peer(peer)} described parameter "
-                f"set {set_index}; {self._num_described} are known, and servers tell of the next"
+                f"set {set_index}; {self._num_described} are known, and a server describes the next"
             )
         if set_index < self._num_described:
             return

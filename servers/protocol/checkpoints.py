@@ -1,13 +1,13 @@
-"""Which checkpoint is being written, and who has still to say that its file is there; pure.
+"""The checkpoint that is being written, and the ranks whose files are awaited; pure.
 
-Servers have copied what belongs to a checkpoint before the job goes on; files are written behind.
-Every server and worker tells the coordinator what has become of its own. When all have told, the
-checkpoint is complete, or dropped: the one before stays the newest. One is written at a time.
+Servers copy their part of a checkpoint before the job continues. Files are written afterwards.
+Every server and worker reports the outcome to the coordinator. After all reports the checkpoint is
+complete, or it is dropped and the previous one stays the newest. One is written at a time.
 
     checkpoints = Checkpoints(num_workers=1, num_servers=1)
     checkpoints.begin([(12,)])             # BeginCheckpoint("step-00000012")
     checkpoints.on_told(server_id(0), Written(checkpoint="step-00000012", num_bytes=9, crc32=1))
-    checkpoints.is_busy                    # until worker 0 has told, too
+    checkpoints.is_busy                    # until worker 0 has reported, too
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from psdist.servers.protocol.collectives import Collective
 from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse
 
 Clocks: TypeAlias = list[tuple[int, ...]]
-"""By worker, of each parameter set: how many iterations of its group the checkpoint contains."""
+"""By worker and parameter set: iterations of the worker's group in the checkpoint."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class KeepFidelity:
 
 @dataclass(slots=True)
 class CompleteCheckpoint:
-    """All files are there: say so on the disk."""
+    """All files are written: mark the checkpoint complete on the disk."""
 
     checkpoint: str
     clocks: Clocks
@@ -107,8 +107,8 @@ class Checkpoints(CoordinatorPart):
         }
         self._writing: _Writing | None = None
         self._waiting: int | None = None
-        """Number of a collective that all have entered, and that waits until the files of the
-        checkpoint before are written."""
+        """Number of a collective that all workers have entered; it waits until the files of the
+        previous checkpoint are written."""
 
     def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
         assert isinstance(message, Written | WriteFailed)
@@ -136,10 +136,10 @@ class Checkpoints(CoordinatorPart):
         if self.is_busy:
             self._waiting = seq
             return []
-        if self._may_miss:  # a worker that has missed rounds unknowingly goes on with the others
+        if self._may_miss:  # a worker that missed rounds unknowingly resumes with the others
             highest = tuple(map(max, zip(*clocks, strict=True)))
             of_worker = dict.fromkeys(of_worker, highest)
-        # A job that resumes from here has the failed workers again, where the others are.
+        # A job that resumes from here has the failed workers again, at the clocks of the others.
         lowest = tuple(map(min, zip(*clocks, strict=True)))
         begun = self.begin([of_worker.get(worker, lowest) for worker in range(job.num_workers)])
         collective.checkpoint = begun.checkpoint
@@ -148,7 +148,7 @@ class Checkpoints(CoordinatorPart):
         return [begun, *kept, *job.resume(seq, begun.checkpoint)]
 
     def _go_on(self, job: Coordinator) -> Actions:
-        """Complete the collective that has waited, if no file is awaited any more."""
+        """Complete the waiting collective, if no file is awaited any more."""
         if self._waiting is None or self.is_busy:
             return []
         seq, self._waiting = self._waiting, None
@@ -171,11 +171,11 @@ class Checkpoints(CoordinatorPart):
 
     @property
     def is_busy(self) -> bool:
-        """Whether files of a checkpoint are still awaited."""
+        """True while files of a checkpoint are awaited."""
         return self._writing is not None
 
     def begin(self, clocks: Clocks) -> BeginCheckpoint:
-        """Everybody waits, at these clocks."""
+        """Begin a checkpoint. All workers wait at these clocks."""
         if self._writing is not None:
             raise InvariantError("a checkpoint began before the last one was over")
         name = checkpoint_name(min(first for first, *_ in clocks))
@@ -185,7 +185,7 @@ class Checkpoints(CoordinatorPart):
     def on_told(
         self, peer: int, message: Written | WriteFailed
     ) -> list[CompleteCheckpoint | DropCheckpoint]:
-        """A file is there, or will not be."""
+        """A rank has written its file, or cannot write it."""
         writing = self._writing
         if writing is None or message.checkpoint != writing.checkpoint:
             now = "none" if writing is None else writing.checkpoint
@@ -220,8 +220,8 @@ class Checkpoints(CoordinatorPart):
         return [CompleteCheckpoint(writing.checkpoint, writing.clocks, writing.files)]
 
     def on_lost(self, peers: Collection[int]) -> list[CompleteCheckpoint | DropCheckpoint]:
-        """These are not in the job any more, and nobody waits for their files: a checkpoint of
-        which one is awaited is dropped when all others have told."""
+        """These ranks have left the job, so their files are not awaited any more. If one of them
+        was, the checkpoint is dropped when all other ranks have reported."""
         self._everybody -= set(peers)
         writing = self._writing
         if writing is None:
@@ -234,12 +234,12 @@ class Checkpoints(CoordinatorPart):
     def lose_server(
         self, peer: int, *, is_resumed: bool
     ) -> list[CompleteCheckpoint | DropCheckpoint]:
-        """A server has died, and another one has its place: a file that it was to write is not
-        there, unless (``is_resumed`` false) the other one is still to be told to write it."""
+        """A server failed, and another one has replaced it. An awaited file of the failed server is
+        lost, unless its successor will be asked to write it (``is_resumed`` false)."""
         writing = self._writing
         if writing is None or peer not in writing.awaited or not is_resumed:
             return []
-        problem = "the server has died while it wrote"
+        problem = "the server failed before its file was written"
         return self.on_told(peer, WriteFailed(checkpoint=writing.checkpoint, problem=problem))
 
     def require_finished(self, peer: int) -> None:

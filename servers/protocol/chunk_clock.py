@@ -3,18 +3,18 @@
 ``done[g]`` is the number of group g's updates that the chunk contains: iterations 0 .. done[g]-1.
 ``min_done`` is the minimum over the groups that count.
 
-Which groups count is the same in all chunks of a server: :class:`Limits` says so once for all of
-them. A group stops counting (suspended, left) only when every chunk contains exactly its updates
-before the clock at which it stops, and counts again from there. So no chunk has to be told: it
-knows how many groups stand where, the limits say how many of those have stopped there, and a chunk
-that is looked at catches up in a step for each different clock.
+The same groups count in all chunks of a server, so one :class:`Limits` serves all of them. A group
+stops counting (suspended, left) only when every chunk contains exactly its updates before the clock
+at which it stops. It counts again from there. So no chunk is notified: a chunk counts the groups at
+each clock, and the limits count the groups that have stopped at each clock. A chunk catches up when
+it is used next, in one step for each different clock.
 
-A group that joins a running job (``Limits.begin``, ``ChunkClock.begin``) has its first clock there,
-which every chunk is told before the group counts.
+A group that joins a running job has its first clock there (``Limits.begin``). Every chunk is
+notified before the group counts (``ChunkClock.begin``).
 
-A group whose worker has died is the other exception: it stops wherever it is, so each chunk is told
-(``bury``). Updates of it that have arrived whole are *inherited*: the chunk waits for them as if
-the group lived, and for nothing behind them.
+A group whose worker failed stops at any clock, so each chunk is notified too (``bury``). Its
+updates that have arrived whole are *inherited*: the chunk still waits for these, and for no later
+update of the group.
 
     limits = Limits([0, 0])
     clock = ChunkClock(limits)
@@ -37,40 +37,40 @@ DEAD = -1
 
 
 class Limits:
-    """Up to which of its iterations each group is waited for."""
+    """By group, the clock at which chunks stop waiting for it."""
 
     def __init__(self, first: Sequence[int]) -> None:
-        """``first``: by group, where its clock begins: 0, or what a checkpoint contains."""
+        """``first``: by group, its first clock: 0, or its updates in the checkpoint."""
         self.first = tuple(first)
         num_groups = len(self.first)
         self.of = list(first)
         """By group: NEVER while it counts; n while it has stopped after n iterations; DEAD. A group
-        that has not joined has stopped where it begins."""
+        that has not joined has stopped at its first clock."""
         self.stopped: dict[int, int] = dict(Counter(first))
         """n -> groups that have stopped after n iterations."""
         self.contained = [0] * num_groups
         """By group: its updates from ``first`` on that the chunks contain, summed over them."""
         self.changes = object()
-        """Another one whenever a group has stopped or counts again."""
+        """A new object whenever a group has stopped or counts again."""
         self.admissions = object()
-        """Another one whenever a group counts again."""
+        """A new object whenever a group counts again."""
 
     def stop(self, group: int, clock: int) -> None:
-        """Every chunk contains ``clock`` updates of ``group``: nobody waits for more of them."""
+        """Every chunk contains ``clock`` updates of ``group``, and waits for no more of them."""
         self.of[group] = clock
         self.stopped[clock] = self.stopped.get(clock, 0) + 1
         self.changes = object()
 
     def count(self, group: int) -> int:
-        """``group`` counts from now on; returns the clock that it had stopped at."""
+        """``group`` counts from now on. Return the clock at which it had stopped."""
         clock = self._forget_stop(group)
         self.of[group] = NEVER
         self.changes, self.admissions = object(), object()
         return clock
 
     def begin(self, group: int, clock: int) -> None:
-        """``group``, which has not joined, begins at ``clock``; every chunk is to be told
-        (:meth:`ChunkClock.begin`) before it counts."""
+        """``group``, which has not joined, begins at ``clock``. Call :meth:`ChunkClock.begin` of
+        every chunk before the group counts."""
         first = list(self.first)
         self._forget_stop(group)
         first[group] = clock
@@ -78,7 +78,7 @@ class Limits:
         self.stop(group, clock)
 
     def bury(self, group: int) -> None:
-        """``group`` never counts again; every chunk is to be told (:meth:`ChunkClock.bury`)."""
+        """``group`` never counts again. Call :meth:`ChunkClock.bury` of every chunk."""
         if self.of[group] != NEVER:
             self._forget_stop(group)
         self.of[group] = DEAD
@@ -106,21 +106,21 @@ class ChunkClock:
     __slots__ = ("_how_many", "changes", "done", "inherited", "limit", "limits", "min_done")
 
     def __init__(self, limits: Limits, done: Sequence[int] = ()) -> None:
-        """``done``: what the chunk contains; nothing for what every group begins with."""
+        """``done``: updates in the chunk, by group; empty: each group's first clock."""
         self.limits = limits
         self.limit = limits.of
         """By group, see :class:`Limits`: the list itself, which is never replaced."""
         self.done = list(done or limits.first)
-        # done -> number of groups there, whether they count or not; without those that are buried
+        # done -> number of groups at that clock, counting or stopped; evicted groups are left out
         self._how_many = dict(Counter(self.done))
         self.inherited: dict[int, int] = {}
-        """Group that is dead -> so many updates of it the chunk will contain; more than now."""
+        """Failed group -> updates of it that the chunk will contain, more than now."""
         self.changes: object = None
-        """Of the limits, when this chunk was last looked at."""
+        """``Limits.changes`` when this chunk last caught up."""
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Groups may have stopped, or count again, since this chunk was last looked at."""
+        """Update ``min_done`` if groups have stopped or count again since the last call."""
         if self.changes is self.limits.changes:
             return
         self.changes, stopped = self.limits.changes, self.limits.stopped
@@ -130,7 +130,7 @@ class ChunkClock:
         )
 
     def advance(self, group: int) -> None:
-        """One more update of ``group``, which counts, is contained."""
+        """The chunk contains one more update of ``group``, which counts."""
         before = self.done[group]
         self.done[group] = after = before + 1
         self.limits.contained[group] += 1
@@ -144,7 +144,7 @@ class ChunkClock:
             self._leave_out(group)
 
     def _take_out(self, done: int) -> int:
-        """One group less stands at ``done``; how many are left there."""
+        """Remove a group from clock ``done``. Return the number of groups left there."""
         left = self._how_many[done] - 1
         if left:
             self._how_many[done] = left
@@ -153,7 +153,7 @@ class ChunkClock:
         return left
 
     def begin(self, group: int) -> None:
-        """``group``, of which the chunk contains nothing, begins where the limits say
+        """``group``, which has no update in the chunk, begins at its clock in the limits
         (:meth:`Limits.begin`)."""
         self._take_out(self.done[group])
         self.done[group] = clock = self.limits.first[group]
@@ -162,7 +162,7 @@ class ChunkClock:
         self.catch_up()
 
     def bury(self, group: int, *, inherited: int) -> None:
-        """``group`` has died, and so many of its updates have arrived that are not contained."""
+        """``group`` failed. ``inherited``: its updates that arrived and are not applied yet."""
         if inherited:
             self.inherited[group] = self.done[group] + inherited
             self.changes = None
@@ -175,14 +175,14 @@ class ChunkClock:
         self.catch_up()
 
     def is_required(self, group: int) -> bool:
-        """Whether the next contribution to iteration ``min_done`` waits for ``group``."""
+        """True if iteration ``min_done`` of this chunk waits for ``group``."""
         min_done = self.min_done
         return self.done[group] == min_done and (
             min_done < self.limit[group] or group in self.inherited
         )
 
     def missing(self) -> list[int]:
-        """The groups that hold ``min_done`` back; for people, linear in the groups."""
+        """Return the groups that hold ``min_done`` back, for messages; linear in the groups."""
         return [group for group in range(len(self.done)) if self.is_required(group)]
 
     def check_invariants(self) -> None:
@@ -204,7 +204,7 @@ class ChunkClock:
             raise InvariantError(f"min_done {self.min_done}, but the groups are at {self.done}")
 
     def done_of_counting(self) -> list[int]:
-        """``done`` of the groups that are waited for; linear in the groups."""
+        """Return ``done`` of the groups that the chunk waits for; linear in the groups."""
         return [
             done
             for group, done in enumerate(self.done)

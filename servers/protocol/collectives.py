@@ -1,12 +1,12 @@
-"""A collective on its way, and who has missed its call: the coordinator's; pure.
+"""The coordinator's record of a collective, and of the workers that missed its call; pure.
 
-A worker that misses the call goes on alone. It is noticed by what it has finished: a worker that
-has made more iterations than another had when that one entered has *passed* it. Whether that is an
-error follows from the two workers' iterations alone; when their messages come decides only how
-early it is told.
+A worker that misses the call continues alone. The coordinator detects this by finished iterations:
+worker B has *passed* worker A if B has finished more iterations than A had when A entered. Only
+the iterations of the two workers decide whether this is an error. The order of messages decides
+only how early the error is reported.
 
     calls = MissedCalls(mode="sync")
-    calls.on_entered(collective, mine, others)      # what is wrong, or to be warned of
+    calls.on_entered(collective, mine, others)      # errors and warnings
     calls.judge(collective, progress)
 """
 
@@ -25,7 +25,7 @@ from psdist.servers.protocol.snapshots import OnWire
 
 @dataclass(slots=True)
 class Warn:
-    """Tell the user; the job goes on."""
+    """Warn the user; the job continues."""
 
     text: str
 
@@ -36,17 +36,17 @@ class Collective:
     """Name that its first worker called."""
     entered: dict[int, Annotated[Enter, OnWire]] = field(default_factory=dict)
     earliest: dict[int | None, Annotated[Progress, OnWire]] = field(default_factory=dict)
-    """Of those that have entered, the one with the fewest iterations, by the length of the loaders
-    that these were made of (None: not all of one length)."""
+    """Length of a worker's loaders (None: not all of one length) -> of the workers that have
+    entered, the progress with the fewest iterations."""
     is_complete: bool = False
-    """True when all have come, and it is not to be retried."""
+    """True when all workers have entered and the collective will not be retried."""
     is_told: bool = False
     """True when servers have been sent Resume."""
     resumed: set[int] = field(default_factory=set)
     checkpoint: str = ""
-    """Its name, where it makes one that has begun."""
+    """Name of the checkpoint that it makes, once that has begun; else ""."""
     is_of_meeting: bool = False
-    """psdist has called it, on workers whose iterations differ."""
+    """True if psdist called it, on workers whose iterations differ."""
     error: str = ""
     """Reason of its failure, also for workers that enter later."""
 
@@ -77,8 +77,8 @@ class MissedCalls(HasSnapshot):
     )
 
     def __init__(self, *, mode: str, may_miss: bool = False) -> None:
-        """``mode``: sync only where no other one may come; ``may_miss``: whether rounds may close
-        without some groups."""
+        """``mode``: "sync" only if the job cannot change its mode; ``may_miss``: True if rounds may
+        close without some groups."""
         self._mode = mode
         self._may_miss = may_miss
         self._warned_of: set[str] = set()
@@ -87,8 +87,8 @@ class MissedCalls(HasSnapshot):
     def on_entered(
         self, collective: Collective, mine: Progress, others: Iterable[Progress]
     ) -> Iterator[str | Warn]:
-        """``mine``, of one that has entered: it may have passed one who had, or have been passed
-        before, by one of ``others``. An error ends the collective."""
+        """Judge a worker that has entered, with progress ``mine``. It may have passed an earlier
+        one, or one of ``others`` may have passed it. An error ends the collective."""
         yield from self.judge(collective, mine)
         length = mine.loader_batches if mine.loader_until >= mine.clock else None
         earliest = collective.earliest.get(length, mine)
@@ -106,7 +106,7 @@ class MissedCalls(HasSnapshot):
         name = collective.name
         is_apart = self._mode != "sync" or self._may_miss
         if is_apart and (collective.is_of_meeting or name == "prepare"):
-            return  # those who go on from a checkpoint prepare at different clocks, too
+            return  # workers that resume from a checkpoint prepare at different clocks
         alike = collective.earliest.get(other.loader_batches)
         if self._mode == "sync" and alike is not None and other.loader_until > alike.clock:
             yield (

@@ -1,9 +1,9 @@
-"""Workers that join a running job in place of failed ones; pure.
+"""Substitutes: workers that join a running job after other workers have failed; pure.
 
 A spare worker has a number and a group of its own, the last ones. Nothing counts that group before
-it has joined, so pushes of the failed worker are never taken for its own. When all servers have
-evicted a failed worker, an idle spare worker is asked to take its place (``TakePlace``). It runs
-the script and reports when it can join (``JoinReady``).
+it has joined, so pushes of the failed worker never count as its own. When all servers have
+evicted a failed worker, the coordinator asks an idle spare worker to replace it (``TakePlace``).
+The spare worker runs the script and reports when it can join (``JoinReady``).
 
 It joins in a collective of all workers that is called for this (``JOIN``). Every server gets
 ``AdmitWorker`` before the collective's ``Resume``. The worker gets ``JoinAccepted`` when all have
@@ -12,9 +12,9 @@ answered. So every server counts it before any rank learns that it has joined.
 Its clocks begin where the farthest live worker is. No live worker has pushed that round yet, so all
 servers have the same contributors for each round from there on. A failed worker may have been
 farther. Then no worker joins until a live one is as far, so that no part of the data is used twice.
-With several parameter sets a worker may fail between the steps of two sets, which is no place of a
-script; then the live workers alone decide. No worker joins either while the chief has no state for
-its script.
+With several parameter sets a worker may fail between the steps of two sets. A script cannot start
+there, so with several sets only the live workers decide. No worker joins while the chief has no
+state for its script.
 
     joins = Joins([3])
     joins.on_died(1)
@@ -65,20 +65,20 @@ FIRST_PATIENCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A substitute has joined, and its clocks stand here."""
+    """A substitute has joined at these clocks."""
 
     worker: int
     place: int
-    """The worker whose part of the data it has: one that was there from the start."""
+    """The worker whose part of the data it takes: one of those that began the job."""
     clocks: tuple[int, ...]
     """By parameter set."""
     state: str
-    """The name of what its script goes on with."""
+    """Name of the state that its script resumes from."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubstituteDeath:
-    """For people: a substitute has died before it had joined."""
+    """A substitute failed before it joined; the log and the report say so."""
 
     worker: int
     who: str
@@ -105,25 +105,25 @@ class Joins(CoordinatorPart):
         self._first = substitutes[0]
         self._takeovers = takeovers
         self._idle = deque(substitutes)
-        """That were not asked, in the order in which they will be."""
+        """Substitutes that were not asked yet; the first is asked next."""
         self._free: deque[int] = deque()
-        """Places of those that have died, and that nobody was asked to take."""
+        """Places of failed workers that no substitute was asked to take."""
         self._asked: dict[int, int] = {}
-        """Substitute that has not joined -> the place that it is to take."""
+        """Substitute that was asked and has not joined -> the place that it is to take."""
         self._ready: dict[int, int] = {}
-        """Those of them that can join, and how many parameter sets each has prepared."""
+        """Asked substitute that can join -> number of parameter sets that it has prepared."""
         self._lost: set[int] = set()
-        """Those that have died before they had joined."""
+        """Substitutes that failed before they joined."""
         self.reached: tuple[int, ...] = ()
         """By parameter set, the most updates of a failed group that a chunk contains."""
         self._place_of: dict[int, int] = {}
-        """Of substitutes that have joined."""
+        """Substitute that has joined -> the place that it has taken."""
         self._admitted: dict[int, list[Joined]] = {}
-        """By collective, whom servers have been told of that have not all answered."""
+        """Collective -> the workers that it admits, until all servers have answered."""
         self._not_before = 0
-        """After how many iterations of a set anybody may join, where the chief had no state."""
+        """Iterations before which no substitute may join, because the chief had no state."""
         self._patience = 0
-        """By so many more it was later."""
+        """Iterations of the next delay. It doubles each time that the chief has no state."""
 
     def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
         assert isinstance(message, JoinReady)
@@ -140,14 +140,14 @@ class Joins(CoordinatorPart):
         return [] if job.pause.is_join_due or JOIN in names else self._call(job)
 
     def _call(self, job: Coordinator) -> Actions:
-        """Call a meeting if a substitute waits to join and, as far as is known, may."""
+        """Call a meeting if a substitute waits to join and the reported clocks allow it."""
         live = set(job.membership.live)
         clocks = [each.clock for worker, each in job.progress.items() if worker in live]
         may_join = not clocks or self.may_join([max(clocks)])
         return [*job.pause.call()] if self._ready and may_join else []
 
     def complete(self, seq: int, collective: Collective, job: Coordinator) -> Actions:
-        """Tell servers who joins, before ``Resume``."""
+        """Tell servers which workers join, before ``Resume``."""
         brought = {
             worker: unpack_join(collective.entered[worker].payload)
             for worker in job.membership.live
@@ -172,8 +172,8 @@ class Joins(CoordinatorPart):
         return [*actions, *job.resume(seq)]
 
     def on_collected(self, name: str, seq: int, job: Coordinator) -> Actions:
-        """Tell those that have joined in the collective where they are. After another one, call a
-        meeting for those that could not join before."""
+        """After a join, send the new workers their clocks. After another collective, call a meeting
+        for substitutes that could not join before."""
         if name != JOIN:
             return self._call(job)
         actions = Actions()
@@ -210,8 +210,8 @@ class Joins(CoordinatorPart):
         return [SubstituteDeath(worker, who), *self._ask(job)]
 
     def _ask(self, job: Coordinator) -> Actions:
-        """Ask substitutes to take places, if all servers know who has failed and training goes
-        on."""
+        """Ask substitutes to take places, if all servers have evicted the failed workers and the
+        job is not done."""
         if job.membership.is_settling or job.done:
             return []
         if self._takeovers is None:
@@ -244,12 +244,12 @@ class Joins(CoordinatorPart):
 
     @property
     def idle(self) -> list[int]:
-        """Those that were not asked."""
+        """Substitutes that were not asked."""
         return list(self._idle)
 
     @property
     def asked(self) -> frozenset[int]:
-        """Those that were, and have not joined."""
+        """Substitutes that were asked and have not joined."""
         return frozenset(self._asked)
 
     @property
@@ -258,14 +258,14 @@ class Joins(CoordinatorPart):
         return list(self._ready)
 
     def may_join(self, farthest: Sequence[int]) -> bool:
-        """Whether a living worker is where the dead have come, by set, and the chief may have a
-        state by then."""
+        """True if a live worker is as far as the failed workers were, and the chief may have a
+        state by then. ``farthest``: the clocks of the farthest live worker, by set."""
         if max(farthest, default=0) < self._not_before:
             return False
         return len(self.reached) > 1 or max(self.reached, default=0) <= max(farthest, default=0)
 
     def on_died(self, worker: int) -> None:
-        """A worker, perhaps a substitute that had joined, is declared dead."""
+        """A worker, or a substitute that had joined, is declared failed: its place is free."""
         self._free.append(self._place_of.get(worker, worker))
 
     def on_buried(self, reached: Sequence[int]) -> None:
@@ -274,7 +274,7 @@ class Joins(CoordinatorPart):
         self.reached = tuple(max(pair) for pair in pairs)
 
     def keep_idle(self, substitutes: Collection[int]) -> None:
-        """Only these are idle: others have become servers."""
+        """Only these stay idle: the others have become servers."""
         self._idle = deque(each for each in self._idle if each in substitutes)
 
     def ask(self) -> list[SendControl]:
@@ -287,7 +287,7 @@ class Joins(CoordinatorPart):
         return asked
 
     def on_lost(self, substitute: int) -> bool:
-        """It has failed before it joined. False if that was known."""
+        """A substitute failed before it joined. False if that was known already."""
         if substitute in self._lost:
             return False
         self._lost.add(substitute)
@@ -309,18 +309,18 @@ class Joins(CoordinatorPart):
         self._ready[message.worker] = message.num_sets
 
     def refuse(self, *, num_sets: int) -> list[int]:
-        """The job has so many parameter sets: who has prepared another number does not join, nor
-        does anybody else in its place, whose script would do the same."""
+        """Return the substitutes that have prepared another number of sets; they do not join.
+        Their places stay empty, because another substitute would run the same script."""
         found = [worker for worker, num in self._ready.items() if num != num_sets]
         for worker in found:
             del self._ready[worker], self._asked[worker]
         return found
 
     def admit(self, seq: int, clocks: Sequence[tuple[int, ...]], *, state: str) -> list[Joined]:
-        """All workers wait in collective ``seq``, at these clocks: who joins, and where. ``state``:
-        the name of what the chief has brought for their scripts; "": nothing, and nobody joins."""
+        """Return the workers that join. All workers wait in collective ``seq`` at these clocks.
+        ``state``: name of the state that the chief has written; "": none, and no worker joins."""
         farthest = tuple(map(max, zip(*clocks, strict=True)))
-        if not state:  # twice running: whatever is in its way, all need not hold at every step
+        if not state:  # wait longer each time: the workers must not hold at every step
             self._not_before = max(farthest, default=0) + self._patience
             self._patience = 2 * self._patience or FIRST_PATIENCE
             return []

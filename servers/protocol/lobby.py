@@ -1,9 +1,9 @@
-"""Who has called psdist.init, with which settings, and who is gone: the coordinator's machine
-between jobs; pure.
+"""The coordinator's state machine between jobs: which workers have called psdist.init, with which
+settings, and which have ended; pure.
 
-A job begins when every worker has sent ``Begin`` with the same settings: then everybody is told
-``Begun``. Until then servers wait, and nothing of a job is there. A worker whose process ends says
-``Gone``: no job can begin any more, and after the last one servers end.
+A job begins when every worker has sent ``Begin`` with the same settings. Then all other ranks are
+sent ``Begun``. Until then servers wait, and no part of the job exists. A worker whose process ends
+sends ``Gone``: no job can begin after that. After the last ``Gone`` the servers end.
 
     lobby = Lobby(num_workers=4, num_servers=2)
     lobby.handle(worker_id(0), Begin(worker=0, job=1, settings={"mode": "ssp"}))
@@ -32,14 +32,14 @@ from psdist.servers.protocol.actions import SendControl
 
 @dataclass(slots=True)
 class Open:
-    """The coordinator's own part in a job that begins; it comes before anybody is told."""
+    """The coordinator begins the job itself, before the other ranks receive ``Begun``."""
 
     begun: Begun
 
 
 @dataclass(slots=True)
 class AllGone:
-    """No worker is left: the coordinator ends as well."""
+    """All workers have ended: the coordinator ends as well."""
 
 
 LobbyAction = SendControl | Open | AllGone
@@ -56,16 +56,16 @@ class Lobby:
         num_spares: int = 0,
         num_substitutes: int = 0,
     ) -> None:
-        """``num_workers``: those that begin jobs; ``num_substitutes``: so many behind them wait to
-        take the places of dead ones; with ``num_spares`` they are the spares."""
+        """``num_workers``: workers that begin jobs; ``num_substitutes``: ranks that wait to replace
+        failed workers: the spares if there are any, else the last workers."""
         self._num_workers = num_workers
         self._servers = [server_id(server) for server in range(num_servers)]
-        """Ids of servers and spares, those that take workers' places too."""
+        """Ids of servers, spares and substitutes."""
         self._substitutes = [
             spare_id(each) if num_spares else worker_id(num_workers + each)
             for each in range(num_substitutes)
         ]
-        """By what ids they wait."""
+        """Ids of the substitutes until they join."""
         self._servers += [spare_id(spare) for spare in range(num_spares)]
         self._servers += [each for each in self._substitutes if is_worker(each)]
         self._joined: set[int] = set()
@@ -75,9 +75,9 @@ class Lobby:
         """Worker -> what it has passed to psdist.init for this job."""
         self._gone: set[int] = set()
         self._dead: set[int] = set()
-        """Of those the ones that have died."""
+        """Workers in ``_gone`` that failed."""
         self._error = ""
-        """Why this job cannot begin: whoever calls later is told the same."""
+        """Reason why this job cannot begin; workers that call later receive it too."""
 
     @property
     def called(self) -> list[int]:
@@ -90,12 +90,12 @@ class Lobby:
         return self._job
 
     def admit(self, substitutes: Iterable[int]) -> None:
-        """These have joined a job: they say when they are gone, as other workers do."""
+        """These have joined a job. They send ``Gone`` when they end, as other workers do."""
         self._joined.update(substitutes)
 
     def handle(self, peer: int, message: Control) -> list[LobbyAction]:
-        """What to do about a message of one of ``TAKES``. Raises :class:`ProtocolError` that names
-        a peer which speaks for another one or says what cannot be."""
+        """Return the actions for a message of a class in ``TAKES``. Raises :class:`ProtocolError`
+        if the peer sends for another worker, or the message is not valid now."""
         if isinstance(message, Begin):
             self._require_worker(peer, message)
             return self._on_begin(peer, message)
@@ -146,8 +146,8 @@ class Lobby:
         return self._fail_for_the_gone() if self._called and not self._error else []
 
     def lose(self, worker: int) -> list[LobbyAction]:
-        """The worker has died, in a job that went on without it or behind one: as if it had said
-        that it is gone."""
+        """The worker failed, after a job or in a job that continued without it. Treat it as if it
+        had sent ``Gone``."""
         is_of_job = worker < self._num_workers or worker in self._joined
         if worker in self._gone or not is_of_job:
             return []
@@ -179,7 +179,7 @@ class Lobby:
 
 
 def _difference(called: Mapping[int, Mapping[str, Any]]) -> str:
-    """How the settings of some workers differ: the first one that does."""
+    """Describe the first setting that differs between workers."""
     by_value: dict[str, list[int]] = {}
     for key in sorted({key for settings in called.values() for key in settings}):
         by_value = {}

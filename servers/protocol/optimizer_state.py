@@ -1,7 +1,7 @@
-"""Which parts of optimizer state a server takes from the chief, and which it tells it; pure.
+"""The parts of optimizer state that a server receives from the chief or sends to it; pure.
 
-The chief announces in Setup what its optimizer's state holds. The parts follow one by one, in
-ascending order, each answered, before anybody pushes: a server needs memory for one part only.
+Setup from the chief announces the parts. The chief then sends them in ascending order, before any
+worker pushes. It sends each part after the last answer: a server needs memory for one part only.
 
     state = StateOfSet(server=0)
     state.expect([StatePart(0, 0, 8192)], lengths=[1024])
@@ -29,23 +29,23 @@ class StateOfSet:
         self._lengths: Sequence[int] = ()
 
     def expect(self, parts: Sequence[StatePart], *, lengths: Sequence[int]) -> None:
-        """The set is built; ``lengths``: elements of all its chunks."""
+        """The set is built. ``lengths``: number of elements of each of its chunks."""
         self._parts, self._lengths = parts, lengths
 
     def take_over(self) -> None:
-        """All that was announced is here: a server that has died since had taken it."""
+        """All announced parts are here: the failed server that this one replaces had them."""
         self._num_taken = len(self._parts)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that was announced is here."""
+        """True if all announced parts are here."""
         return self._num_taken == len(self._parts)
 
     def take(self, peer: int, message: StateValues) -> list[Action]:
         at, num_bytes = (message.chunk, message.start), len(message.values)
         taken = SendControl(peer, StateTaken(chunk=message.chunk, start=message.start))
         if self._num_taken and at == self._parts[self._num_taken - 1][:2]:
-            return []  # a second delivery of what was answered
+            return []  # a second delivery of a part that was answered
         expected = None if self.is_complete else self._parts[self._num_taken]
         if expected is None or (*at, num_bytes) != expected:
             self._refuse(
@@ -57,7 +57,7 @@ class StateOfSet:
         return [LoadState(message.chunk, message.start, message.values), taken]
 
     def tell(self, peer: int, message: StateWanted) -> list[Action]:
-        """About a chunk that this server holds and nobody changes."""
+        """Send one part of a chunk that this server holds and that no push changes now."""
         chunk, start = message.chunk, message.start
         num_elements = self._lengths[chunk] if chunk < len(self._lengths) else 0
         if not self.is_complete or start not in part_starts(num_elements):

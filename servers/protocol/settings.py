@@ -1,8 +1,8 @@
 """The settings that workers' pushes are made under; pure.
 
-A worker says ``Settings(version, hyper, absent)`` before its first push under that version, and
-what one peer sends another keeps its order (psdist.transport.base): a push whose settings are not
-known is an error of its sender's.
+A worker sends ``Settings(version, hyper, absent)`` before its first push under that version.
+Messages between two peers arrive in order (psdist.transport.base). A push with an unknown version
+is therefore an error of its sender.
 
     settings = SettingsOfWorkers(server=0, pipeline=0)
     settings.describe_model(num_pieces=8, num_optimizer_groups=1)
@@ -21,7 +21,7 @@ from psdist.protocol.optimizers import unpack_hyperparameters
 
 
 class PushSettings(NamedTuple):
-    """What a push was made under."""
+    """The settings of a push."""
 
     hyper: bytes
     """Packed hyperparameters."""
@@ -31,14 +31,14 @@ class PushSettings(NamedTuple):
 
 class SettingsOfWorkers:
     def __init__(self, *, server: int, pipeline: int, may_begin_late: bool = False) -> None:
-        """``may_begin_late``: this goes on where another server has died, or workers go on for
-        others: they tell what they may still push under, from any version on."""
+        """``may_begin_late``: True if this server replaces a failed one, or workers replace others
+        of their group. The first version that a worker sends may then be any."""
         self._server = server
         self._may_begin_late = may_begin_late
-        # A worker may begin an iteration when all chunks of the one before were pushed and, but
-        # for ``pipeline`` ones, those before that are answered. Of an iteration the chunks that
-        # leave early may have other settings than the rest, of which the last one hears first when
-        # all chunks of the iteration before are answered, but for ``pipeline`` ones.
+        # A worker begins iteration c when iteration c - 1 is pushed and iterations up to
+        # c - 2 - ``pipeline`` are answered. An iteration has at most two versions: chunks that
+        # leave early may have other settings than the rest. The second version is sent only after
+        # iterations up to c - 1 - ``pipeline`` are answered.
         self._num_kept = 3 + 2 * pipeline
         self._num_pieces = self._num_optimizer_groups = 0
         self._known: dict[int, dict[int, PushSettings]] = {}  # peer -> version -> settings

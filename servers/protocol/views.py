@@ -1,9 +1,9 @@
 """Views of the membership: which workers have failed, and which servers have evicted them; pure.
 
 The network of every rank notices a failure, but only the coordinator declares it, in two steps.
-Each time begins another view. Every server gets ``Evict`` and takes the failed groups out of its
-clocks. When all have answered, every worker gets ``MembershipChanged``. So when a worker learns of
-a failure, no server waits for the failed worker any longer. Failures in between are part of the
+Each declaration begins a new view. Every server gets ``Evict`` and removes the failed groups from
+its clocks. When all have answered, every worker gets ``MembershipChanged``. So when a worker learns
+of a failure, no server waits for the failed worker any longer. Failures in between are part of the
 next view.
 
     views = Views(groups=((0,), (1,)), num_servers=2, max_deaths=1)
@@ -32,21 +32,21 @@ class Death:
 
     worker: int
     who: str
-    """As people know it."""
+    """Name of the worker in messages."""
     generation: int
     left: tuple[int, ...]
     """The other workers of its group, which are not in the job any more either."""
     chief: int
     """The worker with the chief's duties."""
     group: int = -1
-    """Its group, if that shrinks;"""
+    """Its group if the group continues without it, else -1."""
     stay: tuple[int, ...] = ()
-    """with these workers."""
+    """Workers that remain in that group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """All servers have taken in the deaths up to this generation."""
+    """All servers have evicted the failed workers up to this generation."""
 
     generation: int
 
@@ -72,10 +72,10 @@ class Views(HasSnapshot):
         substitutes: Collection[int] = (),
         reforms: bool = False,
     ) -> None:
-        """``groups``: the workers of each; ``max_deaths``: so many workers may die in the job;
-        ``substitutes``: workers that have still to join, each a group of its own
-        (psdist.servers.protocol.joins); ``reforms``: a group goes on without its dead, while one of
-        it lives."""
+        """``groups``: the workers of each; ``max_deaths``: maximum number of failed workers in the
+        job; ``substitutes``: workers that have still to join, each a group of its own
+        (psdist.servers.protocol.joins); ``reforms``: True if a group continues without its failed
+        workers while one of its workers runs."""
         self._groups = groups
         self._reforms = reforms
         self._group_of = {worker: group for group in groups for worker in group}
@@ -85,13 +85,13 @@ class Views(HasSnapshot):
         self.dead: set[int] = set()
         """Failed workers."""
         self.out: set[int] = set()
-        """Workers of their groups, they themselves among them; they alone where groups re-form."""
+        """All workers of groups with a failed worker; only the failed ones if groups re-form."""
         self.waiting = set(substitutes)
         """Substitutes that have not joined."""
         self._undeclared: list[int] = []
-        """Dead, but not declared yet: a generation before is still being taken in."""
+        """Failed workers not declared yet: servers have not all answered the last view."""
         self._awaited: set[int] = set()
-        """Servers that have not taken in the newest generation."""
+        """Servers that have not answered the newest view."""
         self._told = Evict(generation=0, dead=[])
         """Last message to servers."""
         self.settled = MembershipChanged(generation=0, dead=[], chief=self.chief)
@@ -99,12 +99,12 @@ class Views(HasSnapshot):
 
     @property
     def is_settling(self) -> bool:
-        """Whether some server has still to take in a death."""
+        """True while some server has not answered the newest view."""
         return bool(self._awaited)
 
     @property
     def live(self) -> list[int]:
-        """The workers of groups that have joined and are not out, ascending."""
+        """Workers of groups that have joined and are not out, ascending."""
         return sorted(self._group_of.keys() - self.out - self.waiting)
 
     @property
@@ -112,12 +112,12 @@ class Views(HasSnapshot):
         return min(self._group_of.keys() - self.out - self.waiting, default=0)
 
     def admit(self, substitute: int) -> None:
-        """It has joined."""
+        """The substitute has joined."""
         self.waiting.remove(substitute)
 
     def on_lost(self, worker: int, who: str, *, is_ready: bool) -> list[Death | SendControl]:
-        """``worker`` is dead; ``is_ready``: the job may go on without it. Raises
-        :class:`PeerLostError` where it cannot."""
+        """``worker`` failed; ``is_ready``: True if training has begun. Raises
+        :class:`PeerLostError` if the job cannot continue without the worker."""
         if worker in self.out:
             return []
         num_deaths = len(self.dead) + 1
@@ -159,7 +159,7 @@ class Views(HasSnapshot):
         return [SendControl(server_id(server), self._told) for server in range(self._num_servers)]
 
     def ask_again(self, server: int) -> list[SendControl]:
-        """Another one has taken the place of ``server``, which may not have heard who is dead."""
+        """``server`` was replaced. Send its successor ``Evict`` again if it was not answered."""
         if server not in self._awaited:
             return []
         return [SendControl(server_id(server), self._told)]
@@ -167,7 +167,7 @@ class Views(HasSnapshot):
     def reached(self, message: EvictAck) -> list[int]:
         """Return by set the most updates of a failed group that the server's chunks contain.
 
-        Empty for another generation than the newest, which :meth:`on_buried` refuses. Raises
+        Empty if the generation is not the newest, which :meth:`on_buried` refuses. Raises
         :class:`ProtocolError` if the message is not of these workers."""
         num_dead = len(self._told.dead)
         if not num_dead or message.generation != self.generation:
@@ -181,7 +181,7 @@ class Views(HasSnapshot):
         return [max(message.reached[start : start + num_dead]) for start in starts]
 
     def on_buried(self, server: int, message: EvictAck) -> list[Survived | SendControl]:
-        """A server has evicted the workers. After the last server, workers are told."""
+        """A server has evicted the workers. After the last one, notify the workers."""
         if message.generation != self.generation or server not in self._awaited:
             raise ProtocolError(
                 f"the coordinator: server {server} sent EvictAck of generation "

@@ -74,11 +74,11 @@ class _Part:
     end: int
     shape: tuple[int, ...]
     is_all: bool
-    """It is the whole chunk."""
+    """True if the part is the whole chunk."""
     parameter: Tensor
     state: dict[str, Any] | None = None
-    """The optimizer's of this parameter, once torch's own code has made a step under the present
-    switches: it is complete."""
+    """The optimizer's state of this parameter, once torch's own code has made a step under the
+    present switches, which completes the state."""
 
     def of(self, chunk: Tensor) -> Tensor:
         """This stretch of ``chunk``, in the shape that the optimizer sees."""
@@ -102,9 +102,9 @@ class ChunkOptimizer:
         freeze_step: int = 0,
     ) -> None:
         """``values``: 1-D, float32 or float64, the chunk's master values; unchanged here, and
-        kept alive. ``freeze_step``: steps after which Adam's second moment stays; 0: it never does.
+        kept alive. ``freeze_step``: steps after which Adam's second moment is frozen; 0: never.
 
-        Raises OptimizerRefusedError with torch's own text where the class is missing or refuses
+        Raises OptimizerRefusedError with torch's own text if the class is missing or refuses
         the hyperparameters or the shape.
         """
         _check_segments(values, segments, traits)
@@ -152,10 +152,10 @@ class ChunkOptimizer:
         lr_scale: float,
         absent: frozenset[int],
     ) -> None:
-        """One optimizer step on ``values`` in place; ``grad`` may be overwritten.
+        """Make one optimizer step on ``values`` in place; ``grad`` may be overwritten.
 
-        ``values`` may be other memory than last time, of the same length and dtype, and so must
-        be ``grad``. ``hyper`` is not copied: pass another mapping when it changes. ``lr_scale``
+        ``values`` may be other memory than last time. ``values`` and ``grad`` have the chunk's
+        length and dtype. ``hyper`` is not copied: pass a new mapping when it changes. ``lr_scale``
         multiplies lr in this step only. Pieces in ``absent`` keep their values and their state.
         """
         if grad.dtype is not values.dtype or values.dtype is not self._dtype:
@@ -185,7 +185,7 @@ class ChunkOptimizer:
             if not parts:
                 return
         try:
-            # Not looked up by the parameter: torch hashes it in Python.
+            # Not looked up by the parameter, because torch hashes parameters in Python.
             states = [part.state for part in parts if part.state is not None]
             if self._kernel is not None and len(states) == len(parts):
                 self._kernel(
@@ -198,15 +198,15 @@ class ChunkOptimizer:
             else:
                 self._step_by_torch(parts, values, grad, lr)
         except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-            # What torch makes of hyperparameters that its constructor never saw.
+            # Torch raises these for hyperparameters that its constructor did not check.
             raise OptimizerRefusedError(
                 f"{self._name} cannot make a step with {format_hyperparameters(self._hyper)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
     def begin_state(self, states: Mapping[int, PieceState]) -> None:
-        """Before the first step: go on with this state of these pieces, of others with a fresh one.
-        Elements are zero until :meth:`state_elements` has been filled."""
+        """Before the first step: resume with these pieces' state; other pieces have fresh state.
+        Elements are zero until the caller fills :meth:`state_elements`."""
         wanted = [states.get(segment.piece, {}) for segment in self._segments]
         for key, entry in (item for state in wanted for item in state.items()):
             if not fits_torch(self._name, key, entry):
@@ -226,7 +226,7 @@ class ChunkOptimizer:
                 )
 
     def describe_state(self) -> dict[int, PieceState]:
-        """What the state of each piece holds that has any."""
+        """Return the description of the state of each piece that has state."""
         states = {}
         for segment in self._segments:
             part = self._part_at(segment.offset)
@@ -235,17 +235,17 @@ class ChunkOptimizer:
         return states
 
     def state_tensors(self, offset: int) -> Mapping[str, Any]:
-        """The state itself of the segment at ``offset`` of the chunk."""
+        """Return the state itself of the segment at ``offset`` of the chunk."""
         found: Mapping[str, Any] = self._optimizer.state.get(self._part_at(offset).parameter, {})
         return found
 
     def set_whole(self, offset: int, key: str, value: Tensor) -> None:
-        """An entry of a shape of its own, of the segment at ``offset``, which has begun state."""
+        """Set an entry of its own shape, for the segment at ``offset``, which has begun state."""
         self._optimizer.state[self._part_at(offset).parameter][key] = value
 
     def state_elements(self, key: str, start: int, length: int) -> Tensor:
-        """The memory of ``length`` elements of one entry, from element ``start`` of the chunk on,
-        which lie in one segment."""
+        """Return the memory of ``length`` elements of one entry, from element ``start`` of the
+        chunk on. They lie in one segment."""
         part = self._part_at(start)
         value: Tensor = self._optimizer.state[part.parameter][key]
         return value.view(-1)[start - part.start : start - part.start + length]
@@ -264,7 +264,7 @@ class ChunkOptimizer:
         return sum(storages.values())
 
     def _apply(self, hyper: Mapping[str, HyperValue]) -> None:
-        """Keys that the optimizer did not put into its group (a scheduler's own) are left out."""
+        """Apply hyperparameters; ignore keys that are not in its group (a scheduler's own)."""
         if hyper != self._hyper:
             lr = hyper.get("lr", 0.0)
             if isinstance(lr, bool) or not isinstance(lr, int | float):
@@ -318,7 +318,7 @@ class ChunkOptimizer:
     def _step_frozen(
         self, frozen: FrozenAdam, parts: Sequence[_Part], values: Tensor, grad: Tensor, lr: float
     ) -> list[_Part]:
-        """The parts whose second moment still moves are left."""
+        """Step the parts whose second moment is frozen. Return the other parts."""
         if self._is_merged and frozen.rules(self._optimizer.state.get(parts[0].parameter)):
             self._split()  # blocks of values are those of a piece
             parts = self._parts
@@ -332,7 +332,7 @@ class ChunkOptimizer:
         return left
 
     def _check_state(self) -> None:
-        """State of an elementwise optimizer can be split only where it is per element."""
+        """Refuse an elementwise optimizer whose state is not per element: it cannot be split."""
         self._is_checked = True
         for part in self._parts if self._traits.kind is OptimizerKind.ELEMENTWISE else ():
             for key, value in self._optimizer.state.get(part.parameter, {}).items():
@@ -344,7 +344,7 @@ class ChunkOptimizer:
                     )
 
     def _split(self) -> None:
-        """From one parameter over the whole chunk to one per segment, with its share of state."""
+        """Replace the chunk's one parameter by one per segment, each with its share of state."""
         (merged,) = self._parts
         state = self._optimizer.state.pop(merged.parameter, {})
         ends = [segment.offset for segment in self._segments[1:]] + [merged.end]
@@ -371,7 +371,7 @@ def _part(piece: int, start: int, end: int, shape: tuple[int, ...], values: Tens
 
 
 def _share(value: Any, start: int, end: int, shape: tuple[int, ...]) -> Any:
-    """A segment's part of one entry of state: a view of per-element state, else a copy."""
+    """Return a segment's part of a state entry: a view if per element, else a copy."""
     if not isinstance(value, Tensor):
         return value
     return value[start:end] if value.shape == shape else value.clone()

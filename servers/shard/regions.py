@@ -1,14 +1,14 @@
-"""What a checkpoint keeps of a shard: stretches of pieces, with their optimizer state.
+"""The contents of a shard in a checkpoint: stretches of pieces, with their optimizer state.
 
-A region is the part of a piece that lies in a chunk, by where it lies in the piece: nothing in it
-depends on chunks, servers or groups, so another cut reads what it needs out of several.
+A region is the part of a piece that lies in one chunk, addressed by its position in the piece. It
+does not depend on chunks, servers or groups. A job with other chunks reads from several regions.
 
-    regions = executor.snapshot(chunk, memory, set_index=0)    # copies; is_later: memory owes them
+    regions = executor.snapshot(chunk, memory, set_index=0)    # copies; is_later: made later
     executor.restore(chunk, regions)                # on the same chunk of another server
 
-What the optimizer's state holds beside a value for each element is in its description, as on the
-wire (psdist.protocol.optimizer_state). A tensor of a shape of its own is kept whole: only
-optimizers of whole tensors have such.
+State entries of one value are in the state's description, as on the wire
+(psdist.protocol.optimizer_state). A tensor with neither one value nor a value per element is kept
+whole. Only optimizers of whole tensors have such tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 HELD: Final = "psdist.held"
-"""Beside the optimizer's keys, where replies are relative: what workers hold, in their dtype."""
+"""Additional key when replies are relative: the values that workers hold, in their dtype."""
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -36,64 +36,64 @@ Shape: TypeAlias = tuple[int, ...]
 class Region:
     piece: int
     start: int
-    """In the piece, in elements as they lie in memory."""
+    """First element of the region in the piece, in memory order."""
     values: torch.Tensor
-    """What the optimizer steps: one dimension, the server's dtype."""
+    """Values that the optimizer steps: one dimension, the server's dtype."""
     state: PieceState = field(default_factory=dict)
-    """In the optimizer's order; what is kept whole is Uncut."""
+    """Description of the state, in the optimizer's order; entries kept whole are Uncut."""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
-    """Of what is kept whole."""
+    """Shapes of the entries that are kept whole."""
     elements: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """One dimension each, of what has values by element, and of what is kept whole."""
+    """State tensors, flattened: entries with a value per element, and entries kept whole."""
 
 
 class Keeper(Protocol):
-    """Where a server's part of checkpoints goes, and where it comes from."""
+    """Writes a server's part of checkpoints, and reads it back."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is to be written, or is, or its outcome was not taken."""
+        """True while a checkpoint waits or is being written, or its outcome was not taken."""
         ...
 
     @property
     def is_reserving(self) -> bool:
-        """Whether memory for copies is to be made before the first checkpoint."""
+        """True if memory for copies is to be allocated before the first checkpoint."""
         ...
 
     @property
     def memory(self) -> SnapshotMemory:
-        """What is kept is copied to; InvariantError while a file is to be made of it, or is."""
+        """Memory for the copies. Raises InvariantError while :attr:`is_busy`."""
         ...
 
     def snapshot_bytes(self, set_index: int) -> int:
-        """What of that memory is held for a set."""
+        """Return the bytes of that memory that are held for a set."""
         ...
 
     def keep(self, set_index: int, regions: list[Region], *, misses: Misses | None = None) -> None:
-        """A set's part of the next checkpoint, whose copies :attr:`memory` may still owe; and
-        which rounds groups have missed, on the server that decides that."""
+        """Add a set's part to the next checkpoint; :attr:`memory` may still owe its copies.
+        ``misses``: rounds that groups have missed, on the server that decides this."""
         ...
 
     def write(self, checkpoint: str) -> None:
-        """Write what was kept since the last call, beside what the server does: when all of it is
-        copied."""
+        """Write the parts that were added since the last call, once all are copied. The server
+        continues meanwhile."""
         ...
 
     def go_on(self) -> bool:
-        """In a moment in which nothing else is to do: copy a chunk of what is to be written, or
-        begin to write it. False where neither is left."""
+        """When the server is idle: copy one chunk of the next file, or begin to write the file.
+        False if neither is left to do."""
         ...
 
     def outcome(self) -> Written | WriteFailed | None:
-        """What has become of it, once."""
+        """Return the outcome of the last write, once; None while there is none."""
         ...
 
     def regions(self, set_index: int, partition: Partition, chunk: int) -> list[Region]:
-        """What a chunk begins with whose set goes on from a checkpoint."""
+        """Return the contents of a chunk restored from a checkpoint."""
         ...
 
 
 def starts_of(partition: Partition, chunk: Chunk) -> list[int]:
-    """For each segment of the chunk the element of its piece with which it begins."""
+    """Return, for each segment of the chunk, its first element in its piece."""
     first = dict(partition.buffers[chunk.buffer].piece_starts)
     return [chunk.start + each.offset - first[each.piece] for each in chunk.segments]
