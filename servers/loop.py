@@ -1,16 +1,16 @@
-"""The server's loop: events from the transport, to the parameter set that each is about.
+"""The server's loop: it passes each event from the transport to the parameter set concerned.
 
     Offered, Arrived, ControlArrived -> the state machine of its set   psdist.servers.protocol.state
-                                     -> what that decides is done      psdist.servers.set_loop
+                                     -> its actions are executed       psdist.servers.set_loop
     a message to the coordinator       -> psdist.servers.protocol.coordinator
 
-It decides nothing about consistency, nor about who has come to a collective.
+It makes no decision about consistency or about collectives.
 
     loop = ServerLoop(transport, make_core, options, make_executor=TensorShard)
     loop.run(waiting)                                     # on a real network
     network.spawn(server_id(0), loop.actor())             # in a virtual one
 
-Longer than other modules: whose an event is stands in one place, also where servers have died.
+Longer than other modules: the routing of every event is in one place, also after a failover.
 """
 
 from __future__ import annotations
@@ -94,17 +94,17 @@ _PART_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Standby:
-    """On the coordinator's standby."""
+    """Hooks of the coordinator's standby."""
 
     coordinator_log: CoordinatorLog
     on_done: Callable[[LogAction], None] = lambda _action: None
-    """Gets what the coordinator has done that concerns files and people."""
+    """Receives the actions for files and users that the coordinator has done."""
     on_succeed: Callable[[Sequence[LogAction]], None] = lambda _actions: None
-    """The coordinator has failed, and may not have done these; from now on:"""
+    """Receives the actions for files and users that a failed coordinator may not have done."""
     on_action: Callable[[LogAction], None] = lambda _action: None
-    """as ``on_coordinator``,"""
+    """Used as ``on_coordinator`` after a failover."""
     what_was_told: Callable[[], bytes] = bytes
-    """and as this."""
+    """Used as ``what_was_told`` after a failover."""
 
 
 def _no_standby(_state: bytes, _told: bytes) -> Standby:
@@ -136,11 +136,11 @@ class ServerLoop:
         every set; ``make_executor`` when the chief has described one, and then ``on_built``.
         ``coordinator`` on server 0 only, inside its log where shards are replicated;
         ``on_coordinator`` gets its actions that are for files and users (all except SendControl);
-        ``standby`` on the standby only; ``make_standby(snapshot, told)`` makes a later one out of
-        the coordinator's snapshot and of its ``what_was_told()``; ``make_set`` is for spans, and
-        for tests that break a server on purpose; ``replication``: given where shards are
-        replicated; ``is_hosted``: this one goes on in place of a failed server; ``has_shard``:
-        False for a spare; ``made_wires``: by set, those of executors that are not made again."""
+        ``standby`` on the standby only; ``make_standby(snapshot, told)`` creates one later from the
+        coordinator's snapshot and its ``what_was_told()``; ``make_set`` is for spans, and for tests
+        that break a server on purpose; ``replication``: None if shards are not replicated;
+        ``is_hosted``: True if this loop replaces a failed server; ``has_shard``: False for a spare;
+        ``made_wires``: by set, the wires of executors that a replica has built."""
         self._made_wires = made_wires
         self.transport = transport
         self.sets: list[SetLoop] = []
@@ -159,7 +159,7 @@ class ServerLoop:
         self._what_was_told = what_was_told
         self._make_standby = make_standby
         self._entrusted: list[bytes] = []
-        """Parts of what the coordinator knows, while not all are here."""
+        """Parts of the coordinator's snapshot, until all have arrived."""
         self._is_hosted = is_hosted
         self._on_built = on_built
         self._replication: Replication | None = None
@@ -172,7 +172,7 @@ class ServerLoop:
             )
         self._make_set = make_set or (RecordingSetLoop if replication else SetLoop)
         self._changed: ChangeMode | None = None
-        """The mode, where the coordinator has changed it, as of a set that comes later."""
+        """The coordinator's last change of the mode, for sets that are added later."""
         self._held = [0] * len(options.shard_weights)
         self._numbers = SetNumbers(server=options.server)
         if has_shard:
@@ -198,7 +198,7 @@ class ServerLoop:
 
     @property
     def _outputs(self) -> Sender:
-        """What says anything of the shard goes this way: with a buddy, not before that has it."""
+        """Sender of messages about the shard. With a replica, they wait until it is up to date."""
         return self.transport if self._replication is None else self._replication.outbox
 
     def _when_built(
@@ -211,8 +211,8 @@ class ServerLoop:
             self._replication.on_built(set_index, partition, owners, setup)
 
     def _tell_sizes(self, set_index: int, sizes: list[int]) -> None:
-        """To the coordinator, if it is here. Its standby finds out by itself, before anything is
-        decided."""
+        """Pass the sizes to the coordinator, if it is here. Its standby computes them on its own,
+        before any decision depends on them."""
         if isinstance(self.coordinator, Coordinator):
             self._do_as_coordinator(self.coordinator.know_sizes(sizes))
         elif self.coordinator is not None and not self.sets[set_index].core.has_taken_over:
@@ -222,19 +222,18 @@ class ServerLoop:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the coordinator knows that this server, and those in whose places it is, have
-        done all that there was to do."""
+        """True if this server has finished, and so has every failed server that it replaces."""
         return self._has_finished and all(each.is_finished for each in self.hosted)
 
     def run(self, waiting: Waiting, *, on_idle: Callable[[], None] = lambda: None) -> None:
-        """Serve until the coordinator says that the job is complete; nothing that this loop has
-        sent is under way then. ``on_idle`` is called between events; a server waits as long as its
-        workers need, so waiting never times out here."""
+        """Serve until the job is complete. All messages of this loop have left by then.
+        ``on_idle`` is called between events. Waiting never times out, because workers may take any
+        time."""
         if self.coordinator is not None:
             for peer, who in self.transport.lost.items():
                 if is_spare(peer):  # before the job began
                     self._do_as_coordinator(self.coordinator.on_server_lost(peer, who))
-                elif is_worker(peer):  # one that was to wait for another one's place
+                elif is_worker(peer):  # a worker that was to wait for a place
                     self._do_as_coordinator(self.coordinator.on_lost(peer, who))
         while not self.is_finished:
             if self.turn():
@@ -276,20 +275,20 @@ class ServerLoop:
             yield None
 
     def _take_cost_s(self) -> float:
-        """Of what was done for all sets since it was last asked."""
+        """Return the cost of the work for all sets since the last call."""
         loops = (self, *self.hosted)
         return sum(each.take_cost_s() for loop in loops for each in loop.sets)
 
     def _next_event(self) -> tuple[ServerLoop, Event] | None:
-        """And whose it is: this loop's or a hosted one's."""
+        """Return the next event and the loop that it is for: this loop or a hosted one."""
         for loop in (self, *self.hosted):
             if (event := loop.transport.poll()) is not None:
                 return loop, event
         return None
 
     def turn(self) -> bool:
-        """Handle everything that is here, else go on with a checkpoint's copies; False if there was
-        nothing of either."""
+        """Handle all events that have arrived; if there are none, continue a checkpoint's copies.
+        Return False if there was nothing to do."""
         poll = self.transport.poll
         event = first = poll()
         while event is not None:
@@ -304,17 +303,17 @@ class ServerLoop:
             has_handled = self._go_on_copying()
         if self._is_asked_to_finish:
             self._finish_if_all_is_over()
-        for hosted in self.hosted:  # each of them, whatever the others find
+        for hosted in self.hosted:  # each gets a turn, whatever the others return
             has_handled |= hosted.turn()
         return has_handled or self.is_finished
 
-    # -- whose an event is ---------------------------------------------------------------------
+    # -- routing of events ---------------------------------------------------------------------
 
     def _decide(self, event: Event) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """What follows from ``event``, by set, after telling whoever else it is for."""
+        """Return the actions for ``event``, by set. Pass it to the other components, too."""
         if self._replication is not None and self._replication.handle(event):
             return ()
-        if isinstance(event, _DATA):  # most are: no set begins with these
+        if isinstance(event, _DATA):  # the most frequent events; they begin no set
             each = self.sets[self._numbers.of(event)]
             return ((each, each.decide(event)),)
         if isinstance(event, Sent):
@@ -350,7 +349,7 @@ class ServerLoop:
     def _resume(
         self, event: ControlArrived, message: Resume
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """A collective is over for all sets; the coordinator is answered once."""
+        """End a collective in every set. Answer the coordinator once."""
         decided = [(each, each.decide(event)) for each in self.sets]
         if message.checkpoint:
             decided.append((self.sets[0], [WriteSnapshots(message.checkpoint)]))
@@ -358,8 +357,8 @@ class ServerLoop:
         return [*decided, (self.sets[0], [SendControl(event.peer, resumed)])]
 
     def _lose(self, event: PeerLost) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """A rank is dead: every set gives up what it was to receive, and the coordinator says what
-        follows. What the death of a server means to other shards' copies its host finds out."""
+        """A rank has failed: every set gives up what it was to receive from it. The coordinator
+        decides what follows. A hosted loop leaves the replicas of other shards to its host."""
         if self._is_hosted and not is_worker(event.peer):
             if self._replication is not None:
                 self._replication.on_server_lost(event.peer)
@@ -375,7 +374,7 @@ class ServerLoop:
     def _bury(
         self, event: ControlArrived, message: Evict
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """Somebody is declared dead, for all sets; the coordinator is answered once."""
+        """Evict failed workers in every set. Answer the coordinator once."""
         decided = [(each, list(each.decide(event))) for each in self.sets]
         answer = EvictAck(
             generation=message.generation,
@@ -385,7 +384,7 @@ class ServerLoop:
         return [*decided, (self.sets[0], [SendControl(event.peer, answer)])]
 
     def _admit(self, peer: int, message: AdmitWorker) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """A substitute joins, in every set; :class:`Resumed` says that it is taken in."""
+        """Admit a substitute in every set. :class:`Resumed` confirms it to the coordinator."""
         if peer != COORDINATOR or len(message.clocks) != len(self.sets):
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent AdmitWorker of "
@@ -400,7 +399,7 @@ class ServerLoop:
     def _change_mode(
         self, peer: int, message: ProposeMode | CommitMode
     ) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        """In every set, which has rounds of its own; the coordinator is answered once."""
+        """Prepare or apply a change in every set, at a round of its own. Answer a proposal once."""
         if peer != COORDINATOR:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent "
@@ -452,25 +451,25 @@ class ServerLoop:
         ]
 
     def _tell_of_file(self) -> None:
-        """What has become of this server's file of a checkpoint, once that is known."""
+        """Send the coordinator the outcome of this server's checkpoint file, once it is known."""
         keeper = self._options.keeper
         if keeper is not None and keeper.is_busy and (told := keeper.outcome()) is not None:
             self._outputs.send_control(COORDINATOR, told)
 
     def _go_on_copying(self) -> bool:
-        """Between messages: one chunk for the checkpoint that is to be written; whether there was
-        one, or the file was begun."""
+        """Between messages: copy one chunk for a checkpoint, or begin to write the file. Return
+        False if there was neither."""
         keeper = self._options.keeper
         return keeper is not None and keeper.go_on()
 
     def _reserve_snapshot(self) -> None:
-        """Between messages: memory for the first checkpoint, a chunk at a time."""
+        """Between messages: reserve memory for the first checkpoint, a chunk at a time."""
         keeper = self._options.keeper
         if keeper is not None and keeper.is_reserving:
             any(each.reserve_snapshot(keeper.memory) for each in self.sets)
 
     def _handle_outside_sets(self, peer: int, message: Control) -> bool:
-        """Handle what is the loop's or the coordinator's; False for what is a set's."""
+        """Handle a message for the loop or the coordinator. Return False for a set's message."""
         if isinstance(message, Moved | Stop):
             self._require_coordinator(peer, message, is_meant=self._replication is not None)
             if isinstance(message, Stop):
@@ -528,7 +527,7 @@ class ServerLoop:
     # -- the coordinator's standby ----------------------------------------------------------------
 
     def _entrust(self, action: EntrustAll) -> None:
-        """In parts, the last of which says what people were told."""
+        """Send the coordinator's snapshot in parts. The last one adds what users have been told."""
         state, told = action.state, self._what_was_told()
         num_parts = -(-len(state) // _PART_BYTES)
         for part in range(num_parts):
@@ -542,7 +541,7 @@ class ServerLoop:
             self.transport.send_control(action.standby, message)
 
     def _take_entrusted(self, peer: int, message: Entrust) -> None:
-        """This server is the standby when all parts are here."""
+        """Store a part of the snapshot. With the last part this server becomes the standby."""
         parts = self._entrusted
         if peer != COORDINATOR or self._standby is not None or message.part != len(parts):
             raise ProtocolError(
@@ -559,7 +558,7 @@ class ServerLoop:
         self.transport.send_control(COORDINATOR, AppendAck(number=message.number))
 
     def _note(self, peer: int, note: Append) -> None:
-        """The coordinator was told something; it waits for the answer."""
+        """Store an entry of the coordinator's log, and acknowledge it."""
         if peer != COORDINATOR or self._standby is None:
             raise ProtocolError(
                 f"server {self._options.server}: {describe_peer(peer)} sent Append; "
@@ -578,7 +577,7 @@ class ServerLoop:
         coordinator_log, transport = standby.coordinator_log, self.transport
         died = coordinator_log.coordinator_at
         lost = {peer: name for peer, name in transport.lost.items() if peer != died}
-        for action in coordinator_log.moves:  # some of which this server has still to hear of
+        for action in coordinator_log.moves:  # Moved may not have arrived yet
             self._on_moved(action.server, action.host)
         said = coordinator_log.announcements()
         hosted: ServerLoop | None = None
@@ -590,7 +589,7 @@ class ServerLoop:
             undone, actions = coordinator_log.succeed(who, lost=lost)
         except (
             PsdistError
-        ):  # the job ends, of which whoever is the coordinator writes what is known
+        ):  # the job ends; this rank writes the reports, because it is the coordinator now
             standby.on_succeed([])
             raise
         standby.on_succeed(undone)
@@ -602,7 +601,7 @@ class ServerLoop:
         else:
             hosted._do_as_coordinator(actions)
 
-    # -- deaths of servers that are survived ---------------------------------------------------
+    # -- servers that fail and are replaced ----------------------------------------------------
 
     def _require_coordinator(self, peer: int, message: Control, *, is_meant: bool) -> None:
         if peer != COORDINATOR or not is_meant:
@@ -613,7 +612,7 @@ class ServerLoop:
             )
 
     def _on_server_lost(self, event: PeerLost) -> bool:
-        """Whether that is one of the deaths that are survived."""
+        """Handle the failure of a server. Return False for a worker, and in a hosted loop."""
         if is_worker(event.peer) or self._is_hosted:
             return False
         for each in self._replications:
@@ -628,13 +627,13 @@ class ServerLoop:
 
     @property
     def _replications(self) -> Iterable[Replication]:
-        """Of all shards that are served here."""
+        """Replications of all shards that are served here."""
         each = (loop._replication for loop in (self, *self.hosted))
         return (one for one in each if one is not None)
 
     def _take_over(self, server: int) -> None:
-        """Go on with the shard of a server that has died; the coordinator's is served already by
-        its successor."""
+        """Serve the shard of a failed server. The coordinator's shard is already served by the
+        standby that replaced it."""
         if server != COORDINATOR:
             self._host(server)
         self.transport.send_control(COORDINATOR, TakenOver(server=server))
@@ -672,18 +671,18 @@ class ServerLoop:
         self.hosted.append(hosted)
         modes = replicas[0].state.modes if replicas else []
         told = [each for each in modes if each.number]
-        if told:  # for later sets: the others have it
+        if told:  # for later sets: the sets above have it
             hosted._changed = told[-1]._replace(round=0)
         return hosted
 
     def _on_moved(self, server: int, host: int) -> None:
-        if self.coordinator is None:  # who has moved it before everybody was told
+        if self.coordinator is None:  # the coordinator moved it before it sent Moved
             self.transport.move(server_id(server), server_id(host))
         for each in self._replications:
             each.on_moved(server)
 
     def _served(self, server: int, message: Control) -> tuple[ServerLoop, Replication]:
-        """The loop that serves the shard of ``server`` here, with what it knows of copies."""
+        """Return the loop that serves the shard of ``server`` here, and its replication."""
         served = {loop._options.server: loop for loop in (self, *self.hosted)}
         loop = served.get(server)
         if loop is None or loop._replication is None:
@@ -695,18 +694,18 @@ class ServerLoop:
         return loop, loop._replication
 
     def _go_on_filling(self) -> None:
-        """Between messages."""
+        """Between messages: send more chunks of a new replica."""
         if self._replication is not None:
             self._replication.go_on_filling()
 
     # -- the end -------------------------------------------------------------------------------
 
     def _finish_if_all_is_over(self) -> None:
-        # Finish comes from the coordinator: it may overtake the Leave of a worker, whose message
-        # would stay unreceived and whose leave would be missing in the history. And the network
-        # may tell of a reply long after its worker has gone on: whoever uses the transport after
-        # this loop would be told of a frame that is not theirs.
-        # Nor does it end in the middle of a file.
+        # The coordinator's Finish may overtake a worker's Leave. Without this check the Leave would
+        # stay unreceived and be missing in the history. The transport may also return a reply's
+        # frame long after its worker has continued: the next user of the transport would get a
+        # foreign frame.
+        # A checkpoint's file must be complete, too.
         keeper = self._options.keeper
         if (keeper is not None and keeper.is_busy) or any(
             each.core.has_members or each.has_open_replies for each in self.sets
@@ -732,7 +731,7 @@ class ServerLoop:
         self._has_finished = True
 
     def statistics(self) -> dict[str, Any]:
-        """For summary.json: of this process, and by set."""
+        """Return counts of this process and of each set, for summary.json."""
         return {
             "bytes_sent": self.transport.bytes_sent,
             "sets": [each.statistics() for each in self.sets],

@@ -1,13 +1,13 @@
-"""Carries out what the state machine of one parameter set decides, on one server.
+"""Executes the actions of the state machine of one parameter set, on one server.
 
-It owns the set's executor, its reply frames and its history; it decides nothing
-(psdist.servers.protocol.state), and it does not look at the network: psdist.servers.loop hands it
-the events of its set.
+It owns the set's executor, its reply frames and its history. It decides nothing
+(psdist.servers.protocol.state). It sends but never polls: psdist.servers.loop passes on the events
+of its set.
 
     each = SetLoop(transport, core, options, set_index=0, make_executor=TensorShard)
     for action in each.decide(event): each.execute(action)
 
-Longer than other modules: a method for each action that the state machine knows.
+Longer than other modules: one method for each action of the state machine.
 """
 
 from __future__ import annotations
@@ -72,33 +72,33 @@ logger = logging.getLogger("psdist")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """What a server's loop needs to know beside its state machine."""
+    """Options of a server's loop, in addition to its state machine."""
 
     server: int
     shard_weights: tuple[float, ...]
-    """What part of the model each server holds (Partition.shard)."""
+    """By server: the weight of its part of the model (Partition.shard)."""
     modes: Sequence[str]
-    """All that may come in the run."""
+    """All modes that may occur in the run."""
     receive_buffers: int | None
-    """How many receive slots; None: what psdist.protocol.flow chooses."""
+    """Number of receive slots; None: psdist.protocol.flow chooses."""
     reply_window: int | None = None
-    """Bytes of replies that are under way to a worker at a time; None: all that may leave do."""
+    """Maximum bytes of replies in flight to one worker, except for a single one; None: no limit."""
     extra_optimizers: tuple[str, ...] = ()
     checksum_every: int = 16
     wire: Wire = RAW_WIRE
     compensation: float = 0.0
-    """lambda of psdist.servers.shard.given; 0: delays are not compensated."""
+    """lambda of psdist.servers.shard.given; 0: no delay compensation."""
     freeze_step: int = 0
-    """Steps after which Adam's second moment stays; 0: it never does."""
+    """Number of steps after which Adam's second moment is frozen; 0: never."""
     keeper: Keeper | None = None
-    """Where checkpoints go and come from; None where there are none."""
+    """Writes and reads checkpoints; None if there are none."""
 
 
 def shard_spec(
     options: ServerOptions, setup: Setup, partition: Partition, mine: Sequence[int]
 ) -> ShardSpec:
-    """What the chief has described, of the chunks ``mine``. Raises where the mode cannot step with
-    this optimizer."""
+    """Return the chief's description of the chunks ``mine``. Raises if a mode cannot step with this
+    optimizer."""
     marks = traits(setup.optimizer, extra=options.extra_optimizers)
     for mode in options.modes:
         check_mode(marks, mode)
@@ -118,13 +118,13 @@ def shard_spec(
 
 
 def state_parts(spec: ShardSpec) -> list[StatePart]:
-    """The optimizer state that the chief sends for these chunks, ascending."""
+    """Return the parts of the optimizer state that the chief sends for these chunks, ascending."""
     chunks = (spec.partition.chunks[chunk] for chunk in spec.chunks)
     return [part for chunk in chunks for part in parts_of(chunk, spec.states)]
 
 
 def has_workers_values(wire: Wire, partition: Partition) -> bool:
-    """Whether a parameter buffer is what workers compute on, bit by bit."""
+    """True if workers compute on exactly the bits of a parameter buffer."""
     return wire.is_shared or wire.replies(partition) is None
 
 
@@ -153,12 +153,12 @@ class ReplyFrame(Frame):
 _REPLY = int(Kind.REPLY)
 _CHECKSUMMED = Flag.CHECKSUMMED
 _HEADERS = (-1, -1)
-"""In place of (chunk, buffer): frames of replies without payload."""
+"""Key of frames without payload, instead of (chunk, buffer)."""
 _NO_BUFFER = ReplyToken(peer=-1, chunk=-1, buffer=0, implied_by=0, is_sent=True)
-"""Of those that are under way: no memory waits for them."""
+"""Token of frames without payload: no buffer waits until they are sent."""
 
 OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], Setup], None]
-"""Called with the set's index, how it is cut, chunk -> server, and what the chief has told."""
+"""Called with the set's index, its partition, the server of each chunk, and the chief's Setup."""
 
 
 class SetLoop(ShardPart):
@@ -175,15 +175,15 @@ class SetLoop(ShardPart):
         on_built: OnBuilt,
         wire: Wire | None = None,
     ) -> None:
-        """``held``: bytes of the sets that were described, by server, to which this one adds its
-        own; ``make_executor`` is called when the chief has described it, and then ``on_built``.
+        """``held``: by server, bytes of the sets described so far; this set adds its own.
+        ``make_executor`` is called when the chief has described the set, and then ``on_built``.
         ``history``: a count of events if no history is written and another server's log
-        continues here; ``wire``: that of an executor that a replica had; None for a new one."""
+        continues here; ``wire``: the wire of a replica's executor; None for a new one."""
         super().__init__(options.server, wire or options.wire.of_set(), history)
         self.core = core
         self.set_index = set_index
         self.holds_nothing = False
-        """Whether it was described, and this server has none of its chunks."""
+        """True if the set was described and this server has none of its chunks."""
         self._held = held
         self._transport = transport
         self._me = transport.me
@@ -193,17 +193,17 @@ class SetLoop(ShardPart):
         self._is_relative = options.wire.is_relative
         self._is_shared = options.wire.is_shared
         self._replies: Layouts | None = None
-        """None where they are raw."""
+        """None for raw replies."""
         self._make_executor = make_executor
         self._has_checksums = self._checks != NO_CHECKS or self._history is not None
-        """Whether replies may have any, in the message or in the history."""
+        """True if replies may have checksums, in the message or in the history."""
         self._on_built = on_built
         self._partition: Partition | None = None
         self._reply_frames: dict[tuple[int, int], list[ReplyFrame]] = {}  # not under way
         self._num_reply_frames = 0
         self._happened: deque[Held] = deque()
         self._unreserved: list[int] = []
-        """Chunks for whose copy no memory was made before the first checkpoint."""
+        """Chunks without memory for their first snapshot."""
         self._execute |= {
             Build: self._build,
             SendState: self._send_state,
@@ -232,7 +232,7 @@ class SetLoop(ShardPart):
         return self.core.handle(HoldRounds())
 
     def take_back(self, frame: ReplyFrame) -> Iterable[Action]:
-        """The network needs this frame of a reply no more."""
+        """Take back a reply's frame that the transport needs no more."""
         token, frame.token = frame.token, None
         frame.free_list.append(frame)
         return () if token is None or token.is_sent else self.core.handle(ReplySent(token))
@@ -245,17 +245,17 @@ class SetLoop(ShardPart):
             self.do(self.follow_up())
 
     def follow_up(self) -> Iterator[Action]:
-        """What follows from what was executed; to be executed one by one, behind that."""
+        """Yield the actions that follow from executed ones, for execution one by one after them."""
         while self._happened:
             yield from self.core.handle(self._happened.popleft())
 
     def take_cost_s(self) -> float:
-        """What the executor has cost since the last call, in seconds of a virtual network."""
+        """Return the executor's cost since the last call, in seconds of a virtual network."""
         return self.executor.take_cost_s() if self.executor else 0.0
 
     @property
     def has_open_replies(self) -> bool:
-        """Whether the network still has a frame of this loop's."""
+        """True if the transport still has a frame of this loop."""
         return sum(map(len, self._reply_frames.values())) < self._num_reply_frames
 
     # -- one method per action ----------------------------------------------------------------
@@ -351,10 +351,10 @@ class SetLoop(ShardPart):
                 self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
         keeper.keep(self.set_index, regions, misses=action.misses)
         if self._history is not None:
-            self._history.flush()  # who goes on from this checkpoint is proved against the log
+            self._history.flush()  # `psdist check` of a resumed run needs this log
 
     def reserve_snapshot(self, memory: SnapshotMemory) -> bool:
-        """Memory for the copy of one more chunk; False where there is nothing to do now."""
+        """Reserve snapshot memory for one more chunk. Return False if none can be reserved now."""
         if not self._unreserved:
             return False
         chunk = self._unreserved[-1]
@@ -389,8 +389,8 @@ class SetLoop(ShardPart):
         self._built.fold(action)
 
     def _hold(self, action: Hold) -> None:
-        # The machine hears of it when all that it has decided is done: what follows may step a
-        # chunk, and a reply is stamped with the log's position when it leaves.
+        # The state machine gets Held when all its earlier actions are executed: the next ones may
+        # step a chunk, and a reply is stamped with the log's position when it leaves.
         self._happened.append(Held(action.chunk, self._built.hold(action)))
 
     def _reply(self, action: Reply) -> None:
@@ -435,13 +435,13 @@ class SetLoop(ShardPart):
         payload: memoryview | None,
         encoded: memoryview | None,
     ) -> Header:
-        """Of what ``peer`` gets, where they are due: in the message, and in the history."""
+        """Add the checksums that are due for this reply, in the message and in the history."""
         if self._checks.carries(header.chunk, header.clock):
-            # Of raw parameters the executor keeps it: it is computed once per step.
+            # For raw parameters the executor keeps the checksum: it is computed once per step.
             is_raw = self._replies is None
             crc = self._built.checksum(*key, encoded=None) if is_raw else None
             header = stamped(header, payload, crc=crc)
-        if self._replies is not None and header.flags & Flag.FRESH:  # no codec has been at it
+        if self._replies is not None and header.flags & Flag.FRESH:  # no codec was applied
             return header
         return self._with_record(header, key, peer, encoded)
 
@@ -469,7 +469,7 @@ class SetLoop(ShardPart):
     def _with_record(
         self, header: Header, key: tuple[int, int], peer: int, encoded: memoryview | None
     ) -> Header:
-        """The history gets the checksum of what ``peer`` will compute on, where one is due."""
+        """Record the checksum of the values that ``peer`` will compute on, if one is due."""
         if self._history is None or not self._recorded.carries(header.chunk, header.clock):
             return header
         crc = self._built.checksum(*key, encoded=encoded, clock=header.clock, reader=peer)
@@ -513,7 +513,7 @@ class SetLoop(ShardPart):
         self._transport.send(action.peer, frame)
 
     def _reply_bytes(self, chunk: Chunk) -> int:
-        """Of the largest reply about it."""
+        """Return the bytes of the largest reply about ``chunk``."""
         return chunk.num_bytes if self._replies is None else self._replies.largest(chunk.index)
 
     def _new_reply_frame(self, key: tuple[int, int], free: list[ReplyFrame]) -> ReplyFrame:
@@ -537,7 +537,7 @@ class SetLoop(ShardPart):
         raise action.error
 
     def statistics(self) -> dict[str, Any]:
-        """For summary.json: counts of the state machine and bytes of the shard."""
+        """Return counts of the state machine and bytes of the shard, for summary.json."""
         counts = dataclasses.asdict(self.core.statistics())
         counts |= {"position": self._log.position, "checksums": self._log.num_checksums}
         if self.executor is not None:

@@ -32,7 +32,7 @@ class Contribution(NamedTuple):
     weight: float
     is_empty: bool
     codec: int = 0
-    """Of the message that brought it, by number."""
+    """Codec number of the message that brought it."""
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class Build:
 
 @dataclass(slots=True)
 class Load:
-    """The slot holds a chunk's parameters, which go to buffer ``target``: the initial ones, or such
-    as the chief sets after ``clock`` iterations of its ``group``; the optimizer's state stays."""
+    """Copy a chunk's parameters from the slot to buffer ``target``: initial ones, or those that the
+    chief sets after ``clock`` iterations of its ``group``. The optimizer's state stays."""
 
     chunk: int
     slot: Frame
@@ -54,12 +54,12 @@ class Load:
     clock: int = -1
     """-1 for the initial ones."""
     number: int = 0
-    """Of the values that the chief sets; 0 for the initial ones."""
+    """Number of the values that the chief sets; 0 for the initial ones."""
 
 
 @dataclass(slots=True)
 class LoadState:
-    """The chief's optimizer state of a part of a chunk: the elements from ``start`` on."""
+    """Load the chief's optimizer state for a part of a chunk: the elements from ``start`` on."""
 
     chunk: int
     start: int
@@ -85,19 +85,19 @@ class Accept:
 
 
 class SlotContent(Enum):
-    """What the bytes of a slot are."""
+    """Content of a slot."""
 
     GRADIENT = "gradient"
     """As it was received, in the workers' dtype."""
     SUM = "sum"
     """A weighted sum of gradients, in the server's dtype."""
     HELD = "held"
-    """No slot's: the weighted mean lies in the chunk's held memory, in the server's dtype."""
+    """Not in a slot: the weighted mean is in the chunk's held memory, in the server's dtype."""
 
 
 @dataclass(slots=True)
 class StartSum:
-    """The gradient in the slot, of round ``clock``, times ``weight``, becomes a sum in the same
+    """Turn the gradient in the slot, of round ``clock``, times ``weight``, into a sum in the same
     slot."""
 
     chunk: int
@@ -108,7 +108,7 @@ class StartSum:
 
 @dataclass(slots=True)
 class Fold:
-    """The gradient in the slot, of round ``clock``, times ``weight``, is added to the sum in
+    """Add the gradient in the slot, of round ``clock``, times ``weight``, to the sum in
     ``accumulator``."""
 
     chunk: int
@@ -120,10 +120,10 @@ class Fold:
 
 @dataclass(slots=True)
 class Hold:
-    """The sum in the slot, times ``scale``, moves to the chunk's held memory; ``Held`` comes back.
+    """Move the sum in the slot, times ``scale``, to the chunk's held memory; ``Held`` comes back.
 
-    Blocks of :data:`BLOCK_ELEMENTS` are counted from the chunk's start, so that what is computed of
-    each does not depend on who holds the chunk."""
+    Blocks of :data:`BLOCK_ELEMENTS` are counted from the chunk's start, so that the result for each
+    does not depend on which server holds the chunk."""
 
     chunk: int
     slot: Frame
@@ -152,12 +152,12 @@ class Step:
     target: int
     contributions: tuple[Contribution, ...]
     peer: int | None = None
-    """Who has pushed it, where that is one worker."""
+    """The worker that pushed it, if there is exactly one."""
 
 
 @dataclass(slots=True)
 class EmptyStep:
-    """Updates without a gradient: nothing is computed, the log says that the chunk has them."""
+    """Log that the chunk contains these updates without a gradient; nothing is computed."""
 
     chunk: int
     contributions: tuple[Contribution, ...]
@@ -204,8 +204,8 @@ class Unchanged(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Tell a worker that its push of the chunk came after the round had closed, and in which round
-    its group goes on: a header alone."""
+    """Tell a worker that its push of the chunk came after the round had closed, and that its group
+    rejoins in round ``joins_at``: a header alone."""
 
     peer: int
     chunk: int
@@ -216,7 +216,7 @@ class LeftOut(NamedTuple):
 @dataclass(slots=True)
 class Receipt:
     """Tell a worker that its push of the chunk has been received, or (``pull_number``) that the
-    values are set which it has sent: a header alone."""
+    values that it sent are set: a header alone."""
 
     peer: int
     chunk: int
@@ -238,14 +238,14 @@ class TakeSnapshot:
     number: int
     chunks: tuple[int, ...]
     is_again: bool = False
-    """The log has it already: the server had died before it wrote."""
+    """True if the log contains it already: a server failed before it wrote the file."""
     misses: Misses | None = None
-    """Of the set, where this server decides who has missed a round."""
+    """Missed rounds of the set, if this server decides which groups miss a round."""
 
 
 @dataclass(slots=True)
 class WriteSnapshots:
-    """The snapshots of all sets were taken: write them, while the job goes on."""
+    """The snapshots of all sets were taken: write them while the job continues."""
 
     checkpoint: str
 
@@ -258,12 +258,12 @@ class MembershipEvent:
     group: int
     clock: int
     workers: int
-    """How many the group has; of reform the number of the one that has died."""
+    """Number of workers of the group; for reform, the number of the failed worker."""
 
 
 @dataclass(slots=True)
 class ModeEvent:
-    """For the history: from ``round`` on the mode is another one."""
+    """For the history: the mode changes at ``round``."""
 
     round: int
     mode: Mode
@@ -283,7 +283,7 @@ class BeginLevel:
 
 @dataclass(slots=True)
 class Missed:
-    """For the history: these groups have missed the round that the chunk is stepped in next."""
+    """For the history: these groups have missed the round of the chunk's next step."""
 
     chunk: int
     round: int
@@ -292,8 +292,8 @@ class Missed:
 
 @dataclass(slots=True)
 class Inherit:
-    """For the history: this update of a group that has died has arrived whole, and the chunk will
-    contain it."""
+    """For the history: this update of a failed group, or of a failed worker in a group, has arrived
+    whole. The chunk will contain it."""
 
     chunk: int
     group: int
@@ -315,7 +315,7 @@ class Append:
 
 @dataclass(slots=True)
 class Fail:
-    """The job cannot go on."""
+    """End the job with this error."""
 
     error: PsdistError
 
@@ -352,11 +352,11 @@ Action = (
 
 
 BLOCK_ELEMENTS = 1 << 16
-"""Of a chunk, whose squares are summed by its server: the unit in which a norm is put together."""
+"""Elements of a block of a chunk. A server sums squares by block; a norm combines these sums."""
 
 
 def num_blocks(num_elements: int) -> int:
-    """Of a chunk of so many elements."""
+    """Return the number of blocks of a chunk with ``num_elements``."""
     return -(-num_elements // BLOCK_ELEMENTS)
 
 
@@ -371,14 +371,14 @@ NO_BLOCKS: Final = HeldBlocks((), ())
 
 
 class ReplyFlow(NamedTuple):
-    """In what portions replies to pushes leave."""
+    """Order and limit of the replies to pushes that are in flight."""
 
     sizes: Sequence[int]
     """Bytes of the reply about each chunk of the set."""
     rank: Sequence[int]
-    """Of each chunk its place in the order in which a forward pass reads them."""
+    """By chunk: its place in the order in which a forward pass reads the chunks."""
     most_bytes: int
-    """Of replies under way to one worker, unless it is one alone."""
+    """Maximum bytes of replies in flight to one worker, except for a single reply."""
 
 
 @dataclass(slots=True)
@@ -394,35 +394,35 @@ class Built:
     num_optimizer_groups: int
     blocks: HeldBlocks = NO_BLOCKS
     lengths: Sequence[int] = ()
-    """Of all chunks of the set, in elements."""
+    """Elements of each chunk of the set."""
     replies: ReplyFlow | None = None
     """None: every reply that is allowed leaves at once."""
     are_replies_apart: bool = False
-    """Whether a reply is relative to what its reader was sent from here."""
+    """True if each reply is relative to what this server has sent its reader before."""
     state: Sequence[StatePart] = ()
     """The optimizer state that the chief is to send for these chunks, ascending."""
 
 
 @dataclass(slots=True)
 class HoldRounds:
-    """Another mode is proposed, or other codecs: nothing more is sent for rounds above the highest
-    one for which parameters were sent; :attr:`ServerCore.highest_sent` says which that is."""
+    """A change of the mode or of the codecs is proposed. Send no parameters for rounds above the
+    highest round sent so far, :attr:`ServerCore.highest_sent`."""
 
 
 class ChangeMode(NamedTuple):
-    """From ``round`` on the mode is another one. A first one may be of a round that is over: that
-    of a set which there was not when the run's mode changed."""
+    """Change the mode from ``round`` on. For a set that is added after the run's mode has changed,
+    ``round`` may have ended."""
 
     round: int
     mode: Mode
     staleness: int
     number: int = 0
-    """It is the run's so manieth change that the coordinator has told of; 0: of a schedule."""
+    """Number of the change, among those that the coordinator has sent; 0: from a schedule."""
 
 
 class ChangeCodecs(NamedTuple):
-    """From ``round`` on messages have the codecs of this level, by the run's ``number``-th change;
-    the mode stays, and what was held back goes out."""
+    """Use the codecs of this level from ``round`` on, by the run's ``number``-th change. The mode
+    stays, and replies that were held leave."""
 
     number: int
     round: int
@@ -430,7 +430,7 @@ class ChangeCodecs(NamedTuple):
 
 
 class AdmitGroup(NamedTuple):
-    """The group of ``worker``, a substitute, joins, and its clock stands at ``clock``."""
+    """The group of ``worker``, a substitute, joins with its clock at ``clock``."""
 
     worker: int
     clock: int

@@ -153,7 +153,7 @@ class CoordinatorPart(HasSnapshot):
     # -- membership ----------------------------------------------------------------------------
 
     def on_evicted(self, worker: int, job: Coordinator) -> Actions:
-        """``worker`` has failed and servers are being told."""
+        """``worker`` has failed and servers are evicting it."""
         return []
 
     def on_evict_ack(self, reached: Sequence[int]) -> None:
@@ -177,12 +177,12 @@ class CoordinatorPart(HasSnapshot):
         return []
 
     def on_server_lost(self, peer: int, who: str) -> Actions:
-        """A server or a spare has failed. Raises :class:`ServersLostError` if the job cannot go
-        on."""
+        """A server or a spare has failed. Raises :class:`ServersLostError` if the job cannot
+        continue."""
         return []
 
     def on_finishing(self) -> None:
-        """Servers are told that all workers are done."""
+        """``Finish`` is being sent to the servers: all workers are done."""
 
     def ask_again(self, server: int, job: Coordinator) -> Actions:
         """Another process serves the shard of ``server`` now: repeat what it may have missed."""
@@ -239,7 +239,7 @@ class Coordinator(HasSnapshot):
         self.is_ready = False
         """True while all workers have prepared and none prepares more."""
         self.is_finishing = False
-        """True once servers were told that all workers are done."""
+        """True once ``Finish`` was sent to the servers: all workers are done."""
         self.collectives: dict[int, Collective] = {}
         """By number."""
         self.entered: dict[int, int] = {}
@@ -262,7 +262,7 @@ class Coordinator(HasSnapshot):
         """Decide what follows from a message. Raises :class:`ProtocolError` if ``peer`` may not
         send it, or not now."""
         if is_worker(peer) and worker_of(peer) in self.membership.out:
-            return []  # it is not in the job any more, and may not have heard of that
+            return []  # it is out of the job, and may not have received that yet
         if isinstance(message, Progress):
             return self._on_progress(peer, message)
         if isinstance(message, Metrics):
@@ -347,7 +347,7 @@ class Coordinator(HasSnapshot):
         return [SendControl(server_id(server), message) for server in range(self.num_servers)]
 
     def fail(self, seq: int, error: str) -> Actions:
-        """End collective ``seq`` with an error, for those that have entered it and will."""
+        """End collective ``seq`` with an error, for workers that have entered it or will."""
         collective = self.collectives[seq]
         collective.error = error
         return self._tell(seq, error, sorted(collective.entered))
@@ -368,7 +368,7 @@ class Coordinator(HasSnapshot):
         return [*retried, *self._finish_if_all_are_done()]
 
     def ask_again(self, server: int) -> Actions:
-        """Another process serves the shard of ``server`` now: repeat what that one may have
+        """Another process serves the shard of ``server`` now: repeat the messages that it may have
         missed."""
         peer, actions = server_id(server), Actions()
         for seq, each in self.collectives.items():
@@ -385,7 +385,7 @@ class Coordinator(HasSnapshot):
 
     def _on_metrics(self, peer: int, line: dict[str, Any]) -> Actions:
         if is_worker(peer) and worker_of(peer) in self.membership.waiting:
-            return []  # its script is on the way to where the others are
+            return []  # its script has not caught up with the others yet
         worker, values = line.get("worker"), line.get("values", {})
         is_of_peer = isinstance(worker, int) and peer == worker_id(worker)
         if not is_of_peer or not isinstance(values, dict) or not is_plain(line):
@@ -429,7 +429,7 @@ class Coordinator(HasSnapshot):
         return any(worker in each.entered and not each.error for each in self.collectives.values())
 
     def _go_on(self, message: Enter, collective: Collective) -> Actions:
-        """``message.worker`` has come, and no worker has passed another."""
+        """``message.worker`` has entered, and no worker has missed a call."""
         if message.name != collective.name:
             return self.fail(
                 message.seq,
@@ -441,7 +441,7 @@ class Coordinator(HasSnapshot):
 
     def _on_progress(self, peer: int, message: Progress) -> Actions:
         if is_worker(peer) and worker_of(peer) in self.membership.waiting:
-            return []  # its script is on the way to where the others are
+            return []  # its script has not caught up with the others yet
         self.require_worker(peer, message.worker, message)
         before = self.progress.get(message.worker)
         if message.clock < (before.clock if before else 0) or message.samples < 0:
@@ -528,7 +528,7 @@ class Coordinator(HasSnapshot):
     def _on_who_is_absent(self, message: WhoIsAbsent) -> Actions:
         collective = self.collectives.get(message.seq)
         if collective is None:
-            return []  # it is over: the question has crossed the answer
+            return []  # it has ended: the question has crossed the answer
         absent = [worker for worker in self.membership.live if worker not in collective.entered]
         return [
             SendControl(
@@ -578,7 +578,7 @@ class Coordinator(HasSnapshot):
         live = map(worker_id, self.membership.live)
         others = [peer for part in self.parts for peer in part.to_stop(self)]
         workers = sorted({*live, *filter(is_worker, others)})
-        # Servers last: until now one may have had to take the place of another.
+        # Servers last: until now one may have had to replace another.
         servers = [each for each in others if not is_worker(each) and each != COORDINATOR]
         return [*(SendControl(each, Stop()) for each in (*workers, *servers)), Complete()]
 
@@ -613,7 +613,7 @@ class Coordinator(HasSnapshot):
 
     def on_lost(self, peer: int, who: str) -> Actions:
         """Handle the failure of ``peer``, which the network has noticed. Raises
-        :class:`PeerLostError` if the job cannot go on without it."""
+        :class:`PeerLostError` if the job cannot continue without it."""
         if not is_worker(peer):
             raise PeerLostError(who)
         worker = worker_of(peer)
@@ -628,7 +628,7 @@ class Coordinator(HasSnapshot):
 
     def on_server_lost(self, peer: int, who: str) -> Actions:
         """Handle the failure of a server or a spare where shards are replicated. Raises
-        :class:`ServersLostError` if the job cannot go on."""
+        :class:`ServersLostError` if the job cannot continue."""
         return self._ask(lambda part: part.on_server_lost(peer, who))
 
     def _on_buried(self, message: EvictAck) -> Actions:
@@ -651,7 +651,7 @@ class Coordinator(HasSnapshot):
             }
             if not collective.entered:
                 del self.collectives[seq]
-        # After MembershipChanged: whoever gets what follows has the new membership.
+        # After MembershipChanged: ranks get the new membership before what follows.
         actions += self._ask(lambda part: part.on_membership_changed(self))
         actions += self.pause.on_lost(out)
         for seq, collective in tuple(self.collectives.items()):

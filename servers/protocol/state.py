@@ -3,7 +3,7 @@
 ``handle(event) -> actions`` is the only entry. Events come from a transport (real or virtual) and
 from the loop, which executes the actions; time, memory and the network never appear here.
 
-A push takes this way:
+A push takes this path:
 
     Offered   -> a receive slot, or it stays with its sender     chunks/receive_pool
     Arrived   -> is it the next of its group?                    _on_push, here
@@ -111,8 +111,8 @@ class ServerCore:
         self.changes = RoundChanges(membership=membership, rule=rule)
         self._picture = picture
         self._is_kept = picture is not None and picture.is_kept
-        """True if a failed server made the copy for the checkpoint of a collective that is not
-        over."""
+        """True if a failed server made the copy for the checkpoint of a collective that has not
+        ended."""
         if picture is not None:
             self._membership.take_over(
                 picture.standings,
@@ -211,7 +211,7 @@ class ServerCore:
             self._refuse(
                 peer,
                 f"sent Setup that goes on from checkpoint {message.restore or 'none'!r:.80}"
-                f"{' with optimizer state' if message.state else ''}; this set goes on from "
+                f"{' with optimizer state' if message.state else ''}; expected "
                 f"{self._restores or 'none'}",
             )
         self._told_order = message.order
@@ -304,7 +304,7 @@ class ServerCore:
         return self._on_arrived(event)
 
     def _on_state_wanted(self, peer: int, message: StateWanted) -> list[Action]:
-        """Every worker is in a collective: nothing is under way."""
+        """Every worker is in a collective: no message is in flight."""
         if peer != self._membership.chief:
             self._refuse(
                 peer, f"sent StateWanted; {describe_peer(self._membership.chief)} asks for state"
@@ -333,8 +333,8 @@ class ServerCore:
 
     def _on_admit(self, event: AdmitGroup) -> list[Action]:
         """All workers wait in a collective, after their replies. So no round from the substitute's
-        first one on has begun, except with inherited updates of failed groups. Suspend messages of
-        waiting groups may still be under way."""
+        first one on has begun, except with the last updates of failed groups. Suspend messages of
+        waiting groups may still be in flight."""
         worker, clock = event
         group = self._membership.admit(worker, clock)
         if group is None:
@@ -390,7 +390,7 @@ class ServerCore:
         return actions + self._count(resumed)
 
     def _snapshot(self, checkpoint: str, *, is_again: bool) -> list[Action]:
-        """All workers wait in a collective, behind their replies: nothing is under way."""
+        """All workers wait in a collective, after their replies: no message is in flight."""
         number = number_of(checkpoint)
         if number is None or self._num_chunks is None:
             self._refuse(
@@ -444,7 +444,7 @@ class ServerCore:
         """The highest round for which parameters were sent; -1 for none."""
         return self._replies.highest_sent
 
-    # -- deaths -------------------------------------------------------------------------------
+    # -- failures -----------------------------------------------------------------------------
 
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
         """Nothing more arrives from a failed worker. The coordinator decides what follows."""
@@ -527,8 +527,8 @@ class ServerCore:
         )
 
     def may_copy(self, index: int) -> bool:
-        """Whether all that the chunk is can be told now: it has its values and its optimizer's
-        state, and is not about to be given others."""
+        """True if the whole chunk can be copied now: it has its values and its optimizer's state,
+        and no new values are about to be set."""
         chunk = self._chunks[index]
         return chunk.is_loaded and chunk.loading is None and self._state.is_complete
 
@@ -546,17 +546,17 @@ class ServerCore:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Those of this server, ascending, once the set was described."""
+        """Chunks of this server, ascending, once the shard is built."""
         return tuple(self._chunks)
 
     @property
     def num_contained(self) -> int:
-        """Updates that the chunks contain, in all of them together."""
+        """Number of updates that the chunks contain, summed over the chunks."""
         return sum(self._limits.contained)
 
     @property
     def num_steps(self) -> int:
-        """Those with a gradient."""
+        """Number of steps with a gradient."""
         return self.rule.num_steps
 
     # -- messages about a chunk ---------------------------------------------------------------
@@ -660,8 +660,8 @@ class ServerCore:
         return self._and_look(self._values.on_arrived(chunk, peer, header, slot))
 
     def _and_look(self, actions: list[Action]) -> list[Action]:
-        """Nothing else needs to know of values that wait for a buffer: while there are any, others
-        handle what may free one."""
+        """Return ``actions``. While values wait for a buffer, use handlers that look for a free one
+        after each event. Nothing else depends on waiting values."""
         is_waiting = bool(self._values.waiting)
         if is_waiting != self._has_waiting:
             self._has_waiting = is_waiting
@@ -774,11 +774,11 @@ class ServerCore:
         self._replies.close(chunk, token)
         return self.rule.on_free_buffer(chunk) + self._replies.leave(token.peer)
 
-    # -- for tests, reports and people --------------------------------------------------------
+    # -- for tests, reports and users ---------------------------------------------------------
 
     @property
     def generation(self) -> int:
-        """Of the membership."""
+        """Generation of the membership."""
         return self._membership.generation
 
     def group_of(self, peer: int) -> int | None:
@@ -802,7 +802,7 @@ class ServerCore:
 
     @property
     def has_members(self) -> bool:
-        """Whether a group has registered that has not left."""
+        """True if a registered group has not left."""
         return self._membership.num_active_workers > 0
 
     def statistics(self) -> ServerStatistics:
@@ -819,7 +819,7 @@ class ServerCore:
         )
 
     def contained(self) -> list[int]:
-        """By group: how many of its iterations all chunks here contain; nothing where there are no
+        """Return, by group, the number of its iterations that all chunks here contain; [] without
         chunks."""
         clocks = (chunk.clock.done for chunk in self._chunks.values())
         return [min(its) for its in zip(*clocks, strict=True)]
@@ -831,8 +831,8 @@ class ServerCore:
         return sum(self.contained()) - sum(self._limits.first)
 
     def check_invariants(self, chunk: int | None = None) -> None:
-        """Raise :class:`InvariantError` if the state contradicts itself. Linear in everything, or
-        with ``chunk`` only that one looked at, at a cost that does not grow with the others."""
+        """Raise :class:`InvariantError` if the state contradicts itself. The cost is linear in the
+        state. With ``chunk`` only this one is checked, at a cost independent of the others."""
         if chunk is None:
             self._membership.check_invariants()
             self._replies.check_invariants()
@@ -840,7 +840,7 @@ class ServerCore:
 
 
 def _answers(actions: Sequence[Action], peer: int, push: Header) -> bool:
-    """Whether the push needs no receipt: it has not asked for one, or its reply is among
+    """True if the push needs no receipt: it has not asked for one, or its reply is among
     ``actions``."""
     if not push.flags & Flag.RECEIPT:
         return True

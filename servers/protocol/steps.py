@@ -1,12 +1,12 @@
-"""Local steps of each group, fixed term by term: the coordinator's machine; pure.
+"""The coordinator's state machine that fixes the local steps of each group, term by term; pure.
 
-Workers ask when they come to a term (:class:`psdist.controller.steps.Term`), each once, and all
-get the same answer. So nobody has to be told beforehand, and no worker ever deals or makes rounds
-of which it does not know every group's steps.
+Each worker sends one request per term (:class:`psdist.controller.steps.Term`), and all get the
+same answer. So the coordinator announces no steps, and a worker always has the steps of every
+group before it deals or makes a round.
 
-The first one that asks fixes a term, by what the coordinator has heard until then. In sync, steps
-by the loss are fixed when nobody is to ask any more but who waits elsewhere or is done: what was
-reported before is known then, whatever the order in which messages come.
+The first request fixes a term, from the reports that have arrived until then. In sync, steps by the
+loss are fixed later: when each worker has sent a request, is done, or waits in a collective. All
+earlier reports have arrived by then, in whatever order messages come.
 
     steps = FixedSteps(control, num_workers=4, leaders={0: 0, 2: 1}, waits=False)
     steps.on_took(RoundTook(worker=2, round=0, step_us=900))
@@ -41,7 +41,7 @@ from psdist.servers.protocol.coordinator import Actions, Coordinator, Coordinato
 
 @dataclass(frozen=True, slots=True)
 class StepsObserved:
-    """A local step of a group has taken so long in a round: for the record."""
+    """For the record: time of each local step of a group in a round."""
 
     group: int
     round: int
@@ -50,7 +50,7 @@ class StepsObserved:
 
 @dataclass(frozen=True, slots=True)
 class StepsChosen:
-    """Each group makes these steps in a round of the term. ``why``: of a change, for people."""
+    """Each group makes these steps in a round of the term. ``why``: reason for a change."""
 
     term: Term
     steps: tuple[int, ...]
@@ -90,26 +90,26 @@ class FixedSteps(CoordinatorPart):
         waits: bool = False,
         keeps_passes: bool = False,
     ) -> None:
-        """``leaders``: worker -> the group that it leads; ``waits``: whether a term is fixed when
-        all have asked that may still do; ``keeps_passes``: whether groups may be in different hands
-        of a pass when a checkpoint is made (steps by speed)."""
+        """``leaders``: worker -> the group that it leads; ``waits``: True if a term is fixed only
+        when all workers that may still ask have asked; ``keeps_passes``: True if groups may be in
+        different hands of a pass when a checkpoint is made (steps by speed)."""
         self._control = control
         self._num_workers = num_workers
         self._leaders = leaders
         self._waits = waits
         self._keeps_passes = keeps_passes
         self._passes: dict[tuple[int, int], KeptPass] = {}
-        """By loader and number, those that some worker may be in."""
+        """By loader and number: the passes that some worker may be in."""
         self._newest: dict[int, dict[int, int]] = {}
         """By loader and worker: the pass of its last request."""
         self._terms: dict[Term, _Asked] = {}
-        """Terms for which some worker has still to ask."""
+        """Terms for which some worker has not asked yet."""
         self._starts: list[tuple[int, int]] = []
-        """Steps by the loss as (first block, steps),"""
+        """Steps by the loss, as (first block, steps)."""
         self._num_fixed = 0
-        """until this one, which is still to be fixed."""
+        """The first block whose steps by the loss are not fixed yet."""
         self._num_before = 0
-        """Blocks that were fixed before the checkpoint from which the run resumes."""
+        """Number of blocks that were fixed before the checkpoint that the run resumes."""
         if isinstance(control, LossStepControl):
             self._starts.append((0, control.now))
 
@@ -129,15 +129,15 @@ class FixedSteps(CoordinatorPart):
         return replace(fidelity, steps=self.kept(clock), paces=self.kept_paces())
 
     def kept(self, clock: int) -> KeptSteps | None:
-        """For a checkpoint of ``clock`` rounds of the slowest group; None where the loss decides
-        nothing. Blocks that have begun go on in the run that goes on from it."""
+        """Return the steps for a checkpoint of ``clock`` rounds of the slowest group; None unless
+        they are by the loss. Blocks that have begun continue in the resumed run."""
         if not isinstance(self._control, LossStepControl):
             return None
         starts = from_place(self._starts, block_of(clock))
         return self._control.kept(starts, self._num_fixed)
 
     def kept_paces(self) -> KeptPaces | None:
-        """As :meth:`kept`, where the speed decides."""
+        """As :meth:`kept`, for steps by speed."""
         if not isinstance(self._control, StepControl):
             return None
         passes = tuple(each for _, each in sorted(self._passes.items()))
@@ -157,7 +157,7 @@ class FixedSteps(CoordinatorPart):
         self._num_fixed = self._num_before = kept.num_fixed
 
     def go_on_at_pace(self, kept: KeptPaces) -> None:
-        """As :meth:`go_on`, where the speed decides."""
+        """As :meth:`go_on`, for steps by speed."""
         if not isinstance(self._control, StepControl):
             raise ValueError("of local steps by speed")
         self._control.go_on(kept)
@@ -176,7 +176,7 @@ class FixedSteps(CoordinatorPart):
         return [StepsObserved(group, message.round, message.step_us)]
 
     def report(self, message: LossReported) -> bool:
-        """Whether losses say how many steps there are, and may be as this one is."""
+        """Take a reported loss. Return False if it is invalid, or steps are not by the loss."""
         if not isinstance(self._control, LossStepControl) or message.total < 0:
             return False
         self._control.report(message.worker, message.count, message.total)
@@ -203,7 +203,7 @@ class FixedSteps(CoordinatorPart):
         return actions
 
     def fix(self, away: Collection[int]) -> list[StepsAction]:
-        """Fix the terms for which no worker is waited for any more."""
+        """Fix the terms that no longer wait for any worker."""
         actions: list[StepsAction] = []
         for term, asked in tuple(self._terms.items()):
             control = self._control
@@ -244,7 +244,7 @@ class FixedSteps(CoordinatorPart):
                     del self._passes[loader, number]
 
     def _keep(self, term: Term, steps: tuple[int, ...]) -> None:
-        """The term is fixed."""
+        """Keep the fixed steps of the term with its pass."""
         loader, number, block = term
         known = self._passes.get((loader, number))
         if known is None or known.num_fixed != block:

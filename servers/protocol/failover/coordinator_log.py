@@ -1,10 +1,10 @@
-"""The coordinator's log: with it another server can go on in the coordinator's place; pure.
+"""The coordinator's log, which lets another server replace a failed coordinator; pure.
 
 The coordinator decides by the messages it gets, in their order. A rank with the same machine and
 the same messages has the same state. So the coordinator appends each message to a log on its
 *standby*, the replica of server 0. Actions that follow from an entry leave when the standby has
-stored it. When the coordinator fails, the standby's machine goes on: ranks repeat what it lacks,
-and get again what they lack (psdist.servers.protocol.failover.lines).
+stored it. When the coordinator fails, the standby continues: ranks repeat the messages that it
+lacks, and it repeats those that they lack (psdist.servers.protocol.failover.lines).
 
     log = CoordinatorLog(coordinator, standby=server_id(1), num_workers=2, num_servers=2)
     log.handle(worker_id(0), enter)                 # server 0: [SendControl(1, Append(...))]
@@ -15,22 +15,22 @@ and get again what they lack (psdist.servers.protocol.failover.lines).
     standby.succeed("server 0 (rank 0 on n1)", lost={})
 
 After either of them fails there is no standby, and actions take effect immediately, until another
-rank has a complete replica of the shard of server 0. That rank is *nominated*: every rank is told.
-When all have received that, it gets a snapshot of the coordinator and each entry after it. From
-then on it is the standby.
+rank has a complete replica of the shard of server 0. Every rank receives a message that nominates
+that rank. When all have received it, the nominee gets a snapshot of the coordinator and each entry
+after it. From then on the nominee is the standby.
 
     log.handle(worker_id(1), ReceivedUpTo(count=3))    # [EntrustAll(standby=..., state=...)]
     third.from_snapshot(state)                         # there
 
-Files and output are the coordinator's, too. Each entry says how far those are done. After a
-failover the standby does the rest, part of it perhaps for the second time.
+The coordinator also writes files and output. Each entry contains the number of entries whose
+actions are done. After a failover the standby does the rest, part of it perhaps a second time.
 
 When the job is complete, the standby is stopped last, when all other ranks have confirmed. A worker
 that is out of the job has confirmed, or its process has ended. If the coordinator fails before
 that, the standby stops them all. (After a failover the server in the coordinator's process is
 stopped last as well, because the process ends with it.)
 
-Longer than other modules: both sides of the log stand in one place.
+Longer than other modules: both sides of the log are in one place.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class EntrustAll:
-    """Tell ``standby`` all that the coordinator knows, as of note ``number``."""
+    """Send ``standby`` the coordinator's snapshot, as of log entry ``number``."""
 
     standby: int
     number: int
@@ -94,7 +94,7 @@ class EntrustAll:
 
 @dataclass(frozen=True, slots=True)
 class Entrusted:
-    """For people: ``standby``, who knows what the coordinator knows, is its standby from now on."""
+    """For users: ``standby`` has the coordinator's snapshot, and is its standby from now on."""
 
     standby: int
 
@@ -131,14 +131,14 @@ class CoordinatorLog(HasSnapshot):
         num_substitutes: int = 0,
         is_active: bool = True,
     ) -> None:
-        """``standby``: its stable id; ``is_active``: false there; ``num_substitutes``: as of the
-        assembly."""
+        """``standby``: its stable id; ``is_active``: False on the standby; ``num_substitutes``: as
+        in the assembly."""
         self.coordinator = coordinator
         self.standby: int | None = standby
         self._appointed: int | None = None
         """The nominee, while there is no standby."""
         self.coordinator_at = COORDINATOR
-        """In whose process the coordinator is."""
+        """Id of the server whose process runs the coordinator."""
         self._is_active = is_active
         self._peers = [
             *(server_id(server) for server in range(num_servers) if server != COORDINATOR),
@@ -161,7 +161,7 @@ class CoordinatorLog(HasSnapshot):
         """Actions that follow from later entries, by entry."""
         self._dead: set[int] = set()
         self.moves: list[Move] = []
-        """All that there were."""
+        """All moves of shards so far."""
         self.is_complete = False
         self._awaited: list[int] = []
         """Ranks that must confirm the end, or have ended, before the standby is told."""
@@ -180,7 +180,7 @@ class CoordinatorLog(HasSnapshot):
         return data
 
     def from_snapshot(self, data: bytes) -> None:
-        """Go on, as the next standby, with what :class:`EntrustAll` has brought. Raises
+        """Become the next standby, with the state of :class:`EntrustAll`. Raises
         :class:`ProtocolError` if it is of another version or damaged."""
         try:
             version, state = msgpack.unpackb(data)
@@ -196,7 +196,7 @@ class CoordinatorLog(HasSnapshot):
     # -- as the coordinator ----------------------------------------------------------------------
 
     def handle(self, peer: int, message: Control) -> list[LogAction]:
-        """As :meth:`Coordinator.handle`: what is to be done now."""
+        """As :meth:`Coordinator.handle`: return the actions to execute now."""
         if isinstance(message, Failure | WhoIsAbsent):  # these change nothing
             return [*self.coordinator.handle(peer, message)]
         if isinstance(message, AppendAck):
@@ -208,8 +208,8 @@ class CoordinatorLog(HasSnapshot):
         return self._take(peer, message)
 
     def on_lost(self, peer: int, who: str) -> list[LogAction]:
-        """The network has told that ``peer`` is dead. Raises :class:`PeerLostError` or
-        :class:`ServersLostError` where the job cannot go on without it."""
+        """Handle the failure of ``peer``, which the network has noticed. Raises
+        :class:`PeerLostError` or :class:`ServersLostError` if the job needs it to continue."""
         if peer in self._dead:
             return []
         if peer != self.standby:
@@ -223,7 +223,7 @@ class CoordinatorLog(HasSnapshot):
     on_server_lost = on_lost
 
     def _take(self, peer: int, message: Control | None, who: str = "") -> list[LogAction]:
-        """``message`` of ``peer``, or its death."""
+        """Append ``message`` of ``peer``, or without a message its failure, to the log."""
         self._number += 1
         self._pending.append((self._number, self._follows_from(peer, message, who)))
         if self.standby is None:
@@ -238,8 +238,8 @@ class CoordinatorLog(HasSnapshot):
         return [SendControl(self.standby, note)]
 
     def _entrust(self) -> list[LogAction]:
-        """With everything, who is appointed, if all have received who that is. It holds a copy of
-        the shard of server 0 by then; what follows from now on waits for it."""
+        """Send the nominee the snapshot, if all ranks have received the nomination. It has by then
+        a replica of the shard of server 0. Later actions wait for its acknowledgements."""
         standby = self._appointed
         if standby is None or self.is_complete or not self._lines.has_received_wanted(self._spoken):
             return []
@@ -265,7 +265,7 @@ class CoordinatorLog(HasSnapshot):
         return self._let_go(number)
 
     def _let_go(self, number: int) -> list[LogAction]:
-        """All that follows from notes up to this one."""
+        """Return the actions that follow from entries up to ``number``."""
         actions: list[LogAction] = []
         while self._pending and self._pending[0][0] <= number:
             self._num_done, free = self._pending.popleft()
@@ -273,8 +273,8 @@ class CoordinatorLog(HasSnapshot):
         return [each for each in actions if self._leaves(each)]
 
     def _leaves(self, action: LogAction) -> bool:
-        """Not what is said to who does not know yet who the coordinator is: it is kept until then.
-        Nor to server 0 before its place is taken: it is asked again."""
+        """False for a message to a rank that has not rejoined: its line keeps the message. False
+        also for server 0 while its shard is lost: the coordinator repeats the message later."""
         if not isinstance(action, SendControl):
             return True
         if action.peer == COORDINATOR:
@@ -282,7 +282,7 @@ class CoordinatorLog(HasSnapshot):
         peer = self._now.get(action.peer, action.peer)
         return self._lines.is_open(peer) or isinstance(action.message, LeaderChanged)
 
-    # -- what follows from a note, on both -----------------------------------------------------
+    # -- what follows from an entry, on both ---------------------------------------------------
 
     def _follows_from(self, peer: int, message: Control | None, who: str) -> list[LogAction]:
         if message is None:
@@ -320,7 +320,7 @@ class CoordinatorLog(HasSnapshot):
         return self._said(lost(peer, who))
 
     def _said(self, actions: Iterable[CoordinatorAction]) -> list[LogAction]:
-        """``actions``, with what is said noted down, and the end in its order."""
+        """Store the messages of ``actions`` on their lines. Add nominations, or order the end."""
         actions = list(actions)
         if any(isinstance(each, Complete) for each in actions):
             return self._complete(actions)
@@ -335,9 +335,9 @@ class CoordinatorLog(HasSnapshot):
         return [*actions, *said]
 
     def _appoint(self, keeper: int, peers: Iterable[int]) -> list[SendControl]:
-        """The process with a new replica of the shard of server 0 is nominated."""
+        """Nominate the process with a new replica of the shard of server 0."""
         self._appointed = keeper
-        # It first: who is named to others and does not know it would wait for the first of them.
+        # The nominee first, so that it has its role before other ranks contact it.
         in_order = sorted(peers, key=lambda peer: peer != keeper)
         said = [SendControl(peer, Nominate(deputy=keeper)) for peer in in_order]
         for each in said:

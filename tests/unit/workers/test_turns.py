@@ -66,7 +66,7 @@ def test_who_is_told_again_and_again_who_is_missing_waits_no_longer_for_that() -
     )
     loop = loop_with(events)
     with pytest.raises(
-        WaitTimeoutError, match=r"waited 30 s for a reply, longer than wait_timeout"
+        WaitTimeoutError, match=r"waited 30 s for a reply, longer than failures.wait_timeout"
     ):
         loop.carry_on(Wait(lambda: False, "a reply", ask), waiting)
     assert [round(each) for each in asked] == [1, 2, 4, 8, 16]
