@@ -31,6 +31,7 @@ class Fields:
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
         kinds = (bytes | None if each is Nested else each for each in self._types.values())
+        # mypy wants a type written out, and this one is made of the declared fields.
         state: Any = tuple[tuple(kinds)]  # type: ignore[misc]
         return TypeAdapter(state)
 
