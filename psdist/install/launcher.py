@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 LauncherName: TypeAlias = Literal["openmpi", "mpich", "pmix", "slurm", "none"]
@@ -106,6 +107,15 @@ def slurm_switches(environment: Mapping[str, str]) -> tuple[str, str]:
     address = environment.get("SLURM_TOPOLOGY_ADDR", "")
     pattern = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "")
     return (address, pattern) if len(address) + len(pattern) < 4096 else ("", "")
+
+
+def boot_id() -> str:
+    """Return the boot id of the running kernel: processes that read the same one share their
+    processors. "" where the kernel does not report it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 def family_of(library_version: str) -> Family:

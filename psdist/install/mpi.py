@@ -28,8 +28,7 @@ from typing import Any, Final
 
 from psdist.errors import LaunchError
 from psdist.install.launcher import FAMILY_NAMES, Family, family_of, library_name
-from psdist.install.quirks.home import own_home
-from psdist.install.quirks.session import chosen_session
+from psdist.install.quirks import chosen_session, own_home
 from psdist.install.room import (
     check_file_limit,
     check_shared_memory,

@@ -23,8 +23,8 @@ import msgpack
 from psdist.config.settings import NAMES, RunConfig, decode, encode
 from psdist.config.sources import Resolved
 from psdist.errors import LaunchError, TransportError, UserError
-from psdist.install.kernel import boot_id
 from psdist.install.launcher import (
+    boot_id,
     detect,
     explain_mismatch,
     explain_singleton,
@@ -32,9 +32,7 @@ from psdist.install.launcher import (
     slurm_switches,
     survives_deaths,
 )
-from psdist.install.quirks.home import own_home
-from psdist.install.quirks.pmi import readable_lines
-from psdist.install.quirks.pmix import wait_for_all_ranks
+from psdist.install.quirks import own_home, readable_lines, wait_for_all_ranks
 from psdist.protocol.roles import Place
 from psdist.ranks.failure import printable, wait_until_read
 from psdist.ranks.mpi_end import end_is_ours, finalize_at_exit

@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Final
 
 from psdist.errors import LaunchError, ProtocolError
-from psdist.install.kernel import boot_id
+from psdist.install.launcher import boot_id
 from psdist.ranks.failure import Interrupted
 from psdist.report.facts import (
     KERNEL_VARIABLE,

@@ -1,12 +1,12 @@
 """An mpirun whose pid is that of one that was killed: its folder is in the way, unless the job's
-own is used (psdist/install/quirks/session.py)."""
+own is used (psdist/install/quirks.py)."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from psdist.install.quirks.session import own_session
+from psdist.install.quirks import own_session
 from tests.support.mpirun import Completed, environment_prefix, require, run_program
 
 # Takes the place of this shell, so that its pid is the shell's.

@@ -52,7 +52,7 @@ def test_srun_makes_one_world_over_four_hosts(
 
 
 def test_mpich_starts_whatever_its_ranks_publish(slurm_cluster: SlurmCluster) -> None:
-    # Without psdist.install.quirks.pmi all ranks abort in MPI_Init: MPICH's UCX publishes what the
+    # Without psdist.install.quirks all ranks abort in MPI_Init: MPICH's UCX publishes what the
     # heap holds.
     program = str(REPOSITORY / "tests" / "support" / "programs" / "dense_heap.py")
     for _ in range(3):

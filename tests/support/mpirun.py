@@ -30,7 +30,7 @@ from typing import IO, Literal, NoReturn
 
 import pytest
 
-from psdist.install.quirks.session import own_session
+from psdist.install.quirks import own_session
 
 Mpi = Literal["openmpi", "mpich"]
 

@@ -43,7 +43,7 @@ from psdist.commands.launch.screen import Screen
 from psdist.commands.launch.verdict import judge
 from psdist.commands.launch.view import View
 from psdist.errors import LaunchError, ProtocolError
-from psdist.install.quirks.session import own_session
+from psdist.install.quirks import own_session
 from psdist.install.room import session_bytes
 from psdist.report.facts import (
     EndNow,

@@ -24,7 +24,7 @@ from typing import Final
 
 from psdist.commands.launch.process import RankProcess
 from psdist.errors import LaunchError
-from psdist.install.kernel import boot_id
+from psdist.install.launcher import boot_id
 from psdist.install.room import has_room, no_room
 from psdist.report.facts import (
     KERNEL_VARIABLE,

@@ -1,7 +1,7 @@
 """Start MPI in a process whose heap holds no zeros, and print the size of the world.
 
 What MPICH publishes then makes lines that Slurm's pmi2 plugin cannot read
-(psdist.install.quirks.pmi).
+(psdist.install.quirks).
 """
 
 import ctypes

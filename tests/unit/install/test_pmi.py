@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.install.quirks.pmi import readable_lines, with_smaller_limit
+from psdist.install.quirks import readable_lines, with_smaller_limit
 
 MAXES = b"cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=%d\n"
 
