@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from psdist.topology.draw.svg import picture
-from psdist.topology.machine.machine import Core, Device, Machine, NumaNode, Package
-from psdist.topology.network.cluster import Cluster, Node, Switch
+from psdist.topology.machine import Core, Device, Machine, NumaNode, Package
+from psdist.topology.network import Cluster, Node, Switch
 from psdist.topology.plan.planning import PlanRequest, plan_ahead
 
 CORES = 8

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field
 
 from psdist.checkpoint import plain as plain_values
 from psdist.checkpoint import strict
@@ -173,9 +173,6 @@ class Index:
         return sum(file.num_bytes for file in self.files)
 
 
-_ADAPTER: Final = TypeAdapter(Index)
-
-
 def encode(index: Index) -> str:
     """Raises :class:`CheckpointError` for what :func:`decode` would refuse."""
     content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(index)}
@@ -197,7 +194,7 @@ def decode(text: str, *, where: str) -> Index:
         crc32 = members.pop("crc32", None)
         if crc32 != _checksum({"format": FORMAT, "version": VERSION, **members}):
             raise CheckpointError(f"{where}: damaged: its checksum is of other contents")
-        index = validated(_ADAPTER, members, where=where, remedy=_REMEDY)
+        index = validated(Index, members, where=where, remedy=_REMEDY)
     except PlacementError as error:
         raise CheckpointError(str(error)) from None
     _check(index, where)

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from psdist.errors import CheckpointError, PlacementError
-from psdist.topology.text import strict_json
+from psdist.topology.text import decoded, strict_json
 from psdist.topology.text.strict_json import Limits
-from psdist.topology.text.untrusted import decoded
 
 LIMITS: Final = Limits(depth=200, brackets=1 << 24, commas=1 << 26)
 

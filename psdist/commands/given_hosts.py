@@ -14,7 +14,7 @@ from typing import Final
 from psdist.errors import PlacementError
 from psdist.topology.network import host_files
 from psdist.topology.network.host_files import HostFile
-from psdist.topology.plan.plan import Plan
+from psdist.topology.plan import Plan
 from psdist.topology.text import hostlist
 
 _MAX_LISTED: Final = 200

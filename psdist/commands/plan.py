@@ -32,21 +32,20 @@ from psdist.config.settings import (
 )
 from psdist.errors import PlacementError
 from psdist.protocol.partition import auto_chunk_bytes, chunk_bytes_for_all, empty_servers
+from psdist.topology import emit
 from psdist.topology.draw import matrix as draw_matrix
+from psdist.topology.draw import size as draw_size
 from psdist.topology.draw import svg as draw_svg
 from psdist.topology.draw import text as draw_text
-from psdist.topology.draw.drawing import size as draw_size
-from psdist.topology.emit import files as emit
-from psdist.topology.emit.files import Emission, Launcher
-from psdist.topology.machine import live
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.machine.machine import Machine
+from psdist.topology.emit import Emission, Launcher
+from psdist.topology.machine import Machine, live
+from psdist.topology.machine import hwloc as hwloc_xml
+from psdist.topology.network import Cluster
 from psdist.topology.network import catalogue as network
-from psdist.topology.network.cluster import Cluster
 from psdist.topology.network.host_files import HostFile
 from psdist.topology.network.rack_table import parse_speed
 from psdist.topology.network.sources import build_cluster, read_tree
-from psdist.topology.plan.plan import Plan
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import Grouping, PlanRequest, Strategy, plan_ahead
 from psdist.topology.plan.what_if import what_if
 from psdist.topology.text import hostlist

@@ -210,11 +210,11 @@ def num_ranks_for(num_workers: int, config: RunConfig, environment: Mapping[str,
 
 
 def _num_ranks_of_plan(num_workers: int, placement: str) -> int:
-    from psdist.topology.plan import codec
-    from psdist.topology.text.untrusted import file_bytes
+    from psdist.topology.plan import MAX_BYTES, decode
+    from psdist.topology.text import file_bytes
 
-    data, where = file_bytes(Path(placement), max_bytes=codec.MAX_BYTES)
-    plan = codec.decode(data, where=where)
+    data, where = file_bytes(Path(placement), max_bytes=MAX_BYTES)
+    plan = decode(data, where=where)
     if len(plan.worker_ranks) != num_workers:
         raise LaunchError(
             f"--workers {num_workers}, but the plan {where} has {len(plan.worker_ranks)}; leave "

@@ -62,7 +62,7 @@ from psdist.report.facts import Phase, RankSurvived
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.progress import say_phase
 from psdist.report.run_directory import RunDirectory
-from psdist.topology.plan.plan import Plan
+from psdist.topology.plan import Plan
 from psdist.transport.base import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.waiting import Waiting

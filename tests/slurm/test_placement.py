@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.topology.plan.codec import decode, encode
-from psdist.topology.plan.plan import Plan
+from psdist.topology.plan import Plan, decode, encode
 from psdist.topology.text import bitmap
 from tests.support.mpirun import REPOSITORY, Completed, run_mpi
 from tests.support.slurm import network

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
 
-from psdist.topology.machine.machine import flat_machine
-from psdist.topology.network.cluster import Cluster, Node, Switch
-from psdist.topology.plan.plan import Plan
+from psdist.topology.machine import flat_machine
+from psdist.topology.network import Cluster, Node, Switch
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import Grouping, PlanRequest, RankFacts, plan_job
 from psdist.topology.plan.serving_hosts import problem_of
-from psdist.topology.solver.bound import lower_bound_s
+from psdist.topology.solver.filling import lower_bound_s
 
 GBIT = 1e9 / 8
 

@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 
 from psdist.errors import InvariantError
-from psdist.topology.solver.problem import Problem, Solution, cost_s, edge_times_s, worst_edge
+from psdist.topology.solver import Problem, Solution, cost_s, edge_times_s, worst_edge
 
 MOST_CANDIDATES = 4
 MOST_SERVERS = 6

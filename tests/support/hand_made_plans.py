@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
-from psdist.topology.machine.machine import Core, Machine, NumaNode, Package
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan.plan import LinkLoad, Plan, PlannedRank
+from psdist.topology.machine import Core, Machine, NumaNode, Package
+from psdist.topology.network import Cluster
+from psdist.topology.plan import LinkLoad, Plan, PlannedRank
 
 Place: TypeAlias = tuple[str, Literal["server", "worker"], Iterable[int]]
 """Host, role and logical cores of a rank."""

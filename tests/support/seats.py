@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from psdist.topology.machine.machine import UNKNOWN, Machine
+from psdist.topology.machine import UNKNOWN, Machine
 from psdist.topology.plan.gpu_shares import Role, compute_gpus
 from psdist.topology.plan.seating import Seat
 

@@ -14,11 +14,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from psdist.topology.draw.drawing import Place, Scene, counted, names, ranges, short_pci, shortened
-from psdist.topology.machine.machine import UNKNOWN, Device, Machine
+from psdist.topology.draw import Place, Scene, counted, names, short_pci, shortened
+from psdist.topology.machine import UNKNOWN, Device, Machine
 from psdist.topology.machine.paths import LEGEND, Paths
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan.plan import Plan, PlannedRank
+from psdist.topology.network import Cluster
+from psdist.topology.plan import Plan, PlannedRank
+from psdist.topology.text.bitmap import format_list
 
 MAX_DEVICES: Final = 64
 """Rows and columns; what is more is said."""
@@ -143,7 +144,7 @@ def _cores_near(machine: Machine, device: Device) -> str:
     if device.cpus is None:
         return "?"
     near = [core.logical for core in machine.cores if device.cpus.intersection(core.cpus)]
-    return shortened(ranges(near), _MAX_LIST) or "none"
+    return shortened(format_list(near), _MAX_LIST) or "none"
 
 
 def _numa(machine: Machine, device: Device) -> str:
@@ -159,8 +160,8 @@ def _users(ranks: Sequence[PlannedRank], device: Device) -> str:
         found = [each for each in ranks if each.gpu and each.gpu == device.pci]
     else:
         found = [each for each in ranks if each.nic and each.nic in (*device.names, device.pci)]
-    workers = ranges(each.rank for each in found if each.role == "worker")
-    servers = ranges(each.rank for each in found if each.role == "server")
+    workers = format_list(each.rank for each in found if each.role == "worker")
+    servers = format_list(each.rank for each in found if each.role == "server")
     parts = [workers, f"s{servers}" if servers else ""]
     return shortened(" ".join(part for part in parts if part), _MAX_LIST) or "-"
 
@@ -170,7 +171,7 @@ def _rank(each: PlannedRank) -> str:
 
 
 def _cores(cores: Sequence[int]) -> str:
-    return f"cores {shortened(ranges(cores), _MAX_LIST)}" if cores else "no cores of its own"
+    return f"cores {shortened(format_list(cores), _MAX_LIST)}" if cores else "no cores of its own"
 
 
 def _legend(used: set[str], width: int) -> list[str]:

@@ -11,7 +11,7 @@ it. The picture stands alone (no scripts, no fonts from elsewhere); hovering sho
 
 from __future__ import annotations
 
-from psdist.topology.draw.drawing import (
+from psdist.topology.draw import (
     Scene,
     bound_words,
     counted,
@@ -42,8 +42,8 @@ from psdist.topology.draw.svg_style import (
     on_load,
     users,
 )
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan.plan import Plan
+from psdist.topology.network import Cluster
+from psdist.topology.plan import Plan
 
 MAX_FULL = 16
 MAX_NOTES = 12

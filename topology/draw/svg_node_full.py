@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psdist.topology.draw.drawing import (
+from psdist.topology.draw import (
     ACROSS,
     UNBOUND,
     Place,
@@ -19,7 +19,6 @@ from psdist.topology.draw.drawing import (
     counted,
     machine_words,
     package_name,
-    ranges,
     short_pci,
 )
 from psdist.topology.draw.svg_canvas import MUTED, Canvas, text_width
@@ -37,8 +36,9 @@ from psdist.topology.draw.svg_style import (
     rank_words,
     users,
 )
-from psdist.topology.machine.machine import Device
-from psdist.topology.plan.plan import PlannedRank
+from psdist.topology.machine import Device
+from psdist.topology.plan import PlannedRank
+from psdist.topology.text.bitmap import format_list
 
 PACKAGE_WIDTH, PACKAGE_PAD, NODE_PAD, GAP = 190.0, 8.0, 10.0, 8.0
 NODE_WIDTH = 2 * (NODE_PAD + PACKAGE_WIDTH) + GAP
@@ -339,4 +339,4 @@ def _draw_devices(
 def _used_by(ranks: Sequence[PlannedRank]) -> str:
     if not ranks:
         return "not used"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(each.rank for each in ranks)}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_list(each.rank for each in ranks)}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from psdist.topology.draw.drawing import (
+from psdist.topology.draw import (
     Place,
     Scene,
     counted,
@@ -38,7 +38,7 @@ from psdist.topology.draw.svg_style import (
     node_title,
     on_load,
 )
-from psdist.topology.plan.plan import LinkLoad
+from psdist.topology.plan import LinkLoad
 
 MAX_NESTED = 6
 """Boxes in boxes; what is deeper is drawn in the box at this depth."""

@@ -12,21 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from psdist.topology.draw.drawing import (
+from psdist.topology.draw import (
     Place,
     Scene,
     counted,
     duration,
     machine_words,
     percent,
-    ranges,
     short_pci,
     size,
     speed,
 )
 from psdist.topology.draw.svg_canvas import INK
-from psdist.topology.machine.machine import Device
-from psdist.topology.plan.plan import LinkLoad, PlannedRank
+from psdist.topology.machine import Device
+from psdist.topology.plan import LinkLoad, PlannedRank
+from psdist.topology.text.bitmap import format_list
 
 Level = Literal["full", "boxes"]
 """Hosts with all that is in them, or one box each."""
@@ -105,7 +105,7 @@ def rank_words(scene: Scene, rank: PlannedRank) -> str:
 
 
 def rank_title(scene: Scene, rank: PlannedRank) -> str:
-    where = f"cores {ranges(rank.cores)}" if rank.cores else "not bound"
+    where = f"cores {format_list(rank.cores)}" if rank.cores else "not bound"
     devices = "".join(f", {each}" for each in (short_pci(rank.gpu), rank.nic) if each)
     holds = " of the model" if rank.role == "server" else ""
     return f"rank {rank.rank}: {rank_words(scene, rank)}{holds}, {where}{devices}"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import islice
 
-from psdist.topology.draw.drawing import (
+from psdist.topology.draw import (
     Scene,
     bound_words,
     counted,
@@ -37,8 +37,8 @@ from psdist.topology.draw.drawing import (
     worst_words,
 )
 from psdist.topology.draw.text_tree import Detail, Line, Tree
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan.plan import LinkLoad, Plan
+from psdist.topology.network import Cluster
+from psdist.topology.plan import LinkLoad, Plan
 
 MAX_TREE_LINES = 160
 MAX_NOTES = 20

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from psdist.topology.draw.drawing import (
+from psdist.topology.draw import (
     ACROSS,
     UNBOUND,
     Place,
@@ -26,14 +26,14 @@ from psdist.topology.draw.drawing import (
     names,
     package_name,
     percent,
-    ranges,
     roles_words,
     short_pci,
     shortened,
     speed,
 )
-from psdist.topology.machine.machine import Device, Machine
-from psdist.topology.plan.plan import LinkLoad, PlannedRank
+from psdist.topology.machine import Device, Machine
+from psdist.topology.plan import LinkLoad, PlannedRank
+from psdist.topology.text.bitmap import format_list
 
 MAX_INDENT = 30
 """Columns; what is deeper goes on at this one."""
@@ -248,9 +248,9 @@ class Tree:
             parts[0] += f" holds {100 * plan.weights[rank.index]:5.1f} %"
         elif rank.role == "worker":
             parts[0] += f" group {rank.group:<7}"
-        word = "core" if len(rank.cores) == 1 else "cores"
-        cores = f"{word} {shortened(ranges(rank.cores), MAX_LIST)}" if rank.cores else "not bound"
-        parts.append(f"{cores:<12}")
+        listed = shortened(format_list(rank.cores), MAX_LIST)
+        words = f"{'core' if len(rank.cores) == 1 else 'cores'} {listed}"
+        parts.append(f"{words if rank.cores else 'not bound':<12}")
         if rank.numa >= 0 and num_numa > num_packages:
             parts.append(f"numa {rank.numa}")
         if rank.gpu:
@@ -262,7 +262,7 @@ class Tree:
 
 def _rank_numbers(places: Sequence[Place]) -> str:
     found = [each.rank for place in places for each in place.ranks]
-    return f", {'rank' if len(found) == 1 else 'ranks'} {ranges(found)}" if found else ""
+    return f", {'rank' if len(found) == 1 else 'ranks'} {format_list(found)}" if found else ""
 
 
 def _known(links: Iterable[LinkLoad | None]) -> tuple[LinkLoad, ...]:
@@ -274,7 +274,7 @@ def _package_words(place: Place, package: int) -> str:
     cores = [core.logical for core in machine.cores if core.package == package]
     taken = place.rank_of_core()
     num_free = sum(core not in taken for core in cores)
-    parts = [f"cores {ranges(cores)}, {num_free} free" if cores else "no cores"]
+    parts = [f"cores {format_list(cores)}, {num_free} free" if cores else "no cores"]
     parts += _device_words("GPU", machine.gpus, package)
     parts += _device_words("NIC", machine.nics, package)
     return "; ".join(parts)

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from psdist.topology.machine import kernel_files, pci
-from psdist.topology.machine.machine import Device, Machine
+from psdist.topology.machine import Device, Machine, kernel_files, pci
 
 # InfiniBand and RoCE, Omni-Path, Slingshot, EFA.
 _FABRIC_NAMES: Final = ("mlx", "ib", "hfi", "opa", "hsi", "hsn", "cxi", "rdmap", "efa", "bnxt_re")

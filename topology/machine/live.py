@@ -1,10 +1,13 @@
 """The machine that this process runs on, as far as it may use it.
 
 Owns the choice between lstopo and /sys and how lstopo is run; what their answers mean is
-:mod:`psdist.topology.machine.hwloc.xml`'s and :mod:`psdist.topology.machine.sysfs`'s.
+:mod:`psdist.topology.machine.hwloc`'s and :mod:`psdist.topology.machine.sysfs`'s.
 
     machine = this_machine()
     machine.name, machine.cores, machine.notes
+    bind((4, 5, 6, 7))       # before torch starts its threads: they inherit it
+
+Binding changes this process; which cores it gets is for :mod:`psdist.topology.plan.seating` to say.
 """
 
 from __future__ import annotations
@@ -15,16 +18,16 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import cards, sysfs
-from psdist.topology.machine.hwloc import xml as hwloc_xml
+from psdist.topology.machine import Device, Machine, cards, flat_machine, sysfs
+from psdist.topology.machine import hwloc as hwloc_xml
 from psdist.topology.machine.hwloc.elements import MAX_BYTES
-from psdist.topology.machine.machine import Device, Machine, flat_machine
-from psdist.topology.text.untrusted import HOST_NAME
+from psdist.topology.text import HOST_NAME
 
 LSTOPO_TIMEOUT_S: Final = 5.0
 
@@ -124,3 +127,26 @@ def _from_sysfs(root: Path, notes: list[str]) -> Machine | None:
     except PlacementError as error:
         notes.append(str(error))
         return None
+
+
+def bind(cpus: Iterable[int]) -> frozenset[int]:
+    """Bind all threads of this process to ``cpus`` (OS numbers); what this thread then has.
+
+    The kernel may allow less, or refuse: the caller compares. Never widens beyond what the kernel
+    allows the process's cgroup.
+    """
+    wanted = set(cpus)
+    if wanted:
+        for thread in _threads():
+            with suppress(OSError):  # a thread that has ended, or PUs that are not ours
+                os.sched_setaffinity(thread, wanted)
+    return frozenset(os.sched_getaffinity(0))
+
+
+def _threads() -> list[int]:
+    """This thread first; MPI has started others by now."""
+    try:
+        names = [path.name for path in Path("/proc/self/task").iterdir()]
+    except OSError:
+        names = []
+    return [0, *(int(name) for name in names if name.isdecimal())]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psdist.topology.machine.machine import UNKNOWN, NumaNode
+from psdist.topology.machine import UNKNOWN, NumaNode
 
 _HBM_FACTOR = 2
 """Memory that is more than twice as fast as its neighbour is HBM; hwloc's own guess."""

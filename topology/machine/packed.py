@@ -1,8 +1,8 @@
 """Types of a machine's members as they travel between ranks; the machine is declared with them.
 
-Owns how a set of PUs and a row become what :mod:`psdist.topology.machine.machine` holds, and their
+Owns how a set of PUs and a row become what :mod:`psdist.topology.machine` holds, and their
 limits. Which members there are is the machine's, what makes them one machine is
-:mod:`psdist.topology.machine.codec`'s.
+:mod:`psdist.topology.machine`'s.
 
     cpus: CpuSet                                      # from "0-3,8"
     cores: Annotated[tuple[Annotated[Core, row_of(Core)], ...], MANY]    # from [[0, "0", ...], ...]
@@ -16,9 +16,8 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from psdist.errors import PlacementError
-from psdist.topology.text import bitmap
+from psdist.topology.text import HOST_NAME, bitmap, shown
 from psdist.topology.text.models import Number, String, Whole, fault, fits
-from psdist.topology.text.untrusted import HOST_NAME, shown
 
 MAX_MEMBERS: Final = 1_000_000
 
@@ -58,7 +57,7 @@ CoreCpus: TypeAlias = Annotated[tuple[int, ...], PlainValidator(_ordered_cpus)]
 Count: TypeAlias = Annotated[Whole, Field(ge=0, lt=1 << 64)]
 OsIndex: TypeAlias = Annotated[Whole, Field(ge=-1, lt=1 << 64)]
 Index: TypeAlias = Annotated[Whole, Field(ge=-1, lt=bitmap.MAX_CPUS)]
-"""-1 is psdist.topology.machine.machine.UNKNOWN."""
+"""-1 is psdist.topology.machine.UNKNOWN."""
 Speed: TypeAlias = Annotated[Number, Field(ge=0, lt=1e18)]
 MachineName: TypeAlias = Annotated[
     String, fits(lambda name: not name or HOST_NAME.fullmatch(name), "a host name")

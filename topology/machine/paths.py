@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Final
 
-from psdist.topology.machine.machine import UNKNOWN, Device, Machine
+from psdist.topology.machine import UNKNOWN, Device, Machine
 
 # Of one NVLink, in one direction, by generation.
 _LINK_SPEEDS: Final = (25e9, 20e9, 26.5625e9)

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import kernel_files
-from psdist.topology.machine.machine import UNKNOWN, Core, Machine, NumaNode, Package
+from psdist.topology.machine import UNKNOWN, Core, Machine, NumaNode, Package, kernel_files
 from psdist.topology.machine.numa import MemoryNode, nearest, node_of, ordinary
 from psdist.topology.machine.sysfs_devices import Locate, Place, read_devices
-from psdist.topology.text.untrusted import HOST_NAME
+from psdist.topology.text import HOST_NAME
 
 _CPUS: Final = Path("/sys/devices/system/cpu")
 _L3: Final = 3

@@ -1,6 +1,6 @@
 """GPUs and network cards from /sys/bus/pci, for machines without lstopo.
 
-Owns what those files mean; one :class:`~psdist.topology.machine.machine.Device` per PCI function.
+Owns what those files mean; one :class:`~psdist.topology.machine.Device` per PCI function.
 GPUs carry the names of their drivers (``card0``), not those of a runtime: join by ``pci`` or
 ``uuid``.
 
@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from psdist.topology.machine import cards, kernel_files, pci
-from psdist.topology.machine.machine import UNKNOWN, Device
+from psdist.topology.machine import UNKNOWN, Device, cards, kernel_files, pci
 
 MAX_DEVICES: Final = 4096
 MAX_NAMED: Final = 8

@@ -15,13 +15,12 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field
 
-from psdist.topology.text import strict_json
+from psdist.topology.text import decoded, file_bytes, shown, strict_json
 from psdist.topology.text.models import (
     CLOSED,
     EACH_ONCE,
@@ -36,7 +35,6 @@ from psdist.topology.text.models import (
     fits,
     validated,
 )
-from psdist.topology.text.untrusted import decoded, file_bytes, shown
 
 FORMAT = "psdist network"
 VERSION = 1
@@ -154,9 +152,4 @@ def decode(data: bytes, *, where: str) -> Network:
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     content = strict_json.parse(text, where=where, made_by="psdist probe", limits=_LIMITS)
     members = check_format(content, FORMAT, VERSION, where=where, remedy=_REMEDY)
-    return validated(_adapter(), members, where=where, remedy=_REMEDY)
-
-
-@cache
-def _adapter() -> TypeAdapter[Network]:
-    return TypeAdapter(Network)
+    return validated(Network, members, where=where, remedy=_REMEDY)

@@ -17,8 +17,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from psdist.errors import PlacementError
+from psdist.topology.text import HOST_NAME
 from psdist.topology.text.hostlist import natural_key
-from psdist.topology.text.untrusted import HOST_NAME
 
 SAME_RACK = 0.5
 """Two leaves are rails of one rack if at least this share of the hosts of both is on each of them

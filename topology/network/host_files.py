@@ -22,23 +22,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from psdist.errors import PlacementError
 from psdist.topology.network.tree import MAX_NODES, too_many
-from psdist.topology.text import hostlist, strict_json
-from psdist.topology.text.models import FIRST_FAULT, String, Whole, validated
-from psdist.topology.text.untrusted import (
+from psdist.topology.text import (
     HOST_NAME,
     decoded,
     file_bytes,
+    hostlist,
     numbered_lines,
     shown,
+    strict_json,
 )
+from psdist.topology.text.models import FIRST_FAULT, String, Whole, validated
 
 MAX_BYTES: Final = 8 << 20
 MAX_SLOTS: Final = 65_536
@@ -222,15 +222,10 @@ class _Resources:
     execution: _Execution
 
 
-@cache
-def _adapter() -> TypeAdapter[_Resources]:
-    return TypeAdapter(_Resources)
-
-
 def _flux_resources(text: str, where: str) -> HostFile:
     """R, version 1 (RFC 20): nodelist names the hosts of R_lite's ranks, in ascending order."""
     content = strict_json.parse(text, where=where, made_by="Flux", limits=_LIMITS)
-    found = validated(_adapter(), content, where=where, remedy=_REMEDY)
+    found = validated(_Resources, content, where=where, remedy=_REMEDY)
     if found.version != 1:
         raise PlacementError(
             f"{where}: version {shown(found.version)} of Flux's R: this psdist reads version 1"

@@ -22,8 +22,8 @@ from functools import lru_cache
 from psdist.errors import PlacementError
 from psdist.topology.network.fabric import Fabric, grouped, num_circles, uplink
 from psdist.topology.network.tree import MAX_SWITCHES, Tree, TreeBuilder
+from psdist.topology.text import HOST_NAME, numbered_lines, shown
 from psdist.topology.text.hostlist import natural_key
-from psdist.topology.text.untrusted import HOST_NAME, numbered_lines, shown
 
 LANE_GBIT_PER_S = {
     "SDR": 2.0,

@@ -24,8 +24,7 @@ import tomllib
 from psdist.errors import PlacementError
 from psdist.sizes import parse_rate
 from psdist.topology.network.tree import MAX_NODES, Tree, TreeBuilder
-from psdist.topology.text import hostlist
-from psdist.topology.text.untrusted import HOST_NAME, numbered_lines, shown
+from psdist.topology.text import HOST_NAME, hostlist, numbered_lines, shown
 
 MAX_CHARACTERS = 1 << 20
 MIN_BYTES_PER_S = 1e5

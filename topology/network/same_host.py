@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from psdist.errors import PlacementError
 from psdist.topology.network.tree import TreeNode
-from psdist.topology.text.untrusted import shown
+from psdist.topology.text import shown
 
 
 def is_same_host(one: str, other: str) -> bool:

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping
 
 from psdist.errors import PlacementError
 from psdist.topology.network.tree import MAX_NODES, MAX_SWITCHES, ROOT, Tree, TreeBuilder, too_many
-from psdist.topology.text import hostlist
-from psdist.topology.text.untrusted import HOST_NAME, numbered_lines, shown
+from psdist.topology.text import HOST_NAME, hostlist, numbered_lines, shown
 
 _PAIR = re.compile(r"""\s*([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S*))""")
 _KEYS = {

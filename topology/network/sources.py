@@ -16,20 +16,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import cards
-from psdist.topology.machine.machine import Machine
-from psdist.topology.network import host_files, infiniband, rack_table, slurm, topology_yaml
-from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
-from psdist.topology.network.cluster import (
+from psdist.topology.machine import Machine, cards
+from psdist.topology.network import (
     DEFAULT_LINK_BYTES_PER_S,
     Cluster,
     Node,
     Switch,
+    host_files,
+    infiniband,
     one_rack,
+    rack_table,
+    slurm,
+    topology_yaml,
 )
+from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
 from psdist.topology.network.same_host import by_name, matched
 from psdist.topology.network.tree import Tree
-from psdist.topology.text.untrusted import decoded, file_bytes, numbered_lines, shown
+from psdist.topology.text import decoded, file_bytes, numbered_lines, shown
 
 MAX_BYTES = 24 << 20
 """An ibnetdiscover listing of some 5,000 hosts with eight cards each."""

@@ -14,9 +14,9 @@ from typing import Final
 from psdist.errors import PlacementError
 from psdist.topology.network.slurm import Switches, add_block
 from psdist.topology.network.tree import Tree, TreeBuilder
+from psdist.topology.text import shown
 from psdist.topology.text.strict_yaml import Limits, Node
 from psdist.topology.text.strict_yaml import parse as parse_yaml
-from psdist.topology.text.untrusted import shown
 
 _LIMITS: Final = Limits(depth=12, nodes=200_000)
 _MAX_NAMED: Final = 8

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from psdist.errors import PlacementError
-from psdist.topology.text.untrusted import shown
+from psdist.topology.text import shown
 
 MAX_SWITCHES = 20_000
 MAX_NODES = 100_000

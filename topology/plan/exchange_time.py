@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psdist.topology.machine.paths import Paths
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan import host_groups
-from psdist.topology.plan.plan import LinkLoad, PlannedRank
+from psdist.topology.network import Cluster
+from psdist.topology.plan import LinkLoad, PlannedRank, host_groups
 from psdist.topology.plan.serving_hosts import PlanRequest, apply_s, link_loads
 
 

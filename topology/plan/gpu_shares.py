@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
-from psdist.topology.machine.machine import UNKNOWN, Device, Machine
+from psdist.topology.machine import UNKNOWN, Device, Machine
 from psdist.topology.machine.paths import Paths
 
 Role: TypeAlias = Literal["server", "worker"]

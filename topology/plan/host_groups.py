@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from psdist.errors import PlacementError
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan.plan import Grouping, PlannedRank
+from psdist.topology.network import Cluster
+from psdist.topology.plan import Grouping, PlannedRank
 
 
 def spans_hosts(group: Grouping) -> bool:

@@ -22,13 +22,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from psdist.errors import PlacementError
-from psdist.topology.machine.machine import UNKNOWN, Machine
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan import host_groups, seating
+from psdist.topology.machine import UNKNOWN, Machine
+from psdist.topology.network import Cluster
+from psdist.topology.plan import MAX_RANKS, Grouping, Plan, PlannedRank, host_groups, seating
 from psdist.topology.plan.exchange_time import groups_s, judged
 from psdist.topology.plan.gpu_shares import Role
 from psdist.topology.plan.host_groups import require_racks, spans_hosts
-from psdist.topology.plan.plan import MAX_RANKS, Grouping, Plan, PlannedRank
 from psdist.topology.plan.seating import Seat
 from psdist.topology.plan.serving_hosts import (
     LEAST_SHARE,

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from psdist.topology.machine import UNKNOWN, Core, Device, Machine
 from psdist.topology.machine.cards import network_cards
-from psdist.topology.machine.machine import UNKNOWN, Core, Device, Machine
 from psdist.topology.plan.gpu_shares import Role, share_out
 
 # Cores that are as near to each other as they get: (package, NUMA node, L3, kind).
@@ -31,7 +31,7 @@ _Place: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seat:
-    """The place of one rank; fields as in :class:`psdist.topology.plan.plan.PlannedRank`."""
+    """The place of one rank; fields as in :class:`psdist.topology.plan.PlannedRank`."""
 
     cores: tuple[int, ...]
     """Of several NUMA nodes that first where its GPU is."""

@@ -20,12 +20,11 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 from psdist.errors import PlacementError
-from psdist.topology.network.cluster import Cluster
+from psdist.topology.network import Cluster
+from psdist.topology.plan import Grouping, LinkLoad
 from psdist.topology.plan.host_groups import spans_hosts
-from psdist.topology.plan.plan import Grouping, LinkLoad
-from psdist.topology.solver import placement
-from psdist.topology.solver.bound import lower_bound_s
-from psdist.topology.solver.problem import Problem, edge_loads
+from psdist.topology.solver import Problem, edge_loads, placement
+from psdist.topology.solver.filling import lower_bound_s
 
 Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
 GroupsOn: TypeAlias = Callable[[int, int], float]

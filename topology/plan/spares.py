@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from psdist.errors import PlacementError
-from psdist.topology.machine.machine import UNKNOWN
-from psdist.topology.plan.plan import Plan, PlannedRank
+from psdist.topology.machine import UNKNOWN
+from psdist.topology.plan import Plan, PlannedRank
 
 LEAST_BESIDE = 3
 """Two servers and a worker, or two workers and a server: what a job with spares has at least beside

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from psdist.errors import PlacementError
-from psdist.topology.network.cluster import Cluster
-from psdist.topology.plan.plan import Plan
+from psdist.topology.network import Cluster
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, plan_ahead
 
 

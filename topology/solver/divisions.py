@@ -61,7 +61,7 @@ GAIN = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """Ranks on a rooted tree, as in :class:`psdist.topology.solver.problem.Problem`."""
+    """Ranks on a rooted tree, as in :class:`psdist.topology.solver.Problem`."""
 
     parent: tuple[int, ...]
     bytes_per_s: tuple[float, ...]

@@ -1,8 +1,10 @@
-"""How much of the model fits below the tree's links, in a given time: filling, without an LP.
+"""How much of the model fits below the tree's links in a given time, and the bound that this gives.
 
-Owns the view of a problem that makes it easy (:class:`FlowTree`) and the three questions asked of
-it: when the model fits, which few places take most of it, how to spread it most evenly. Decides
-nothing: :mod:`psdist.topology.solver.bound` and :mod:`psdist.topology.solver.placement` do.
+Owns the view of a problem that makes it easy (:class:`FlowTree`), the three questions asked of it
+(when the model fits, which few places take most of it, how to spread it most evenly), and the lower
+bound on the time of one exchange. It is the optimum of the linear program without a solver: scipy
+need not be loaded where a job starts (tests/support/exact_placement.py has the program, as a second
+opinion). Places nothing: :mod:`psdist.topology.solver.placement` does.
 
 Hang the tree up at its *centre*, the vertex below which no edge has more than half of the groups.
 Then every byte on the far side of an edge only adds to its load: time_e = a_e + c_e m_e with
@@ -13,6 +15,7 @@ each edge. Caps on nested sets can be filled greedily, hence everything here is 
     tree = FlowTree.of(problem)
     caps = tree.caps(0.5)                                     # bytes below each edge within 0.5 s
     even_masses(tree, caps, problem.capacity, problem.max_bytes)   # bytes at each vertex
+    lower_bound_s(problem).seconds    # no placement of problem.num_servers servers is faster
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from psdist.topology.solver.problem import Problem, subtree_sums
+from psdist.topology.solver import Problem, subtree_sums
 
 TOLERANCE = 1e-12
 """Of the model: what rounding may leave over."""
+PRECISION = 1e-10
+"""Relative: a search over times stops when it cannot gain more than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,3 +208,73 @@ def even_masses(
         if counts[v]:
             held[v] = min(max_bytes[v], stop[v] * counts[v])
     return held
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """Lower bounds on the time of one exchange."""
+
+    divisible_s: float
+    """Servers wherever one may sit, as many as there is room for: the linear program."""
+    seconds: float
+    """At most ``num_servers`` places hold anything; at least ``divisible_s``. Reached by
+    :func:`placement.solve`, so this is the optimum itself."""
+
+
+def lower_bound_s(problem: Problem) -> Bound:
+    """Lower bounds on the time of one exchange, exact to 1e-10."""
+    tree = FlowTree.of(problem)
+    divisible_s = fastest_s(tree, own_bytes(problem, problem.candidates))
+    return Bound(divisible_s=divisible_s, seconds=_places_s(tree, problem, divisible_s))
+
+
+def own_bytes(problem: Problem, vertices: Sequence[int]) -> list[float]:
+    """What each vertex can take: up to the whole model at ``vertices``, nothing elsewhere."""
+    own = [0.0] * len(problem.parent)
+    for v in vertices:
+        own[v] = min(problem.max_bytes[v], problem.model_bytes)
+    return own
+
+
+def vertex_sources(problem: Problem) -> list[list[float]]:
+    """One source a vertex, for :func:`filling.best_sources`: several servers there are as one."""
+    return [[held] if held else [] for held in own_bytes(problem, problem.candidates)]
+
+
+def nearest_first(tree: FlowTree) -> list[int]:
+    """Ranks of the vertices by what a byte there adds to the sum of times; equal ones share."""
+    scale = max(tree.path_s) or 1.0
+    near = [round(each / scale * 1e9) for each in tree.path_s]
+    rank = {value: index for index, value in enumerate(sorted(set(near)))}
+    return [rank[value] for value in near]
+
+
+def _places_s(tree: FlowTree, problem: Problem, divisible_s: float) -> float:
+    """The optimum over at most ``num_servers`` places: which mass fits grows with the time."""
+    if problem.num_servers >= len(problem.candidates):
+        return divisible_s
+    sources, rank = vertex_sources(problem), nearest_first(tree)
+
+    def best_within(caps: Sequence[float]) -> float | None:
+        """The least time of the places that take most; None if that is not the whole model."""
+        places, masses = best_sources(
+            tree,
+            caps,
+            sources,
+            limit=problem.num_servers,
+            prefer=lambda v, count: (rank[v], count, v),
+        )
+        if math.fsum(masses) < problem.model_bytes * (1 - TOLERANCE):
+            return None
+        return fastest_s(tree, own_bytes(problem, places))
+
+    found = best_within(tree.caps(divisible_s))
+    if found is not None:
+        return found
+    # Each round the places that are best for the time found so far; in tens of thousands of
+    # problems at most 6 rounds, where halving an interval took 8.
+    found = best_within([math.inf] * len(tree.up))
+    while found is not None:
+        seconds = found
+        found = best_within(tree.caps(max(divisible_s, seconds * (1 - PRECISION))))
+    return seconds

@@ -1,7 +1,7 @@
 """Where servers sit and how much of the model each holds.
 
 Owns the choice of places and masses, the number of servers, and the placements to compare with.
-Pure functions on numbers; costs are :mod:`psdist.topology.solver.problem`'s, proofs are in
+Pure functions on numbers; costs are :mod:`psdist.topology.solver`'s, proofs are in
 docs/placement.md.
 
     solution = solve(problem)
@@ -20,15 +20,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from psdist.errors import PlacementError
-from psdist.topology.solver.bound import lower_bound_s, nearest_first, vertex_sources
+from psdist.topology.solver import Problem, Solution, cost_s, worst_edge
 from psdist.topology.solver.filling import (
     TOLERANCE,
     FlowTree,
     Preference,
     best_sources,
     even_masses,
+    lower_bound_s,
+    nearest_first,
+    vertex_sources,
 )
-from psdist.topology.solver.problem import Problem, Solution, cost_s, worst_edge
 
 __all__ = [
     "Problem",

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from psdist.errors import PlacementError
-from psdist.topology.text.untrusted import shown
+from psdist.topology.text import shown
 
 MAX_CPUS: Final = 16_384
 """PU numbers are below this; Linux knows 8,192 at most."""

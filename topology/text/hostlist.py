@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from itertools import product
 
 from psdist.errors import PlacementError
-from psdist.topology.text.untrusted import HOST_NAME, shown
+from psdist.topology.text import HOST_NAME, shown
 
 MAX_TEXT = 1 << 20
 MAX_BRACKETS = 8

@@ -11,7 +11,7 @@ is told, and a table has a limit, because pydantic would keep an error for every
         name: Text
         bytes_per_s: Amount
 
-    link = validated(TypeAdapter(Link), content, where="plan.json", remedy="make the plan again")
+    link = validated(Link, content, where="plan.json", remedy="make the plan again")
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from psdist.errors import PlacementError
-from psdist.topology.text.untrusted import HOST_NAME, shown
+from psdist.topology.text import HOST_NAME, shown
 
 T = TypeVar("T")
 
@@ -102,13 +102,20 @@ TABLE: Final = BeforeValidator(_within_table)
 """For objects whose keys the file chooses."""
 
 
+_ADAPTERS: Final[dict[type, TypeAdapter[Any]]] = {}
+"""Of the types that were read; making one takes milliseconds."""
+
+
 def validated(
-    adapter: TypeAdapter[T], content: object, *, where: str, remedy: str, context: Any = None
+    declared: type[T], content: object, *, where: str, remedy: str, context: Any = None
 ) -> T:
-    """``content`` as the adapter's type, or a PlacementError that ends in ``remedy``.
+    """``content`` as the type ``declared``, or a PlacementError that ends in ``remedy``.
 
     ``context`` is what the type's own validators get.
     """
+    if declared not in _ADAPTERS:
+        _ADAPTERS[declared] = TypeAdapter(declared)
+    adapter: TypeAdapter[T] = _ADAPTERS[declared]
     try:
         return adapter.validate_python(content, context=context)
     except ValidationError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from psdist.errors import PlacementError
-from psdist.topology.text.untrusted import shown
+from psdist.topology.text import shown
 
 _ESCAPE: Final = re.compile(r"\\.", re.DOTALL)
 # In a text without escapes: a string, whole (a bracket in one is none), or a bracket. It never

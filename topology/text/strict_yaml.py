@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from psdist.errors import PlacementError
-from psdist.topology.text.untrusted import shown
+from psdist.topology.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

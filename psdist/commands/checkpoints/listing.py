@@ -12,7 +12,7 @@ from psdist.checkpoint.index import Index
 from psdist.checkpoint.reading import Checkpoint
 from psdist.checkpoint.strict import quoted
 from psdist.errors import CheckpointError
-from psdist.topology.draw.drawing import size
+from psdist.topology.draw import size
 
 
 def find_folder(path: Path) -> Folder | None:

@@ -30,8 +30,8 @@ from psdist.install.launcher import detect
 from psdist.protocol.roles import Place
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, decided, exchange, start_mpi
 from psdist.ranks.failure import end_all, format_error, ignore_interrupts, wait_until_read
-from psdist.topology.draw.drawing import counted
-from psdist.topology.machine.machine import flat_machine
+from psdist.topology.draw import counted
+from psdist.topology.machine import flat_machine
 from psdist.topology.machine.sysfs import package_of_affinity
 from psdist.topology.network import catalogue as network
 from psdist.topology.network import changes, slurm

@@ -23,14 +23,12 @@ from psdist.config.sources import Resolved
 from psdist.errors import PlacementError, UserError
 from psdist.install.launcher import Launcher
 from psdist.protocol.roles import Place
-from psdist.topology.machine import cards, sysfs
-from psdist.topology.machine.machine import UNKNOWN, Device, Machine
-from psdist.topology.network.cluster import Cluster
+from psdist.topology import plan as plan_codec
+from psdist.topology.machine import UNKNOWN, Device, Machine, cards, sysfs
+from psdist.topology.network import Cluster
 from psdist.topology.network.same_host import is_same_host
-from psdist.topology.plan import codec as plan_codec
-from psdist.topology.plan import seating
-from psdist.topology.plan.plan import Plan
-from psdist.topology.text.untrusted import file_bytes
+from psdist.topology.plan import Plan, seating
+from psdist.topology.text import file_bytes
 
 _STRATEGIES: Final = ("auto", "block", "cyclic")
 _TASKS: Final = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")

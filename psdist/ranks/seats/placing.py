@@ -25,22 +25,20 @@ from psdist.errors import LaunchError, PlacementError, UserError
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
 from psdist.ranks.seats.cards import card_notes
+from psdist.topology import machine as machine_codec
+from psdist.topology import plan as plan_codec
 from psdist.topology.draw import text as draw_text
-from psdist.topology.emit.files import PLAN_FILE
-from psdist.topology.machine import binding, live
-from psdist.topology.machine import codec as machine_codec
-from psdist.topology.machine.machine import Machine
+from psdist.topology.emit import PLAN_FILE
+from psdist.topology.machine import Machine, live
+from psdist.topology.machine import live as binding
+from psdist.topology.network import Cluster, slurm
 from psdist.topology.network import catalogue as network
-from psdist.topology.network import slurm
-from psdist.topology.network.cluster import Cluster
 from psdist.topology.network.same_host import is_same_host
 from psdist.topology.network.sources import build_cluster, port_guids, read_tree
-from psdist.topology.plan import codec as plan_codec
-from psdist.topology.plan.plan import Plan
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, Strategy, on_hosts, plan_job
 from psdist.topology.plan.spares import choose_spares, with_spares
-from psdist.topology.text import bitmap
-from psdist.topology.text.untrusted import file_bytes, shown
+from psdist.topology.text import bitmap, file_bytes, shown
 
 if TYPE_CHECKING:
     from mpi4py import MPI

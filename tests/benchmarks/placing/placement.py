@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from psdist.topology.solver.bound import lower_bound_s
+from psdist.topology.solver import Problem, cost_s, edge_times_s
+from psdist.topology.solver.filling import lower_bound_s
 from psdist.topology.solver.placement import block, choose_num_servers, cyclic, solve
-from psdist.topology.solver.problem import Problem, cost_s, edge_times_s
 from tests.support import exact_placement as exact
 
 NODE_BYTES_PER_S = 12e9

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from psdist.topology.network.cluster import Cluster, Node, Switch
+from psdist.topology.network import Cluster, Node, Switch
 from psdist.topology.plan.planning import (
     Grouping,
     PlanRequest,

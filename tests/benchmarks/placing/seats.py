@@ -16,8 +16,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.machine.machine import Device, DeviceLink, Machine
+from psdist.topology.machine import Device, DeviceLink, Machine
+from psdist.topology.machine import hwloc as hwloc_xml
 from psdist.topology.plan.gpu_shares import Role
 from psdist.topology.plan.seating import seat
 from tests.support.machine_files import REAL_FOLDER, SHAPE_FOLDER

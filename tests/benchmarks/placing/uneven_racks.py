@@ -25,11 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psdist.topology.machine.machine import flat_machine
-from psdist.topology.network.cluster import Cluster as Network
+from psdist.topology.machine import flat_machine
+from psdist.topology.network import Cluster as Network
 from psdist.topology.network.sources import build_cluster, read_tree
-from psdist.topology.plan.codec import encode
-from psdist.topology.plan.plan import Plan, PlannedRank
+from psdist.topology.plan import Plan, PlannedRank, encode
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
 from psdist.topology.plan.serving_hosts import link_loads, problem_of
 from psdist.topology.solver import placement

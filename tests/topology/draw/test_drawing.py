@@ -16,13 +16,12 @@ from xml.etree import ElementTree
 import pytest
 
 from psdist.errors import PlacementError
+from psdist.topology.draw import Scene, duration, names, size, speed, svg_canvas
 from psdist.topology.draw import svg as draw_svg
-from psdist.topology.draw import svg_canvas
 from psdist.topology.draw import text as draw_text
-from psdist.topology.draw.drawing import Scene, duration, names, ranges, size, speed
-from psdist.topology.machine.machine import Core, Device, Machine, NumaNode, Package, flat_machine
-from psdist.topology.network.cluster import Cluster, Node, Switch
-from psdist.topology.plan.plan import LinkLoad, Plan, PlannedRank
+from psdist.topology.machine import Core, Device, Machine, NumaNode, Package, flat_machine
+from psdist.topology.network import Cluster, Node, Switch
+from psdist.topology.plan import LinkLoad, Plan, PlannedRank
 
 CORES = 8
 """Of a package."""
@@ -236,11 +235,6 @@ def test_a_time_has_three_digits_and_the_unit_that_suits_it(value: float, words:
 
 def test_a_speed_has_no_zeros_at_its_end() -> None:
     assert [speed(12e9), speed(100e9), speed(12.5e9)] == ["12 GB/s", "100 GB/s", "12.5 GB/s"]
-
-
-def test_numbers_are_written_as_ranges() -> None:
-    assert ranges([3, 0, 1, 2, 8, 2]) == "0-3,8"
-    assert ranges([]) == ""
 
 
 def test_names_that_brackets_cannot_hold_are_told_by_the_first_and_the_last() -> None:

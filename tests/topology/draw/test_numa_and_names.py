@@ -8,13 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from psdist.topology.draw import middle_cut, svg_canvas
 from psdist.topology.draw import svg as draw_svg
-from psdist.topology.draw import svg_canvas
 from psdist.topology.draw import text as draw_text
-from psdist.topology.draw.drawing import middle_cut
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.network.cluster import Cluster, one_rack
-from psdist.topology.plan.plan import Plan
+from psdist.topology.machine import hwloc as hwloc_xml
+from psdist.topology.network import Cluster, one_rack
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, plan_ahead
 from tests.support.machine_files import machine_file, real
 from tests.topology.draw.test_drawing import cluster, planned, words_of

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from psdist.errors import PlacementError
-from psdist.topology.emit.files import Emission, Launcher, files, write
-from psdist.topology.emit.launchers import MAX_RANKFILE_ENTRY, ranges
-from psdist.topology.network import host_files
-from psdist.topology.network.cluster import Cluster, one_rack
-from psdist.topology.plan.codec import decode
-from psdist.topology.plan.plan import Plan
+from psdist.topology.emit import MAX_RANKFILE_ENTRY, Emission, Launcher, files, write
+from psdist.topology.network import Cluster, host_files, one_rack
+from psdist.topology.plan import Plan, decode
+from psdist.topology.text.bitmap import format_list
 from tests.support.hand_made_plans import Place, hyperthreaded, machine_of, planned
 
 ALL: tuple[Launcher, ...] = ("slurm", "openmpi4", "openmpi5", "mpich", "intel", "flux", "json")
@@ -134,11 +132,11 @@ def test_open_mpi_has_host_and_logical_cores_of_each_rank(launcher: Launcher, op
 def test_a_rankfile_entry_may_have_sixty_three_characters_and_no_more() -> None:
     cores = [*range(0, 33, 2), 35, 37, 39]
     fits, too_long = "a01", "a001"
-    assert len(f"{fits} slot={ranges(cores)}") == MAX_RANKFILE_ENTRY == 63
+    assert len(f"{fits} slot={format_list(cores)}") == MAX_RANKFILE_ENTRY == 63
     cluster = one_rack([fits, too_long], machine_of(hyperthreaded(64)))
     emission, command = emitted([(fits, "server", cores), (fits, "worker", [1])], "openmpi5",
                                 cluster)  # fmt: skip
-    assert emission.files["openmpi.rankfile"].startswith(f"rank 0=a01 slot={ranges(cores)}\n")
+    assert emission.files["openmpi.rankfile"].startswith(f"rank 0=a01 slot={format_list(cores)}\n")
     assert "--bind-to" not in command
     assert emission.notes == ()
     emission, command = emitted([(too_long, "server", cores), (fits, "worker", [1])], "openmpi5",
@@ -264,7 +262,7 @@ def test_json_says_how_many_ranks_to_start() -> None:
     ],
 )
 def test_cores_are_written_as_ranges(numbers: Any, text: str) -> None:
-    assert ranges(numbers) == text
+    assert format_list(numbers) == text
 
 
 @pytest.mark.parametrize("launcher", ALL)

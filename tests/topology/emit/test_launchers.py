@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from psdist.topology.emit.files import Emission, Launcher, files, write
-from psdist.topology.machine.machine import Machine
-from psdist.topology.network.cluster import one_rack
-from psdist.topology.plan.plan import Plan
+from psdist.topology.emit import Emission, Launcher, files, write
+from psdist.topology.machine import Machine
+from psdist.topology.network import one_rack
+from psdist.topology.plan import Plan
 from tests.support.hand_made_plans import Place, hyperthreaded, machine_of, planned
 from tests.support.machine_files import machine_file, real
 from tests.support.mpirun import environment_prefix, require, run_program

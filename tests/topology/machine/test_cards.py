@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from psdist.topology.machine import cards, live, sysfs
-from psdist.topology.machine.hwloc import xml as hwloc_xml
+from psdist.topology.machine import hwloc as hwloc_xml
 from tests.support.machine_files import machine_file, real
 from tests.support.sys_files import Root, hca, two_sockets
 

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field, replace
 import pytest
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import codec as machine_codec
-from psdist.topology.machine.hwloc import xml as hwloc_xml
+from psdist.topology import machine as machine_codec
+from psdist.topology.machine import hwloc as hwloc_xml
 from tests.support.mpirun import REPOSITORY
 
 NUM_USUAL = 2_000

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import codec as machine_codec
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.machine.machine import UNKNOWN, Machine
+from psdist.topology import machine as machine_codec
+from psdist.topology.machine import UNKNOWN, Machine
+from psdist.topology.machine import hwloc as hwloc_xml
 from psdist.topology.text import bitmap
 from tests.support.machine_files import SHAPES, machine_file, real
 from tests.support.mpirun import skip_or_fail

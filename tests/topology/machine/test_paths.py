@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from psdist.topology.machine.machine import UNKNOWN, Device, DeviceLink, Machine, flat_machine
+from psdist.topology.machine import UNKNOWN, Device, DeviceLink, Machine, flat_machine
 from psdist.topology.machine.paths import Paths
 
 

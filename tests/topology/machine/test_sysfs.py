@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import codec as machine_codec
-from psdist.topology.machine import live, pci, sysfs
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.machine.machine import UNKNOWN, Machine
+from psdist.topology import machine as machine_codec
+from psdist.topology.machine import UNKNOWN, Machine, live, pci, sysfs
+from psdist.topology.machine import hwloc as hwloc_xml
 from tests.support.mpirun import skip_or_fail
 from tests.support.sys_files import CPU, Root, two_sockets
 

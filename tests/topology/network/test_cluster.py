@@ -17,10 +17,9 @@ import pytest
 
 from psdist.errors import PlacementError
 from psdist.topology.draw import text as draw_text
-from psdist.topology.machine.machine import Device, Machine, flat_machine
-from psdist.topology.network import infiniband, rack_table, slurm
+from psdist.topology.machine import Device, Machine, flat_machine
+from psdist.topology.network import DEFAULT_LINK_BYTES_PER_S, Cluster, infiniband, rack_table, slurm
 from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
-from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S, Cluster
 from psdist.topology.network.sources import build_cluster, parse_tree, port_guids, read_tree
 from psdist.topology.network.tree import Tree
 from psdist.topology.plan.planning import PlanRequest, plan_ahead

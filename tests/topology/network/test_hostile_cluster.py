@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from psdist.errors import PlacementError
-from psdist.topology.machine.machine import flat_machine
+from psdist.topology.machine import flat_machine
 from psdist.topology.network import host_files
 from psdist.topology.network.sources import build_cluster, parse_tree
 from psdist.topology.text import hostlist

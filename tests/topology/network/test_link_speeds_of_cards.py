@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.machine.machine import Device, Machine, flat_machine
-from psdist.topology.network import rack_table
-from psdist.topology.network.cluster import DEFAULT_LINK_BYTES_PER_S
+from psdist.topology.machine import Device, Machine, flat_machine
+from psdist.topology.machine import hwloc as hwloc_xml
+from psdist.topology.network import DEFAULT_LINK_BYTES_PER_S, rack_table
 from psdist.topology.network.sources import build_cluster
 from tests.support.machine_files import machine_file, real
 

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import PlacementError
-from psdist.topology.network.cluster import one_rack
-from psdist.topology.plan.codec import MAX_BYTES, decode, encode
-from psdist.topology.plan.plan import LinkLoad, Plan, PlannedRank
+from psdist.topology.network import one_rack
+from psdist.topology.plan import MAX_BYTES, LinkLoad, Plan, PlannedRank, decode, encode
 from tests.support.hand_made_plans import hyperthreaded, machine_of, planned
 
 CLUSTER = one_rack(["n1.example.org", "n2"], machine_of(hyperthreaded(8)), bytes_per_s=12e9)

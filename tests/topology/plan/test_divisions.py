@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from psdist.topology.draw import text as draw_text
-from psdist.topology.network.cluster import Cluster
+from psdist.topology.network import Cluster
 from psdist.topology.plan import serving_hosts
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
 from psdist.topology.solver import divisions

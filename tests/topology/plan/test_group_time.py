@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.machine.machine import Machine, flat_machine
-from psdist.topology.network.cluster import one_rack
-from psdist.topology.plan.plan import Plan
+from psdist.topology.machine import Machine, flat_machine
+from psdist.topology.machine import hwloc as hwloc_xml
+from psdist.topology.network import one_rack
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import Grouping, PlanRequest, plan_ahead
 from tests.support.machine_files import machine_file
 

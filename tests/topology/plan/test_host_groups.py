@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from psdist.errors import PlacementError
 from psdist.topology.draw import text as draw_text
-from psdist.topology.network.cluster import Cluster, one_rack
-from psdist.topology.plan import host_groups
-from psdist.topology.plan.codec import decode, encode
-from psdist.topology.plan.plan import Plan
+from psdist.topology.network import Cluster, one_rack
+from psdist.topology.plan import Plan, decode, encode, host_groups
 from psdist.topology.plan.planning import (
     Grouping,
     PlanRequest,

@@ -11,11 +11,11 @@ import pytest
 from psdist.commands.plan import PlanOptions, run
 from psdist.errors import PlacementError
 from psdist.topology.draw import text as draw_text
-from psdist.topology.network.cluster import Cluster, Node, Switch
-from psdist.topology.plan.plan import Plan
+from psdist.topology.network import Cluster, Node, Switch
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_ahead, plan_job
+from psdist.topology.solver import Problem
 from psdist.topology.solver.placement import solve, solve_with_servers
-from psdist.topology.solver.problem import Problem
 from tests.topology.plan.test_seating import machine
 
 SPEEDS = (2.5e9, 5e9, 12.5e9, 25e9)

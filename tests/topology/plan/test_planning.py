@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from psdist.errors import PlacementError
 from psdist.topology.draw import svg as draw_svg
 from psdist.topology.draw import text as draw_text
-from psdist.topology.machine.machine import Device, Machine, flat_machine
-from psdist.topology.network.cluster import Cluster, Node, Switch
+from psdist.topology.machine import Device, Machine, flat_machine
+from psdist.topology.network import Cluster, Node, Switch
 from psdist.topology.network.same_host import is_same_host
-from psdist.topology.plan import planning
+from psdist.topology.plan import Plan, planning
 from psdist.topology.plan.gpu_shares import Role
-from psdist.topology.plan.plan import Plan
 from psdist.topology.plan.planning import (
     Grouping,
     PlanRequest,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psdist.topology.machine import UNKNOWN, Core, Device, Machine, NumaNode, Package
+from psdist.topology.machine import hwloc as hwloc_xml
 from psdist.topology.machine.cards import network_cards
-from psdist.topology.machine.hwloc import xml as hwloc_xml
-from psdist.topology.machine.machine import UNKNOWN, Core, Device, Machine, NumaNode, Package
 from psdist.topology.plan.gpu_shares import Role, compute_gpus, package_of
 from psdist.topology.plan.seating import Seat, nearest_to_network, seat
 from tests.support.machine_files import REAL_FOLDER, SHAPES, machine_file, real

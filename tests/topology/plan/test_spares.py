@@ -7,8 +7,8 @@ import pytest
 from psdist.errors import PlacementError
 from psdist.topology.draw import svg as draw_svg
 from psdist.topology.draw import text as draw_text
-from psdist.topology.network.cluster import one_rack
-from psdist.topology.plan.codec import decode, encode
+from psdist.topology.network import one_rack
+from psdist.topology.plan import decode, encode
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
 from psdist.topology.plan.spares import choose_spares, with_spares
 from tests.topology.plan.test_seating import machine

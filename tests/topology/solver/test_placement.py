@@ -18,15 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import InvariantError, PlacementError
-from psdist.topology.solver.bound import lower_bound_s
-from psdist.topology.solver.filling import FlowTree, even_masses
+from psdist.topology.solver import Problem, Solution, cost_s, edge_loads, edge_times_s
+from psdist.topology.solver.filling import FlowTree, even_masses, lower_bound_s
 from psdist.topology.solver.placement import (
     block,
     choose_num_servers,
     cyclic,
     solve,
 )
-from psdist.topology.solver.problem import Problem, Solution, cost_s, edge_loads, edge_times_s
 from tests.benchmarks.placing.placement import make_problem
 from tests.support import exact_placement as exact
 

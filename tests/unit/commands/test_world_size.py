@@ -9,8 +9,8 @@ import pytest
 from psdist.commands.run import SERVERS_ON_ONE_HOST, num_ranks_for
 from psdist.config.settings import RunConfig
 from psdist.errors import LaunchError, PlacementError
-from psdist.topology.network.cluster import one_rack
-from psdist.topology.plan import codec
+from psdist.topology import plan as codec
+from psdist.topology.network import one_rack
 from tests.support.hand_made_plans import hyperthreaded, machine_of, planned
 from tests.unit.protocol.test_roles import roles_of
 

@@ -19,7 +19,7 @@ from psdist.protocol.ids import (
 )
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.seats.placing import roles_of_plan
-from psdist.topology.network.cluster import one_rack
+from psdist.topology.network import one_rack
 from psdist.topology.plan.planning import Grouping, PlanRequest, RankFacts, plan_job
 from tests.topology.plan.test_seating import machine
 

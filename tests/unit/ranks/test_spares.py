@@ -19,8 +19,8 @@ from psdist.ranks.lobby import _begin, _control
 from psdist.ranks.pairing import hosts_of, pairs_of, racks_of
 from psdist.ranks.seats.placing import _make_plan, roles_of_plan, unexpected_workers
 from psdist.report.run_directory import RunDirectory
-from psdist.topology.network.cluster import Cluster, one_rack
-from psdist.topology.plan.codec import encode
+from psdist.topology.network import Cluster, one_rack
+from psdist.topology.plan import encode
 from psdist.transport.virtual import VirtualNetwork
 from tests.topology.plan.test_seating import machine
 

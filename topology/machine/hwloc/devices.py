@@ -1,7 +1,7 @@
 """GPUs and network cards in a tree of hwloc's objects, with what is near them.
 
 Owns what the I/O elements mean, in each version of the format; one
-:class:`~psdist.topology.machine.machine.Device` per PCI function, whatever its many names.
+:class:`~psdist.topology.machine.Device` per PCI function, whatever its many names.
 
     devices = read_devices(document, packages, numa_nodes, cpu_sets, notes)
     devices[0].names, devices[0].package        # ('cuda0', 'nvml0'), 1
@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from psdist.topology.machine import pci
+from psdist.topology.machine import UNKNOWN, Device, NumaNode, pci
 from psdist.topology.machine.hwloc.elements import IO_KINDS, Document, Element
 from psdist.topology.machine.hwloc.walk import CpuSets, Place
-from psdist.topology.machine.machine import UNKNOWN, Device, NumaNode
 from psdist.topology.machine.numa import nearest, node_of
 
 MAX_DEVICES: Final = 4096

@@ -2,7 +2,7 @@
 
 Owns the format's syntax (hwloc 1, 2 and 3) and the defence against hostile input: entities and
 internal DTD subsets are refused, and bytes, elements, depth, attributes and text are capped. What
-the elements mean is :mod:`psdist.topology.machine.hwloc.xml`'s. Never recurses on the depth of its
+the elements mean is :mod:`psdist.topology.machine.hwloc`'s. Never recurses on the depth of its
 input.
 
     document = read_document(data, where="node.xml")
@@ -20,9 +20,8 @@ from typing import Final
 from xml.parsers import expat
 
 from psdist.errors import PlacementError
-from psdist.topology.machine.machine import UNKNOWN
-from psdist.topology.text import bitmap
-from psdist.topology.text.untrusted import shown
+from psdist.topology.machine import UNKNOWN
+from psdist.topology.text import bitmap, shown
 
 MAX_BYTES: Final = 16 << 20
 MAX_ELEMENTS: Final = 250_000

@@ -1,7 +1,7 @@
 """The processors and memories in a tree of hwloc's objects, in the order in which hwloc counts.
 
 Owns the walk and what is usable: online, allowed, no PU twice. What stands missing is made up by
-:mod:`psdist.topology.machine.hwloc.xml`.
+:mod:`psdist.topology.machine.hwloc`.
 
     found = walk(document, where="node.xml")
     [core.cpus for core in found.cores], found.usable
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from psdist.errors import PlacementError
+from psdist.topology.machine import UNKNOWN
 from psdist.topology.machine.hwloc.elements import IO_KINDS, Document, Element, in_order
-from psdist.topology.machine.machine import UNKNOWN
 from psdist.topology.text import bitmap
 
 _MAX_NODES: Final = 1024

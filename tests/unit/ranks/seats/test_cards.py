@@ -17,11 +17,10 @@ from psdist.protocol.roles import Place
 from psdist.ranks import connecting
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.seats.cards import card_notes, choose_card, ranks_here, tasks_of_nodes
-from psdist.topology.machine import sysfs
-from psdist.topology.machine.machine import Machine
-from psdist.topology.network.cluster import one_rack
-from psdist.topology.plan import codec as plan_codec
-from psdist.topology.plan.plan import Plan
+from psdist.topology import plan as plan_codec
+from psdist.topology.machine import Machine, sysfs
+from psdist.topology.network import one_rack
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
 from tests.support.sys_files import Root, hca, two_sockets
 

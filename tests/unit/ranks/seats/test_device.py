@@ -14,8 +14,8 @@ from psdist.protocol.roles import Place
 from psdist.ranks.context import RankContext
 from psdist.ranks.seats.device import device_of, shard_device_of
 from psdist.ranks.seats.placing import roles_of_plan
-from psdist.topology.network.cluster import one_rack
-from psdist.topology.plan.plan import Plan
+from psdist.topology.network import one_rack
+from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
 from tests.topology.plan.test_seating import machine
 
