@@ -6,8 +6,7 @@ only when that command runs: ``psdist --help`` loads neither torch nor MPI.
     psdist run -n 6 --mode ssp train.py --epochs 5
     psdist check runs/20260101-120000-1
 
-Longer than other modules: every option of every command, with its help, except the options of
-``psdist bench`` (cli_bench) and ``psdist run`` (cli_run).
+The options of ``psdist bench``, ``plan`` and ``run`` are in cli_bench, cli_plan and cli_run.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Annotated, Final, Literal, NoReturn, cast
 import typer
 
 from psdist.commands.cli_bench import Action, bench_app
+from psdist.commands.cli_plan import RACKS_HELP, PlanOptions, taking
 from psdist.commands.cli_run import SHOWN, RunCommand, SettingsCommand, read_request, run
 from psdist.commands.standard_output import flush, open_missing, report_failure
 from psdist.errors import PsdistError, UsageError
@@ -154,117 +154,15 @@ def trace_command(
     return lambda: show_trace(run_dir, svg=svg, step=step, json_path=json_path)
 
 
-_MACHINE_HELP = "lstopo's XML of the nodes; HOSTS=FILE for some. Else this machine."
-_RACKS_HELP = "topology.conf or .yaml, scontrol show topology, ibnetdiscover, or a TOML table."
-
-
 @app.command()
-def plan(
-    machines: Annotated[
-        list[str] | None, typer.Option("--machine", metavar="[HOSTS=]FILE", help=_MACHINE_HELP)
-    ] = None,
-    racks: Annotated[Path | None, typer.Option(metavar="FILE", help=_RACKS_HELP)] = None,
-    nodes: Annotated[
-        str | None, typer.Option(metavar="HOSTS", help="The nodes of the job, such as n[1-64].")
-    ] = None,
-    network: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file that psdist probe wrote.")
-    ] = None,
-    link: Annotated[
-        str | None, typer.Option(metavar="SPEED", help="Speed of each node's link, such as 25Gbit.")
-    ] = None,
-    servers: Annotated[
-        str, typer.Option(metavar="N|auto", help="How many servers; auto: as few as needed.")
-    ] = "auto",
-    server_nodes: Annotated[
-        str | None, typer.Option(metavar="HOSTS", help="Only these have servers, and no workers.")
-    ] = None,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The nodes: of Open MPI, PBS, Kubernetes, Flux ..."),
-    ] = None,
-    workers_per_node: Annotated[
-        int | None,
-        typer.Option(min=0, max=100_000, metavar="N", help="Else slots of --hostfile, or 1."),
-    ] = None,
-    workers: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOSTS=N", help="Another number of workers on some nodes."),
-    ] = None,
-    group: Annotated[
-        str,
-        typer.Option(
-            metavar="node|socket|numa|rank|rack|N|auto", help="Which workers reduce together."
-        ),
-    ] = "node",
-    placement: Annotated[
-        str, typer.Option(metavar="auto|block|cyclic", help="How servers are placed.")
-    ] = "auto",
-    model_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes of the model's parameters, such as 4G.")
-    ] = "1G",
-    chunk_bytes: Annotated[
-        str, typer.Option(metavar="SIZE|auto", help="As the run's setting chunk_bytes.")
-    ] = "auto",
-    apply: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEED", help="Measured: what one core of a server applies, as 4GB/s."
-        ),
-    ] = None,
-    emit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="slurm|openmpi4|openmpi5|mpich|intel|hostfile|pbs|flux|json",
-            help="Write this launcher's files.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where --emit writes them; else plan.")
-    ] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the plan.")] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Name the link that limits, and what would help.")
-    ] = False,
-    matrix: Annotated[
-        bool,
-        typer.Option("--matrix", help="Show how GPUs and cards of each node reach each other."),
-    ] = False,
-    script: Annotated[
-        str | None,
-        typer.Option(metavar="SCRIPT", help="For the command line of --emit; else train.py."),
-    ] = None,
-) -> Action:
+@taking(PlanOptions)
+def plan(options: PlanOptions) -> Action:
     """Place a job before it starts: draw the plan and write the files for its launcher.
 
     Runs on a login node, without MPI, torch or a GPU.
     """
-    from psdist.commands.plan import PlanOptions
     from psdist.commands.plan import run as make_plan
 
-    options = PlanOptions(
-        machines=machines or (),
-        racks=racks,
-        nodes=nodes,
-        hostfile=hostfile,
-        network=network,
-        link=link,
-        servers=servers,
-        server_nodes=server_nodes,
-        workers_per_node=workers_per_node,
-        workers=workers or (),
-        group=group,
-        placement=placement,
-        model_bytes=model_bytes,
-        chunk_bytes=chunk_bytes,
-        apply=apply,
-        launcher=emit,
-        out=out,
-        svg=svg,
-        explain=explain,
-        matrix=matrix,
-        script=script,
-    )
     return lambda: make_plan(options)
 
 
@@ -274,7 +172,7 @@ def probe(
         Path | None,
         typer.Option("--json", metavar="FILE", help="Where it is written; else network.json."),
     ] = None,
-    racks: Annotated[str | None, typer.Option(metavar="FILE", help=_RACKS_HELP)] = None,
+    racks: Annotated[str | None, typer.Option(metavar="FILE", help=RACKS_HELP)] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer repeats, smaller messages.")
     ] = False,

@@ -16,13 +16,14 @@ import os
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from psdist import sizes
-from psdist.commands.given_hosts import beyond_slots, given_hosts
+from psdist.commands.cli_plan import PlanOptions
 from psdist.commands.standard_output import discard
 from psdist.config.settings import (
     MAX_CHUNK_BYTES,
@@ -40,7 +41,7 @@ from psdist.topology.draw import text as draw_text
 from psdist.topology.emit import Emission, Launcher
 from psdist.topology.machine import Machine, live
 from psdist.topology.machine import hwloc as hwloc_xml
-from psdist.topology.network import Cluster
+from psdist.topology.network import Cluster, host_files
 from psdist.topology.network import catalogue as network
 from psdist.topology.network.host_files import HostFile
 from psdist.topology.network.rack_table import parse_speed
@@ -57,40 +58,9 @@ LAUNCHERS: Mapping[str, Launcher] = {each: each for each in get_args(Launcher)}
 _MIN_WIDTH, _PIPE_WIDTH, _MAX_WIDTH = 60, 100, 200
 """Columns of text."""
 _MAX_LISTED = 200
-"""Characters of a host list in a message."""
+"""Characters of a host list in a message or note."""
 _PLAIN = str.maketrans("│├└─━╌", "||`-#.")
 _Choice = TypeVar("_Choice")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """What was asked for, as words; :func:`run` says what is wrong with them."""
-
-    machines: Sequence[str] = ()
-    """``FILE`` for all nodes, or ``HOSTS=FILE``."""
-    racks: Path | None = None
-    nodes: str | None = None
-    hostfile: Path | None = None
-    network: Path | None = None
-    link: str | None = None
-    servers: str = "auto"
-    server_nodes: str | None = None
-    workers_per_node: int | None = None
-    """Without it: the slots of ``hostfile`` where it tells them, else 1."""
-    workers: Sequence[str] = ()
-    """``HOSTS=N``: other numbers of workers for some nodes."""
-    group: str = "node"
-    placement: str = "auto"
-    model_bytes: str = "1G"
-    chunk_bytes: str = "auto"
-    apply: str | None = None
-    """Measured speed of one core of a server."""
-    launcher: str | None = None
-    out: Path | None = None
-    svg: Path | None = None
-    explain: bool = False
-    matrix: bool = False
-    script: str | None = None
 
 
 def run(options: PlanOptions) -> int:
@@ -109,7 +79,7 @@ def run(options: PlanOptions) -> int:
         if options.apply is None
         else parse_speed(options.apply, where="--apply"),
     )
-    given = given_hosts(options.hostfile, nodes=options.nodes, racks=options.racks)
+    given = _given_hosts(options.hostfile, nodes=options.nodes, racks=options.racks)
     cluster = _cluster(options, given)
     workers, server_nodes = _workers(
         options, [node.name for node in cluster.nodes], {} if given is None else given.slots
@@ -117,7 +87,7 @@ def run(options: PlanOptions) -> int:
     chunks = _Chunks.of(model_bytes, options.chunk_bytes)
     plan = _plan(cluster, request, chunks, workers=workers, server_nodes=server_nodes)
     if given is not None:
-        plan = replace(plan, notes=(*plan.notes, *given.notes, *beyond_slots(plan, given)))
+        plan = replace(plan, notes=(*plan.notes, *given.notes, *_beyond_slots(plan, given)))
     width = _width()
     text = draw_text.tree(plan, cluster, width=width)
     if options.matrix:
@@ -283,12 +253,41 @@ def _cluster(options: PlanOptions, given: HostFile | None) -> Cluster:
     )
 
 
+def _given_hosts(
+    hostfile: Path | None, *, nodes: str | None, racks: Path | None
+) -> HostFile | None:
+    """Return what a file says of the hosts: the one that was named, else that of a PBS job."""
+    if hostfile is not None:
+        if nodes is not None:
+            raise PlacementError(
+                "--hostfile and --nodes both name the hosts of the job: leave one out"
+            )
+        return host_files.read(hostfile)
+    if nodes is None and racks is None and os.environ.get("PBS_NODEFILE"):
+        return host_files.read(Path(os.environ["PBS_NODEFILE"]))
+    return None
+
+
+def _beyond_slots(plan: Plan, given: HostFile) -> tuple[str, ...]:
+    """Return a note where a launcher that is given that file would refuse the plan's ranks."""
+    ranks = Counter(each.host for each in plan.ranks)
+    beyond = [host for host in given.names if 0 < given.slots[host] < ranks[host]]
+    if not beyond:
+        return ()
+    host = beyond[0]
+    return (
+        f"{hostlist.compress(beyond)[:_MAX_LISTED]}: more ranks than slots in {given.source} "
+        f"({host}: {ranks[host]} of {given.slots[host]}), servers come in addition to workers: "
+        "start it with the files that --emit writes, or give --workers-per-node",
+    )
+
+
 def _workers(
     options: PlanOptions, names: Sequence[str], slots: Mapping[str, int]
 ) -> tuple[list[int], list[str]]:
     """(number of workers on each of ``names``, the nodes that only serve)."""
     given: dict[str, int] = {}
-    for host, count in _by_host(options.workers, "--workers", "N", names).items():
+    for host, count in _by_host(options.workers or (), "--workers", "N", names).items():
         if not _COUNT.fullmatch(count):
             raise PlacementError(
                 f"--workers {host}={count[:40]}: must be a whole number of workers, like {host}=4"
@@ -311,14 +310,14 @@ def _workers(
 
 
 def _machines(options: PlanOptions, names: Sequence[str]) -> Mapping[str, Machine]:
-    everywhere = [word for word in options.machines if "=" not in word]
+    everywhere = [word for word in options.machines or () if "=" not in word]
     if len(everywhere) > 1:
         raise PlacementError(
             f"--machine {everywhere[1]!r}: {everywhere[0]!r} is for all nodes already; write "
             f"HOSTS={everywhere[1]} for some"
         )
     special = _by_host(
-        [word for word in options.machines if "=" in word], "--machine", "FILE", names
+        [word for word in options.machines or () if "=" in word], "--machine", "FILE", names
     )
     missing = [name for name in names if name not in special]
     if missing and special and not everywhere:

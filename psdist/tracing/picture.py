@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from psdist.errors import TraceError
-from psdist.topology.draw.svg_canvas import INK, MUTED, Canvas, text_width
+from psdist.topology.draw.svg_canvas import INK, MUTED, Axis, Canvas, text_width
 from psdist.tracing.files import Spans, Trace
 from psdist.tracing.shares import windows_of
 from psdist.tracing.spans import NONE, WAITS, Lane, Span, name_of
@@ -277,18 +277,12 @@ def _bar(
 def _axis(canvas: Canvas, window: Window, y: float) -> None:
     total_ms = (window.end_ns - window.begin_ns) / 1e6
     canvas.rect(_LEFT, y, WIDTH - _LEFT - _RIGHT, 0.8, fill=MUTED)
-    step_ms = tick_of(total_ms)
-    for number in range(int(total_ms / step_ms) + 1):
-        x = window.x(window.begin_ns + int(number * step_ms * 1e6))
+    axis = Axis(0.0, total_ms, start=_LEFT, stop=WIDTH - _RIGHT)
+    for tick_ms in axis.ticks():
+        x = axis.place(tick_ms)
         canvas.rect(x - 0.4, y, 0.8, 4, fill=MUTED)
-        words = f"{number * step_ms:g}" + (" ms" if not number else "")
+        words = f"{tick_ms:g}" + (" ms" if not tick_ms else "")
         canvas.text(x, y + 16, words, size=10, fill=MUTED, anchor="middle")
-
-
-def tick_of(total: float) -> float:
-    """A round distance of which at most ten fit."""
-    size = 10.0 ** np.floor(np.log10(max(total, 1e-6)))
-    return float(next(size * each for each in (0.1, 0.2, 0.5, 1) if total / (size * each) <= 10))
 
 
 def _legend(canvas: Canvas, y: float, used: Collection[Span]) -> None:

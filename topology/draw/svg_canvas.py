@@ -11,6 +11,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -106,6 +107,43 @@ class Canvas:
                 "</svg>\n",
             ]
         )
+
+
+class Axis:
+    """Values to places between two ends; ``is_logarithmic`` where asked for and all are above 0."""
+
+    def __init__(
+        self, low: float, high: float, *, start: float, stop: float, is_logarithmic: bool = False
+    ) -> None:
+        self.is_logarithmic = is_logarithmic and low > 0
+        if high <= low:
+            low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+            self.is_logarithmic = False
+        self._low, self._high = self._of(low), self._of(high)
+        self._start, self._stop = start, stop
+
+    def _of(self, value: float) -> float:
+        return math.log10(value) if self.is_logarithmic else value
+
+    def place(self, value: float) -> float:
+        share = (self._of(value) - self._low) / (self._high - self._low)
+        return self._start + share * (self._stop - self._start)
+
+    def ticks(self) -> list[float]:
+        """Round values on the axis."""
+        if self.is_logarithmic:
+            powers = range(math.floor(self._low), math.ceil(self._high) + 1)
+            for digits in ((1,), (1, 2, 5)):
+                found = [digit * 10.0**power for power in powers for digit in digits]
+                found = [each for each in found if self._low <= self._of(each) <= self._high]
+                if len(found) >= 3:
+                    break
+            return found
+        room = self._high - self._low
+        size = 10.0 ** math.floor(math.log10(room))
+        step = next(size * each for each in (0.1, 0.2, 0.5, 1, 2) if room / size / each <= 6)
+        first, last = math.ceil(self._low / step - 1e-9), math.floor(self._high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)]
 
 
 def text_width(words: str, size: float, *, bold: bool = False) -> float:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from psdist.errors import PlacementError
 from psdist.topology.machine import UNKNOWN, Machine
@@ -31,8 +30,8 @@ from psdist.topology.plan.host_groups import require_racks, spans_hosts
 from psdist.topology.plan.seating import Seat
 from psdist.topology.plan.serving_hosts import (
     LEAST_SHARE,
+    PLAIN,
     Choice,
-    GroupsBeside,
     PlanRequest,
     Strategy,
     beyond_memory,
@@ -108,26 +107,14 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
             facts=tuple(here[node]),
         )
 
-    seats = _Seats(cluster, request)
-
     sizes = [len(each) for each in here]
-
-    @cache
-    def groups_on(node: int, num_servers: int) -> float:
-        return _num_groups(seats, host_with(node, num_servers), request.group)
-
-    def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        if spans_hosts(request.group):
-            workers = [size - count for size, count in zip(sizes, servers_at, strict=True)]
-            return host_groups.parts(cluster, workers, request.group)
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
-
-    def cores_on(node: int) -> int:
-        return _server_cores(seats, host_with(node, 1))
-
-    choice = choose_among_ranks(
-        cluster, sizes, groups_on, request, cores_on=cores_on, groups_beside=groups_beside
+    hosts = _Hosts(
+        cluster,
+        request,
+        host_with,
+        lambda servers_at: [size - count for size, count in zip(sizes, servers_at, strict=True)],
     )
+    choice = choose_among_ranks(hosts, sizes)
     notes = _notes(cluster)
     if sharing:
         notes.append(
@@ -138,14 +125,14 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
     def hosts_with(servers_at: Sequence[int]) -> list[_Host]:
         return [host_with(node, count) for node, count in enumerate(servers_at) if here[node]]
 
-    hosts = hosts_with(choice.servers_at)
-    serving = [host for host in hosts if len(host.ranks) == host.num_servers > 1]
+    chosen = hosts_with(choice.servers_at)
+    serving = [host for host in chosen if len(host.ranks) == host.num_servers > 1]
     if serving and request.placement == "auto":
         notes.append(
-            f"{len(serving)} of {len(hosts)} hosts only serve: for as many workers that is the "
+            f"{len(serving)} of {len(chosen)} hosts only serve: for as many workers that is the "
             "faster exchange; --placement cyclic spreads the servers over all hosts"
         )
-    return _assemble(seats, hosts_with, sizes, choice, groups_beside, request, notes)
+    return _assemble(hosts, hosts_with, sizes, choice, notes)
 
 
 def _faster(
@@ -202,43 +189,26 @@ def plan_ahead(
     if not any(workers):
         raise PlacementError("no node has a worker; ask for at least one")
 
-    seats = _Seats(cluster, request)
-
     def host_with(node: int, num_servers: int) -> _Host:
         ranks = tuple(range(num_servers + workers[node]))
         return _Host(node=node, ranks=ranks, num_servers=num_servers)
 
-    parts = host_groups.parts(cluster, workers, request.group) if spans_hosts(request.group) else []
-
-    @cache
-    def groups_on(node: int, num_servers: int) -> float:
-        if parts:
-            return parts[node]
-        return _num_groups(seats, host_with(node, num_servers), request.group)
-
-    def groups_beside(servers_at: Sequence[int]) -> list[float]:
-        return [groups_on(node, count) for node, count in enumerate(servers_at)]
-
-    def cores_on(node: int) -> int:
-        return _server_cores(seats, host_with(node, 1))
-
-    choice = choose(
-        cluster, capacity, groups_on, request, cores_on=cores_on, groups_beside=groups_beside
-    )
+    hosts = _Hosts(cluster, request, host_with, lambda _servers_at: workers)
+    choice = choose(hosts, capacity)
     _check_number(sum(workers) + sum(choice.servers_at))
 
     def hosts_with(servers_at: Sequence[int]) -> list[_Host]:
-        hosts: list[_Host] = []
+        found: list[_Host] = []
         first = 0
         for node, num_workers in enumerate(workers):
             end = first + servers_at[node] + num_workers
             if end > first:
                 ranks = tuple(range(first, end))
-                hosts.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
+                found.append(_Host(node=node, ranks=ranks, num_servers=servers_at[node]))
             first = end
-        return hosts
+        return found
 
-    return _assemble(seats, hosts_with, capacity, choice, groups_beside, request, _notes(cluster))
+    return _assemble(hosts, hosts_with, capacity, choice, _notes(cluster))
 
 
 def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
@@ -320,31 +290,25 @@ def _hosts_with_one_kernel(ranks: Sequence[RankFacts]) -> set[str]:
     return {host for hosts in hosts_of.values() if len(hosts) > 1 for host in hosts}
 
 
-def _num_groups(seats: _Seats, host: _Host, group: Grouping) -> float:
-    """Groups that the host's workers make."""
-    num_workers = len(host.ranks) - host.num_servers
-    if group == "rank" or num_workers == 0:
-        return float(num_workers)
-    if group == "node":
-        return 1.0
-    return float(len({_home(seat, group) for role, seat in seats.of(host) if role == "worker"}))
-
-
-def _server_cores(seats: _Seats, host: _Host) -> int:
-    """Cores of the host's server; 1 where nobody is bound."""
-    return max([1, *(len(seat.cores) for role, seat in seats.of(host) if role == "server")])
-
-
 def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
     """What the workers of a group have in common. A rank on several NUMA nodes has a package."""
     return seat.package, seat.numa if group == "numa" else UNKNOWN
 
 
-class _Seats:
-    """Seats of hosts; those of hosts that are alike are found once."""
+class _Hosts:
+    """What sits on each host beside servers; seats of hosts that are alike are found once."""
 
-    def __init__(self, cluster: Cluster, request: PlanRequest) -> None:
-        self.cluster = cluster
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: PlanRequest,
+        host_with: Callable[[int, int], _Host],
+        workers_beside: Callable[[Sequence[int]], Sequence[int]],
+    ) -> None:
+        """``host_with(node, servers)``; ``workers_beside``: on each node, by the servers there."""
+        self.cluster, self.request = cluster, request
+        self._host_with, self._workers_beside = host_with, workers_beside
+        self._groups: dict[tuple[int, int], float] = {}
         self._are_one_group = request.group == "node" or spans_hosts(request.group)
         self._by_one = request.applied_bytes_per_s
         same: dict[int, int] = {}  # machines that are one object, as psdist plan has them
@@ -359,8 +323,35 @@ class _Seats:
         ]
         self._found: dict[tuple[object, ...], tuple[tuple[Role, Seat], ...]] = {}
 
+    def groups_on(self, node: int, num_servers: int) -> float:
+        """Return the number of groups that the workers of a node make beside so many servers."""
+        key = (node, num_servers)
+        if key not in self._groups:
+            self._groups[key] = self._num_groups(self._host_with(node, num_servers))
+        return self._groups[key]
+
+    def _num_groups(self, host: _Host) -> float:
+        group, num_workers = self.request.group, len(host.ranks) - host.num_servers
+        if group == "rank" or num_workers == 0:
+            return float(num_workers)
+        if group == "node":
+            return 1.0
+        return float(len({_home(seat, group) for role, seat in self.of(host) if role == "worker"}))
+
+    def groups_beside(self, servers_at: Sequence[int]) -> list[float]:
+        """Return the same of each node, a part of a group where groups lie on several hosts."""
+        if spans_hosts(self.request.group):
+            workers = self._workers_beside(servers_at)
+            return host_groups.parts(self.cluster, workers, self.request.group)
+        return [self.groups_on(node, count) for node, count in enumerate(servers_at)]
+
+    def cores_on(self, node: int) -> int:
+        """Return the cores of a server that is the only one there; 1 if ranks are not bound."""
+        seats = self.of(self._host_with(node, 1))
+        return max([1, *(len(seat.cores) for role, seat in seats if role == "server")])
+
     def of(self, host: _Host) -> tuple[tuple[Role, Seat], ...]:
-        """Role and seat of each of the host's ranks."""
+        """Return role and seat of each of the host's ranks."""
         facts = tuple((facts.cpus, facts.gpus, facts.nic) for facts in host.facts)
         node = self.cluster.nodes[host.node]
         needed = cores_to_apply(node.bytes_per_s, host.num_servers, by_one=self._by_one)
@@ -402,20 +393,12 @@ def _seats(
     *,
     are_one_group: bool,
 ) -> tuple[Seat, ...]:
-    if not host.facts:
-        return seating.seat(
-            machine,
-            roles,
-            may_bind=host.may_bind,
-            server_cores=server_cores,
-            are_one_group=are_one_group,
-        )
     seen = [facts.gpus for facts in host.facts if facts.gpus is not None]
     return seating.seat(
         machine,
         roles,
-        masks=[facts.cpus for facts in host.facts],
-        gpus=seen if len(seen) == len(host.facts) else None,
+        masks=[facts.cpus for facts in host.facts] or None,
+        gpus=seen if seen and len(seen) == len(host.facts) else None,
         nics=[facts.nic for facts in host.facts],
         may_bind=host.may_bind,
         server_cores=server_cores,
@@ -424,28 +407,26 @@ def _seats(
 
 
 def _assemble(
-    seats: _Seats,
+    seats: _Hosts,
     hosts_with: Callable[[Sequence[int]], Sequence[_Host]],
     capacity: Sequence[int],
     choice: Choice,
-    groups_at: GroupsBeside,
-    request: PlanRequest,
     notes: Sequence[str],
 ) -> Plan:
-    cluster, servers_at, shares = seats.cluster, choice.servers_at, choice.shares
+    cluster, request = seats.cluster, seats.request
+    servers_at, shares = choice.servers_at, choice.shares
     hosts = hosts_with(servers_at)
-    ranks, server_nodes = _ranks_on(seats, hosts, request)
+    ranks, server_nodes = _ranks_on(seats, hosts)
     weights = tuple(shares[node] / servers_at[node] for node in server_nodes)
-    found = judged(cluster, ranks, weights, groups_at(servers_at), shares, request)
+    found = judged(cluster, ranks, weights, seats.groups_beside(servers_at), shares, request)
     compared: dict[str, float] = {}
-    plain: tuple[Strategy, ...] = ("block", "cyclic")
-    for strategy in plain:
+    for strategy in PLAIN:
         there, equal = place_plainly(cluster, capacity, strategy, len(server_nodes))
         if beyond_memory(cluster, equal, request):
             continue
-        others, _ = _ranks_on(seats, hosts_with(there), request)
+        others, _ = _ranks_on(seats, hosts_with(there))
         even = (1 / len(server_nodes),) * len(server_nodes)
-        times = judged(cluster, others, even, groups_at(there), equal, request)
+        times = judged(cluster, others, even, seats.groups_beside(there), equal, request)
         compared[strategy] = times.exchange_s
     links = found.links
     plan = Plan(
@@ -475,15 +456,13 @@ def _assemble(
     return replace(plan, notes=(*notes, *smaller, *_seat_notes(seats, hosts), *limits))
 
 
-def _ranks_on(
-    seats: _Seats, hosts: Sequence[_Host], request: PlanRequest
-) -> tuple[tuple[PlannedRank, ...], list[int]]:
-    """The seated ranks of ``hosts``, and the node of each server."""
+def _ranks_on(seats: _Hosts, hosts: Sequence[_Host]) -> tuple[tuple[PlannedRank, ...], list[int]]:
+    """Return the seated ranks of ``hosts``, and the node of each server."""
     seated: dict[int, tuple[int, Role, Seat]] = {}
     for host in hosts:
         for rank, (role, seat) in zip(host.ranks, seats.of(host), strict=True):
             seated[rank] = (host.node, role, seat)
-    return _number(seats.cluster, seated, request.group)
+    return _number(seats.cluster, seated, seats.request.group)
 
 
 def _wide_groups(
@@ -537,7 +516,7 @@ def _times(longer_s: float, shorter_s: float) -> str:
     return f"{longer_s / shorter_s:.1f} times" if shorter_s > 0 else "many times"
 
 
-def _seat_notes(seats: _Seats, hosts: Sequence[_Host]) -> list[str]:
+def _seat_notes(seats: _Hosts, hosts: Sequence[_Host]) -> list[str]:
     """What people should know of shares: cores that nobody gets, a share across packages."""
     idle: dict[tuple[int, int], list[str]] = {}
     wide: list[str] = []

@@ -1,10 +1,10 @@
 """Which hosts serve, and what part of the model each of them holds. Pure.
 
-    servers_at, shares = choose(cluster, capacity, groups_beside, request)
-    choice = choose_among_ranks(cluster, sizes, groups_on, request)
+    choice = choose(hosts, capacity)                  # the workers stay
+    choice = choose_among_ranks(hosts, sizes)         # a rank that serves is no worker
 
 A cluster becomes the tree problem of :mod:`psdist.topology.solver.placement` here, and its solution
-counts per node. Groups are counted by the caller, who knows the seats.
+counts per node. Groups are counted by the caller (:class:`Hosts`), who has the seats.
 
 Longer than other modules: hosts before a job and ranks inside one are chosen by one judge.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from psdist.errors import PlacementError
 from psdist.topology.network import Cluster
@@ -27,13 +27,8 @@ from psdist.topology.solver import Problem, edge_loads, placement
 from psdist.topology.solver.filling import lower_bound_s
 
 Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
-GroupsOn: TypeAlias = Callable[[int, int], float]
-"""Node, servers on it -> the groups that the workers there make."""
-CoresOn: TypeAlias = Callable[[int], int]
-"""Node -> the cores that a server there gets, where it is the only one."""
-GroupsBeside: TypeAlias = Callable[[Sequence[int]], list[float]]
-"""The same for servers on each node at once."""
-
+PLAIN: Final[tuple[Strategy, ...]] = ("block", "cyclic")
+"""What the mapper is compared with."""
 _NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 UNKNOWN_MODEL_BYTES = 1e9
 """What a plan is made for where nobody knows the model yet."""
@@ -93,6 +88,28 @@ class PlanRequest:
         return UNKNOWN_MODEL_BYTES if self.model_bytes is None else self.model_bytes
 
 
+class Hosts(Protocol):
+    """The hosts to choose from: what sits there beside servers."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def request(self) -> PlanRequest: ...
+
+    def groups_on(self, node: int, num_servers: int) -> float:
+        """Return the number of groups that the workers of a node make beside so many servers."""
+        ...
+
+    def groups_beside(self, servers_at: Sequence[int]) -> list[float]:
+        """Return the same of each node, for servers on each node at once."""
+        ...
+
+    def cores_on(self, node: int) -> int:
+        """Return the cores that a server gets where it is the only one of the node."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     servers_at: list[int]
@@ -107,23 +124,16 @@ class Choice:
     """Where not all choices were compared, how many were; in a job."""
 
 
-def choose(
-    cluster: Cluster,
-    capacity: Sequence[int],
-    groups_on: GroupsOn,
-    request: PlanRequest,
-    *,
-    cores_on: CoresOn,
-    groups_beside: GroupsBeside,
-) -> Choice:
-    """Servers on each node, and the part of the model there, when the workers stay.
+def choose(hosts: Hosts, capacity: Sequence[int], *, most: int | None = None) -> Choice:
+    """Return the servers on each node, and the part of the model there, when the workers stay.
 
-    ``capacity`` is how many servers a node has room for. Beside servers some workers may sit
-    elsewhere and make other groups: each candidate is judged with its own. Raises PlacementError
-    where cores or memory do not suffice.
+    ``most``: the maximum number of servers. ``capacity`` is how many servers a node has room for.
+    Beside servers some workers may sit elsewhere and make other groups: each candidate is judged
+    with its own. Raises PlacementError where cores or memory do not suffice.
     """
-    wanted = request.servers
-    groups = groups_beside([0] * len(capacity))
+    cluster, request = hosts.cluster, hosts.request
+    wanted = request.servers if most is None else most
+    groups = hosts.groups_beside([0] * len(capacity))
     once = [min(each, 1) for each in capacity]
     if wanted == "auto":
         if not any(once):
@@ -131,15 +141,15 @@ def choose(
                 "no node has a core left for a server; ask for fewer workers per node, or name "
                 "server nodes"
             )
-        cores = min(cores_on(node) for node, room in enumerate(once) if room)
+        cores = min(hosts.cores_on(node) for node, room in enumerate(once) if room)
         problem = problem_of(cluster, once, groups, request, sum(once))
         wanted = _enough(problem, sum(once), cores * request.applied_bytes_per_s)
     # With groups that servers may change, the bound for some groups proves nothing of others.
     is_fixed = request.group in ("node", "rank") or spans_hosts(request.group)
     is_fixed = is_fixed or all(
-        groups_on(node, count) == groups[node]
-        for node, most in enumerate(capacity)
-        for count in range(1, min(most, wanted) + 1)
+        hosts.groups_on(node, count) == groups[node]
+        for node, room in enumerate(capacity)
+        for count in range(1, min(room, wanted) + 1)
     )
     best_s = None
     if is_fixed:
@@ -153,31 +163,17 @@ def choose(
                 "use --placement auto, more nodes, or nodes with more memory"
             )
         return Choice(servers_at, shares, best_s)
-    asked = replace(request, servers=wanted)
     room = _room(capacity, wanted)
-    solved = _solved(cluster, room, groups, asked, wanted)
+    solved = _solved(cluster, room, groups, request, wanted)
     # Among equals the one that is spread over the racks: a rack that fails takes fewer with it.
     candidates = [_spread_over_racks(cluster, room, wanted), solved]
-    plain = [
-        place_plainly(cluster, capacity, "block", wanted)[0],
-        place_plainly(cluster, capacity, "cyclic", wanted)[0],
-    ]
-    if any(groups_beside(each) != groups for each in (*candidates, *plain)):
-        again = _solved(cluster, room, groups_beside(solved), asked, wanted)
+    plain = [place_plainly(cluster, capacity, each, wanted)[0] for each in PLAIN]
+    if any(hosts.groups_beside(each) != groups for each in (*candidates, *plain)):
+        again = _solved(cluster, room, hosts.groups_beside(solved), request, wanted)
         candidates += [again, *plain]
-    by_one = _apply_bytes_per_s(request, capacity, cores_on)
-    judged = [
-        judgement
-        for candidate in candidates
-        if (judgement := _judge(cluster, candidate, groups_beside(candidate), asked, by_one))
-        is not None
-    ]
-    _, servers_at, shares = min(judged, key=lambda each: each[0])
-    if request.servers == "auto" and (idle := _idle(servers_at, shares)):
-        fewer = replace(request, servers=wanted - sum(servers_at[node] for node in idle))
-        return choose(
-            cluster, capacity, groups_on, fewer, cores_on=cores_on, groups_beside=groups_beside
-        )
+    _, servers_at, shares = _best(hosts, candidates, _apply_bytes_per_s(hosts, capacity))
+    if request.servers == "auto" and most is None and (idle := _idle(servers_at, shares)):
+        return choose(hosts, capacity, most=wanted - sum(servers_at[node] for node in idle))
     return Choice(servers_at, shares, best_s)
 
 
@@ -191,16 +187,8 @@ def _idle(servers_at: Sequence[int], shares: Sequence[float]) -> list[int]:
     ]
 
 
-def choose_among_ranks(
-    cluster: Cluster,
-    sizes: Sequence[int],
-    groups_on: GroupsOn,
-    request: PlanRequest,
-    *,
-    cores_on: CoresOn,
-    groups_beside: GroupsBeside,
-) -> Choice:
-    """The same where ``sizes[node]`` ranks run already, and each that serves is no worker.
+def choose_among_ranks(hosts: Hosts, sizes: Sequence[int]) -> Choice:
+    """Return the same where ``sizes[node]`` ranks run already, and each that serves is no worker.
 
     So the groups depend on the answer. All ways to choose the servers are compared where, but for
     hosts that are alike, there are at most MOST_WAYS; then the time is proved to be the best.
@@ -211,21 +199,18 @@ def choose_among_ranks(
     Where groups lie on several hosts, what a node counts depends on other nodes' servers, so
     ``groups_on`` says nothing: some ways are judged, and nothing is proved.
     """
+    cluster, request = hosts.cluster, hosts.request
     num_nodes = sum(size > 0 for size in sizes)
-    wanted = _num_servers(cluster, sizes, groups_beside, request, cores_on)
+    wanted = _num_servers(hosts, sizes)
     if num_nodes == 1:
         return Choice([wanted * (size > 0) for size in sizes], [float(size > 0) for size in sizes])
     if request.placement != "auto":
-        asked = replace(request, servers=wanted)
         best_s = None
         if not spans_hosts(request.group):
-            found = _fastest_ways(cluster, sizes, sizes, groups_on, asked, numbers=0)
+            found = _fastest_ways(hosts, sizes, wanted, numbers=0)
             best_s = None if found is None else found.best_s
         return Choice(*place_plainly(cluster, sizes, request.placement, wanted), best_s)
-    by_one = _apply_bytes_per_s(request, sizes, cores_on)
-    groups = groups_on, groups_beside
-    asked = replace(request, servers=wanted)
-    first = _best_choice(cluster, sizes, sizes, groups, asked, by_one)
+    first = _best_choice(hosts, sizes, sizes, wanted)
     if request.servers != "auto" or not (idle := _idle(first.servers_at, first.shares)):
         return first
     # Those ranks had better work: with fewer servers, or with none on these hosts. More workers
@@ -238,43 +223,33 @@ def choose_among_ranks(
             if not (left := _idle(choice.servers_at, choice.shares)):
                 break
             useful = sum(choice.servers_at) - sum(choice.servers_at[node] for node in left)
-            asked = replace(request, servers=useful)
-            choice = _best_choice(
-                cluster, sizes, room, groups, asked, by_one, numbers=AGAIN_NUMBERS
-            )
+            choice = _best_choice(hosts, sizes, room, useful, numbers=AGAIN_NUMBERS)
         others.append((choice.seconds / (sum(sizes) - sum(choice.servers_at)), choice))
     best, choice = min(others, key=lambda each: each[0])
     return choice if best <= IDLE_IS_WORTH * first.seconds / (sum(sizes) - wanted) else first
 
 
 def _best_choice(
-    cluster: Cluster,
+    hosts: Hosts,
     sizes: Sequence[int],
     room: Sequence[int],
-    groups: tuple[GroupsOn, GroupsBeside],
-    request: PlanRequest,
-    by_one: Sequence[float],
+    wanted: int,
     *,
     numbers: int | None = None,
 ) -> Choice:
-    """The best way to choose so many servers of the ranks, ``room`` on each node at most; each
-    applies ``by_one`` bytes in a second."""
-    groups_on, groups_beside = groups
-    if spans_hosts(request.group):
-        found = _some_ways(cluster, room, groups_beside, request)
+    """Return the best way to choose so many servers of the ranks, ``room`` on each node at
+    most."""
+    if spans_hosts(hosts.request.group):
+        found = _some_ways(hosts, room, wanted)
     else:
-        found = _fastest_ways(cluster, sizes, room, groups_on, request, numbers=numbers)
+        found = _fastest_ways(hosts, room, wanted, numbers=numbers)
     if found is None:
         raise PlacementError(
-            f"servers = {request.servers} leave no worker on any of the "
+            f"servers = {wanted} leave no worker on any of the "
             f"{sum(size > 0 for size in sizes)} hosts; ask for fewer"
         )
-    judged = [
-        judgement
-        for way in found.ways[: max(2, min(MOST_JUDGED, JUDGED_NODES // len(sizes)))]
-        if (judgement := _judge(cluster, way, groups_beside(way), request, by_one)) is not None
-    ]
-    costs, servers_at, shares = min(judged, key=lambda each: each[0])
+    ways = found.ways[: max(2, min(MOST_JUDGED, JUDGED_NODES // len(sizes)))]
+    costs, servers_at, shares = _best(hosts, ways, _apply_bytes_per_s(hosts, sizes))
     # Where nodes are barred, the proof is not of all choices.
     is_all = list(room) == list(sizes)
     tried = 0 if found.best_s is not None and is_all else found.tried
@@ -291,15 +266,9 @@ class _Ways:
 
 
 def _fastest_ways(
-    cluster: Cluster,
-    sizes: Sequence[int],
-    room: Sequence[int],
-    groups_on: GroupsOn,
-    request: PlanRequest,
-    *,
-    numbers: int | None = None,
+    hosts: Hosts, room: Sequence[int], wanted: int, *, numbers: int | None = None
 ) -> _Ways | None:
-    """The numbers of servers on each node that are fastest; None where there is no way.
+    """Return the numbers of servers on each node that are fastest; None where there is no way.
 
     ``room`` is how many of its ranks may serve. Where not all ways are compared, a climb looks at
     so many ``numbers``.
@@ -307,16 +276,14 @@ def _fastest_ways(
     # Not above: numpy takes a while to load, and planning ahead of a job does not need it.
     from psdist.topology.solver import divisions
 
-    wanted = request.servers
-    assert wanted != "auto"
-    problem = problem_of(cluster, room, [1.0] * len(sizes), request, wanted)
-    first = len(problem.parent) - len(sizes)
+    problem = problem_of(hosts.cluster, room, [1.0] * len(room), hosts.request, wanted)
+    first = len(problem.parent) - len(room)
     division = divisions.Division(
         parent=problem.parent,
         bytes_per_s=problem.bytes_per_s,
         max_bytes=problem.max_bytes,
         sizes=problem.capacity,
-        groups_with=lambda v, count: groups_on(v - first, count) if v >= first else 0.0,
+        groups_with=lambda v, count: hosts.groups_on(v - first, count) if v >= first else 0.0,
         model_bytes=problem.model_bytes,
         num_servers=wanted,
     )
@@ -325,12 +292,7 @@ def _fastest_ways(
     if ways is not None:
         found = divisions.fastest(division, ways)
     else:
-        switches = (0,) * first
-
-        def beside(servers_at: Sequence[int]) -> list[float]:
-            return [groups_on(node, count) for node, count in enumerate(servers_at)]
-
-        starts = [(*switches, *each) for each in _starts(cluster, room, beside, request, wanted)]
+        starts = [(*(0,) * first, *each) for each in _starts(hosts, room, wanted)]
         found = divisions.climb(
             division, starts, numbers=divisions.CLIMB_NUMBERS if numbers is None else numbers
         )
@@ -343,36 +305,27 @@ def _fastest_ways(
     )
 
 
-def _some_ways(
-    cluster: Cluster, room: Sequence[int], groups_beside: GroupsBeside, request: PlanRequest
-) -> _Ways | None:
-    """Plain ones, and those that are best for guessed groups."""
-    wanted = request.servers
-    assert wanted != "auto"
+def _some_ways(hosts: Hosts, room: Sequence[int], wanted: int) -> _Ways | None:
+    """Return plain ways, and those that are best for guessed groups."""
     if sum(room) < wanted:
         return None
-    ways = list(dict.fromkeys(_starts(cluster, room, groups_beside, request, wanted)))
+    ways = list(dict.fromkeys(_starts(hosts, room, wanted)))
     return _Ways(ways=ways, best_s=None, tried=len(ways))
 
 
-def _starts(
-    cluster: Cluster,
-    sizes: Sequence[int],
-    groups_beside: GroupsBeside,
-    request: PlanRequest,
-    wanted: int,
-) -> Iterator[tuple[int, ...]]:
-    """Placements to climb from: plain ones, those that are best for guessed groups, and hosts that
-    only serve."""
+def _starts(hosts: Hosts, sizes: Sequence[int], wanted: int) -> Iterator[tuple[int, ...]]:
+    """Yield placements to climb from: plain ones, those that are best for guessed groups, and hosts
+    that only serve."""
+    cluster = hosts.cluster
     beside_workers = [max(size - 1, 0) for size in sizes]
     capacity = beside_workers if sum(beside_workers) >= wanted else list(sizes)
-    yield tuple(place_plainly(cluster, sizes, "block", wanted)[0])
-    yield tuple(place_plainly(cluster, sizes, "cyclic", wanted)[0])
+    for plain in PLAIN:
+        yield tuple(place_plainly(cluster, sizes, plain, wanted)[0])
     guess = _spread_over_racks(cluster, capacity, wanted)
     yield tuple(guess)
     for _ in range(2):
         room = _room(capacity, wanted)
-        guess = _solved(cluster, room, groups_beside(guess), request, wanted)
+        guess = _solved(cluster, room, hosts.groups_beside(guess), hosts.request, wanted)
         yield tuple(guess)
     left = wanted
     whole = [0] * len(sizes)
@@ -482,13 +435,8 @@ def _model_room(cluster: Cluster, request: PlanRequest) -> list[float]:
     return [node.machine.memory_bytes * share or math.inf for node in cluster.nodes]
 
 
-def _num_servers(
-    cluster: Cluster,
-    sizes: Sequence[int],
-    groups_beside: GroupsBeside,
-    request: PlanRequest,
-    cores_on: CoresOn,
-) -> int:
+def _num_servers(hosts: Hosts, sizes: Sequence[int]) -> int:
+    request = hosts.request
     num_ranks, num_nodes = sum(sizes), sum(size > 0 for size in sizes)
     if request.servers != "auto":
         if request.servers >= num_ranks:
@@ -502,8 +450,8 @@ def _num_servers(
     if num_nodes == 1 or any(size == 1 for size in sizes):
         return most
     once = [min(size, 1) for size in sizes]
-    cores = min(cores_on(node) for node, room in enumerate(once) if room)
-    problem = problem_of(cluster, once, groups_beside(once), request, sum(once))
+    cores = min(hosts.cores_on(node) for node, room in enumerate(once) if room)
+    problem = problem_of(hosts.cluster, once, hosts.groups_beside(once), request, sum(once))
     return _enough(problem, most, cores * request.applied_bytes_per_s)
 
 
@@ -551,25 +499,28 @@ def _solved(
     return _by_node(cluster, problem, placement.solve(problem).servers_at)
 
 
-def _apply_bytes_per_s(request: PlanRequest, room: Sequence[int], cores_on: CoresOn) -> list[float]:
-    """Of a server on each of the nodes; infinite where it was not measured."""
-    if request.apply_bytes_per_s is None:
+def _apply_bytes_per_s(hosts: Hosts, room: Sequence[int]) -> list[float]:
+    """Return what a server on each of the nodes applies; infinite where it was not measured."""
+    by_one = hosts.request.apply_bytes_per_s
+    if by_one is None:
         return [math.inf] * len(room)
-    by_one = request.apply_bytes_per_s
-    return [by_one * (cores_on(node) if most else 1) for node, most in enumerate(room)]
+    return [by_one * (hosts.cores_on(node) if most else 1) for node, most in enumerate(room)]
 
 
-def _judge(
-    cluster: Cluster,
-    servers_at: Sequence[int],
-    groups: Sequence[float],
-    request: PlanRequest,
-    by_one: Sequence[float],
-) -> tuple[tuple[float, ...], list[int], list[float]] | None:
-    """(what it costs, in the order of what counts; the servers; their best shares).
+_Judgement: TypeAlias = tuple[tuple[float, ...], list[int], list[float]]
+"""What it costs, in the order of what counts; the servers; their best shares."""
 
-    None where these hosts have not enough memory.
-    """
+
+def _best(hosts: Hosts, ways: Iterable[Sequence[int]], by_one: Sequence[float]) -> _Judgement:
+    """Return the judgement of the best of these ways; ``by_one``: bytes that a server on each node
+    applies in a second."""
+    judged = (_judge(hosts, way, by_one) for way in ways)
+    return min((each for each in judged if each is not None), key=lambda each: each[0])
+
+
+def _judge(hosts: Hosts, servers_at: Sequence[int], by_one: Sequence[float]) -> _Judgement | None:
+    """Return None where these hosts have not enough memory."""
+    cluster, request, groups = hosts.cluster, hosts.request, hosts.groups_beside(servers_at)
     try:
         problem = problem_of(cluster, servers_at, groups, request, sum(servers_at))
     except PlacementError:

@@ -34,7 +34,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from psdist.commands.bench import curves, plot
+from psdist.commands.bench import plot
 from psdist.commands.bench.host_cpu import sees_all
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.commands.bench.step_report import ranks_to_cores
@@ -270,18 +270,18 @@ def drawn(result: dict[str, Any]) -> str:
     """Loss over measured time, over bytes, and over the computed time of each link."""
     steps = result["steps"]
 
-    def lines(of_step: Any) -> list[curves.Line]:
+    def lines(of_step: Any) -> list[plot.Line]:
         return [
-            curves.Line(row["name"], [(of_step(row, step), loss) for step, _, loss in row["curve"]])
+            plot.Line(row["name"], [(of_step(row, step), loss) for step, _, loss in row["curve"]])
             for row in result["rows"]
         ]
 
     panels = [
-        curves.Panel("seconds, measured", lines(lambda row, step: row["step_s"] * step)),
-        curves.Panel("MB, all ranks together", lines(
+        plot.Panel("seconds, measured", lines(lambda row, step: row["step_s"] * step)),
+        plot.Panel("MB, all ranks together", lines(
             lambda row, step: row["bytes"] / 1e6 * step / steps)),
         *(
-            curves.Panel(f"seconds at {name}, computed", lines(
+            plot.Panel(f"seconds at {name}, computed", lines(
                 lambda row, step, name=name: row["at_link"][name] * step))
             for name in result["links"]
         ),
@@ -292,4 +292,4 @@ def drawn(result: dict[str, Any]) -> str:
         f"{result['servers']} servers, {result['workers']} workers on {result['hosts']} hosts; "
         f"{result['mpi']}, {result['date']}"
     )
-    return curves.plot(f"Loss ({result['unit']})", panels, note=note)
+    return plot.curves(f"Loss ({result['unit']})", panels, note=note)

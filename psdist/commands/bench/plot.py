@@ -1,9 +1,12 @@
-"""The plot of a benchmark: a median with its quartiles for each way, way under way, size by size.
+"""The plots of benchmarks, as SVG: medians with quartiles, and curves.
 
     svg = plot("push + pull", [Size("4 KiB", [Way("push + pull", seconds), ...])], note="2 ranks")
+    svg = curves("Loss", [Panel("seconds", [Line("none", [(0.5, 3.1), (1.0, 2.7)])])], note="where")
     write(path, svg)
 
-Times stand on a logarithmic scale where the largest is many times the smallest. A limit is a line.
+``plot`` has one way in a row, size by size; a limit is a line. ``curves`` has panels beside each
+other, with the same values upwards and a scale of its own to the right. A scale is logarithmic
+where the largest value is many times the smallest.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from psdist.commands.bench.raw import quartiles
 from psdist.errors import UsageError
-from psdist.topology.draw.svg_canvas import INK, MUTED, Canvas, wrapped
+from psdist.topology.draw.svg_canvas import INK, MUTED, Axis, Canvas, wrapped
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6bb1")
 """Of ways, in the order in which they are first seen; safe for colour-blind readers."""
@@ -30,6 +33,18 @@ _TOP: Final = 48
 GRID: Final = "#e3e6ec"
 _LOGARITHMIC_FROM: Final = 12.0
 """Largest time by smallest."""
+_CURVES_LOGARITHMIC_FROM: Final = 6.0
+"""Largest end of a curve by smallest."""
+_PANEL_WIDTH: Final = 420.0
+_PANEL_HEIGHT: Final = 260.0
+_PANEL_LEFT: Final = 46.0
+_BETWEEN: Final = 26.0
+_PANELS_TOP: Final = 56.0
+_BELOW: Final = 40.0
+_LINE_HEIGHT: Final = 16.0
+_COLUMNS: Final = 2
+_DASHES: Final = ("", "6 3", "2 2")
+"""Once all colours are taken, they come again with these."""
 
 
 @dataclass(frozen=True)
@@ -47,50 +62,39 @@ class Size:
     limit_s: float | None = None
 
 
-class Scale:
-    """Seconds to places from left to right."""
+class Line(NamedTuple):
+    name: str
+    points: Sequence[tuple[float, float]]
+    """To the right and upwards, from left to right."""
 
-    def __init__(self, least_s: float, most_s: float) -> None:
-        self.is_logarithmic = least_s > 0 and most_s / least_s > _LOGARITHMIC_FROM
-        if self.is_logarithmic:
-            self._low, self._high = math.log10(least_s / 1.2), math.log10(most_s * 1.2)
-        else:
-            self._low, self._high = 0.0, (most_s or 1.0) * 1.05
 
-    def x(self, seconds: float) -> float:
-        value = math.log10(seconds) if self.is_logarithmic else seconds
-        return LEFT + (value - self._low) / (self._high - self._low) * (WIDTH - LEFT - RIGHT)
+class Panel(NamedTuple):
+    label: str
+    """What stands to the right, with its unit."""
+    lines: Sequence[Line]
 
-    def ticks(self) -> list[float]:
-        """Round times that lie on the scale."""
-        if not self.is_logarithmic:
-            size = 10.0 ** math.floor(math.log10(self._high))
-            step = next(size * each for each in (0.2, 0.5, 1, 2) if self._high / each / size <= 6)
-            return [number * step for number in range(int(self._high / step) + 1)]
-        powers = range(math.floor(self._low), math.ceil(self._high) + 1)
-        found = [10.0**power for power in powers if self._low <= power <= self._high]
-        if len(found) < 3:
-            every = (digit * 10.0**power for power in powers for digit in (1, 2, 5))
-            found = [each for each in every if self._low <= math.log10(each) <= self._high]
-        return found
+
+def time_axis(least_s: float, most_s: float) -> Axis:
+    """Return the axis of :func:`plot` for these times, from left to right."""
+    if least_s > 0 and most_s / least_s > _LOGARITHMIC_FROM:
+        ends, is_logarithmic = (least_s / 1.2, most_s * 1.2), True
+    else:
+        ends, is_logarithmic = (0.0, (most_s or 1.0) * 1.05), False
+    return Axis(*ends, start=LEFT, stop=WIDTH - RIGHT, is_logarithmic=is_logarithmic)
 
 
 def plot(title: str, sizes: Sequence[Size], *, note: str) -> str:
     """SVG. ``note``: where it was measured, in words."""
     every = [seconds for size in sizes for way in size.ways for seconds in quartiles(way.seconds)]
     every += [size.limit_s for size in sizes if size.limit_s is not None]
-    scale = Scale(min(every), max(every))
+    scale = time_axis(min(every), max(every))
     names = list(dict.fromkeys(way.name for size in sizes for way in size.ways))
     colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
     canvas = Canvas()
-    lines = wrapped(note, 11, WIDTH - 24)
-    top = _TOP + 14.0 * len(lines)
+    top = _TOP + 14.0 * _heading(canvas, title, note, WIDTH)
     bottom = top + sum(_ROW * len(size.ways) + _GAP for size in sizes)
-    canvas.text(12, 24, title, size=15, bold=True, room=WIDTH - 24)
-    for number, line in enumerate(lines):
-        canvas.text(12, 42 + 14 * number, line, size=11, fill=MUTED)
     for tick in scale.ticks():
-        x = scale.x(tick)
+        x = scale.place(tick)
         canvas.rect(x - 0.4, top - 6, 0.8, bottom - top, fill=GRID)
         canvas.text(x, bottom + 10, short_time(tick), size=10, fill=MUTED, anchor="middle")
     y = top
@@ -103,24 +107,109 @@ def plot(title: str, sizes: Sequence[Size], *, note: str) -> str:
     return canvas.document(WIDTH, bottom + 40, title=title)
 
 
-def _size(canvas: Canvas, scale: Scale, size: Size, colours: dict[str, str], y: float) -> float:
+def _heading(canvas: Canvas, title: str, note: str, width: float) -> int:
+    """Draw the title and the note below it; return the number of lines of the note."""
+    canvas.text(12, 24, title, size=15, bold=True, room=width - 24)
+    lines = wrapped(note, 11, width - 24)
+    for number, line in enumerate(lines):
+        canvas.text(12, 42 + 14 * number, line, size=11, fill=MUTED)
+    return len(lines)
+
+
+def _size(canvas: Canvas, scale: Axis, size: Size, colours: dict[str, str], y: float) -> float:
     height = _ROW * len(size.ways)
     canvas.text(12, y + 10, size.label, size=12, bold=True, room=70)
     if size.limit_s is not None:
-        x = scale.x(size.limit_s)
+        x = scale.place(size.limit_s)
         title = f"limit: {short_time(size.limit_s)}"
         canvas.rect(x - 0.8, y - 4, 1.6, height, fill=LIMIT, title=title)
     for way in size.ways:
         low, middle, high = quartiles(way.seconds)
         told = f"{short_time(middle)} ({short_time(low)} to {short_time(high)})"
-        colour, begin = colours[way.name], scale.x(low)
+        colour, begin = colours[way.name], scale.place(low)
         canvas.text(LEFT - 10, y + 10, way.name, size=11, fill=INK, anchor="end", room=LEFT - 90)
         title = f"{size.label}, {way.name}: {told}"
-        canvas.rect(begin, y + 4, max(scale.x(high) - begin, 1.0), 4, fill=colour, title=title)
-        canvas.rect(scale.x(middle) - 4, y + 2, 8, 8, fill=colour, radius=4, title=title)
+        canvas.rect(begin, y + 4, max(scale.place(high) - begin, 1.0), 4, fill=colour, title=title)
+        canvas.rect(scale.place(middle) - 4, y + 2, 8, 8, fill=colour, radius=4, title=title)
         canvas.text(WIDTH - RIGHT + 14, y + 10, told, size=11, fill=INK)
         y += _ROW
     return y
+
+
+def curves(title: str, panels: Sequence[Panel], *, note: str) -> str:
+    """Return SVG. ``note``: where it was measured, in words."""
+    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
+    columns = min(_COLUMNS, len(panels))
+    width = columns * (_PANEL_WIDTH + _PANEL_LEFT) + (columns - 1) * _BETWEEN + 24
+    canvas = Canvas()
+    top = _PANELS_TOP + 14 * (_heading(canvas, title, note, width) - 1)
+    heights = [value for panel in panels for line in panel.lines for _, value in line.points]
+    low, high = min(heights), max(heights)
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        left = 12 + _PANEL_LEFT + column * (_PANEL_WIDTH + _PANEL_LEFT + _BETWEEN)
+        above = top + row * (_PANEL_HEIGHT + _BELOW)
+        _panel(canvas, panel, names, left, above, (low, high))
+    bottom = top + math.ceil(len(panels) / columns) * (_PANEL_HEIGHT + _BELOW)
+    for number, name in enumerate(names):
+        row, column = divmod(number, columns)
+        x, y = 12 + column * (_PANEL_WIDTH + _PANEL_LEFT + _BETWEEN), bottom + _LINE_HEIGHT * row
+        colour, dash = _style(names, name)
+        canvas.line([(x, y - 4), (x + 26, y - 4)], stroke=colour, width=2, dash=dash)
+        canvas.text(x + 34, y, name, size=11, room=_PANEL_WIDTH)
+    return canvas.document(
+        width, bottom + _LINE_HEIGHT * math.ceil(len(names) / columns), title=title
+    )
+
+
+def _panel(
+    canvas: Canvas,
+    panel: Panel,
+    names: Sequence[str],
+    left: float,
+    above: float,
+    heights: tuple[float, float],
+) -> None:
+    ends = [line.points[-1][0] for line in panel.lines]
+    starts = [line.points[0][0] for line in panel.lines]
+    is_logarithmic = min(ends) > 0 and max(ends) / min(ends) > _CURVES_LOGARITHMIC_FROM
+    across = Axis(
+        min(starts) if is_logarithmic else 0.0,
+        max(ends),
+        start=left,
+        stop=left + _PANEL_WIDTH,
+        is_logarithmic=is_logarithmic,
+    )
+    below = above + _PANEL_HEIGHT
+    up = Axis(*heights, start=below, stop=above)
+    for value in up.ticks():
+        y = up.place(value)
+        canvas.rect(left, y - 0.4, _PANEL_WIDTH, 0.8, fill=GRID)
+        canvas.text(left - 6, y + 4, f"{value:.4g}", size=10, fill=MUTED, anchor="end")
+    for value in across.ticks():
+        x = across.place(value)
+        canvas.rect(x - 0.4, above, 0.8, _PANEL_HEIGHT, fill=GRID)
+        canvas.text(
+            x, above + _PANEL_HEIGHT + 12, f"{value:.4g}", size=10, fill=MUTED, anchor="middle"
+        )
+    canvas.text(
+        left + _PANEL_WIDTH / 2,
+        above + _PANEL_HEIGHT + 26,
+        panel.label,
+        size=11,
+        fill=INK,
+        anchor="middle",
+    )
+    for line in panel.lines:
+        colour, dash = _style(names, line.name)
+        points = [(across.place(x), up.place(y)) for x, y in line.points]
+        title = f"{line.name}: {line.points[-1][1]:.4g} at {line.points[-1][0]:.4g}"
+        canvas.line(points, stroke=colour, width=1.6, dash=dash, title=title)
+
+
+def _style(names: Sequence[str], name: str) -> tuple[str, str]:
+    number = names.index(name)
+    return COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]
 
 
 def short_time(seconds: float) -> str:

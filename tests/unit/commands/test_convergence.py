@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from psdist.commands.bench import curves
+from psdist.commands.bench import plot
 from psdist.commands.bench.convergence_report import (
     busiest,
     compare,
@@ -20,9 +20,9 @@ from psdist.commands.bench.convergence_report import (
     reached,
     table,
 )
-from psdist.commands.bench.curves import Axis, Line, Panel
 from psdist.commands.bench.host_cpu import Counts, HostCpu, sees_all, sent, ticks_of
 from psdist.commands.bench.learning import task_of
+from psdist.commands.bench.plot import Line, Panel
 from psdist.commands.bench.schemes import (
     baseline,
     require_different,
@@ -34,6 +34,7 @@ from psdist.commands.bench.schemes import (
 from psdist.config.codec_rounds import coded
 from psdist.errors import ConfigError, UsageError
 from psdist.protocol.roles import Place, Roles
+from psdist.topology.draw.svg_canvas import Axis
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -233,7 +234,7 @@ def polylines(svg: str) -> list[tuple[str, list[tuple[float, float]]]]:
 
 
 def test_a_curve_is_drawn_to_scale() -> None:
-    svg = curves.plot(
+    svg = plot.curves(
         "t", [Panel("s", [Line("a", [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)])])], note="n"
     )
     ((title, points),) = polylines(svg)

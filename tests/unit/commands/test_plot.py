@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psdist.commands.bench import group, plot, step_report
-from psdist.commands.bench.plot import COLOURS, LEFT, RIGHT, WIDTH, Scale, Size, Way, short_time
+from psdist.commands.bench.plot import COLOURS, LEFT, RIGHT, WIDTH, Size, Way, short_time, time_axis
 from psdist.commands.bench.raw import quartiles
 from psdist.errors import UsageError
 
@@ -36,9 +36,9 @@ def test_every_way_has_a_bar_of_its_quartiles_a_dot_and_its_figures() -> None:
     assert {"title", "where", "4 KiB", "slow", "3 ms (2 ms to 4 ms)"} <= set(words(svg))
     ((bar, dot),) = bars(svg).values()
     assert quartiles(seconds) == (0.002, 0.003, 0.004)
-    scale = Scale(0.002, 0.004)
-    assert bar == (round(scale.x(0.002), 1), round(scale.x(0.004), 1), COLOURS[0])
-    assert sum(dot[:2]) / 2 == pytest.approx(scale.x(0.003), abs=0.1)
+    scale = time_axis(0.002, 0.004)
+    assert bar == (round(scale.place(0.002), 1), round(scale.place(0.004), 1), COLOURS[0])
+    assert sum(dot[:2]) / 2 == pytest.approx(scale.place(0.003), abs=0.1)
 
 
 def test_a_way_has_one_colour_at_all_sizes_and_no_two_ways_share_one() -> None:
@@ -55,21 +55,23 @@ def test_a_limit_is_a_line_that_says_what_it_is() -> None:
     svg = plot.plot("t", [Size("1 MiB", [Way("a", [0.1])], limit_s=0.05)], note="n")
     ((left, right, colour),) = bars(svg)["limit: 50 ms"]
     assert colour == plot.LIMIT
-    assert (left + right) / 2 == pytest.approx(Scale(0.05, 0.1).x(0.05), abs=0.1)
+    assert (left + right) / 2 == pytest.approx(time_axis(0.05, 0.1).place(0.05), abs=0.1)
     assert "dot: median; bar: quartiles; line: what the link allows" in words(svg)
 
 
 def test_times_that_differ_much_stand_on_a_logarithmic_scale() -> None:
-    scale = Scale(50e-6, 20e-3)
+    scale = time_axis(50e-6, 20e-3)
     assert scale.is_logarithmic
-    assert scale.x(1e-3) - scale.x(1e-4) == pytest.approx(scale.x(1e-2) - scale.x(1e-3))
+    assert scale.place(1e-3) - scale.place(1e-4) == pytest.approx(
+        scale.place(1e-2) - scale.place(1e-3)
+    )
     assert scale.ticks() == [pytest.approx(1e-4), pytest.approx(1e-3), pytest.approx(1e-2)]
-    plain = Scale(0.5, 1.0)
+    plain = time_axis(0.5, 1.0)
     assert not plain.is_logarithmic
-    assert plain.x(0) == LEFT
-    assert plain.x(1.0) < WIDTH - RIGHT
+    assert plain.place(0) == LEFT
+    assert plain.place(1.0) < WIDTH - RIGHT
     assert plain.ticks() == [pytest.approx(0.2 * each) for each in range(6)]
-    assert Scale(1e-3, 15e-3).ticks()[0] == pytest.approx(1e-3)
+    assert time_axis(1e-3, 15e-3).ticks()[0] == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from psdist.errors import TraceError
 from psdist.tracing import picture as drawing
-from psdist.tracing.picture import middling_step, picture, tick_of
+from psdist.tracing.picture import middling_step, picture
 from psdist.tracing.spans import Lane, Span
 from tests.support.traces import about, made, server, span
 
@@ -93,7 +93,7 @@ def test_a_server_has_what_it_computes_and_what_it_receives() -> None:
 def test_the_words_name_ranks_hosts_the_iteration_and_the_colours_in_use() -> None:
     told = words(picture(a_run(), 1))
     assert "Iteration 1: what each rank does" in told
-    assert {"worker 0", "n1", "server 0", "n2", "0 ms", "50", "100"} <= set(told)
+    assert {"worker 0", "n1", "server 0", "n2", "0 ms", "40", "100"} <= set(told)
     assert {"forward", "backward", "push", "reply", "apply"} <= set(told)
     assert "in the group" not in told
 
@@ -122,8 +122,3 @@ def test_the_middling_step_is_the_one_in_the_middle_of_those_from_a_clock_on() -
     spans = [span(Span.STEP, end, end, clock=clock) for clock, end in enumerate(ends)]
     assert middling_step([made(about(), spans)], from_clock=2) == 3
     assert middling_step([made(about(), spans)], from_clock=99) in range(1, 6)
-
-
-@pytest.mark.parametrize(("total", "step"), [(100, 10), (99, 10), (450, 50), (0.7, 0.1), (12, 2)])
-def test_ticks_stand_at_round_times_and_there_are_at_most_ten(total: float, step: float) -> None:
-    assert tick_of(total) == pytest.approx(step)
