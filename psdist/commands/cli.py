@@ -234,7 +234,7 @@ def list_checkpoints(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
 ) -> Action:
     """List the checkpoints of a run: time, clocks, ranks and size, one in a line."""
-    from psdist.commands.checkpoints.listing import list_all
+    from psdist.commands.checkpoints import list_all
 
     return lambda: list_all(path)
 
@@ -244,7 +244,7 @@ def verify_checkpoints(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
 ) -> Action:
     """Read every byte and compare checksums; exit status 0 whole, 1 damaged."""
-    from psdist.commands.checkpoints.listing import verify
+    from psdist.commands.checkpoints import verify
 
     return lambda: verify(path)
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from psdist.commands.bench import Counts, HostCpu, sent
 from psdist.commands.bench.between import alone, between_ranks, start_torch
 from psdist.commands.bench.convergence_report import ConvergenceOptions, report, result_of
-from psdist.commands.bench.host_cpu import Counts, HostCpu, sent
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError

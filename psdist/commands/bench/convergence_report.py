@@ -20,22 +20,16 @@ Owns no measuring: ``convergence`` does that.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import platform
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
-from psdist.commands.bench import plot
-from psdist.commands.bench.host_cpu import sees_all
+from psdist.commands.bench import crowd_words, measured_on, plot, sees_all, show, write_result
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.commands.bench.step_report import ranks_to_cores
 from psdist.protocol.roles import Roles
@@ -99,9 +93,7 @@ def result_of(
             }
         )
     result = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "mpi": MPI.Get_library_version().split(",")[0].strip("\0 \n"),
+        **measured_on(MPI.Get_library_version()),
         "gloo_interface": chief["gloo"],
         "servers": roles.num_servers,
         "workers": roles.num_workers,
@@ -208,20 +200,14 @@ def reached(curve: Sequence[Sequence[float]], wanted: float) -> float | None:
 
 def report(result: dict[str, Any], options: ConvergenceOptions) -> None:
     print(header(result), flush=True)
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    console.print(table(result))
-    if options.json_path is not None:
-        options.json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {options.json_path}")
+    show(table(result), width=130)
+    write_result(options.json_path, result)
     if options.plot_path is not None:
         plot.write(options.plot_path, drawn(result))
 
 
 def header(result: dict[str, Any]) -> str:
-    ranks, cores = result["ranks_to_cores"]
-    crowded = f"{ranks} ranks share {cores} cores" + (
-        ": they take turns on them, so only ratios count" if ranks > cores else ""
-    )
+    crowded = crowd_words(*result["ranks_to_cores"])
     return "\n".join(
         [
             f"{result['task']}, {result['parameters']:,} parameters, {result['steps']} steps of "

@@ -20,21 +20,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
-from psdist.commands.bench import plot
+from psdist.commands.bench import measured_on, plot, show, size_text, write_result
 from psdist.commands.bench.between import between_ranks
-from psdist.commands.bench.raw import size_text
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 
@@ -270,7 +266,7 @@ def _report(
 ) -> None:
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+    facts = measured_on(MPI.Get_library_version())
     roles = context.roles
     cores = os.cpu_count() or 1
     ranks = len(roles.places)
@@ -278,7 +274,8 @@ def _report(
     table = Table(
         title=(
             f"groups of {', '.join(str(len(each)) for each in roles.groups)} workers and 1 server, "
-            f"{ranks} ranks, {cores} cores: {load}; {library}; median and quartiles of {repeats}"
+            f"{ranks} ranks, {cores} cores: {load}; {facts['mpi']}; median and quartiles of "
+            f"{repeats}"
         )
     )
     for name in ("bytes", "way", "time", "quartiles", "x as fast"):
@@ -288,22 +285,19 @@ def _report(
             if way in row.times_s:
                 table.add_row(size_text(row.num_bytes), way, *_columns(row, way))
         table.add_section()
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    show(table, width=120)
     print(f"x as fast: as {ALLREDUCE}, or for a step as {DDP_STEP}")
     if json_path is None:
         json_path = context.run_directory.path / "group.json"
     result = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {cores} cores",
-        "mpi": library,
+        **facts,
         "groups": [len(each) for each in roles.groups],
         "ranks": ranks,
         "more_ranks_than_cores": context.core_share < 1,
         "repeats": repeats,
         "rows": [asdict(row) for row in rows],
     }
-    json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {json_path}")
+    write_result(json_path, result)
 
 
 def _columns(row: Row, way: str) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from psdist.commands.bench.raw import quartiles
+from psdist.commands.bench import quartiles
 from psdist.errors import UsageError
 from psdist.topology.draw.svg_canvas import INK, MUTED, Axis, Canvas, wrapped
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -26,17 +25,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
-from psdist.commands.bench import plot
+from psdist.commands.bench import (
+    echo,
+    exchange,
+    measured_on,
+    plot,
+    show,
+    size_text,
+    time_text,
+    write_result,
+)
 from psdist.commands.bench.between import alone, between_ranks
-from psdist.commands.bench.raw import echo, exchange, size_text, time_text
+from psdist.commands.bench.sleeping import Shards
 from psdist.protocol.control import Setup
 from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
-from psdist.protocol.partition import Partition, Piece
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
@@ -127,29 +133,12 @@ def _measure_all(
     return 0
 
 
-class _Side:
+class _Side(Shards):
     """What both sides share: the model of one tensor, cut as psdist cuts it."""
 
     def __init__(self, context: RankContext, between: MPI.Comm, num_bytes: int) -> None:
+        super().__init__(context, [max(num_bytes // 4, 1)])
         self.context, self.between = context, between
-        piece = Piece(
-            name="tensor",
-            shape=(max(num_bytes // 4, 1),),
-            stride=(1,),
-            dtype="float32",
-            optimizer_group=0,
-        )
-        chunk_bytes = context.config.chunk_bytes
-        self.partition = Partition.cut(
-            [piece], chunk_bytes=None if chunk_bytes == "auto" else chunk_bytes
-        )
-        self.owners = self.partition.shard(context.roles.shard_weights)
-
-    def chunks_of(self, server: int) -> list[int]:
-        return [chunk for chunk, owner in enumerate(self.owners) if owner == server]
-
-    def bytes_of(self, server: int) -> int:
-        return sum(self.partition.chunks[chunk].num_bytes for chunk in self.chunks_of(server))
 
 
 class _ServerSide(_Side):
@@ -319,12 +308,12 @@ def drawn(context: RankContext, rows: list[Row], repeats: int) -> str:
 def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path | None) -> None:
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().split(",")[0].strip("\0 \n")
+    facts = measured_on(MPI.Get_library_version())
     components = {key: os.environ.get(f"OMPI_MCA_{key}", "default") for key in ("pml", "btl")}
     table = Table(
         title=(
             f"push + pull, {context.roles.num_servers} servers, {context.roles.num_workers} "
-            f"workers, {library}, pml {components['pml']}, btl {components['btl']}; "
+            f"workers, {facts['mpi']}, pml {components['pml']}, btl {components['btl']}; "
             f"medians of {repeats}"
         )
     )
@@ -343,13 +332,11 @@ def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path
             f"{row.share_of_raw:.2f}",
             *([time_text(row.predicted_s)] if is_predicted else []),
         )
-    Console().print(table)
+    show(table, width=100)
     if json_path is None:
         json_path = context.run_directory.path / "pushpull.json"
     result = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "mpi": library,
+        **facts,
         "components": components,
         "placement": context.config.placement,
         "servers": context.roles.num_servers,
@@ -357,5 +344,4 @@ def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path
         "repeats": repeats,
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {json_path}")
+    write_result(json_path, result)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from psdist.protocol.partition import Partition, Piece
+from psdist.ranks.context import RankContext
 
 
 class _Sleep(torch.autograd.Function):
@@ -84,3 +85,17 @@ def cut(sizes: Sequence[int], chunk_bytes: int | str) -> Partition:
         for index, size in enumerate(sizes)
     ]
     return Partition.cut(pieces, chunk_bytes=chunk_bytes if isinstance(chunk_bytes, int) else None)
+
+
+class Shards:
+    """Layers cut as ``job.prepare`` cuts them, and which server has which chunk."""
+
+    def __init__(self, context: RankContext, sizes: Sequence[int]) -> None:
+        self.partition = cut(sizes, context.config.chunk_bytes)
+        self.owners = self.partition.shard(context.roles.shard_weights)
+
+    def chunks_of(self, server: int) -> list[int]:
+        return [chunk for chunk, owner in enumerate(self.owners) if owner == server]
+
+    def bytes_of(self, server: int) -> int:
+        return sum(self.partition.chunks[chunk].num_bytes for chunk in self.chunks_of(server))

@@ -26,10 +26,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from psdist.commands.bench import echo, exchange, sent
 from psdist.commands.bench.between import alone, between_ranks, start_torch
-from psdist.commands.bench.host_cpu import sent
-from psdist.commands.bench.raw import echo, exchange
-from psdist.commands.bench.sleeping import Sleepers, cut, layer_sizes
+from psdist.commands.bench.sleeping import Shards, Sleepers, layer_sizes
 from psdist.commands.bench.step_report import (
     ALLREDUCE,
     DDP,
@@ -58,8 +57,6 @@ _WARM_UP: Final = 3
 _REST_S: Final = 5e-4
 """Ranks that wait for others' turns sleep: there may be fewer cores than ranks."""
 _LEARNING_RATE: Final = 1e-3
-
-_WITH_SERVERS: Final = (RAW_WHOLE, RAW_CHUNKS, PSDIST)
 
 
 def step(options: StepOptions) -> int:
@@ -91,7 +88,7 @@ def _measure(context: RankContext, options: StepOptions) -> int:
     return 0
 
 
-class _Side:
+class _Side(Shards):
     """What both sides share: the bytes, cut as psdist cuts the model, and the turns."""
 
     def __init__(
@@ -100,20 +97,13 @@ class _Side:
         """``among``: the ranks of this role alone."""
         self.context, self.between, self.among, self.options = context, between, among, options
         self.sizes = layer_sizes(options.num_bytes, options.layers)
-        self.partition = cut(self.sizes, context.config.chunk_bytes)
-        self.owners = self.partition.shard(context.roles.shard_weights)
+        super().__init__(context, self.sizes)
         self.sent = dict.fromkeys(WAYS, 0)
         self.cpu = dict.fromkeys(WAYS, (0.0, 0.0))
         """Seconds of this rank in user and kernel mode, of all repetitions."""
         host = context.roles.places[context.rank].host
         ranks = [place.rank for place in context.roles.places if place.host == host]
         self._counts_for_host = context.rank == min(ranks)
-
-    def chunks_of(self, server: int) -> list[int]:
-        return [chunk for chunk, owner in enumerate(self.owners) if owner == server]
-
-    def bytes_of(self, server: int) -> int:
-        return sum(self.partition.chunks[chunk].num_bytes for chunk in self.chunks_of(server))
 
     def meet(self) -> None:
         """All ranks are here; who waits sleeps."""

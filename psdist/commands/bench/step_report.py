@@ -8,21 +8,23 @@ Owns no measuring: ``step`` does that.
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import platform
 import statistics
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from rich.console import Console
 from rich.table import Table
 
-from psdist.commands.bench import plot
-from psdist.commands.bench.raw import quartiles, size_text
+from psdist.commands.bench import (
+    crowd_words,
+    measured_on,
+    plot,
+    quartiles,
+    show,
+    size_text,
+    write_result,
+)
 from psdist.commands.bench.sleeping import cut, layer_sizes
 from psdist.ranks.context import RankContext
 
@@ -76,9 +78,7 @@ def result_of(
     partition = cut(layer_sizes(options.num_bytes, options.layers), config.chunk_bytes)
     link_s = plan.cost_s * partition.num_bytes / plan.model_bytes if plan and plan.links else None
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "mpi": MPI.Get_library_version().split(",")[0].strip("\0 \n"),
+        **measured_on(MPI.Get_library_version()),
         "components": {
             key: os.environ.get(f"OMPI_MCA_{key}", "default") for key in ("pml", "mtl", "btl")
         },
@@ -120,10 +120,8 @@ def ranks_to_cores(context: RankContext) -> tuple[int, int]:
 
 def report(result: dict[str, Any], options: StepOptions) -> None:
     print(header(result), flush=True)
-    Console(width=None if sys.stdout.isatty() else 120).print(table(result))
-    if options.json_path is not None:
-        options.json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {options.json_path}")
+    show(table(result), width=120)
+    write_result(options.json_path, result)
     if options.plot_path is not None:
         plot.write(options.plot_path, drawn(result))
 
@@ -143,10 +141,6 @@ def drawn(result: dict[str, Any]) -> str:
 
 def header(result: dict[str, Any]) -> str:
     """What was measured, where, and what carried the bytes."""
-    ranks, cores = result["ranks_to_cores"]
-    crowded = f"{ranks} ranks share {cores} cores" + (
-        ": they take turns on them, so only ratios count" if ranks > cores else ""
-    )
     components = ", ".join(f"{key} {name}" for key, name in result["components"].items())
     hosts = result["hosts"]
     carried = "nothing left a host" if hosts == 1 else "bytes sent are those of the hosts' links"
@@ -156,7 +150,7 @@ def header(result: dict[str, Any]) -> str:
             f"{result['compute_s']:.3f} s of sleep a step; {result['mode']}, "
             f"{result['servers']} servers, {result['workers']} workers on {hosts} hosts",
             f"{result['mpi']}, {components}; gloo over {result['gloo_interface']}; {carried}",
-            f"{crowded}; load {result['load']}",
+            f"{crowd_words(*result['ranks_to_cores'])}; load {result['load']}",
             f"{result['chunks']} chunks of at most {size_text(result['chunk_bytes'])}, credits "
             f"{result['credits']}, receive_buffers {result['receive_buffers']}: "
             f"{max(each['receive_slots'] for each in result['slots'])} slots a server, "

@@ -17,7 +17,7 @@ from psdist.checkpoint import tree
 from psdist.checkpoint.reading import STATE, Checkpoint
 from psdist.checkpoint.states import Whole
 from psdist.checkpoint.strict import quoted
-from psdist.commands.checkpoints.listing import find
+from psdist.commands.checkpoints import find
 from psdist.errors import CheckpointError, OptimizerRefusedError, UsageError
 from psdist.protocol.memory import state_dtype, torch_dtype
 from psdist.protocol.optimizer_state import OneValue, PerElement, Plain

@@ -1,21 +1,28 @@
-"""Signals of the parent, and the steps by which it ends its job on request.
+"""Signals of the parent, the steps by which it ends its job on request, and how the job ended.
 
     ending = Ending()
     ending.on_signal(signal.SIGINT, now_s=0.0, has_worker=True, has_coordinator=True)
     ending.on_time(now_s=31.0)       # TellRanks was the first step; EndByCoordinator is the second
+    verdict = judge(returncode=137, deaths=noise.deaths, ...)
+    verdict.status, verdict.line     # the exit status; the one line if no rank has given the reason
 
 First the scripts are told, and may save what they want; then the coordinator ends the job; then the
 launcher ends its ranks; then all are killed. Each stage has its time, and another signal cuts it
-short. :class:`Ending` is pure; psdist.commands.launch.parent carries the steps out.
+short. :class:`Ending` and :func:`judge` are pure; psdist.commands.launch.parent carries the steps
+out. Launchers report the signals by which they end ranks, and a rank that fails names the reason
+and the status, so what ranks have told counts before what launchers return.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, TypeAlias
+
+from psdist.commands.launch.noise import Death
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +170,106 @@ class Signals:
 
 def _take_note(_number: int, _frame: FrameType | None) -> None:
     """The number is in the pipe by now."""
+
+
+_SIGNAL_STATUS = 128
+_OUT_OF_MEMORY = "out of memory? (dmesg would say so)"
+_NO_SPACE = (
+    "no space left in /dev/shm or TMPDIR? (df; docker run --shm-size=1g gives a container more)"
+)
+_HINTS: Mapping[int, str] = {
+    signal.SIGKILL: _OUT_OF_MEMORY,
+    signal.SIGBUS: _NO_SPACE,
+    signal.SIGXFSZ: "a file reached the size limit? (ulimit -f)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    status: int
+    line: str | None = None
+
+
+def judge(
+    returncode: int,
+    *,
+    told: Sequence[int],
+    interrupted_by: int | None,
+    deaths: Sequence[Death],
+    vanished: Sequence[str],
+    num_vanished_first: int,
+    num_started: int,
+    max_deaths: int = 0,
+    lost_hosts: Sequence[str] = (),
+) -> Verdict:
+    """``returncode``: the launcher's, negative for a signal; ``told``: statuses that ranks have
+    given; ``vanished``: names of ranks that ended without a word, the first one first;
+    ``num_vanished_first``: how many of them before any rank told a failure; ``num_started``: ranks
+    that have had a line; ``max_deaths``: of how many the job may go on without, and says so;
+    ``lost_hosts``: those that the launcher says it does not reach any more."""
+    failures = [status for status in told if status]
+    if failures:
+        if not num_vanished_first or interrupted_by is not None:
+            return Verdict(failures[0])
+        return Verdict(
+            failures[0],
+            f"psdist: error: before that {vanished[0]} ended and said nothing: killed, "
+            f"{_OUT_OF_MEMORY}, or by os._exit",
+        )
+    if lost_hosts and interrupted_by is None:  # whatever it returns: Open MPI's returns 0
+        return Verdict(
+            returncode if returncode > 0 else 1,
+            f"psdist: error: mpirun has lost {', '.join(lost_hosts)}, cut off or gone, and ends "
+            "the job: start it again on hosts that reach each other (--resume goes on from the "
+            "last checkpoint)",
+        )
+    if returncode == 0:
+        # Of a rank that has left without a word nobody knows whether it has finished.
+        is_survived = len(vanished) <= max_deaths
+        return Verdict(0) if is_survived else _unexplained(vanished[0], 1, returncode)
+    if interrupted_by is not None:
+        return Verdict(_SIGNAL_STATUS + interrupted_by)
+    if deaths:
+        death = deaths[0]
+        who = vanished[0] if vanished else f"the process {death.pid} on {death.host}"
+        if death.rank is not None and not vanished:
+            who = f"rank {death.rank} on {death.host}"
+        return Verdict(
+            _SIGNAL_STATUS + death.signal,
+            f"psdist: error: {who} was ended by signal {_signal(death.signal)}"
+            f"{_hint(death.signal)}",
+        )
+    if returncode < 0:
+        return Verdict(
+            _SIGNAL_STATUS - returncode,
+            f"psdist: error: mpirun was ended by signal {_signal(-returncode)}; its ranks on this "
+            f"host have been ended{'' if returncode == -signal.SIGKILL else _hint(-returncode)}",
+        )
+    if vanished:
+        return _unexplained(vanished[0], returncode, returncode)
+    if not num_started:
+        return Verdict(
+            returncode,
+            f"psdist: error: mpirun ended with status {returncode} before any rank had started; "
+            "what it said stands above",
+        )
+    return Verdict(returncode, f"psdist: error: mpirun ended with status {returncode}")
+
+
+def _unexplained(who: str, status: int, returncode: int) -> Verdict:
+    return Verdict(
+        status,
+        f"psdist: error: {who} ended before the job was complete and said nothing (mpirun's status "
+        f"is {returncode}): did it call os._exit?",
+    )
+
+
+def _hint(number: int) -> str:
+    return f"; {_HINTS[number]}" if number in _HINTS else ""
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return str(number)

@@ -5,8 +5,8 @@
 
 It starts mpirun and stays until that has ended. It passes output on, draws progress, forwards
 signals once, stops and continues the job with itself, hands its standard input to the chief, and
-gives the exit status. It decides little: what follows a signal is ``ending``, what is shown is
-``display``, how the job ended is ``verdict``. It never waits for a rank, and no rank outlives it.
+gives the exit status. It decides little: what follows a signal and how the job ended is ``ending``,
+what is shown is ``display``. It never waits for a rank, and no rank outlives it.
 
 Longer than other modules: all that may happen meets in one loop.
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from psdist.commands.launch.display import Display
+from psdist.commands.launch.display import Display, View
 from psdist.commands.launch.ending import (
     ENDINGS,
     EndByCoordinator,
@@ -34,14 +34,11 @@ from psdist.commands.launch.ending import (
     Signals,
     Step,
     TellRanks,
+    judge,
 )
 from psdist.commands.launch.noise import LauncherNoise
-from psdist.commands.launch.process import start
-from psdist.commands.launch.ranks import Rank, Ranks
-from psdist.commands.launch.relay import READ_BYTES, Filter, Lines
-from psdist.commands.launch.screen import Screen
-from psdist.commands.launch.verdict import judge
-from psdist.commands.launch.view import View
+from psdist.commands.launch.ranks import Rank, Ranks, start
+from psdist.commands.launch.screen import READ_BYTES, Filter, Lines, Screen
 from psdist.errors import LaunchError, ProtocolError
 from psdist.install.quirks import own_session
 from psdist.install.room import session_bytes
@@ -287,18 +284,18 @@ class Parent:
             self._display.training(fact)
         elif isinstance(fact, Hello):
             rank.number = fact.rank
-            self._display.rank_reached(fact.rank, "connecting")
+            self._display.view.rank_reached(fact.rank, "connecting")
             for stream, descriptor in enumerate(rank.welcome(), start=1):
                 self._add_source(descriptor, stream, Lines())
         elif isinstance(fact, PhaseReached) and rank.number is not None:
-            self._display.rank_reached(rank.number, fact.phase)
+            self._display.view.rank_reached(rank.number, fact.phase)
         elif isinstance(fact, RoleTaken):
             rank.take_role(fact)
             if rank.number is not None:
-                self._display.take_role(rank.number, is_worker=rank.is_worker)
+                self._display.view.take_role(rank.number, is_worker=rank.is_worker)
             ranks = self._ranks.all
             if all(each.who for each in ranks) and not any(each.is_coordinator for each in ranks):
-                self._display.coordinator_is_elsewhere()
+                self._display.view.coordinator_is_elsewhere()
         elif isinstance(fact, InputWanted):
             rank.give_input()
         elif isinstance(fact, RankSurvived):

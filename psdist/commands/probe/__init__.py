@@ -3,7 +3,7 @@
     srun --mpi=pmix -N 4 --ntasks-per-node=2 psdist probe
 
 Reading order: ``command`` (from start to file), ``schedule`` (who exchanges with whom, when),
-``measuring`` (all steps, GPUs), ``exchange`` (one pair), ``flow`` (speeds out of times), ``report``
+``measuring`` (all steps, GPUs), ``exchange`` (one pair, its speed), ``report``
 (links out of pairs, the table). ``comparison`` is ``--compare``, which measures nothing.
 """
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
-from psdist.commands.probe.exchange import Line
-from psdist.commands.probe.flow import REPEATS, Flow
+from psdist.commands.probe.exchange import REPEATS, Flow, Line
 from psdist.commands.probe.report import Result
 from psdist.commands.probe.schedule import Step, StepKind
 from psdist.ranks.agreement import allgather

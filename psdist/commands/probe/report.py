@@ -23,7 +23,7 @@ from typing import get_args
 
 from rich.table import Table
 
-from psdist.commands.probe.flow import Flow, together
+from psdist.commands.probe.exchange import Flow, together
 from psdist.commands.probe.schedule import Step
 from psdist.install.launcher import family_of, library_name
 from psdist.topology.draw import counted

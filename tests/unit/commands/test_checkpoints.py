@@ -315,7 +315,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 def test_a_list_and_a_proof_load_no_torch(run_dir: Path) -> None:
     program = (
         "import sys\n"
-        "from psdist.commands.checkpoints.listing import list_all, verify\n"
+        "from psdist.commands.checkpoints import list_all, verify\n"
         "from pathlib import Path\n"
         f"status = list_all(Path({str(run_dir)!r})) + verify(Path({str(run_dir)!r}))\n"
         "sys.exit(repr([status, {'torch', 'mpi4py'} & set(sys.modules)]))"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from psdist.commands.bench import plot
+from psdist.commands.bench import Counts, HostCpu, plot, sees_all, sent, ticks_of
 from psdist.commands.bench.convergence_report import (
     busiest,
     compare,
@@ -20,7 +20,6 @@ from psdist.commands.bench.convergence_report import (
     reached,
     table,
 )
-from psdist.commands.bench.host_cpu import Counts, HostCpu, sees_all, sent, ticks_of
 from psdist.commands.bench.learning import task_of
 from psdist.commands.bench.plot import Line, Panel
 from psdist.commands.bench.schemes import (

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from psdist.commands.bench import group, plot, step_report
+from psdist.commands.bench import group, plot, quartiles, step_report
 from psdist.commands.bench.plot import COLOURS, LEFT, RIGHT, WIDTH, Size, Way, short_time, time_axis
-from psdist.commands.bench.raw import quartiles
 from psdist.errors import UsageError
 
 SVG = "{http://www.w3.org/2000/svg}"

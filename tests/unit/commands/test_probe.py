@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from psdist.commands.probe import measuring, report
-from psdist.commands.probe.flow import DEPTH, FEWEST, Flow, together
+from psdist.commands.probe.exchange import DEPTH, FEWEST, Flow, together
 from psdist.commands.probe.schedule import ALL_PAIRS, RankFacts, Step, neighbours, schedule
 from psdist.topology.network import catalogue
 from psdist.topology.network.catalogue import Network

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.commands.launch.process import RankProcess
-from psdist.commands.launch.ranks import Rank, Ranks
+from psdist.commands.launch.ranks import Rank, RankProcess, Ranks
 from psdist.errors import LaunchError
 from psdist.ranks.failure import Interrupted
 from psdist.ranks.parent_link import connect_to_parent

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psdist.commands.launch.relay import Lines, Outlet
+from psdist.commands.launch.screen import Lines, Outlet
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from psdist.commands.launch.ending import Verdict, judge
 from psdist.commands.launch.noise import Death
-from psdist.commands.launch.verdict import Verdict, judge
 
 SEGFAULT = Death(signal=11, pid=123, host="n1", rank=2)
 KILLED = Death(signal=9, pid=123, host="n1", rank=None)

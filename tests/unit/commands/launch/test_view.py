@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.commands.launch.view import View
+from psdist.commands.launch.display import View
 from psdist.report.facts import PHASES, Training
 from tests.support.tape import Tape
 
