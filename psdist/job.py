@@ -230,7 +230,7 @@ class Job:
             num_epochs=lambda: self._checkpoints.epochs.current,
             epoch_now=lambda: self._checkpoints.epochs.within,
             global_batch=context.config.global_batch,
-            dealing=self._by_speed.dealing if self._by_speed is not None else None,
+            allocation=self._by_speed.allocation if self._by_speed is not None else None,
             dropped=self._dropped,
         )
         reads = reads_losses(context.config)

@@ -891,7 +891,7 @@ class ParameterSets:
 
     def _another_end(self) -> GroupChannel:
         """Of this worker's group, for one set."""
-        self._end = self._end.beside()
+        self._end = self._end.duplicate()
         return self._end
 
     def _copy_from_chief(self, tensor: torch.Tensor) -> None:

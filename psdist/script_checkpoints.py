@@ -229,7 +229,7 @@ class ScriptCheckpoints:
 
     def require_may_be_cut(self) -> None:
         """Raises :class:`UsageError` where the script calls for one that would harm a gradient."""
-        if not self._loaders.seen.is_between_hands:
+        if not self._loaders.seen.is_between_assignments:
             raise UsageError(
                 "job.checkpoint with local.steps_by = speed within a round: a pass is dealt round "
                 "by round, and what is left of one that was not brought would be lost; call it "
@@ -301,7 +301,7 @@ class ScriptCheckpoints:
         if self._sets.sets and not self.script.is_resuming:
             self._signals.has_boundary()
             may_be_cut = all(each.may_be_cut for each in self._sets.trainers)
-            if may_be_cut and self._loaders.seen.is_between_hands:
+            if may_be_cut and self._loaders.seen.is_between_assignments:
                 self._hold_if_wanted(a_pass)
 
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
@@ -345,7 +345,7 @@ class ScriptCheckpoints:
         """Training continues where the checkpoint was made."""
         if not self.script.is_resuming:
             return
-        self.script.go_on()
+        self.script.resume()
         if self._files.is_moved:
             self._drop_pending("is of other workers")
         else:
@@ -375,7 +375,7 @@ class ScriptCheckpoints:
                 "was made: batches may be seen twice; loop over job.epochs(n) and over loaders of "
                 "job.prepare or job.loader, as the run that is resumed did"
             )
-        self.script.go_on()
+        self.script.resume()
         # The script may compute again, from the iteration's beginning, what they are of.
         self._drop_pending("was made where the script has no loop of psdist's")
         self._pending = {}

@@ -4,7 +4,7 @@ speed of each group, or by the script's passes; and their records.
     steps = LossSteps(context, loop, losses, worker=0, group=0)            # steps_by = loss
     steps = SpeedSteps(context, loop, worker=0, group=0, sets=..., ...)     # steps_by = speed
     steps.length                                   # of rounds
-    steps.dealing                                  # SpeedSteps: how loaders share out their samples
+    steps.allocation                               # SpeedSteps: how loaders share out samples
     steps.close()
 
     passes = ScriptPasses(context, worker=0, is_in_pass=..., sets=...)      # local_steps = epoch
@@ -23,7 +23,7 @@ from psdist.prepared import ParameterSets
 from psdist.protocol.control import RoundTook
 from psdist.protocol.ids import COORDINATOR
 from psdist.ranks.context import RankContext
-from psdist.workers.data.hands import Dealing, Dealt
+from psdist.workers.data.assignments import Allocation, AssignedPart
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.losses import Losses
 from psdist.workers.rounds.lengths import PassSteps, StepsByLoss, StepsBySpeed
@@ -89,7 +89,7 @@ class SpeedSteps:
             group=group, steps_of=loop.steps_of, tell=self._tell, now_s=context.now_s
         )
         groups = context.roles.groups
-        self.dealing = Dealing(
+        self.allocation = Allocation(
             sizes=tuple(map(len, groups)),
             group=group,
             place=groups[group].index(worker),
@@ -121,7 +121,7 @@ class SpeedSteps:
                 sets.resume()
                 return steps
 
-    def _on_dealt(self, dealt: Dealt | None) -> None:
+    def _on_dealt(self, dealt: AssignedPart | None) -> None:
         if self._is_training():
             self.length.deal(ends_hand=dealt is not None)
         if dealt is not None and self._hands is not None:

@@ -41,6 +41,7 @@ from tests.support.sources import (
     nodes_of,
     num_branches,
     overridden,
+    private_attributes,
     text_of,
 )
 
@@ -154,9 +155,9 @@ class Figure(NamedTuple):
     """Places that the figure counts."""
 
 
-def read_sources() -> dict[str, str]:
-    """Return the text of each product file by its path; links to folders are left out."""
-    paths = (path for top in PRODUCT for path in (REPOSITORY / top).rglob("*.py"))
+def read_sources(tops: Sequence[str] = PRODUCT) -> dict[str, str]:
+    """Return the text of each file below ``tops`` by its path; links to folders are left out."""
+    paths = (path for top in tops for path in (REPOSITORY / top).rglob("*.py"))
     return {
         path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(paths)
@@ -284,6 +285,15 @@ def refusals_elsewhere(trees: Trees) -> list[str]:
     ]
 
 
+def private_reads(tests: Trees) -> list[str]:
+    """Return where tests read private attributes of objects that their file does not define."""
+    return [
+        f"{path}:{node.lineno}: {node.attr}"
+        for path, tree in tests.items()
+        for node in private_attributes(tree)
+    ]
+
+
 def measure_core(trees: Trees, sources: dict[str, str]) -> dict[str, int]:
     """Return the figures that the ratchet holds; lines are rounded up to whole hundreds."""
     figures = {}
@@ -330,6 +340,9 @@ def figures(trees: Trees, sources: dict[str, str]) -> Iterable[Figure]:
     short = [path for path, each in counts.items() if each.total < SHORT]
     today = f"{len(short)} of {len(counts)}"
     yield Figure(f"files below {SHORT} lines", today, "<= 40", short)
+    reads = private_reads(parse(read_sources(("tests",))))
+    today = f"{len(reads)} in {len({each.partition(':')[0] for each in reads})} files"
+    yield Figure("private attributes that tests read", today, "<= 300", reads)
 
 
 def main() -> None:

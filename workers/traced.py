@@ -144,8 +144,8 @@ class TracedChannel:
     def allocate(self, num_bytes: int) -> memoryview:
         return self._channel.allocate(num_bytes)
 
-    def beside(self) -> GroupChannel:
-        return TracedChannel(self._channel.beside(), self._tracer, Lane.EARLY)
+    def duplicate(self) -> GroupChannel:
+        return TracedChannel(self._channel.duplicate(), self._tracer, Lane.EARLY)
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return self._traced(Span.AGREE, lambda: self._channel.agree(call, values))

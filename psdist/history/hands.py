@@ -110,7 +110,7 @@ class StepLine(Line):
 
 
 class Dealt(Protocol):
-    """What a loader says of a hand (psdist.workers.data.hands)."""
+    """What a loader says of a hand (psdist.workers.data.assignments)."""
 
     @property
     def loader(self) -> int: ...

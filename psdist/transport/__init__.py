@@ -1,6 +1,6 @@
-"""The seam for the network (``base``), and the two networks behind it: ``mpi`` and ``virtual``.
+"""The seam for the network (``base``) and its two implementations: ``mpi`` and ``virtual``.
 
-``waiting`` says what a rank does between two polls that brought nothing, ``generations`` which
-messages belong to the job that goes on. Knows frames, headers and
-peers; knows nothing of servers, workers or consistency. mpi4py's exceptions end here.
+``waiting`` is the pause between two empty polls; ``job_epochs`` keeps the messages of one job out
+of the next. This room uses frames, headers and peers. It must not import servers, workers or modes.
+mpi4py's exceptions end here.
 """

@@ -17,18 +17,18 @@ Peers are *stable ids* (:mod:`psdist.protocol.ids`), never MPI ranks. The contra
   (:class:`Offered`, or :class:`Arrived` without payload) and control messages together. Payloads
   that were accepted may be complete in any order, and messages of different pairs overtake one
   another. Oneself is sent control messages only.
-* **Death.** Where the network notices that a peer has died (MPI with ULFM, the virtual network),
-  every other endpoint gets :class:`PeerLost`, once and as the last event of that peer: the headers
-  and control messages that had left it come first, in order. A payload moves while its sender
-  lives: what was offered or accepted but is not here stays with the dead. What is sent to the
-  dead is dropped; its frames are given back by :class:`Sent` like any other.
-* **Moves.** A peer that has died may go on in another one's process: that one makes an endpoint for
-  it (``host``), and everybody says where it is now (``move``), behind its PeerLost and before
-  anything is sent to it. Its id stays, and that endpoint gets PeerLost like every other.
-* **Two ids.** A spare may go on as a worker, under another id, which all know from the start. What
-  is sent to either arrives at the one endpoint, and when it dies PeerLost comes for both. What it
-  sends it sends under ``me``, the first of them until ``become``.
-* Nothing here waits but ``drain``: ``poll`` returns the next event or None.
+* **Failure.** Some networks detect a failed peer (MPI with ULFM, the virtual network). Every other
+  endpoint then gets :class:`PeerLost`, once and as the last event of that peer: the headers and
+  control messages that had left it come first, in order. A payload moves only while its sender
+  runs: a payload that was offered or accepted and has not arrived is lost. A message to a failed
+  peer is dropped; its frame comes back by :class:`Sent` like any other.
+* **Moves.** A failed peer may continue in another rank's process. That process makes an endpoint
+  for it (``host``), and every rank calls ``move``, after the PeerLost and before it sends to the
+  peer. The id stays, and the new endpoint gets PeerLost events like every other.
+* **Two ids.** A spare may become a worker under a second id, known to all ranks from the start.
+  Messages to either id arrive at the one endpoint, and PeerLost comes for both. The endpoint sends
+  under ``me``, which is the first id until ``become``.
+* Only ``drain`` waits: ``poll`` returns the next event or None.
 
     transport.send(server_id(0), frame)
     while (event := transport.poll()) is not None: ...
@@ -70,18 +70,18 @@ class Transport(Sender, Protocol):
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """Peers that are known to be dead, and who they were, for people."""
+        """Failed peers, each with its description for messages."""
         ...
 
     @property
     def moved(self) -> Mapping[int, str]:
-        """Those of them that go on in another one's process: these are lost no more."""
+        """Failed peers that continue in another process, as in :attr:`lost`, which omits them."""
         ...
 
     @property
     def bytes_sent(self) -> int:
-        """All that this process has sent others in this job: headers, payloads, control messages.
-        What a hosted endpoint sends counts as its host's, and its own is 0."""
+        """Bytes that this process has sent in this job: headers, payloads, control messages.
+        Bytes of a hosted endpoint count for its host; its own count is 0."""
         ...
 
     def poll(self) -> Event | None:
@@ -89,19 +89,66 @@ class Transport(Sender, Protocol):
         ...
 
     def host(self, peer: int) -> Transport:
-        """The endpoint of ``peer``, which has died and goes on in this process. What comes for it
-        is polled there; this endpoint's process has to be polled, too."""
+        """Return an endpoint for the failed ``peer``, which continues in this process. Its events
+        come from its own ``poll``; this endpoint has to be polled, too."""
         ...
 
     def move(self, peer: int, host: int) -> None:
-        """``peer``, which has died, is found in the process of ``host`` from now on."""
+        """Send to the failed ``peer`` in the process of ``host`` from now on."""
         ...
 
     def become(self, peer: int) -> None:
-        """From now on ``me`` is ``peer``, this endpoint's other id."""
+        """Set ``me`` to ``peer``, the second id of this endpoint."""
         ...
 
     def drain(self, timeout_s: float) -> None:
-        """Before this endpoint ends: return when the network needs nothing of what it has sent any
-        more, after ``timeout_s`` seconds at the latest. Events that come meanwhile are lost."""
+        """Wait until the network no longer needs the memory of sent messages, for at most
+        ``timeout_s`` seconds. Events that come meanwhile are lost."""
         ...
+
+
+class ForwardingTransport:
+    """A :class:`Transport` in front of another one. Subclasses override what they change."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def me(self) -> int:
+        return self._transport.me
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        return self._transport.lost
+
+    @property
+    def moved(self) -> Mapping[int, str]:
+        return self._transport.moved
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._transport.bytes_sent
+
+    def send(self, peer: int, frame: Frame) -> None:
+        self._transport.send(peer, frame)
+
+    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
+        self._transport.send_control(peer, message, set_index)
+
+    def accept(self, ticket: Any, frame: Frame) -> None:
+        self._transport.accept(ticket, frame)
+
+    def poll(self) -> Event | None:
+        return self._transport.poll()
+
+    def host(self, peer: int) -> Transport:
+        return self._transport.host(peer)
+
+    def move(self, peer: int, host: int) -> None:
+        self._transport.move(peer, host)
+
+    def become(self, peer: int) -> None:
+        self._transport.become(peer)
+
+    def drain(self, timeout_s: float) -> None:
+        self._transport.drain(timeout_s)

@@ -3,16 +3,14 @@
 
     transport = LineTransport(endpoint, standby=server_id(1))
 
-In front of any other transport, on every rank of a job whose servers have buddies; on the
-coordinator itself, which has a line to everybody (psdist.servers.protocol.failover), it changes
-nothing.
+It is in front of another transport, on every rank of a job with replication. On the coordinator it
+changes nothing: the coordinator has a line to every rank (psdist.servers.protocol.failover).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from psdist.protocol.control import Control
 from psdist.protocol.coordinator_line import (
@@ -24,12 +22,12 @@ from psdist.protocol.coordinator_line import (
 )
 from psdist.protocol.events import ControlArrived, Event, Frame, PeerLost, Sent
 from psdist.protocol.ids import COORDINATOR
-from psdist.transport.base import Transport
+from psdist.transport.base import ForwardingTransport, Transport
 
 _OF_LINE = (ControlArrived, PeerLost)
 
 
-class LineTransport:
+class LineTransport(ForwardingTransport):
     """A :class:`psdist.transport.base.Transport` in front of another one."""
 
     def __init__(
@@ -40,17 +38,17 @@ class LineTransport:
         before: LineTransport | None = None,
         on_follow: Callable[[int], None] = lambda _died: None,
     ) -> None:
-        """``standby``: the stable id of the first one; ``before``: that of the process where a rank
-        goes on in place of another one; ``on_follow(died)``: called when the coordinator is found
-        elsewhere, for the process in which it was has died."""
-        self._transport = transport
+        """``standby``: stable id of the first standby; ``before``: the transport of this process,
+        where a rank continues for another one; ``on_follow(died)``: called when the coordinator
+        has moved because the process ``died`` has failed."""
+        super().__init__(transport)
         self._on_follow = on_follow
         self._ready: deque[Event] = deque()
         self._is_shard_elsewhere = False
-        """Whether the coordinator was followed to where the shard of server 0 will be served, too,
-        when the coordinator has said so: until then this is lost, as to any dead server."""
+        """True until the coordinator's new process also serves the shard of server 0. Until then
+        messages to that shard are dropped, as for any failed server."""
         self._shard_at: int = before._shard_at if before is not None else COORDINATOR
-        """In whose process that is served, as far as is known here."""
+        """The rank whose process serves that shard, as reported to this rank."""
         self._is_coordinator_here = transport.me == COORDINATOR
         self._line: CoordinatorLine | None = None
         if transport.me != COORDINATOR:
@@ -60,24 +58,8 @@ class LineTransport:
                 self._line.know_dead({**transport.lost, **transport.moved})
 
     @property
-    def me(self) -> int:
-        return self._transport.me
-
-    @property
-    def lost(self) -> Mapping[int, str]:
-        return self._transport.lost
-
-    @property
-    def moved(self) -> Mapping[int, str]:
-        return self._transport.moved
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._transport.bytes_sent
-
-    @property
     def coordinator_at(self) -> int:
-        """In whose process the coordinator is, or was until it died."""
+        """The rank whose process runs the coordinator, or ran it until it failed."""
         return (
             self.me
             if self._is_coordinator_here or self._line is None
@@ -86,7 +68,7 @@ class LineTransport:
 
     @property
     def standby(self) -> int | None:
-        """The coordinator's, on all ranks but its own."""
+        """The coordinator's standby, on all ranks except the coordinator's."""
         return self._line.standby if self._line is not None else None
 
     def send(self, peer: int, frame: Frame) -> None:
@@ -104,9 +86,6 @@ class LineTransport:
             if not leaves:
                 return
         self._transport.send_control(peer, message, set_index)
-
-    def accept(self, ticket: Any, frame: Frame) -> None:
-        self._transport.accept(ticket, frame)
 
     def poll(self) -> Event | None:
         ready = self._ready
@@ -137,9 +116,3 @@ class LineTransport:
         if peer == COORDINATOR:
             self._is_shard_elsewhere, self._shard_at = False, host
         self._transport.move(peer, host)
-
-    def become(self, peer: int) -> None:
-        self._transport.become(peer)
-
-    def drain(self, timeout_s: float) -> None:
-        self._transport.drain(timeout_s)

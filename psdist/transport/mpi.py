@@ -1,4 +1,4 @@
-"""The seam over MPI: headers, found by probes, and payloads beside them, without copies.
+"""The seam over MPI: headers, found by probes, and separate payloads, without copies.
 
 Two messages, because MPI moves contiguous memory in one copy or none, while a datatype over header
 and payload makes it pack (docs/decisions.md). A payload travels on a communicator of its own, so
@@ -9,22 +9,22 @@ count, because MPI keeps headers in order.
 
     transport = MpiTransport(comm, roles)      # collective; comm: a duplicate of psdist's own
 
-Where MPI survives the death of a rank (Open MPI under ``mpirun --with-ft ulfm``; ``comm`` must
-return its errors), calls that concern the dead fail. What had left the dead may still be on its way
-then, for the notice comes by another: PeerLost follows when nothing has come for a while. Elsewhere
-the launcher ends the job.
+Where MPI survives the failure of a rank (Open MPI under ``mpirun --with-ft ulfm``; ``comm`` must
+return its errors), calls that concern the failed rank raise. Its last messages may arrive after the
+notice, which comes another way: PeerLost follows after a while without messages. Elsewhere the
+launcher ends the job.
 
-mpi4py's exceptions do not rise above this module. Who polls when somebody has ended the job gets a
-:class:`JobEndedError` (psdist.transport.generations).
+mpi4py's exceptions do not rise above this module. ``poll`` raises :class:`JobEndedError` when a
+rank has ended the job (psdist.transport.job_epochs).
 
-Longer than other modules: an endpoint that is hosted shares all that its host's has under way.
+Longer than other modules: a hosted endpoint shares the requests in flight with its host.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from mpi4py import MPI
@@ -42,8 +42,8 @@ from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offere
 from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.roles import Roles
-from psdist.transport.base import Transport
-from psdist.transport.generations import Generations
+from psdist.transport.base import ForwardingTransport
+from psdist.transport.job_epochs import JobEpochs
 
 # MPI without ULFM knows them, too, as names of an error that it may return for anything.
 _DEATHS = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
@@ -55,12 +55,11 @@ _CONTROL_LIMIT_BYTES = HEADER_BYTES + CONTROL_LIMIT_BYTES + NOTE_BYTES
 _MOST_UNSEEN = 32
 """With more sends than these even a poll that brings a message looks for what has been sent."""
 _LAST_WORDS_S = 0.1
-"""For so long after the notice of a death messages of the dead may still come."""
-
+"""Messages of a failed rank may arrive for this long after the notice."""
 
 _MOVED = 64
-"""Above all kinds. What is sent to a server that goes on in another one's process has a tag of this
-* (1 + its number) more than its kind."""
+"""Above all kinds. Messages to a server that continues in another process have the tag
+``kind + _MOVED * (1 + number of the server)``."""
 
 _Ticket: TypeAlias = tuple[int, Header, int, deque[Event]]
 """A payload that waits in the process of this rank: its header, its tag, and where its event
@@ -80,27 +79,26 @@ class MpiTransport:
         self._peers_of = roles.peers_of_rank
         self.moved: dict[int, str] = {}
         self._moved: dict[int, int] = {}
-        """Peers that have died and go on elsewhere, and what is added to the tags of what they are
-        sent."""
+        """Failed peer that continues elsewhere -> addition to the tags of its messages."""
         self._has_hosted: set[tuple[int, int]] = {
             (rank, peer) for rank, (_, *others) in self._peers_of.items() for peer in others
         }
-        """(rank, peer that went on there, or that its spare may become): what was sent then may
-        come late."""
+        """(rank, peer that continued there, or that its spare may become): messages of that time
+        may come late."""
         self._hosted: dict[int, HostedEndpoint] = {}
-        """Those that go on here, by that."""
+        """Endpoints of peers that continue here, by that addition."""
         self._me = roles.peer_of_rank[comm.Get_rank()]
         self._ready: deque[Event] = deque()
-        self._generations = Generations()
+        self._epochs = JobEpochs()
         self._receiving: list[tuple[MPI.Request, _Ticket, Frame]] = []
         self._sending: deque[tuple[MPI.Request, MPI.Request | None, Frame | None, Any]] = deque()
-        """Header, payload where there is one, the frame to give back, other memory to keep."""
+        """(header, payload or None, frame to return, other memory to keep)."""
         self._dead: dict[int, float] = {}
-        """Ranks, and when their death was noticed."""
+        """Failed rank -> time of the notice, in seconds."""
         self._unannounced: list[int] = []
-        """Those of them whose PeerLost is still to come."""
+        """Failed ranks without a PeerLost event so far."""
         self._cut_off: set[int] = set()
-        """Those of them of whom only a part of a message is here: what is behind it is dropped."""
+        """Failed ranks whose later messages are dropped: one has arrived in part only."""
         self.lost: dict[int, str] = {}
         self.bytes_sent = 0
         self._num_sent = dict.fromkeys(self._peer_of, 0)  # payloads to each rank
@@ -151,7 +149,7 @@ class MpiTransport:
             kind=Kind.CONTROL,
             sender=me,
             length=len(body),
-            generation=self._generations.now,
+            generation=self._epochs.now,
             set_index=set_index,
         )
         header.pack_into(data)
@@ -199,11 +197,11 @@ class MpiTransport:
         return ready.popleft() if ready else None
 
     def advance(self) -> None:
-        """This rank goes on into the next job, or back to waiting: what others sent before that is
-        late from now on (psdist.transport.generations)."""
+        """Enter the next job epoch: the next job, or the wait for one. Messages of earlier epochs
+        are dropped from now on (psdist.transport.job_epochs)."""
         self.bytes_sent = 0
-        kept = [event for event in self._ready if _is_of_any_generation(event)]
-        self._ready = deque([*kept, *self._generations.advance()])
+        kept = [event for event in self._ready if _is_of_any_epoch(event)]
+        self._ready = deque([*kept, *self._epochs.advance()])
 
     def host(self, peer: int) -> HostedEndpoint:
         added = _MOVED * (1 + peer)
@@ -230,12 +228,12 @@ class MpiTransport:
                 time.sleep(1e-4)
 
     def _progress(self) -> Event | None:
-        """The next event that is here; others may lie in ``_ready`` then. Raises
-        :class:`JobEndedError`, each time, where somebody has ended the job."""
-        self._generations.require_not_ended()
+        """Return the next event that has arrived; more may be in ``_ready``. Raises
+        :class:`JobEndedError`, each time, after a rank has ended the job."""
+        self._epochs.require_not_ended()
         if self._receiving and (arrived := self._first_received()) is not None:
             return arrived
-        if len(self._sending) > _MOST_UNSEEN:  # who never polls to the end must not fill memory
+        if len(self._sending) > _MOST_UNSEEN:  # bounds the memory of a rank that polls rarely
             self._look_for_sent()
         status = self._status
         message = self._comm.Improbe(_ANY_SOURCE, _ANY_TAG, status)
@@ -253,7 +251,7 @@ class MpiTransport:
         return None
 
     def _look_for_sent(self) -> None:
-        """Among the first few."""
+        """Check a few sends; queue an event for the first complete one."""
         sending = self._sending
         for _ in range(min(len(sending), 4)):
             header, payload, sent, _data = sending[0]
@@ -279,14 +277,14 @@ class MpiTransport:
         return None
 
     def _for_me(self, event: Event, ready: deque[Event]) -> Event | None:
-        """None for what is a hosted peer's, which gets it."""
+        """Return the event, or None after giving it to a hosted peer."""
         if ready is self._ready:
             return event
         ready.append(event)
         return None
 
     def _probed(self, message: MPI.Message, rank: int, tag: int, num_bytes: int) -> Event | None:
-        """None where it is not of now (psdist.transport.generations)."""
+        """Return the event, or None if it is of another job epoch (psdist.transport.job_epochs)."""
         ready, kind = self._ready, tag
         if tag >= _MOVED:
             hosted = self._hosted.get(tag - tag % _MOVED)
@@ -311,7 +309,7 @@ class MpiTransport:
             )  # fmt: skip
         else:
             event = Arrived(header.sender, header, None)
-        if self._generations.waiting and not self._generations.admits_data(event):
+        if self._epochs.waiting and not self._epochs.admits_data(event):
             return None
         return event if ready is self._ready else self._for_me(event, ready)
 
@@ -324,7 +322,7 @@ class MpiTransport:
         kind: int,
         ready: deque[Event],
     ) -> Event | None:
-        """As :meth:`_probed`, a control message, or what is none of psdist's."""
+        """As :meth:`_probed`, for a control message. Raises :class:`ProtocolError` for others."""
         data = bytearray(num_bytes)
         message.Recv((data, _BYTE))
         if kind != _CONTROL or not HEADER_BYTES <= num_bytes <= _CONTROL_LIMIT_BYTES:
@@ -336,7 +334,7 @@ class MpiTransport:
         header = self._header(rank, data)
         control = decode_control(memoryview(data)[HEADER_BYTES:])
         said = ControlArrived(header.sender, control, header.set_index)
-        is_of_now = self._generations.admits(said, generation=header.generation)
+        is_of_now = self._epochs.admits(said, epoch=header.generation)
         return self._for_me(said, ready) if is_of_now else None
 
     def _arrived(self, ticket: _Ticket, frame: Frame) -> Arrived:
@@ -362,11 +360,11 @@ class MpiTransport:
     # -- failures ------------------------------------------------------------------------------
 
     def _failed(self, error: MPI.Exception, doing: str) -> None:
-        """Note who has died; raises :class:`TransportError` if that is not what ``error`` says."""
+        """Record the failed ranks. Raises :class:`TransportError` for any other error."""
         if error.Get_error_class() not in _DEATHS:
             raise TransportError(f"MPI failed while {doing}: {error.Get_error_string()}") from error
         failed = self._comm.Get_failed()
-        # From here on probes find messages again, those of the dead, too.
+        # Probes find messages again from here on, including those of failed ranks.
         self._comm.Ack_failed(failed.Get_size())
         now = time.monotonic()
         for rank in failed.Translate_ranks(None, self._comm.Get_group()):
@@ -375,13 +373,13 @@ class MpiTransport:
                 self._unannounced.append(rank)
 
     def _announce_deaths(self) -> None:
-        """No message is here: whoever died long enough ago has nothing more to say."""
+        """Queue PeerLost for ranks that failed long enough ago. Called when no message is here."""
         now = time.monotonic()
         for rank in list(self._unannounced):
             is_receiving = any(ticket[0] == rank for _, ticket, _ in self._receiving)
             if now - self._dead[rank] >= _LAST_WORDS_S and not is_receiving:
                 self._unannounced.remove(rank)
-                self._cut_off.add(rank)  # nobody obeys who has been declared dead
+                self._cut_off.add(rank)  # a declared failure is final
                 for peer in self._peers_of[rank]:
                     self._announce(peer)
 
@@ -393,14 +391,15 @@ class MpiTransport:
             ready.append(PeerLost(peer, who))
 
 
-class HostedEndpoint:
-    """That of a peer which has died and goes on in this process, over this rank's transport, which
-    has to be polled, too: it is what finds messages."""
+class HostedEndpoint(ForwardingTransport):
+    """The endpoint of a failed peer that continues in this process. It uses this rank's transport,
+    which finds the messages and therefore has to be polled, too."""
 
     bytes_sent = 0
 
     def __init__(self, transport: MpiTransport, me: int) -> None:
-        self._transport = transport
+        super().__init__(transport)
+        self._send_control = partial(transport._send_control, me)
         self._me = me
         self.ready: deque[Event] = deque()
 
@@ -408,40 +407,17 @@ class HostedEndpoint:
     def me(self) -> int:
         return self._me
 
-    @property
-    def lost(self) -> Mapping[int, str]:
-        return self._transport.lost
-
-    @property
-    def moved(self) -> Mapping[int, str]:
-        return self._transport.moved
-
-    def send(self, peer: int, frame: Frame) -> None:
-        self._transport.send(peer, frame)
-
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        self._transport._send_control(self._me, peer, message, set_index)
-
-    def accept(self, ticket: Any, frame: Frame) -> None:
-        self._transport.accept(ticket, frame)
+        self._send_control(peer, message, set_index)
 
     def poll(self) -> Event | None:
         return self.ready.popleft() if self.ready else None
 
-    def host(self, peer: int) -> Transport:
-        return self._transport.host(peer)
-
-    def move(self, peer: int, host: int) -> None:
-        self._transport.move(peer, host)
-
     def become(self, peer: int) -> None:
         raise InvariantError(f"{describe_peer(self._me)}, in another's process, became {peer}")
 
-    def drain(self, timeout_s: float) -> None:
-        self._transport.drain(timeout_s)
 
-
-def _is_of_any_generation(event: Event) -> bool:
+def _is_of_any_epoch(event: Event) -> bool:
     if isinstance(event, ControlArrived):
         return isinstance(event.message, Failure)
     return isinstance(event, PeerLost)

@@ -4,9 +4,9 @@ Servers and workers are *actors*: generators that do their turn and then yield, 
 me when something arrives") or a number of seconds to sleep. Their messages take seeded times;
 pairs keep their order, different pairs overtake one another. Payload bytes are read when they are
 delivered, not when they are sent: memory changed under an open send arrives changed, exactly as
-MPI would do it (and is reported, unless ``verify_open_sends`` is off). As under MPI, a sender may
-learn long after the receiver that a message has arrived (``LinkModel.sent_s``). Endpoints die by
-``crash``, as under MPI with ULFM; ``cut`` parts them for a while.
+under MPI (and is reported, unless ``verify_open_sends`` is off). As under MPI, the sender may get
+its event long after the receiver (``LinkModel.sent_s``). Endpoints fail by ``crash``, as under MPI
+with ULFM; ``cut`` separates them for a while.
 
     network = VirtualNetwork(seed=7)
     network.spawn(server_id(0), server_actor(network.endpoint(server_id(0))))
@@ -14,7 +14,7 @@ learn long after the receiver that a message has arrived (``LinkModel.sent_s``).
 
 Frames may have no memory: then sizes alone travel, for simulations of large clusters.
 
-Longer than other modules: deaths and cuts concern all that the network has under way.
+Longer than other modules: failures and cuts concern all messages in flight.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ class LinkModel:
     jitter_s: float = 1e-4
     bytes_per_s: float = 1e10
     payload_s: float = 0.0
-    """How much longer, at most, a payload takes: headers overtake it, and payloads one another."""
+    """Maximum extra time of a payload: headers overtake it, and payloads one another."""
     duplicate_rate: float = 0.0
     """Share of messages with payload that are offered twice."""
     repeat_rate: float = 0.0
-    """Share of messages without payload that are given twice, one right behind the other, where
-    they are of those that the network's ``repeatable`` names."""
+    """Share of ``repeatable`` messages without payload that are delivered twice in a row."""
     sent_s: float = 0.0
-    """How much later than the receiver, at most, the sender learns that a message has arrived:
-    under MPI not before it asks, and then not always at once."""
+    """Maximum time between the receiver's event and the sender's. Under MPI the sender gets its
+    event when it polls, and not always at the first poll."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +63,7 @@ class _Ticket:
     num_bytes: int
     crc: int
     copy: bytes = b""
-    """What a second delivery carries: after the first, whichever that is, the sender moves on."""
+    """Bytes of a second delivery: after the first one the sender may reuse the memory."""
     has_arrived: bool = False
 
 
@@ -93,23 +92,23 @@ class VirtualNetwork:
         self._actors: dict[int, Actor] = {}
         self._dead: set[int] = set()
         self._hosted: dict[tuple[int, int], int] = {}
-        """(host, peer) -> the address of a dead peer that goes on in the host's process. That of
-        all others is their id."""
+        """(host, failed peer that continues in its process) -> address. The address of any other
+        peer is its id."""
         self._id_of: dict[int, int] = {}
-        """Address -> id, where they differ,"""
+        """Address -> id, where they differ."""
         self._host_of: dict[int, int] = {}
-        """and whose process it is."""
+        """Address -> the peer whose process it is in, where they differ."""
         self._cuts: list[tuple[frozenset[int], float]] = []
-        """Processes, and until when nothing passes between them and the others."""
+        """(processes, end of their separation from the others, in seconds)."""
         self._other_of: dict[int, int] = {}
-        """Peer -> the other id that its endpoint has,"""
+        """First id of an endpoint -> its second id."""
         self._first_of: dict[int, int] = {}
-        """and the other way round."""
+        """Second id of an endpoint -> its first id."""
         self._open: dict[int, dict[_Ticket, None]] = {}
-        """By receiver, in order: payloads that have not arrived yet."""
+        """Receiver -> payloads in flight, in order."""
         self.now_s = 0.0
         self.after_event: Callable[[], None] = lambda: None
-        """Called after every delivered event and its turn: for checking invariants."""
+        """Called after each delivered event and its turn, to check invariants."""
 
     def endpoint(self, peer: int) -> VirtualTransport:
         endpoint = self._endpoints.get(peer)
@@ -118,7 +117,7 @@ class VirtualNetwork:
         return endpoint
 
     def share(self, peer: int, other: int) -> None:
-        """``other`` is another id of the endpoint of ``peer``."""
+        """Make ``other`` the second id of the endpoint of ``peer``."""
         self._other_of[peer], self._first_of[other] = other, peer
 
     def found_at(self, peer: int) -> int:
@@ -126,7 +125,7 @@ class VirtualNetwork:
         return self._first_of.get(peer, peer)
 
     def address(self, host: int, peer: int) -> int:
-        """Where ``peer`` is found that goes on in the process of ``host``."""
+        """Return the address of ``peer`` in the process of ``host``."""
         address = self._hosted.get((host, peer))
         if address is None:
             address = self._hosted[host, peer] = -1 - len(self._hosted)
@@ -140,7 +139,7 @@ class VirtualNetwork:
         return endpoint
 
     def process_of(self, address: int) -> VirtualTransport:
-        """The endpoint in whose process this one is: mostly itself."""
+        """Return the endpoint of the process that has this address: usually the same one."""
         return self.endpoint(self._host_of.get(address, address))
 
     def _id(self, address: int) -> int:
@@ -150,12 +149,12 @@ class VirtualNetwork:
         self._id_of[address] = peer
 
     def spawn(self, peer: int, actor: Actor) -> None:
-        """``actor`` takes its first turn at once, then whenever something arrives for ``peer``."""
+        """Run ``actor``: its first turn at once, then one for each arrival for ``peer``."""
         self._actors[peer] = actor
         self._at(self.now_s, lambda: self._turn(peer))
 
     def schedule(self, delay_s: float, peer: int, happen: Callable[[], None]) -> None:
-        """After ``delay_s``, ``happen()``, and ``peer`` takes a turn: for what is no message."""
+        """Call ``happen()`` after ``delay_s``, then give ``peer`` a turn."""
 
         def happen_and_wake() -> None:
             happen()
@@ -164,12 +163,12 @@ class VirtualNetwork:
         self._at(self.now_s + delay_s, happen_and_wake)
 
     def crash(self, peer: int, *, notice_s: float = 0.0) -> None:
-        """``peer`` dies now: it takes no turn any more and nothing reaches it.
+        """Fail ``peer`` now: it takes no further turn, and no message reaches it.
 
         Headers and control messages that it has sent are still delivered, payloads are not. Each
-        other endpoint notices after a delay of their link and at most ``notice_s`` more, and not
-        before the last message: it gets the frames back that the dead had not received, and
-        :class:`PeerLost`.
+        other endpoint gets :class:`PeerLost` after a delay of their link and at most ``notice_s``
+        more, and not before the last message. It also gets the frames back that the failed peer
+        had not received.
         """
         peer = self.found_at(peer)
         if peer in self._dead:
@@ -191,13 +190,13 @@ class VirtualNetwork:
             self._at(at_s, partial(self._lose, other, peer))
 
     def cut(self, peers: Collection[int], duration_s: float) -> None:
-        """For so long nothing passes between the processes of ``peers`` and the others, words of
-        deaths neither: it arrives behind that. Nobody hears of the cut itself."""
+        """Separate the processes of ``peers`` from the others for ``duration_s``. Messages and
+        PeerLost arrive afterwards. No endpoint gets an event for the cut itself."""
         self._cuts = [each for each in self._cuts if each[1] > self.now_s]
         self._cuts.append((frozenset(peers), self.now_s + duration_s))
 
     def _cut_until_s(self, address: int, other: int) -> float:
-        """When something that leaves now passes between them: not before."""
+        """Return the earliest time at which a message between them can pass, in seconds."""
         one, another = self._host_of.get(address, address), self._host_of.get(other, other)
         return max(
             (until_s for side, until_s in self._cuts if (one in side) != (another in side)),
@@ -205,7 +204,7 @@ class VirtualNetwork:
         )
 
     def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
-        """Deliver events until nothing is under way any more, or ``until`` holds."""
+        """Deliver events until none is left or ``until()`` is true."""
         while not until() and self.step():
             pass
 
@@ -220,7 +219,7 @@ class VirtualNetwork:
 
     @property
     def unfinished(self) -> list[int]:
-        """Actors that still wait: after ``run`` they would wait for ever."""
+        """Actors that have not ended. After ``run`` they would wait forever."""
         return sorted(self._actors)
 
     # -- for the endpoints ---------------------------------------------------------------------
@@ -251,7 +250,7 @@ class VirtualNetwork:
             self._deliver(sender, peer, lambda: self._offer(peer, ticket))
 
     def transmit_control(self, sender: int, peer: int, message: Control, set_index: int) -> int:
-        """Returns the bytes of the message, its header with them."""
+        """Send, and return the bytes of the message with its header."""
         data, said_by = encode_control(message), self._id(sender)
         for _ in range(self._how_often(self._link(sender, peer), type(message))):
             self._deliver(
@@ -320,7 +319,7 @@ class VirtualNetwork:
         return link.latency_s + self._random.random() * link.jitter_s
 
     def _how_often(self, link: LinkModel, what: type[Control] | Kind) -> int:
-        """A message without payload is given."""
+        """Return the number of deliveries of a message without payload."""
         if not link.repeat_rate or what not in self._repeatable:
             return 1
         return 1 + (self._random.random() < link.repeat_rate)
@@ -353,7 +352,7 @@ class VirtualNetwork:
             if each not in endpoint.moved:
                 endpoint.lost[each] = who
             self._give(peer, PeerLost(each, who))
-        for address, host in self._host_of.items():  # those that came behind the death
+        for address, host in self._host_of.items():  # hosted after the failure
             if host == peer and address in self._endpoints:
                 at_s = self._last_delivery.get((dead, address), 0.0)
                 self._at(max(self.now_s, at_s), partial(self._lose, address, dead))
@@ -383,21 +382,21 @@ class VirtualNetwork:
 
 class VirtualTransport:
     """One endpoint. With ``drives``, an empty ``poll`` delivers events of the whole network until
-    one is for this endpoint: how a script without MPI serves itself in one process."""
+    one is for this endpoint. A script without MPI runs its job in one process that way."""
 
     def __init__(self, network: VirtualNetwork, me: int, *, address: int | None = None) -> None:
-        """``address``: where the network finds it; None for ``me``."""
+        """``address``: its address in the network; None for ``me``."""
         self._network = network
         self._me = me
         self._address = me if address is None else address
         self._moved: dict[int, int] = {}
-        """Peer -> address, of those that have died and go on elsewhere."""
+        """Failed peer that continues elsewhere -> its address."""
         self.inbox: deque[Event] = deque()
         self.lost: dict[int, str] = {}
         self.moved: dict[int, str] = {}
         self.bytes_sent = 0
         self.known_dead: set[int] = set()
-        """Of whom this one was told, or that whose process it is in."""
+        """Failed peers that this endpoint, or that of its process, has a PeerLost of."""
         self.is_asleep = False
         self.drives = False
 
@@ -442,8 +441,8 @@ class VirtualTransport:
         return self.inbox.popleft() if self.inbox else None
 
     def drain(self, timeout_s: float) -> None:
-        """Deliver what is under way, ``timeout_s`` of the virtual clock at most, on a network that
-        this endpoint drives: nobody will afterwards. Any other goes on without its senders."""
+        """Deliver messages in flight for at most ``timeout_s`` virtual seconds if this endpoint
+        drives the network: it will not be driven afterwards."""
         deadline_s = self._network.now_s + timeout_s
         while self.drives and self._network.now_s < deadline_s and self._network.step():
             pass

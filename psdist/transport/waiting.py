@@ -1,4 +1,4 @@
-"""Waiting for the network: spin or back off, warn ever more rarely, give up with a reason.
+"""Waiting for the network: spin or back off, warn at growing intervals, end with a reason.
 
 waiting = Waiting(is_spinning=False)
 while not loop.turn():
@@ -14,13 +14,13 @@ from psdist.errors import WaitTimeoutError
 
 
 class Waiting:
-    """What to do between two polls that brought nothing: spin, or back off; warn; give up.
+    """The pause between two empty polls: spin or back off, warn, or time out.
 
-    Blocking MPI calls take a whole core; with more ranks than cores that starves the ranks one
-    waits for. So a wait spins only where a core is to spare, and otherwise sleeps for times that
-    double from ``FIRST_SLEEP_S`` to ``LAST_SLEEP_S``. In a long wait they grow with it up to
-    ``LONGEST_SLEEP_S``, so that an idle rank takes less than 1 % of a core; what ends the wait is
-    seen ``LONG_SHARE`` of it later at most.
+    Blocking MPI calls take a whole core. With more ranks than cores that delays the awaited rank.
+    So a wait spins only where a core is to spare. Otherwise it sleeps, and the sleeps double from
+    ``FIRST_SLEEP_S`` to ``LAST_SLEEP_S``. In a long wait they grow up to ``LONGEST_SLEEP_S``, so
+    that an idle rank takes less than 1 % of a core. The end of the wait is noticed at most
+    ``LONG_SHARE`` of it late.
     """
 
     FIRST_SLEEP_S = 20e-6
@@ -29,9 +29,9 @@ class Waiting:
     LONG_SHARE = 0.0025
     RELAXED_SHARE = 0.01
     SPINS = 4
-    """Empty polls before the first sleep; more of them take the core from whom one waits for."""
+    """Empty polls before the first sleep. More would take the core from the awaited rank."""
     LONGEST_POLL_S = 60.0
-    """More than this between two polls was no waiting: this process was stopped, as by Ctrl-Z."""
+    """A longer time between two polls does not count: the process was stopped, as by Ctrl-Z."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Waiting:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``clock()`` gives seconds, ``sleep`` takes them."""
+        """``clock()`` returns seconds, ``sleep`` takes seconds."""
         self.is_spinning = is_spinning
         self.warn_s = warn_s
         self.timeout_s = timeout_s
@@ -52,13 +52,13 @@ class Waiting:
         self.reset()
 
     def relax(self) -> None:
-        """No step waits for this rank: from now on it never spins and sleeps longer sooner, up to
-        ``RELAXED_SHARE`` of a wait."""
+        """Never spin, and sleep for up to ``RELAXED_SHARE`` of a wait: no step waits for this
+        rank."""
         self.is_spinning = False
         self._share = self.RELAXED_SHARE
 
     def reset(self) -> None:
-        """Something happened: start over."""
+        """Start a new wait, because an event has come."""
         self._empty_polls = 0
         self._sleep_s = self.FIRST_SLEEP_S
         self._waited_s = 0.0
@@ -66,7 +66,7 @@ class Waiting:
         self._warn_at_s = self.warn_s
 
     def idle(self, what: str) -> bool:
-        """One empty poll. True when it is time to warn; raises :class:`WaitTimeoutError`."""
+        """Pause after an empty poll. True if a warning is due. Raises :class:`WaitTimeoutError`."""
         self._empty_polls += 1
         if self._empty_polls <= self.SPINS:
             return False

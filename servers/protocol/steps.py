@@ -232,7 +232,7 @@ class FixedSteps(CoordinatorPart):
 
     def _note_asked(self, worker: int, term: Term) -> None:
         """A worker that asks for a pass over a loader has left the passes before it: no worker
-        begins one inside another (:mod:`psdist.workers.data.hands`)."""
+        begins one inside another (:mod:`psdist.workers.data.assignments`)."""
         newest = self._newest.setdefault(term.loader, {})
         if newest.get(worker, -1) == term.number:
             return

@@ -31,7 +31,7 @@ LONG = 1 << 24
 
 
 def all_operations(channel: GroupChannel, *, hosts: Sequence[int], reduces: bool) -> bool:
-    beside = channel.beside()
+    beside = channel.duplicate()
     kind = ReducingChannel if reduces else ProcessGroupChannel
     assert hosts or type(channel) is type(beside) is kind
     if not reduces:  # the bits of sums in worker order

@@ -74,8 +74,8 @@ def values_of(place: int, round_: int) -> list[float]:
 def operations(
     channel: GroupChannel, beside: GroupChannel, device: str | torch.device = "cpu"
 ) -> Operations:
-    """``beside``: what ``channel.beside()`` was, or the same channel. Both have an operation under
-    way at a time. ``device``: where what is reduced lies."""
+    """``beside``: the result of ``channel.duplicate()``, or ``channel``. Each has one operation
+    under way at a time. ``device``: of the tensors that are reduced."""
     device = torch.device(device)
     results: dict[str, Any] = {}
     for round_ in range(NUM_ROUNDS):

@@ -65,7 +65,7 @@ class Worker:
         self.epoch_loops = Epochs(
             on_boundary=lambda: self._on_boundary(None),
             on_start=self._start_epoch,
-            on_resume=lambda: self.script.go_on(),
+            on_resume=lambda: self.script.resume(),
         )
         self.script = ScriptState(
             device=torch.device("cpu"),
@@ -124,16 +124,16 @@ class Worker:
 
     def _start_epoch(self, is_again: bool) -> None:
         if not is_again:
-            self.script.go_on()
+            self.script.resume()
         self.loaders.seen.start_epoch(is_resumed=is_again)
 
     def _on_boundary(self, a_pass: Pass | None) -> None:
         if a_pass is not None and a_pass.is_resume_point:
             a_pass.is_resume_point = False
-            self.script.go_on()
+            self.script.resume()
             return
         if a_pass is None and not self.loaders.seen.awaits_pass:
-            self.script.go_on()
+            self.script.resume()
         if self.script.is_resuming:
             return
         if self.cut_at == self.num_boundaries:

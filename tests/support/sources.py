@@ -200,6 +200,37 @@ def identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value if node.value.isidentifier() else ""
 
 
+# Private attributes
+
+OF_NAMED_TUPLES = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
+"""Documented methods of every NamedTuple."""
+
+
+def private_attributes(tree: ast.Module) -> list[ast.Attribute]:
+    """Return accesses to private attributes (``x._name``) of objects that the file does not define.
+
+    ``x`` is neither ``self``, ``cls`` nor a class of the file. Methods of NamedTuples and modules
+    of torch (``torch._dynamo``) do not count.
+    """
+    own = {"self", "cls", *(cls.name for _, cls in classes_of({"": tree}))}
+    return [
+        node
+        for node in nodes_of(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in OF_NAMED_TUPLES
+        and not (isinstance(node.value, ast.Name) and node.value.id in own)
+        and _root(node) != "torch"
+    ]
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 # Texts
 
 

@@ -1,4 +1,4 @@
-"""Which samples a worker sees in an epoch, and the loader that brings them. Knows no network.
+"""The samples of each worker in an epoch, and their loaders. Imports controller and errors only.
 
-``orders`` numbers the passes, and so gives each an order of its own.
+``orders`` numbers the passes, so that each has its own order of samples.
 """

@@ -1,8 +1,8 @@
-"""``for epoch in job.epochs(n)``: the script's loops over epochs, which go on where they were.
+"""``for epoch in job.epochs(n)``: the script's loops over epochs. A resumed run continues them.
 
 epochs = Epochs(on_boundary=..., on_start=..., on_resume=...)
 for epoch in epochs.loop(5): ...
-epochs.current                          # 5: how many the loop has, None outside of one
+epochs.current                          # 5: epochs of the loop; None outside
 tree = epochs.collect(is_between=True)  # and in another process, before the loop:
 epochs.restore(tree)
 """
@@ -18,7 +18,7 @@ from psdist.errors import UsageError
 class _Loop:
     def __init__(self, epoch: int, num_epochs: int) -> None:
         self.epoch = epoch
-        """In which the script is, or which comes next."""
+        """The current epoch, or the next one."""
         self.num_epochs = num_epochs
         self.is_begun = False
         self.is_over = False
@@ -36,9 +36,9 @@ class Epochs:
         on_start: Callable[[bool], None],
         on_resume: Callable[[], None],
     ) -> None:
-        """``on_boundary()``: between two epochs and behind the last nothing is under way;
-        ``on_start(is_again)``: an epoch begins, or the one in which the checkpoint was made is
-        gone through again; ``on_resume()``: the checkpoint was made here, between epochs."""
+        """``on_boundary()``: called between two epochs and after the last one;
+        ``on_start(is_again)``: called at the start of an epoch. ``is_again``: the checkpoint was
+        made in it; ``on_resume()``: called where the checkpoint was made between epochs."""
         self._on_boundary = on_boundary
         self._on_start = on_start
         self._on_resume = on_resume
@@ -47,18 +47,18 @@ class Epochs:
 
     @property
     def num_loops(self) -> int:
-        """That the script has begun."""
+        """Loops that the script has begun."""
         return len(self._loops)
 
     @property
     def current(self) -> int | None:
-        """How many epochs the loop has that the script is in."""
+        """Epochs of the current loop; None outside."""
         loop = self._loops[-1] if self._loops else None
         return loop.num_epochs if loop is not None and not loop.is_over else None
 
     @property
     def within(self) -> tuple[int, int] | None:
-        """Which loop of the script and which of its epochs the script is in; None outside."""
+        """(Number of the loop in the script, epoch); None outside."""
         loop = self._loops[-1] if self._loops else None
         return (self.num_loops - 1, loop.epoch) if loop is not None and loop.is_begun else None
 
@@ -92,8 +92,7 @@ class Epochs:
             loop.is_over = True
 
     def collect(self, *, is_between: bool) -> list[dict[str, Any]]:
-        """A tree of plain values. ``is_between``: of the epoch that the script is in nothing is
-        left to do."""
+        """Return a tree of plain values. ``is_between``: the current epoch is complete."""
         return [
             {
                 "epoch": each.epoch + (each.is_begun and is_between),

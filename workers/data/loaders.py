@@ -1,4 +1,4 @@
-"""All loaders of one worker: what makes and counts their passes, and tells where each one is.
+"""All loaders of one worker. They make and count passes and report the position of each.
 
 loaders = Loaders(seed=0, worker=1, num_workers=4, on_batch=..., on_end=..., collective=...)
 loader = loaders.make(dataset, batch_size=64, shuffle=True)
@@ -20,15 +20,14 @@ from torch.utils.data import DataLoader
 from psdist.errors import CollectiveError, UsageError
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers
-from psdist.workers.data.hands import Dealing, HandBatches, refuse_dealing
-from psdist.workers.data.loader import Deal, EpochLoader, shard_loader
+from psdist.workers.data.assignments import Allocation, AssignedBatches, refuse_allocation
+from psdist.workers.data.loader import Assign, EpochLoader, Feed, Watch, shard_loader
 from psdist.workers.data.position import Position, length_of
 from psdist.workers.data.samplers import WorkerSampler, refuse_global_batch, share_out
 from psdist.workers.data.seen import Pass, SeenPasses
-from psdist.workers.data.sharding import Share
 
 
-class Loaders:
+class Loaders(Watch):
     def __init__(
         self,
         *,
@@ -44,7 +43,7 @@ class Loaders:
         num_epochs: Callable[[], int | None] = lambda: None,
         epoch_now: Callable[[], tuple[int, int] | None] = lambda: None,
         global_batch: int | None = None,
-        dealing: Dealing | None = None,
+        allocation: Allocation | None = None,
         dropped: Callable[[], Collection[int]] = tuple,
     ) -> None:
         """``on_batch(position, samples, samples of a full batch, batch)``: a loader that divides
@@ -60,9 +59,9 @@ class Loaders:
         ``num_epochs()``: epochs of the current loop over job.epochs.
         ``epoch_now()``: that loop and its epoch; None outside.
         ``global_batch``: samples of a batch of all workers, instead of batch sizes per worker.
-        ``dealing``: each group gets as many batches as it makes local steps.
+        ``allocation``: each group gets one batch per local step.
         ``dropped()``: failed workers, whose samples are dropped."""
-        self._share: Share = {"seed": seed, "worker": worker, "num_workers": num_workers}
+        self._share = {"seed": seed, "worker": worker, "num_workers": num_workers}
         self._on_batch = on_batch
         self._on_end = on_end
         self._collective = collective
@@ -76,20 +75,20 @@ class Loaders:
         self._num_epochs = num_epochs
         self._epoch_now = epoch_now
         self._global_batch = global_batch
-        self._dealing = dealing
-        self._num_dealt = 0
-        """Loaders whose passes are dealt by hands."""
-        self.seen = SeenPasses(is_dealing=dealing is not None)
+        self._allocation = allocation
+        self._num_allocated = 0
+        """Loaders whose passes are shared out by assignments."""
+        self.seen = SeenPasses(is_allocating=allocation is not None)
         self._num_in_round = 0
-        """Batches for training that were handed out since the last iteration ended."""
+        """Batches for training that the script has received since the last iteration ended."""
         self.batches_per_round = 1
-        """As many as were handed out for the last iteration."""
+        """Batches of the last iteration."""
         self._left_out: Counter[tuple[int, bool]] = Counter()
-        """By dataset (as in a pass): batches of rounds that the group has missed."""
+        """Dataset, as in a pass -> batches to skip, of rounds that the group has missed."""
         self._num_to_skip = 0
         self._dropped = dropped
         self.num_dropped = 0
-        """Samples of batches for training that were dealt to workers of ``dropped()``."""
+        """Samples for training that were assigned to workers of ``dropped()``."""
 
     def make(
         self,
@@ -114,7 +113,7 @@ class Loaders:
                 shard=shard,
                 loader_options=options,
                 global_batch=self._global_batch,
-                deal=self._deal() if shard else None,
+                assign=self._assign() if shard else None,
             ),
             dataset,
             Position(epochs=epochs),
@@ -123,12 +122,13 @@ class Loaders:
         )
 
     def share_out(self, loader: object) -> EpochLoader:
-        """``loader``'s batches, shared out among the workers; those of one made here are."""
+        """Return a loader of this worker's part of ``loader``'s batches. A loader that was made
+        here is returned as it is."""
         if isinstance(loader, EpochLoader):
             return loader
         if not isinstance(loader, DataLoader):
             raise UsageError(
-                "job.prepare(model, optimizer, ...) takes DataLoaders behind the optimizer, not a "
+                "job.prepare(model, optimizer, ...) takes DataLoaders after the optimizer, not a "
                 f"{type(loader).__name__}; schedulers and losses stay as they are in your script"
             )
         return self._follow(
@@ -137,22 +137,24 @@ class Loaders:
                 loader,
                 compare=self._compare_order,
                 global_batch=self._global_batch,
-                deal=self._deal(),
+                assign=self._assign(),
             ),
             loader.dataset,
             Position(),
         )
 
-    def _deal(self) -> Deal | None:
-        """Makes the batches of the next loader, where they are dealt by hands."""
-        if self._dealing is None:
+    def _assign(self) -> Assign | None:
+        """Return a maker of the next loader's batches, if they are shared out by assignments."""
+        if (allocation := self._allocation) is None:
             return None
-        self._num_dealt += 1
-        return partial(
-            HandBatches,
-            loader=self._num_dealt,
-            dealing=self._dealing,
-            num_dealt=self.seen.num_dealt,
+        self._num_allocated += 1
+        loader = self._num_allocated
+        return lambda dataset, **options: AssignedBatches(
+            dataset=dataset,
+            loader=loader,
+            allocation=allocation,
+            num_allocated=self.seen.num_allocated,
+            **options,
         )
 
     def _compare_order(self, digest: bytes) -> None:
@@ -165,8 +167,8 @@ class Loaders:
             )
 
     def skip(self, num_batches: int) -> None:
-        """So many batches to train with, of whatever loaders, are not handed out: those of
-        iterations that this worker does not make."""
+        """Skip the next ``num_batches`` batches for training, of any loader: those of iterations
+        that this worker does not make."""
         self._num_to_skip = num_batches
 
     def end_iteration(self) -> None:
@@ -209,7 +211,7 @@ class Loaders:
     ) -> WorkerSampler:
         """See :meth:`psdist.job.Job.sampler`."""
         refuse_global_batch(self._global_batch, "a DataLoader of the script's own (job.sampler)")
-        refuse_dealing(self._deal(), "job.sampler")
+        refuse_allocation(self._assign(), "job.sampler")
         self.seen.register(dataset, is_shared=True)
         return WorkerSampler(
             dataset,
@@ -246,23 +248,24 @@ class Loaders:
             if not position.epochs:
                 position.epochs = self._num_epochs() or 0
             made = itself()
-            assert made is not None  # it is what asks
+            assert made is not None  # it begins this pass
             position.start_pass(epoch=found.epoch, num_batches=length_of(made))
             position.batch = found.seen
             return found
 
-        loader = make(
-            epoch=start_pass,
+        feed = Feed(
+            next_pass=start_pass,
             # Validation batches of a whole dataset neither weigh nor count.
-            on_batch=partial(self._on_batch, position) if shard else _ignore_batch,
+            on_batch=partial(self._on_batch, position) if shard else lambda *_: None,
             on_end=self._on_end,
             watch=self,
             **self._share,
         )
-        itself = weakref.ref(loader)  # a cycle would keep the dataset, and its place, for a while
+        loader = make(feed=feed)
+        itself = weakref.ref(loader)  # a cycle would keep the dataset for a while
         return loader
 
-    # -- what a loader tells of its passes -------------------------------------------------------
+    # -- the observer of passes --------------------------------------------------------------------
 
     def before_batch(self, a_pass: Pass) -> None:
         if self._num_left is not None and self._is_training():
@@ -302,7 +305,3 @@ class Loaders:
     def _has_trained(self, a_pass: Pass) -> bool:
         """The same on all workers of a group: a worker without a batch joins the others' steps."""
         return a_pass.is_shared and a_pass.begun_at != self._num_steps
-
-
-def _ignore_batch(_num_samples: int, _nominal: float, _batch: Any) -> None:
-    """Ignore a batch of a loader that gives every worker all samples."""

@@ -1,6 +1,6 @@
-"""Where a worker is in its training data; pure.
+"""The position of a worker in its training data. Pure.
 
-position = Position(epochs=5)              # for displays, never for what is computed
+position = Position(epochs=5)              # for displays; no computation depends on it
 position.start_pass(epoch=0, num_batches=469)
 position.use_batch()
 position.epoch, position.batch             # 1, 1
@@ -22,7 +22,7 @@ class Position:
 
     def __init__(self, *, epochs: int | None = None) -> None:
         self.epochs = epochs or 0
-        """Passes that the script will make, if it says so."""
+        """Passes that the script will make; 0 if unknown."""
         self.epoch = 0
         """The pass, counted from 1."""
         self.batch = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from psdist.workers.data.sharding import random_of
+from psdist.workers.data.sharding import epoch_order, random_of
 
 _EVERY_S: Final = 1.0
 _ENDED: Final = frozenset("ZX")
@@ -35,7 +35,7 @@ _ENDED: Final = frozenset("ZX")
 
 
 class SeededIndices(list[Any]):
-    """The indices of a batch, and what its random numbers follow from."""
+    """The indices of a batch, with the seed of its random numbers."""
 
     def __init__(self, indices: Iterable[Any], seed: tuple[int, ...]) -> None:
         super().__init__(indices)
@@ -45,8 +45,19 @@ class SeededIndices(list[Any]):
         return SeededIndices, (list(self), self.seed)
 
 
+def seeded_batches(
+    parts: Iterable[range], *, num_samples: int, shuffle: bool, seed: int, epoch: int, worker: int
+) -> Iterator[SeededIndices]:
+    """Yield the samples at these positions of the epoch's order, batch by batch."""
+    order = epoch_order(num_samples=num_samples, shuffle=shuffle, seed=seed, epoch=epoch)
+    return (
+        SeededIndices(map(int, order[part.start : part.stop]), (seed, epoch, worker, part.start))
+        for part in parts
+    )
+
+
 class SeededDataset(Dataset[Any]):
-    """``dataset``, for loader processes."""
+    """A dataset whose batches seed the random numbers of their loader process."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset

@@ -37,19 +37,19 @@ def _unknown_size(_worker: int) -> int:
 
 
 @dataclass(eq=False, kw_only=True)
-class PassDealing:
-    """How far a pass is that is dealt by hands (psdist.workers.data.hands)."""
+class PassAllocation:
+    """The progress of a pass by assignments (psdist.workers.data.assignments)."""
 
     loader: int
-    """In whose pass's terms the coordinator fixes steps,"""
+    """The loader in whose allocation windows the coordinator fixes local steps."""
     number: int
-    """and which of its passes."""
+    """Number of the pass over this loader."""
     hand: int = 0
-    """The next one,"""
+    """Number of the next assignment."""
     start: int = 0
-    """and where it begins in the epoch's order."""
+    """Its first position in the epoch's order."""
     is_between: bool = True
-    """Whether nothing of a hand is still to be handed out here."""
+    """True if this worker has received every assignment whole."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,11 +57,11 @@ class Pass:
     """One pass of a loader."""
 
     dataset: int = 0
-    """Which of the script's datasets, in the order in which it has given them to psdist."""
+    """Number of the dataset, in the order in which the script has passed datasets to psdist."""
     is_shared: bool = True
     epoch: int
     salt: tuple[int, ...] = ()
-    """From both follows the order of samples (:class:`psdist.workers.data.orders.Order`)."""
+    """With ``epoch`` the key of the order (:class:`psdist.workers.data.orders.Order`)."""
     kind: int = Kind.TRAINING
     is_outside: bool = True
     """True if the script had no loop over job.epochs."""
@@ -69,21 +69,21 @@ class Pass:
     """Samples of the dataset; None if it has no length."""
     start: int = 0
     """First position of the order of samples: workers of another layout had used those before."""
-    dealing: PassDealing | None = None
-    """Where it is dealt by hands."""
+    allocation: PassAllocation | None = None
+    """None unless the pass is shared out by assignments."""
     seen: int = 0
     """Batches that the script has received."""
     num_batches: int | None = None
     """Batches of the whole pass; None if unknown."""
     steps: int = 0
-    """Iterations since then that have used some."""
+    """Iterations that have used batches of this pass."""
     begun_at: int = 0
-    """Iterations that this worker had made before, in this process."""
+    """Iterations of this worker in this process before the pass."""
     is_used_up: bool = False
-    """Whether the script has asked for more than it had."""
+    """True if the script has used the last batch and requested another."""
     is_over: bool = False
     is_resumed: bool = False
-    """Whether it was begun before the checkpoint."""
+    """True if it began before the checkpoint."""
     is_resume_point: bool = False
     """True if training continues with its next batch."""
     consumed: Callable[[], int | None] = _unknown
@@ -100,23 +100,24 @@ Key = tuple[int, bool]
 
 
 def nested_pass() -> UsageError:
-    """Groups of different speed come to what a script counts in steps after different passes: those
-    over the dataset would be of another order of samples on each, and what was fixed of the outer
-    pass (psdist.servers.protocol.steps) would be forgotten while some group needs it."""
+    """Return the error of a pass inside another pass over the same dataset. Groups of different
+    speed would begin the inner pass at different times. Its order of samples would differ, and the
+    coordinator (psdist.servers.protocol.steps) would drop the windows of the outer pass too early.
+    """
     return UsageError(
         "local.steps_by = speed: the script begins a pass over a dataset inside another pass over "
         "it, which groups of different speed would do at different times; make the loader of the "
         "inner one of a dataset of its own (torch.utils.data.Subset of the same one will do), or, "
-        "where the outer one is not gone on with, let go of its iterator first"
+        "if the outer pass has ended, delete its iterator first"
     )
 
 
 class SeenPasses:
-    def __init__(self, *, is_dealing: bool = False) -> None:
-        """``is_dealing``: whether passes are dealt by hands."""
-        self._is_dealing = is_dealing
-        self.num_dealt = Counter[int]()
-        """Passes that were dealt by hands, by loader."""
+    def __init__(self, *, is_allocating: bool = False) -> None:
+        """``is_allocating``: passes are shared out by assignments."""
+        self._is_allocating = is_allocating
+        self.num_allocated = Counter[int]()
+        """Loader -> passes by assignments."""
         self._counter = EpochCounter()
         self._orders = PassOrders()
         self._passes: list[Pass] = []
@@ -172,11 +173,11 @@ class SeenPasses:
         is_training: bool = True,
         within: tuple[int, int] | None = None,
     ) -> Pass:
-        """A pass begins; ``epoch`` as the script has it, None: as no other pass; ``within``: the
+        """Begin a pass. ``epoch``: the script's number; None: a number of its own. ``within``: the
         loop and the epoch of job.epochs that the script is in.
 
-        Raises :class:`UsageError` where that is not the one that the checkpoint was in, and where
-        passes are dealt by hands, inside of another one over the same dataset.
+        Raises :class:`UsageError` if the checkpoint was made in another pass. Raises it also for a
+        pass by assignments inside another pass over the same dataset.
         """
         kind = Kind.of(is_shared=is_shared, is_training=is_training)
         self._counter.register(dataset, shard=is_shared)
@@ -189,7 +190,7 @@ class SeenPasses:
             number = self._counter.start_pass(dataset, shard=is_shared)
             if within is None:
                 self._orders.next_outside(kind, number=number)
-        if self._is_dealing and is_shared and self._is_under_way(key):
+        if self._is_allocating and is_shared and self._is_under_way(key):
             raise nested_pass()
         is_inside = any(each.steps and not each.is_over for each in self._passes)
         is_new = found is None
@@ -203,7 +204,7 @@ class SeenPasses:
                 is_outside=within is None,
                 length=length,
             )
-        if is_new and is_inside:  # that other one is not gone through again
+        if is_new and is_inside:  # a resumed run does not repeat the outer pass
             self._mark[key] += 1
             return found
         if not self.has_epochs:
@@ -222,8 +223,9 @@ class SeenPasses:
     def _recorded(
         self, key: Key, epoch: int | None, *, kind: Kind | None, length: int | None
     ) -> Pass | None:
-        """``kind``: within job.epochs, whose passes come again in the same order, also if their
-        datasets are new; None: the passes of the same dataset."""
+        """Return the pass of the checkpoint that the script repeats, if any. ``kind``: within
+        job.epochs, whose passes repeat in the same order even with new dataset objects; None: the
+        passes of the same dataset."""
         for place, each in enumerate(self._replay):
             is_it = (each.dataset, each.is_shared) == key
             if kind is not None and not each.is_outside:
@@ -253,24 +255,23 @@ class SeenPasses:
 
     @property
     def is_between(self) -> bool:
-        """Whether no batch was handed out since the last iteration ended."""
+        """True if the script has received no batch since the last iteration ended."""
         return not self._handed_out
 
     def may_cut_at(self, a_pass: Pass) -> bool:
-        """Whether all of the epoch so far is told by its passes, where the script asks for the next
-        batch of this one."""
+        """True if a checkpoint before the next batch of this pass would record the whole epoch."""
         return self.is_between and a_pass in self._passes
 
     def end(self, a_pass: Pass) -> None:
         a_pass.is_over = True
-        # They would keep the loader, and the place of its dataset.
+        # They would keep the loader, and the number of its dataset.
         a_pass.consumed, a_pass.size_of = _unknown, _unknown_size
         if a_pass in self._handed_out and not a_pass.steps:
             self._handed_out.remove(a_pass)
 
     def start_epoch(self, *, is_resumed: bool) -> None:
-        """The script's next epoch begins: what was seen before is no news. ``is_resumed``: it is
-        the one in which the checkpoint was made."""
+        """Begin the script's next epoch, and forget the passes of the last one. ``is_resumed``:
+        the checkpoint was made in this epoch."""
         self.has_epochs = True
         self._orders.start_epoch(is_resumed=is_resumed)
         if is_resumed:
@@ -287,21 +288,21 @@ class SeenPasses:
 
     @property
     def open_pass(self) -> Pass | None:
-        """That trains, and has more to give."""
+        """The pass that trains, if it has more batches."""
         last = self._last
         return last if last is not None and last.steps and not last.is_over else None
 
     @property
-    def is_between_hands(self) -> bool:
-        """True if this worker has received every hand whole, or no batch of it."""
+    def is_between_assignments(self) -> bool:
+        """True if this worker has received each assignment whole, or no batch of it."""
         coming = [*self._passes, *([] if self._last is None else [self._last])]
         return all(
-            each.is_over or each.dealing is None or each.dealing.is_between for each in coming
+            each.is_over or each.allocation is None or each.allocation.is_between for each in coming
         )
 
     @property
     def awaits_pass(self) -> bool:
-        """Whether the script has not come yet to the pass in which the checkpoint was made."""
+        """True if the script has not yet reached the pass in which the checkpoint was made."""
         return any(each.is_resume_point for each in (*self._replay, *self._passes))
 
     # -- checkpoints -----------------------------------------------------------------------------
@@ -310,9 +311,9 @@ class SeenPasses:
         """Return a tree of plain values. ``at``: training continues with the next batch of this
         pass; None between two epochs."""
         counts = self._counter.counts() if at is None else self._mark
-        dealt = {"dealt": [*map(list, sorted(self.num_dealt.items()))]} if self.num_dealt else {}
+        dealt = [[loader, number] for loader, number in sorted(self.num_allocated.items())]
         return {
-            **dealt,
+            **({"dealt": dealt} if dealt else {}),
             "orders": self._orders.collect(is_between=at is None),
             "counts": [[*key, count] for key, count in sorted(counts.items())],
             "passes": [] if at is None else [_told(each, each is at) for each in self._passes],
@@ -325,31 +326,31 @@ class SeenPasses:
         self._mark = Counter(counts)
         self._counter.restore(counts)
         self._orders.restore(tree.get("orders", {}))
-        self.num_dealt.update(dict(tree.get("dealt", [])))
+        self.num_allocated.update(dict(tree.get("dealt", [])))
         found, lost = [], []
         for told in tree["passes"]:
             kept = {key: told[key] for key in _KEPT if key in told}  # older checkpoints have fewer
             kept["salt"] = tuple(kept.get("salt", ()))
             each = Pass(is_resumed=True, **kept)
-            dealing = told.get("dealing")
-            is_dealt = dealing is not None and self._is_dealing
-            is_anew = is_moved or dealing is not None or (self._is_dealing and each.is_shared)
+            allocation = told.get("dealing")
+            is_dealt = allocation is not None and self._is_allocating
+            is_anew = is_moved or allocation is not None or (self._is_allocating and each.is_shared)
             if not each.steps and not each.is_resume_point:
                 each.seen, each.is_over = 0, False
-                if is_dealt:  # under its number, by which workers that begin it later ask for it
-                    each.dealing = PassDealing(
-                        loader=dealing[0], number=dealing[1], start=each.start
+                if is_dealt:  # keeps its number, which the other workers use for this pass
+                    each.allocation = PassAllocation(
+                        loader=allocation[0], number=allocation[1], start=each.start
                     )
             elif is_anew and not each.is_over:
                 if told["consumed"] is None:
                     lost.append(
-                        f"pass {each.epoch} over a dataset without indices begins anew: batch "
+                        f"pass {each.epoch} over a dataset without indices begins again: batch "
                         f"{each.seen} of another number of workers cannot be found"
                     )
                 each.start, each.seen = told["consumed"] or 0, 0
                 if is_dealt:
-                    loader, number, hand = dealing
-                    each.dealing = PassDealing(
+                    loader, number, hand = allocation
+                    each.allocation = PassAllocation(
                         loader=loader, number=number, hand=hand, start=each.start
                     )
             found.append(each)
@@ -373,9 +374,9 @@ def has_returned_samples(tree: Mapping[str, Any]) -> bool:
 def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
     plain = {key: getattr(a_pass, key) for key in _KEPT}
     plain["salt"], plain["kind"] = list(a_pass.salt), int(a_pass.kind)
-    dealing = a_pass.dealing
-    if dealing is not None:
-        plain["dealing"] = [dealing.loader, dealing.number, dealing.hand]
+    allocation = a_pass.allocation
+    if allocation is not None:
+        plain["dealing"] = [allocation.loader, allocation.number, allocation.hand]
     return {
         **plain,
         "is_resume_point": is_resume_point,

@@ -1,7 +1,7 @@
-"""Which samples a worker sees in an epoch: arithmetic, no torch, nothing sent.
+"""The samples of each worker in an epoch: arithmetic, without torch and messages.
 
 Every worker computes the same plan from (seed, epoch) and takes its part, so that the W workers
-together see, batch by batch, what one process with a batch W times as large would see.
+together see, batch by batch, the samples of one process with a batch W times as large.
 
     plan = BatchPlan(num_samples=1000, batch_size=64, num_workers=4)
     order = epoch_order(num_samples=1000, shuffle=True, seed=0, epoch=3)
@@ -16,19 +16,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict, cast
+from typing import cast
 
 import numpy as np
 
 from psdist.errors import UsageError
-
-
-class Share(TypedDict):
-    """Whose part it is, and the seed that all have in common."""
-
-    seed: int
-    worker: int
-    num_workers: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +30,9 @@ class BatchPlan:
     Joint batch i is positions [i * W * B, (i + 1) * W * B); worker w takes its w-th part. Sizes
     of the parts differ by at most one. A last joint batch with fewer samples than workers would
     leave some worker without a batch, so its samples join the batch before it, whose parts then
-    have up to B + 1 samples. All workers have the same number of batches, none of them empty.
+    have up to B + 1 samples. All workers have the same number of batches. No batch is empty.
 
-    With ``global_batch`` a joint batch is so many samples, whatever W and B are.
+    With ``global_batch`` a joint batch has that many samples for any W and B.
     """
 
     num_samples: int
@@ -50,7 +42,7 @@ class BatchPlan:
     drop_last: bool = False
     """Leave out the last joint batch when it is incomplete."""
     global_batch: int | None = None
-    """Samples of a joint batch, in place of W x B."""
+    """Samples of a joint batch, instead of W x B."""
 
     def __post_init__(self) -> None:
         check_batch_size(self.batch_size)
@@ -124,8 +116,8 @@ class BatchPlan:
 def require_joint_batches(
     num_samples: int, *, global_batch: int | None, num_workers: int, drop_last: bool
 ) -> None:
-    """With ``global_batch`` every joint batch of an epoch must be what it is for any other number
-    of workers, so none may join the one before it. Raises UsageError."""
+    """With ``global_batch`` every joint batch of an epoch must be the same for any number of
+    workers, so none may join the one before it. Raises UsageError."""
     if global_batch is None or drop_last:
         return
     rest = num_samples % global_batch
@@ -167,21 +159,21 @@ class EpochCounter:
     count of their own: an evaluation on the chief alone must not shift the chief's epoch, or the
     workers would no longer agree on the order and samples would be lost.
 
-    To another process a dataset is its place among those that are there, in the order in which the
-    script has given them to psdist.
+    In another process a dataset is identified by its number: the order in which the script has
+    passed datasets to psdist.
     """
 
     def __init__(self) -> None:
-        # Datasets may be unhashable (a list), so the key is id(). An id is used again after its
-        # object is gone: the entry goes with the object where that can be watched, and keeps the
-        # object alive where it cannot.
+        # Datasets may be unhashable (a list), so the key is id(). Python reuses an id after the
+        # object is gone. So the entry goes with the object, or keeps an object alive that has no
+        # weak references.
         self._passes: dict[tuple[int, bool], int] = {}
         self._keepers: dict[tuple[int, bool], object] = {}
         self._restored: Mapping[tuple[int, bool], int] = {}
         self._num_registered = Counter[bool]()
 
     def register(self, dataset: object, *, shard: bool = True) -> None:
-        """The dataset takes its place; a second time nothing happens."""
+        """Number the dataset, once."""
         key = (id(dataset), shard)
         if key not in self._keepers:
             self._keepers[key] = self._keeper(dataset, key)
@@ -190,13 +182,13 @@ class EpochCounter:
             self._passes[key] = self._restored.get((place, shard), 0)
 
     def index_of(self, dataset: object, *, shard: bool = True) -> int:
-        """Its place."""
+        """Return the number of the dataset."""
         self.register(dataset, shard=shard)
         alike = [each for each in self._keepers if each[1] == shard]
         return alike.index((id(dataset), shard))
 
     def counts(self) -> Counter[tuple[int, bool]]:
-        """Passes by (place, ``shard``)."""
+        """Return the passes by (number, ``shard``)."""
         found: Counter[tuple[int, bool]] = Counter()
         places = Counter[bool]()
         for key in self._keepers:
@@ -205,8 +197,7 @@ class EpochCounter:
         return found
 
     def restore(self, counts: Mapping[tuple[int, bool], int]) -> None:
-        """What :meth:`counts` has said in another process, for the datasets that are there and
-        those that come."""
+        """Restore the result of :meth:`counts` in another process, for known and later datasets."""
         self._restored = dict(counts)
         places = Counter[bool]()
         for key in self._keepers:

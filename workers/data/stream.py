@@ -2,10 +2,10 @@
 
     dataset = split_stream(dataset, worker=1, num_workers=4)
 
-torch tells a dataset the loader process it runs in (``get_worker_info``), and a dataset that heeds
-that yields this process's part. Here it hears of all loader processes of all workers, so that such
-a dataset splits itself among them. One that does not ask before its first sample yields all, and
-every process keeps each n-th of them.
+A dataset may ask torch for its loader process (``get_worker_info``) and yield the part of that
+process. Here it gets all loader processes of all workers, so it splits itself among them. A
+dataset that does not ask before its first sample yields all samples, and process i of n keeps every
+n-th one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 
 class _Info:
-    """What ``get_worker_info()`` returns: one of the loader processes of the whole job."""
+    """The result of ``get_worker_info()``: one loader process of the whole job."""
 
     def __init__(self, *, id: int, num_workers: int, seed: int, dataset: Any) -> None:
         self._id = id

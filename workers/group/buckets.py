@@ -14,7 +14,7 @@ The local gradients stay as they are: what is added are copies, times the worker
     buckets.catch_up(most)
     buckets.reset()
 
-The channel's operations are those of this machine alone (:meth:`GroupChannel.beside`).
+The channel's operations are those of this machine alone (:meth:`GroupChannel.duplicate`).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class GroupChannel(Protocol):
         """
         ...
 
-    def beside(self) -> GroupChannel:
+    def duplicate(self) -> GroupChannel:
         """Another end of the same group: its operations and these do not meet, and a worker may be
         in one of each. Memory that either has allocated is as good for both. All workers of the
         group call it at the same time; it blocks."""
@@ -124,7 +124,7 @@ class GroupChannel(Protocol):
 class Exchanging(GroupChannel, Protocol):
     """An end over which bytes go from each worker to each: what joins hosts."""
 
-    def beside(self) -> Exchanging: ...
+    def duplicate(self) -> Exchanging: ...
 
     def exchange(
         self,
@@ -248,7 +248,7 @@ class AloneChannel:
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return Done([list(values)])
 
-    def beside(self) -> AloneChannel:
+    def duplicate(self) -> AloneChannel:
         return self
 
     def reduce_scatter(

@@ -18,21 +18,17 @@ made what is sent before MPI reads it.
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Final, Generic, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from mpi4py import MPI
 
-from psdist.errors import InvariantError, PsdistError, TransportError
+from psdist.errors import TransportError
 from psdist.protocol.memory import allocate, as_bytes
 from psdist.protocol.partition import Span
 from psdist.workers.group.channel import CALLS, KnownSlices, Pending, Slices, T, check_calls
-
-Steps: TypeAlias = Generator[list[MPI.Request], None, T]
-"""An operation: what has to be over before it goes on."""
+from psdist.workers.group.operations import BackOff, Operation, Steps
 
 _HEAD: Final = 16
 """Numbers that every worker sends to an agreement: call, how many values, and the first of them.
@@ -41,11 +37,6 @@ _TAGS_OF_OPERATION: Final = 2
 _LEAST_TAG_LIMIT: Final = 32767
 _LONGEST: Final = 1 << 30
 """Bytes of a message: MPI counts in 32 bits."""
-
-_YIELDS: Final = 40
-"""Looks before a worker sleeps, between which others may run."""
-_FIRST_SLEEP_S: Final = 20e-6
-_LAST_SLEEP_S: Final = 1e-3
 
 
 class MpiChannel:
@@ -62,7 +53,7 @@ class MpiChannel:
         self._number = 0
         limit = comm.Get_attr(MPI.TAG_UB)
         self._num_tags = (limit if limit is not None else _LEAST_TAG_LIMIT) // _TAGS_OF_OPERATION
-        self._besides: list[MpiChannel] = []
+        self._duplicates: list[MpiChannel] = []
         self._checked = KnownSlices(lambda _flats, _slices: None)
         self._received: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
         """[size - 1, length], by where a span begins. Kept, because fresh pages cost as much as the
@@ -74,10 +65,10 @@ class MpiChannel:
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return self._begin("agreement", self._agree(CALLS.index(call), values, self._next_tag()))
 
-    def beside(self) -> MpiChannel:
-        beside = MpiChannel(self._comm.Dup(), is_spinning=self.is_spinning)
-        self._besides.append(beside)
-        return beside
+    def duplicate(self) -> MpiChannel:
+        duplicate = MpiChannel(self._comm.Dup(), is_spinning=self.is_spinning)
+        self._duplicates.append(duplicate)
+        return duplicate
 
     def reduce_scatter(
         self,
@@ -110,18 +101,18 @@ class MpiChannel:
 
     def close(self) -> None:
         """The group is over. Collective; nothing is under way."""
-        for beside in self._besides:
-            beside.close()
+        for duplicate in self._duplicates:
+            duplicate.close()
         self._comm.Free()
 
     def _begin(self, what: str, steps: Steps[T]) -> Pending[T]:
-        return _Operation(what, steps, is_spinning=self.is_spinning)
+        return Operation(_named(what, steps))
 
     def _next_tag(self) -> int:
         self._number += 1
         return self._number % self._num_tags * _TAGS_OF_OPERATION
 
-    # -- the operations, as generators of what has to be over first -----------------------------
+    # -- the operations -------------------------------------------------------------------------
 
     def _agree(self, code: int, values: Sequence[float], tag: int) -> Steps[list[list[float]]]:
         head = torch.zeros(_HEAD, dtype=torch.float64)
@@ -132,7 +123,9 @@ class MpiChannel:
         heads[self.place] = head
         sends = [each for place in self._others for each in self._send(head, place, tag)]
         sends += [each for place in self._others for each in self._send(rest, place, tag + 1)]
-        yield [each for place in self._others for each in self._receive(heads[place], place, tag)]
+        yield from self._finish(
+            each for place in self._others for each in self._receive(heads[place], place, tag)
+        )
         rows = heads.tolist()
         rests = [rest] * self.size
         receives: list[MPI.Request] = []
@@ -140,7 +133,7 @@ class MpiChannel:
             num_more = max(int(rows[place][1]) - (_HEAD - 2), 0)
             rests[place] = torch.empty(num_more, dtype=torch.float64)
             receives += self._receive(rests[place], place, tag + 1)
-        yield receives + sends
+        yield from self._finish(receives + sends)
         check_calls([int(row[0]) for row in rows])
         return [
             row[2 : 2 + int(row[1])] + more.tolist() for row, more in zip(rows, rests, strict=True)
@@ -165,7 +158,7 @@ class MpiChannel:
         for place in self._others:
             for span in slices[place]:
                 requests += self._send(_part(flats, span), place, tag)
-        yield requests
+        yield from self._finish(requests)
         for index, (own, rows) in enumerate(zip(mine, received, strict=True)):
             parts = list(rows)
             parts.insert(self.place, own)
@@ -180,16 +173,18 @@ class MpiChannel:
         for place in self._others:
             for span in slices[self.place]:
                 requests += self._send(_part(flats, span), place, tag)
-        yield requests
+        yield from self._finish(requests)
 
     def _broadcast(self, tensor: torch.Tensor, place: int, tag: int) -> Steps[None]:
         _finish_on_device([tensor])
         flat = tensor.detach().reshape(-1)
         if place == self.place:
-            yield [each for other in self._others for each in self._send(flat, other, tag)]
+            yield from self._finish(
+                each for other in self._others for each in self._send(flat, other, tag)
+            )
             return
         received = torch.empty_like(flat)
-        yield list(self._receive(received, place, tag))
+        yield from self._finish(self._receive(received, place, tag))
         tensor.copy_(received.view(tensor.shape))
 
     def _exchange(
@@ -210,7 +205,7 @@ class MpiChannel:
                 requests += self._receive(_turn_of(into[place], turn, in_turns), place, tag)
             for place in self._others:
                 requests += self._send(_turn_of(out[place], turn, in_turns), place, tag)
-            yield requests
+            yield from self._finish(requests)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -221,6 +216,11 @@ class MpiChannel:
     def _receive(self, memory: torch.Tensor, place: int, tag: int) -> Iterator[MPI.Request]:
         for part in _messages(memory):
             yield self._comm.Irecv([part, MPI.BYTE], place, tag)
+
+    def _finish(self, requests: Iterable[MPI.Request]) -> Steps[None]:
+        waiting, back_off = list(requests), BackOff(is_spinning=self.is_spinning)
+        while not MPI.Request.Testall(waiting):
+            yield back_off
 
     def _rows(self, span: Span, own: torch.Tensor) -> torch.Tensor:
         key = span.buffer, span.start, own.dtype, own.device
@@ -266,53 +266,12 @@ def _finish_on_device(tensors: Sequence[torch.Tensor]) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-class _Operation(Generic[T]):
-    """What a generator does as far as messages allow."""
-
-    def __init__(self, what: str, steps: Steps[T], *, is_spinning: bool) -> None:
-        self._what = what
-        self._steps = steps
-        self._is_spinning = is_spinning
-        self._requests: list[MPI.Request] = []
-        self._looks = 0
-        self._sleep_s = _FIRST_SLEEP_S
-        self._results: list[T] = []
-        self._error: PsdistError | None = None
-        self._go_on()
-
-    def is_done(self) -> bool:
-        self._go_on()
-        return bool(self._results) or self._error is not None
-
-    def _go_on(self) -> None:
-        try:
-            while not (self._results or self._error) and MPI.Request.Testall(self._requests):
-                self._requests = next(self._steps)
-        except StopIteration as stop:
-            self._results.append(stop.value)
-        except PsdistError as error:
-            self._error = error
-        except MPI.Exception as error:
-            self._error = TransportError(
-                f"the {self._what} of this worker's group failed, perhaps because another worker "
-                f"of it has ended: {error.Get_error_string()}"
-            )
-
-    def wait(self, at_most_s: float) -> None:
-        ends_s = time.monotonic() + at_most_s
-        while not self.is_done() and (left_s := ends_s - time.monotonic()) > 0:
-            self._looks += 1
-            if self._is_spinning:
-                continue
-            if self._looks <= _YIELDS:
-                os.sched_yield()
-            else:
-                time.sleep(min(self._sleep_s, left_s))
-                self._sleep_s = min(2 * self._sleep_s, _LAST_SLEEP_S)
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        if not self._results:
-            raise InvariantError("the result of an operation of a group before it was done")
-        return self._results[0]
+def _named(what: str, steps: Steps[T]) -> Steps[T]:
+    """Steps whose MPI errors name the operation."""
+    try:
+        return (yield from steps)
+    except MPI.Exception as error:
+        raise TransportError(
+            f"the {what} of this worker's group failed, perhaps because another worker of it has "
+            f"ended: {error.Get_error_string()}"
+        ) from error

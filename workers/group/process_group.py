@@ -52,6 +52,7 @@ from psdist.workers.group.meeting import (
     host_named_in,
     meet,
 )
+from psdist.workers.group.operations import Operation, Steps, until_done
 
 GRACE_S = 10.0
 """How much later than the worker's own wait, which can say what for, torch gives up."""
@@ -323,9 +324,9 @@ class ProcessGroupChannel:
         return allocate(num_bytes)
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
-        return _Agreement(CALLS.index(call), values, self.size, self._group)
+        return Operation(_agree(CALLS.index(call), values, self.size, self._group))
 
-    def beside(self) -> ProcessGroupChannel:
+    def duplicate(self) -> ProcessGroupChannel:
         """Another end; behind that of a part of the group comes that of the whole group, in which
         may be who keeps the store."""
         group = (
@@ -545,49 +546,21 @@ def _raise_what_nccl_says(work: dist.Work) -> None:
         raise RuntimeError(str(error))
 
 
-class _Agreement:
-    def __init__(
-        self, code: int, values: Sequence[float], size: int, group: dist.ProcessGroup | None
-    ) -> None:
-        self._values = values
-        self._size = size
-        self._group = group
-        self._counts: list[int] | None = None
-        self._rows: list[list[float]] | None = None
-        head = [float(code), float(len(values)), *values[: _HEAD - 2]]
-        self._exchange = self._begin_exchange(head, _HEAD)
+def _agree(
+    code: int, values: Sequence[float], size: int, group: dist.ProcessGroup | None
+) -> Steps[list[list[float]]]:
+    def exchange(mine: Sequence[float], length: int) -> Works[list[list[float]]]:
+        row = torch.zeros(length, dtype=torch.float64)
+        row[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
+        table = [torch.empty_like(row) for _ in range(size)]
+        works = begun(dist.all_gather, table, row, group=group)
+        return Works("agreement", works, table, lambda: [each.tolist() for each in table])
 
-    def _begin_exchange(self, values: Sequence[float], length: int) -> Works[list[list[float]]]:
-        mine = torch.zeros(length, dtype=torch.float64)
-        mine[: len(values)] = torch.tensor(values, dtype=torch.float64)
-        table = [torch.empty_like(mine) for _ in range(self._size)]
-        works = begun(dist.all_gather, table, mine, group=self._group)
-        return Works("agreement", works, table, lambda: [row.tolist() for row in table])
-
-    def is_done(self) -> bool:
-        if self._rows is None and self._exchange.is_done():
-            self._on_table(self._exchange.result())
-        return self._rows is not None
-
-    def _on_table(self, table: list[list[float]]) -> None:
-        if self._counts is not None:
-            self._rows = _cut(table, self._counts)
-            return
-        check_calls([int(head[0]) for head in table])
-        self._counts = [int(head[1]) for head in table]
-        if max(self._counts) <= _HEAD - 2:
-            self._rows = _cut([head[2:] for head in table], self._counts)
-        else:
-            self._exchange = self._begin_exchange(self._values, max(self._counts))
-
-    def wait(self, at_most_s: float) -> None:
-        self._exchange.wait(at_most_s)
-
-    def result(self) -> list[list[float]]:
-        if self._rows is None:
-            raise InvariantError("the result of an agreement that is not done")
-        return self._rows
-
-
-def _cut(rows: Sequence[list[float]], counts: Sequence[int]) -> list[list[float]]:
+    head = [float(code), float(len(values)), *values[: _HEAD - 2]]
+    heads = yield from until_done(exchange(head, _HEAD))
+    check_calls([int(head[0]) for head in heads])
+    counts = [int(head[1]) for head in heads]
+    rows = [head[2:] for head in heads]
+    if max(counts) > _HEAD - 2:
+        rows = yield from until_done(exchange(values, max(counts)))
     return [row[:count] for row, count in zip(rows, counts, strict=True)]

@@ -22,12 +22,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from psdist.errors import GroupReformedError, InvariantError, MemberLostError
 from psdist.workers.group.channel import CALLS, GroupChannel, Pending, Slices, T, check_calls
+from psdist.workers.group.operations import Operation, Steps, until_done
 
 logger = logging.getLogger("psdist")
 
@@ -47,19 +48,28 @@ class Agreed(NamedTuple):
     """As every worker got them."""
 
 
+class _UnderWay(NamedTuple):
+    operation: Operation[Any]
+    call: str
+    """Of an agreement; "" of any other operation."""
+    begin: Callable[[], Steps[Any]]
+    """Return the steps over the current channel."""
+    is_gathering: bool
+
+
 class ReformingChannel:
     def __init__(self, inner: GroupChannel) -> None:
         self._inner: GroupChannel | None = inner
         """None while the group has no channel."""
         self._last = inner
-        self.agreed = Agreed(0, CALLS[0], [])
-        self._under_way: list[_Operation[None] | _Operation[Rows]] = []
-        self._is_given_up = False
-        """Whether the iteration that is under way is reduced no more."""
+        self._agreed = Agreed(0, CALLS[0], [])
+        self._under_way: list[_UnderWay] = []
+        self.is_given_up = False
+        """True if the current iteration is no longer reduced."""
 
     @property
     def inner(self) -> GroupChannel:
-        """What carries the operations, or has until the group lost somebody."""
+        """The channel that carries the operations, or did until the group lost a member."""
         return self._last
 
     @property
@@ -70,21 +80,30 @@ class ReformingChannel:
     def size(self) -> int:
         return self._last.size
 
+    @property
+    def agreed(self) -> Agreed:
+        """The last agreement whose result the caller has received."""
+        self._count_taken()
+        return self._agreed
+
+    def _count_taken(self) -> None:
+        taken = [each for each in self._under_way if each.operation.is_taken]
+        self._under_way = [each for each in self._under_way if not each.operation.is_taken]
+        for operation, call, *_ in taken:
+            if call and operation.error is None:
+                self._agreed = Agreed(self._agreed.number + 1, call, operation.result())
+
     def allocate(self, num_bytes: int) -> memoryview:
         return self._last.allocate(num_bytes)
 
-    def beside(self) -> GroupChannel:
-        raise InvariantError("a group that goes on without its dead reduces in step() alone")
+    def duplicate(self) -> GroupChannel:
+        raise InvariantError("a group that survives failures reduces in step() only")
 
     # -- operations ----------------------------------------------------------------------------
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[Rows]:
         mine = list(values)
-
-        def note(rows: Rows) -> None:
-            self.agreed = Agreed(self.agreed.number + 1, call, rows)
-
-        return self._begin(_Operation(lambda inner: inner.agree(call, mine), note, call=call))
+        return self._begin(lambda inner: inner.agree(call, mine), call=call)
 
     def reduce_scatter(
         self,
@@ -92,126 +111,89 @@ class ReformingChannel:
         slices: Slices,
         sums: Sequence[torch.Tensor] | None = None,
     ) -> Pending[None]:
-        operation = _Operation(lambda inner: inner.reduce_scatter(flats, slices, sums), _nothing)
-        if self._is_given_up:
-            operation.end_cut()
-            return operation
-        return self._begin(operation)
+        if self.is_given_up:
+            return Operation(_cut_off())
+        return self._begin(lambda inner: inner.reduce_scatter(flats, slices, sums))
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
         if self._inner is not None:
-            self._is_given_up = False
-        operation = _Operation(
-            lambda inner: inner.all_gather(flats, slices), _nothing, is_gathering=True
-        )
-        return self._begin(operation)
+            self.is_given_up = False
+        return self._begin(lambda inner: inner.all_gather(flats, slices), is_gathering=True)
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
-        return self._begin(_Operation(lambda inner: inner.broadcast(tensor, place), _nothing))
+        return self._begin(lambda inner: inner.broadcast(tensor, place))
 
-    def _begin(self, operation: _Operation[T]) -> _Operation[T]:
-        self._under_way = [each for each in self._under_way if not each.is_taken]
-        self._under_way.append(operation)  # type: ignore[arg-type] # one of both kinds
-        if self._inner is not None:
-            operation.begin(self._inner)
+    def _begin(
+        self,
+        begin: Callable[[GroupChannel], Pending[T]],
+        *,
+        call: str = "",
+        is_gathering: bool = False,
+    ) -> Pending[T]:
+        def steps() -> Steps[T]:
+            try:
+                return (yield from until_done(begin(self._last)))
+            except MemberLostError as error:
+                logger.info("waiting for the group's membership: %s", error)
+                return (yield from _wait_for_restart())
+
+        self._count_taken()
+        operation = Operation(_wait_for_restart() if self._inner is None else steps())
+        self._under_way.append(_UnderWay(operation, call, steps, is_gathering))
         return operation
 
-    # -- when somebody has died ----------------------------------------------------------------
+    # -- when a member has failed --------------------------------------------------------------
 
     def cut(self) -> Agreed:
-        """Nothing goes on over the channel that there was. What counts is what callers have got:
-        a result that was not taken is none."""
+        """Stop all operations over the current channel. A result that its caller has not received
+        is discarded."""
+        agreed = self.agreed
         self._inner = None
-        self._under_way = [each for each in self._under_way if not each.is_taken]
         for each in self._under_way:
-            each.hold()
-        return self.agreed
+            each.operation.restart(_wait_for_restart())
+        return agreed
 
     def go_on(
         self, inner: GroupChannel, *, agreed: Agreed | None, has_values: bool, is_given_up: bool
     ) -> None:
-        """``inner`` joins those who are left. ``agreed``: what others have got of an agreement that
-        is under way here; ``has_values``: what is gathered has come by another way;
-        ``is_given_up``: the iteration that is under way counts no more."""
+        """Continue over ``inner``, which joins the remaining members.
+
+        ``agreed``: the result that another member has of an agreement unfinished here;
+        ``has_values``: the gathered values have arrived by another way; ``is_given_up``: the
+        current iteration is no longer reduced. Raises :class:`CollectiveError` if the members
+        made different calls.
+        """
         self._inner = self._last = inner
-        self._is_given_up = is_given_up
-        under_way, self._under_way = self._under_way, []
-        for each in under_way:
-            if each.call:
-                self._under_way.append(each)
-                if agreed is None:
-                    each.begin(inner)
-                else:
-                    check_calls([CALLS.index(agreed.call), CALLS.index(each.call)])
-                    each.end(agreed.rows)  # type: ignore[arg-type] # as its call says
-            elif each.is_gathering and has_values:
-                each.end(None)  # type: ignore[arg-type] # as above
+        self.is_given_up = is_given_up
+        for operation, call, begin, is_gathering in self._under_way:
+            if call and agreed is not None:
+                check_calls([CALLS.index(agreed.call), CALLS.index(call)])
+                operation.restart(_given(agreed.rows))
+            elif call:
+                operation.restart(begin())
+            elif is_gathering and has_values:
+                operation.restart(_given(None))
             else:
-                each.end_cut()
+                operation.restart(_cut_off())
 
 
-def _nothing(_result: None) -> None: ...
-
-
-class _Operation(Generic[T]):
-    def __init__(
-        self,
-        begin: Callable[[GroupChannel], Pending[T]],
-        on_taken: Callable[[T], None],
-        *,
-        call: str = "",
-        is_gathering: bool = False,
-    ) -> None:
-        """``begin(channel)`` begins it there; ``call``: of an agreement."""
-        self._begin = begin
-        self._on_taken = on_taken
-        self.call = call
-        self.is_gathering = is_gathering
-        self._pending: Pending[T] | None = None
-        self._results: list[T] = []
-        self._is_cut = False
-        self.is_taken = False
-        """Whether its caller has the result."""
-
-    def begin(self, channel: GroupChannel) -> None:
-        self._pending = self._begin(channel)
-
-    def hold(self) -> None:
-        self._pending = None
-        self._results.clear()
-
-    def end(self, result: T) -> None:
-        self._results.append(result)
-
-    def end_cut(self) -> None:
-        self._is_cut = True
-
-    def is_done(self) -> bool:
-        if self._results or self._is_cut:
-            return True
-        try:
-            if self._pending is None or not self._pending.is_done():
-                return False
-            self._results.append(self._pending.result())
-        except MemberLostError as error:
-            logger.info("waiting for who of the group is left: %s", error)
-            self._pending = None
-            return False
-        return True
+class _Nap:
+    """Waits for a decision that comes through this worker's own loop."""
 
     def wait(self, at_most_s: float) -> None:
-        if self.is_done():
-            return
-        if self._pending is None:
-            time.sleep(min(at_most_s, _LOOK_S))
-        else:
-            self._pending.wait(at_most_s)
+        time.sleep(min(at_most_s, _LOOK_S))
 
-    def result(self) -> T:
-        self.is_taken = True
-        if self._is_cut:
-            raise GroupReformedError
-        if not self.is_done():
-            raise InvariantError("the result of an operation of a group before it was done")
-        self._on_taken(self._results[0])
-        return self._results[0]
+
+def _wait_for_restart() -> Steps[NoReturn]:
+    while True:
+        yield _Nap()
+
+
+def _given(result: T) -> Steps[T]:
+    yield from ()
+    return result
+
+
+def _cut_off() -> Steps[NoReturn]:
+    yield from ()
+    raise GroupReformedError

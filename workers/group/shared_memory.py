@@ -39,12 +39,12 @@ import time
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, Generic
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 
-from psdist.errors import InvariantError, MemberLostError, PsdistError, TransportError
+from psdist.errors import InvariantError, MemberLostError, TransportError
 from psdist.protocol.partition import Span
 from psdist.workers.group.channel import (
     CALLS,
@@ -56,6 +56,7 @@ from psdist.workers.group.channel import (
     add_in_worker_order,
     check_calls,
 )
+from psdist.workers.group.operations import BackOff, Operation, Steps
 from psdist.workers.group.segments import (
     Bell,
     Segment,
@@ -86,8 +87,6 @@ _ALIGN: Final = 64
 _BLOCK_BYTES: Final = 256 << 10
 """Sums of more than two are made by blocks, which stay in a core's cache."""
 
-_YIELDS: Final = 40
-"""Looks before a worker sleeps, between which others may run: some 30 us if nobody wants to."""
 _LOOK_S: Final = 0.1
 """How often a worker that waits looks whether the others live."""
 _SET_UP_S: Final = 0.05
@@ -275,16 +274,15 @@ class SharedMemoryChannel:
         self._number = 0
         """Of the operation that was begun last."""
         self._is_closed = False
-        self._unfinished: deque[_Operation[Any]] = deque()
-        self._besides: list[SharedMemoryChannel] = []
+        self._line: deque[Operation[Any]] = deque()
+        """Unfinished operations. One runs at a time."""
+        self._duplicates: list[SharedMemoryChannel] = []
         self._shared: list[_Own] = []
         """What :meth:`allocate` has handed out: one list for all ends beside one another."""
         self._staging: list[_Own] = []
         self._scratch = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
         self._signatures = KnownSlices(_signature)
         self._looked_s = 0.0
-        self._awaited: tuple[_Other, int] | None = None
-        """Who has to begin which operation before anything goes on here."""
 
     def allocate(self, num_bytes: int) -> memoryview:
         return memoryview(self._add_segment(self._shared, num_bytes).segment.memory)[:num_bytes]
@@ -292,16 +290,16 @@ class SharedMemoryChannel:
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
         return self._begin(self._agree(CALLS.index(call), array("d", values)))
 
-    def beside(self) -> SharedMemoryChannel:
-        beside, why_not = connect(self, is_spinning=self.is_spinning, make=self._make)
-        if beside is None:
+    def duplicate(self) -> SharedMemoryChannel:
+        duplicate, why_not = connect(self, is_spinning=self.is_spinning, make=self._make)
+        if duplicate is None:
             raise TransportError(
                 f"memory for more operations of this worker's group is not to be had: {why_not}; "
                 "hosts.group_tier = torch needs none"
             )
-        beside._shared = self._shared
-        self._besides.append(beside)
-        return beside
+        duplicate._shared = self._shared
+        self._duplicates.append(duplicate)
+        return duplicate
 
     def reduce_scatter(
         self,
@@ -342,8 +340,8 @@ class SharedMemoryChannel:
         for own in self._shared:
             own.segment.close()
         self._shared.clear()
-        for beside in self._besides:
-            beside.close()
+        for duplicate in self._duplicates:
+            duplicate.close()
         for own in self._staging:
             own.segment.close()
         self._book.close()
@@ -351,33 +349,12 @@ class SharedMemoryChannel:
         for other in self._others:
             other.close()
 
-    def sleep(self, at_most_s: float) -> None:
-        """Until another worker has done what is waited for here, or for so many seconds."""
-        if self._awaited is None:
-            return
-        other, number = self._awaited
-        self._words[_AWAITS] = 1 + other.place
-        fence()  # what it begins from now on it tells; what it had begun before is seen here
-        if not other.has_begun(number):
-            self._bell.wait(at_most_s)
-        self._words[_AWAITS] = 0
+    def _begin(self, steps: Steps[T]) -> Pending[T]:
+        return Operation(steps, self._line)
 
-    def progress(self) -> None:
-        """Carry on with what was begun, one operation after the other."""
-        while self._unfinished:
-            if not self._unfinished[0].advance():
-                return
-            self._unfinished.popleft()
+    # -- the operations -------------------------------------------------------------------------
 
-    def _begin(self, steps: Generator[None, None, T]) -> Pending[T]:
-        operation = _Operation(self, steps)
-        self._unfinished.append(operation)
-        self.progress()
-        return operation
-
-    # -- the operations, as generators that yield where they have to wait -----------------------
-
-    def _agree(self, code: int, values: array[float]) -> Generator[None, None, list[list[float]]]:
+    def _agree(self, code: int, values: array[float]) -> Steps[list[list[float]]]:
         number = self._next()
         words = [_AGREE, code, *array("q", values.tobytes())]
         entries = yield from self._meet("agreement", number, words)
@@ -390,7 +367,7 @@ class SharedMemoryChannel:
         slices: Slices,
         signature: int,
         sums: Sequence[torch.Tensor] | None,
-    ) -> Generator[None, None, None]:
+    ) -> Steps[None]:
         number = self._next()
         wheres = self._places_of(flats, slices, number)
         words = [_REDUCE_SCATTER, signature]
@@ -416,7 +393,7 @@ class SharedMemoryChannel:
 
     def _all_gather(
         self, flats: Sequence[torch.Tensor], slices: Slices, signature: int
-    ) -> Generator[None, None, None]:
+    ) -> Steps[None]:
         number = self._next()
         parts = [
             [_bytes(flats[span.buffer][span.start : span.stop]) for span in spans]
@@ -428,7 +405,7 @@ class SharedMemoryChannel:
         for other in self._others:
             self._copy(other, entries[other.place], parts[other.place])
 
-    def _broadcast(self, tensor: torch.Tensor, place: int) -> Generator[None, None, None]:
+    def _broadcast(self, tensor: torch.Tensor, place: int) -> Steps[None]:
         number = self._next()
         flat = tensor.detach().reshape(-1)
         where = self._stage([_bytes(flat)], number) if place == self.place else _NOWHERE
@@ -543,18 +520,15 @@ class SharedMemoryChannel:
         self._number += 1
         return self._number
 
-    def _meet(
-        self, what: str, number: int, words: list[int]
-    ) -> Generator[None, None, list[list[int]]]:
+    def _meet(self, what: str, number: int, words: list[int]) -> Steps[list[list[int]]]:
         """Begin operation ``number`` with this entry; the entries of all, by place, when all have
         begun it."""
         self._write(number, words)
         for other in self._others:
+            awaited = _Awaited(self._words, self._bell, other, number, is_spinning=self.is_spinning)
             while not other.has_begun(number):
                 self._look_for_the_dead(what, number)
-                self._awaited = other, number
-                yield
-        self._awaited = None
+                yield awaited
         fence()
         entries = [words] * self.size
         for other in self._others:
@@ -599,53 +573,23 @@ class SharedMemoryChannel:
                 )
 
 
-class _Operation(Generic[T]):
-    """What a generator does, with whose end it is done."""
+class _Awaited(BackOff):
+    """Sleeps until another worker has begun an operation."""
 
-    def __init__(self, channel: SharedMemoryChannel, steps: Generator[None, None, T]) -> None:
-        self._channel = channel
-        self._steps = steps
-        self._results: list[T] = []
-        self._error: PsdistError | None = None
+    def __init__(
+        self, words: memoryview, bell: Bell, other: _Other, number: int, *, is_spinning: bool
+    ) -> None:
+        """``words`` and ``bell``: of this worker; ``number``: of the operation."""
+        super().__init__(is_spinning=is_spinning)
+        self._words, self._bell = words, bell
+        self._other, self._number = other, number
 
-    def advance(self) -> bool:
-        """Go on as far as the others allow; whether that is the end."""
-        try:
-            next(self._steps)
-        except StopIteration as stop:
-            self._results.append(stop.value)
-        except PsdistError as error:
-            self._error = error
-        else:
-            return False
-        return True
-
-    def is_done(self) -> bool:
-        if not self._results and self._error is None:
-            self._channel.progress()
-        return bool(self._results) or self._error is not None
-
-    def wait(self, at_most_s: float) -> None:
-        ends_s = time.monotonic() + at_most_s
-        looks = 0
-        while not self.is_done():
-            left_s = ends_s - time.monotonic()
-            if left_s <= 0:
-                return
-            looks += 1
-            if self._channel.is_spinning:
-                continue
-            if looks <= _YIELDS:
-                os.sched_yield()
-            else:
-                self._channel.sleep(left_s)
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        if not self._results:
-            raise InvariantError("the result of an operation of a group before it was done")
-        return self._results[0]
+    def sleep(self, at_most_s: float) -> None:
+        self._words[_AWAITS] = 1 + self._other.place
+        fence()  # the other worker rings for what it begins from now on; earlier ones are seen here
+        if not self._other.has_begun(self._number):
+            self._bell.wait(at_most_s)
+        self._words[_AWAITS] = 0
 
 
 def _aligned(num_bytes: int) -> int:

@@ -23,14 +23,13 @@ on which the rules of *inner* for memory rest.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Generator, Sequence
-from typing import Any, Final, Generic, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from psdist.errors import InvariantError, MemberLostError, PsdistError, TransportError
+from psdist.errors import MemberLostError, TransportError
 from psdist.protocol.partition import Span
 from psdist.workers.group.channel import (
     Exchanging,
@@ -41,6 +40,7 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
 )
+from psdist.workers.group.operations import Operation, Steps, until_done
 
 _ALIGN: Final = 16
 """Of spans in staging memory: the largest element."""
@@ -48,7 +48,6 @@ _TURN_BYTES: Final = 256 << 10
 """A long message each way between two hosts at once shares a link's time among both directions, now
 and then, over TCP: measured, twice the time. Short ones alternate (docs/performance.md)."""
 _MOST_TURNS: Final = 64
-_SHORT_S: Final = 1e-3
 
 
 class TwoLevelChannel:
@@ -67,7 +66,8 @@ class TwoLevelChannel:
             members.setdefault(host, []).append(place)
         self._members = members
         """Places of each host, in the order of hosts."""
-        self._unfinished: deque[_Operation[Any]] = deque()
+        self._line: deque[Operation[Any]] = deque()
+        """Unfinished operations. One runs at a time."""
         self._cuts = KnownSlices(self._cut)
         self._memory: dict[tuple[int, torch.device], torch.Tensor] = {}
         """Staging memory, of what goes to other hosts and of what comes from them."""
@@ -76,10 +76,11 @@ class TwoLevelChannel:
         return self.inner.allocate(num_bytes)
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
-        return self._begin(self._agree(call, list(values)))
+        mine = list(values)
+        return self._begin(_start(lambda: self.over.agree(call, mine)))
 
-    def beside(self) -> TwoLevelChannel:
-        return TwoLevelChannel(self.inner.beside(), self.over.beside(), hosts=self._hosts)
+    def duplicate(self) -> TwoLevelChannel:
+        return TwoLevelChannel(self.inner.duplicate(), self.over.duplicate(), hosts=self._hosts)
 
     def reduce_scatter(
         self,
@@ -93,37 +94,12 @@ class TwoLevelChannel:
         return self._begin(self._all_gather(flats, self._cuts.of(flats, slices), slices))
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
-        return self._begin(self._broadcast(tensor, place))
+        return self._begin(_start(lambda: self.over.broadcast(tensor, place)))
 
-    # -- one operation after the other ---------------------------------------------------------
+    def _begin(self, steps: Steps[T]) -> Pending[T]:
+        return Operation(steps, self._line)
 
-    def progress(self) -> None:
-        """Carry on with what was begun."""
-        while self._unfinished:
-            if not self._unfinished[0].advance():
-                return
-            self._unfinished.popleft()
-
-    def wait(self, at_most_s: float) -> None:
-        """Until what is under way may go on, or for so many seconds."""
-        if self._unfinished:
-            self._unfinished[0].wait_for_step(at_most_s)
-
-    def _begin(self, steps: Generator[Pending[Any], None, T]) -> Pending[T]:
-        operation = _Operation(self, steps)
-        self._unfinished.append(operation)
-        self.progress()
-        return operation
-
-    # -- the operations, as generators of what has to be done first ------------------------------
-
-    def _agree(
-        self, call: str, values: list[float]
-    ) -> Generator[Pending[Any], None, list[list[float]]]:
-        return (yield from _done(self.over.agree(call, values)))
-
-    def _broadcast(self, tensor: torch.Tensor, place: int) -> Generator[Pending[Any], None, None]:
-        yield from _done(self.over.broadcast(tensor, place))
+    # -- the operations -------------------------------------------------------------------------
 
     def _reduce_scatter(
         self,
@@ -131,18 +107,18 @@ class TwoLevelChannel:
         cut: _Cut,
         slices: Slices,
         sums: Sequence[torch.Tensor] | None,
-    ) -> Generator[Pending[Any], None, None]:
+    ) -> Steps[None]:
         device = flats[0].device if flats else torch.device("cpu")
         there = self._staging(0, sum(cut.num_there) + cut.num_own, device)
         rows = self._staging(1, sum(cut.num_here), device)
         spans = cut.inner[self.inner.place]
         partial = [_part(there, at, span, flats) for at, span in zip(cut.at, spans, strict=True)]
-        yield from _of_host(_done(self.inner.reduce_scatter(flats, cut.inner, partial)))
+        yield from _of_host(until_done(self.inner.reduce_scatter(flats, cut.inner, partial)))
         given, taken = there[: sum(cut.num_there)], rows[: sum(cut.num_here)]
         pending = self.over.exchange(
             given, cut.num_there, taken, cut.num_here, in_turns=cut.num_turns
         )
-        yield from _done(pending)
+        yield from until_done(pending)
         for index, span in enumerate(slices[self.place]):
             total = flats[span.buffer][span.start : span.stop] if sums is None else sums[index]
             parts = [
@@ -153,9 +129,7 @@ class TwoLevelChannel:
             ]
             add_in_worker_order(parts, total)
 
-    def _all_gather(
-        self, flats: Sequence[torch.Tensor], cut: _Cut, slices: Slices
-    ) -> Generator[Pending[Any], None, None]:
+    def _all_gather(self, flats: Sequence[torch.Tensor], cut: _Cut, slices: Slices) -> Steps[None]:
         device = flats[0].device if flats else torch.device("cpu")
         there = self._staging(0, sum(cut.num_there) + cut.num_own, device)
         rows = self._staging(1, sum(cut.num_here), device)
@@ -168,12 +142,12 @@ class TwoLevelChannel:
         pending = self.over.exchange(
             given, cut.num_here, taken, cut.num_there, in_turns=cut.num_turns
         )
-        yield from _done(pending)
+        yield from until_done(pending)
         for at, span in zip(cut.at, cut.inner[self.inner.place], strict=True):
             if at < len(taken):
                 part = flats[span.buffer][span.start : span.stop]
                 part.copy_(_part(there, at, span, flats))
-        yield from _of_host(_done(self.inner.all_gather(flats, cut.inner)))
+        yield from _of_host(until_done(self.inner.all_gather(flats, cut.inner)))
 
     # -- who takes which slices ----------------------------------------------------------------
 
@@ -267,61 +241,15 @@ def _part(memory: torch.Tensor, at: int, span: Span, flats: Sequence[torch.Tenso
     return memory[at : at + num_bytes].view(flat.dtype)
 
 
-def _of_host(steps: Generator[Pending[Any], None, T]) -> Generator[Pending[Any], None, T]:
+def _start(begin: Callable[[], Pending[T]]) -> Steps[T]:
+    """Begin an operation of another channel when it is this one's turn."""
+    return (yield from until_done(begin()))
+
+
+def _of_host(steps: Steps[T]) -> Steps[T]:
     """Steps of a host's own group, in whose errors places are those of that."""
     try:
         return (yield from steps)
     except TransportError as error:
         kind = MemberLostError if isinstance(error, MemberLostError) else TransportError
         raise kind(f"among the workers of this host: {error}") from error
-
-
-def _done(pending: Pending[T]) -> Generator[Pending[Any], None, T]:
-    while not pending.is_done():
-        yield pending
-    return pending.result()
-
-
-class _Operation(Generic[T]):
-    """What a generator does, with whose end it is done."""
-
-    def __init__(self, channel: TwoLevelChannel, steps: Generator[Pending[Any], None, T]) -> None:
-        self._channel = channel
-        self._steps = steps
-        self._step: Pending[Any] | None = None
-        self._results: list[T] = []
-        self._error: PsdistError | None = None
-
-    def advance(self) -> bool:
-        """Go on as far as the others allow; whether that is the end."""
-        try:
-            self._step = next(self._steps)
-        except StopIteration as stop:
-            self._results.append(stop.value)
-        except PsdistError as error:
-            self._error = error
-        else:
-            return False
-        self._step = None
-        return True
-
-    def wait_for_step(self, at_most_s: float) -> None:
-        if self._step is not None:
-            self._step.wait(at_most_s)
-
-    def is_done(self) -> bool:
-        if not self._results and self._error is None:
-            self._channel.progress()
-        return bool(self._results) or self._error is not None
-
-    def wait(self, at_most_s: float) -> None:
-        ends_s = time.monotonic() + at_most_s
-        while not self.is_done() and (left_s := ends_s - time.monotonic()) > 0:
-            self._channel.wait(max(left_s, _SHORT_S))
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        if not self._results:
-            raise InvariantError("the result of an operation of a group before it was done")
-        return self._results[0]

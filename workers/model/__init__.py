@@ -5,6 +5,6 @@ the wire reads them, ``gradient_hooks`` copies gradients there as autograd finis
 is where replies land meanwhile, ``optimizer`` is what the user holds after ``job.prepare``,
 ``saving`` writes the whole model. ``refusals``, ``replaced_step`` and ``ties`` (with ``overlaps``)
 refuse what servers cannot train. ``watch`` and ``samples`` find what a script writes to parameters,
-and ``forward_hooks`` report passes of the model. Knows no network: what is pushed when is
-psdist.workers.trainer's and psdist.workers.early.overlap's.
+and ``forward_hooks`` report passes of the model. This room sends nothing:
+psdist.workers.trainer and psdist.workers.early.overlap push.
 """

@@ -1,4 +1,4 @@
-"""What a worker knows of the user's model: pieces, names, and everything that is not trained.
+"""The description of the user's model: pieces, names, and tensors that are not trained.
 
     model = ModelDescription.of(module, optimizer)
     model.pieces                 # what the optimizer holds, in the module's order
@@ -38,10 +38,10 @@ class ModelDescription:
     parameters: tuple[torch.nn.Parameter, ...]
     """``parameters[i]`` is piece i."""
     untrained: tuple[tuple[str, torch.Tensor], ...]
-    """Buffers, empty parameters, and those that the optimizer does not hold: the chief's at the
-    start, never pushed."""
+    """Buffers, empty parameters, and parameters that the optimizer does not hold. They begin with
+    the chief's values and are never pushed."""
     frozen: tuple[tuple[str, torch.nn.Parameter], ...]
-    """Parameters among these that want no gradient: they must not want any later."""
+    """Parameters among these without gradient. They must stay without one."""
     optimizer: str
 
     @classmethod
@@ -59,7 +59,7 @@ class ModelDescription:
             group = group_of.pop(id(parameter), None)
             is_frozen = not parameter.requires_grad
             dtype = dtype_name(parameter.dtype)
-            # A frozen one may be of any dtype, integers for example, as long as it stays so.
+            # A frozen one may have any dtype, integers for example, while it stays frozen.
             is_held = group is not None and (not is_frozen or dtype in ITEM_BYTES)
             if group is None or not is_held or not parameter.numel():
                 untrained.append((name, parameter))
@@ -98,7 +98,7 @@ class ModelDescription:
         return list(zip(names, self.parameters, strict=True))
 
     def lines(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """A line for everything on which all workers must agree."""
+        """Return a line for each property on which all workers must agree."""
         found = [f"optimizer {self.optimizer}"]
         groups = hyperparameters(optimizer.param_groups, known=optimizer.defaults)
         for index, values in enumerate(groups):
@@ -122,13 +122,13 @@ class ModelDescription:
         """Cut the pieces as the optimizer needs them; ``chunk_bytes`` None: by the model's size.
 
         Raises :class:`OptimizerRefusedError` for an optimizer that servers do not run, or not in
-        this mode; ``extra_optimizers``: names that the configuration allows beside torch's.
+        this mode; ``extra_optimizers``: names that the configuration allows besides torch's.
         """
         marks = traits(self.optimizer, extra=extra_optimizers)
         check_mode(marks, mode)
         is_whole = marks.kind == OptimizerKind.WHOLE_TENSOR
         pieces = self.pieces
-        if is_whole:  # servers see a matrix, row by row: a transposed one would be another
+        if is_whole:  # servers step the matrix row by row, so it must not be transposed
             pieces = tuple(
                 dataclasses.replace(piece, stride=_row_major(piece.shape)) for piece in pieces
             )
@@ -137,9 +137,9 @@ class ModelDescription:
     def saved_names(
         self, module: torch.nn.Module, *, skips_others: bool = False
     ) -> dict[str, torch.Tensor | int]:
-        """The names of the module's own state_dict: a piece's index where it is trained (tied
-        parameters have several names), else the tensor itself. What is no tensor (a module's extra
-        state) is an error, or left out with ``skips_others``."""
+        """Return the entries of the module's own state_dict by name: the piece's index if it is
+        trained (tied parameters have several names), else the tensor. Other values (a module's
+        extra state) raise :class:`ModelError`, or are omitted with ``skips_others``."""
         index_of = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         names: dict[str, torch.Tensor | int] = {}
         for name, value in module.state_dict(keep_vars=True).items():
@@ -156,7 +156,7 @@ class ModelDescription:
 
 
 def packed_hyperparameters(optimizer: torch.optim.Optimizer) -> bytes:
-    """What the servers must know of ``optimizer``'s groups: its own keys, not users' labels."""
+    """Pack the hyperparameters of ``optimizer``'s groups: its own keys, not users' labels."""
     return pack_hyperparameters(hyperparameters(optimizer.param_groups, known=optimizer.defaults))
 
 
@@ -167,10 +167,10 @@ def agree_on_model(
     ranks: Sequence[int],
     collective: Callable[[bytes], Brought],
 ) -> None:
-    """Compare ``lines`` with all other workers'; ``collective`` gives back what each has brought.
+    """Compare ``lines`` with all other workers. ``collective`` returns the payload of each worker.
 
-    :class:`ModelError`, the same everywhere, that names a worker, with its rank in ``ranks``, and
-    the first difference. The lines themselves travel only where there is one.
+    Raises :class:`ModelError`, the same on all workers, with the first difference and the worker
+    with its rank in ``ranks``. The lines are sent only if digests differ.
     """
     packed = pack_lines(lines)
     digests = collective(hashlib.sha256(packed).digest())
@@ -190,7 +190,7 @@ def agree_on_model(
 
 
 def first_difference(mine: list[str], theirs: list[str]) -> str:
-    """The first line in which two workers' descriptions differ, said for people."""
+    """Return the first line in which two workers' descriptions differ, as part of a message."""
     for left, right in zip(mine, theirs, strict=False):
         if left != right:
             return f"{left!r} against {right!r}"
@@ -209,8 +209,8 @@ def unpack_lines(data: bytes) -> list[str]:
 
 
 def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The parameter's own strides if its memory has no holes (channels_last, transposed), else
-    those of a contiguous one."""
+    """Return the parameter's own strides if its memory has no holes (channels_last, transposed),
+    else the strides of a contiguous tensor."""
     expected = 1
     for extent, stride in sorted(
         zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: (pair[1], pair[0])

@@ -39,7 +39,7 @@ class _FlatBuffers:
         *,
         is_seen_by_mpi: bool = True,
     ) -> None:
-        """``allocate(num_bytes)``: of what MPI sees."""
+        """``allocate(num_bytes)``: memory for MPI."""
         self.on_device: list[torch.Tensor] = []
         self.on_host: list[torch.Tensor] = []
         for buffer in partition.buffers:
@@ -80,14 +80,14 @@ class FlatModel:
         self._parameters = tuple(parameters)
         self.transfers = transfers = transfers_for(self.device)
         self._landing: Copy = DONE
-        """Of what replies have brought last, to the device."""
+        """The last copy of replies to the device."""
         self._values = _FlatBuffers(partition, transfers, transfers.allocate)
         if transfers.has_mirrors or allocate is None:
             allocate = transfers.allocate
         self.encodes_there = encodes_there and transfers.has_mirrors
-        """Whether pushes take gradients from the device: :meth:`gradient_part`."""
+        """True if pushes read gradients on the device: :meth:`gradient_part`."""
         self.num_bytes_to_host = 0
-        """Of gradients, in the model's dtype, for pushes."""
+        """Bytes of gradients that were copied to the host for pushes, in the model's dtype."""
         self._gradients = _FlatBuffers(
             partition, transfers, allocate, is_seen_by_mpi=not self.encodes_there
         )
@@ -104,9 +104,9 @@ class FlatModel:
         self.samples = ValueSamples(partition, self._values.on_device)
         self._noted: list[tuple[int, int]] = []
         self._pushed: tuple[_FlatBuffers, list[torch.Tensor]] | None = None
-        """The flat gradients whose bytes are being pushed, while others are collected aside."""
+        """The flat gradients that are being pushed, while others are collected aside."""
         self._kept: tuple[_FlatBuffers, list[torch.Tensor]] | None = None
-        """Memory aside that is used again."""
+        """Memory for gradients aside, kept for the next time."""
         self.values_to_host()
 
     def _views_of(self, flats: _FlatBuffers) -> list[torch.Tensor]:
@@ -137,11 +137,11 @@ class FlatModel:
         return self._values.on_device
 
     def collect_gradients(self, *, scale: float, kept: Container[int] = ()) -> list[int]:
-        """Copy every gradient, times ``scale``, into the flat buffers; pieces that have none are
-        zero there and returned. In the gradient's own dtype: what float16 can hold only while a
-        GradScaler has scaled it becomes zero here (float32 weights under autocast keep it).
-        Pieces that are ``kept`` lie there already, unscaled, and are not touched.
-        Raises as :meth:`require_in_place`."""
+        """Copy every gradient, times ``scale``, into the flat buffers. Return the pieces without a
+        gradient; the buffers get zeros for them. The dtype is the gradient's own: a float16 value
+        below its range without a GradScaler's factor becomes zero (float32 weights under autocast
+        keep it). ``kept`` pieces are there already, unscaled. Raises as :meth:`require_in_place`.
+        """
         self.require_in_place()
         absent: list[int] = []
         views: list[torch.Tensor] = []
@@ -172,20 +172,20 @@ class FlatModel:
         return absent
 
     def require_in_place(self) -> None:
-        """Raises :class:`UsageError` if the parameters are not in the flat memory any more: what
-        the servers send would not reach them."""
+        """Raises :class:`UsageError` if the parameters have left the flat memory: the servers'
+        values would not reach them."""
         for piece, parameter in enumerate(self._parameters):
             if parameter.data_ptr() != self._addresses[piece]:
                 raise UsageError(
                     f"parameter {self._partition.pieces[piece].name} no longer uses the memory "
-                    "that job.prepare() assigned to it; in place of `p.data = values` write `with "
+                    "that job.prepare() assigned to it; instead of `p.data = values` write `with "
                     "torch.no_grad(): p.copy_(values)`, and move or convert the model (.to(), "
                     ".half()) before job.prepare()"
                 )
 
     def take_gradient(self, piece: int) -> tuple[int, int] | None:
-        """Copy this gradient into its flat buffer, as it is now; what :meth:`identity` says of it.
-        None, and nothing copied, if there is none, or one that is not dense."""
+        """Copy this gradient into its flat buffer and return its :meth:`identity`. Return None,
+        without a copy, if there is no dense gradient."""
         gradient = self._parameters[piece].grad
         if gradient is None or gradient.layout != torch.strided:
             return None
@@ -194,22 +194,23 @@ class FlatModel:
         return _identity(gradient)
 
     def identity(self, piece: int) -> tuple[int, int]:
-        """Of the piece's gradient: another one, or one that torch has seen written, has another."""
+        """Return an identity of the piece's gradient. It changes with each write that torch
+        sees."""
         return _identity(self._parameters[piece].grad)
 
     def holds_gradient(self, piece: int) -> bool:
-        """Whether the flat buffer has the bits of this gradient as it is now."""
+        """True if the flat buffer has the current bits of this gradient."""
         gradient, view = self._parameters[piece].grad, self._gradient_views[piece]
         return gradient is not None and same_bits(gradient.detach().to(view.dtype), view)
 
     def unlike_flat(self, pieces: Iterable[int]) -> set[int]:
-        """Those of whose gradient as it is now the flat buffer does not have the bits."""
+        """Return the pieces whose gradient differs from the flat buffer."""
         pieces = list(pieces)
         if not self.transfers.has_mirrors:
             return {piece for piece in pieces if not self.holds_gradient(piece)}
         there = [piece for piece in pieces if self._parameters[piece].grad is not None]
         unlike = set(pieces).difference(there)
-        if there:  # a device is waited for once
+        if there:  # one wait for the device
             are_other = [self._is_other(piece) for piece in there]
             flags = torch.stack(are_other).tolist()
             unlike.update(piece for piece, is_other in zip(there, flags, strict=True) if is_other)
@@ -225,8 +226,8 @@ class FlatModel:
         return _part(self.gradients, chunk)
 
     def divert_gradients(self) -> None:
-        """The flat gradients belong to the network: collect others in memory aside, until
-        :meth:`rejoin_gradients`."""
+        """Collect gradients in memory aside until :meth:`rejoin_gradients`, because the flat
+        gradients are being pushed."""
         if self._pushed is None:
             self._pushed = self._gradients, self._gradient_views
             kept, self._kept = self._kept, None
@@ -242,8 +243,8 @@ class FlatModel:
         return self._pushed is not None
 
     def rejoin_gradients(self, *, keeps: bool = False) -> list[torch.Tensor]:
-        """What was collected aside; the flat gradients are those of before again. ``keeps``: the
-        memory aside is for the next time."""
+        """Use the flat gradients again; return the gradients that were collected aside.
+        ``keeps``: reuse that memory the next time."""
         assert self._pushed is not None
         aside = self._gradients.on_device
         if keeps:
@@ -257,25 +258,24 @@ class FlatModel:
         return all(parameter.grad is None for parameter in self._parameters)
 
     def note_gradients(self) -> None:
-        """The gradients are used now: see :meth:`gradients_changed`."""
+        """Note the gradients that are used now, for :meth:`gradients_changed`."""
         self._noted = [_identity(parameter.grad) for parameter in self._parameters]
 
     def gradients_changed(self) -> bool:
-        """Whether a gradient is another one, or was written, since :meth:`note_gradients`."""
+        """True if a gradient was replaced or written since :meth:`note_gradients`."""
         return self._noted != [_identity(parameter.grad) for parameter in self._parameters]
 
     def clear_gradients(self) -> None:
-        """All zero: of a worker that has none to give."""
+        """Set all flat gradients to zero."""
         for flat in self._gradients.on_device:
             flat.zero_()
 
     def clear_gradient(self, piece: int) -> None:
-        """Zero, of a piece that has none."""
+        """Set the flat gradient of a piece to zero."""
         self._gradient_views[piece].zero_()
 
     def give_gradients(self, absent: Container[int]) -> None:
-        """What the flat gradients hold becomes every parameter's ``grad``, but for ``absent``
-        pieces."""
+        """Copy the flat gradients into every parameter's ``grad``, except ``absent`` pieces."""
         with torch.no_grad():
             for piece, parameter in enumerate(self._parameters):
                 if piece not in absent:
@@ -284,7 +284,7 @@ class FlatModel:
                     parameter.grad.copy_(self._gradient_views[piece])
 
     def note_values(self) -> None:
-        """The parameters are as they should be now: :meth:`written_by_others` begins here."""
+        """Accept the current parameters: :meth:`written_by_others` begins here."""
         self._versions = [parameter._version for parameter in self._parameters]
 
     def written_by_others(self, pieces: Collection[int] | None = None) -> list[int]:
@@ -296,7 +296,7 @@ class FlatModel:
         ]
 
     def is_finite(self, chunk: Chunk) -> bool:
-        """Whether what a push of ``chunk`` would send holds neither NaN nor infinity."""
+        """True if the gradient in ``chunk`` has neither NaN nor infinity."""
         return _is_finite(_part(self._gradients.on_host, chunk))
 
     def non_finite_in(self, chunks: Collection[Chunk]) -> list[int]:
@@ -318,7 +318,7 @@ class FlatModel:
             for buffer, flat in zip(self._partition.buffers, self.gradients, strict=True)
             if not torch.isfinite(flat.sum(dtype=_sum_dtype(flat)))
         ]
-        # The sum of finite values may overflow: look at every piece before accusing one.
+        # The sum of finite values may overflow, so look at each piece.
         return [
             piece
             for buffer in suspicious
@@ -329,11 +329,13 @@ class FlatModel:
     # -- between the device and what MPI sees --------------------------------------------------
 
     def mark(self) -> Mark:
-        """What this thread has asked the device for so far, for :meth:`begin_to_host`."""
+        """Return a mark after this thread's work on the device so far, for
+        :meth:`begin_to_host`."""
         return self.transfers.mark()
 
     def begin_to_host(self, chunk: Chunk, *, after: Iterable[Mark]) -> Copy:
-        """The flat gradient in ``chunk`` becomes what a push sends; complete ``after`` these."""
+        """Begin to copy the gradient in ``chunk`` to the host for a push. It is complete
+        ``after`` these marks."""
         if not self.transfers.has_mirrors:
             return DONE
         pair = self.gradient_part(chunk), _part(self._gradients.on_host, chunk)
@@ -341,37 +343,37 @@ class FlatModel:
         return self.transfers.begin([pair], after=after)
 
     def gradients_to_host(self, chunks: Iterable[Chunk]) -> None:
-        """As :meth:`begin_to_host`, of what this thread has computed; waits until it is there."""
+        """As :meth:`begin_to_host`, for gradients of this thread; waits for the copies."""
         copies = [self.begin_to_host(chunk, after=[self.mark()]) for chunk in chunks]
         for copy in copies[-1:]:
             copy.wait()
 
     def values_to_host(self) -> None:
-        """All parameters as they are become what MPI sees."""
+        """Copy all parameters to the host memory for MPI."""
         if self.transfers.has_mirrors:
             pairs = list(zip(self._values.on_device, self._values.on_host, strict=True))
             self.transfers.begin(pairs, after=[self.mark()]).wait()
 
     def host_to_device(self, chunks: Iterable[Chunk]) -> None:
-        """Replies about ``chunks`` have landed in what MPI sees."""
+        """Copy ``chunks``, for which replies have landed in host memory, to the device."""
         if self.transfers.has_mirrors:
             host, device = self._values.on_host, self._values.on_device
             self.land([(_part(host, chunk), _part(device, chunk)) for chunk in chunks])
 
     def land(self, pairs: Pairs) -> None:
-        """Bring values into place from host memory, which stays as it is until
-        :meth:`wait_until_landed` is over."""
+        """Copy values into place from host memory, which must not change until
+        :meth:`wait_until_landed` returns."""
         if pairs:
             self._landing = self.transfers.begin(pairs, after=[self.mark()])
             self._landing.join()
 
     def wait_until_landed(self) -> None:
-        """Before anything may land again from where :meth:`land` has copied last."""
+        """Wait for the last copy of :meth:`land`."""
         self._landing.wait()
 
     def values_changed(self, pieces: Collection[int] | None = None) -> None:
-        """Tell autograd, which sees no writes by MPI, of all ``pieces`` or these: a backward pass
-        through the old values then raises, as it does after any optimizer's step."""
+        """Report writes by MPI to autograd, for these ``pieces`` or all. A backward pass through
+        the old values then raises, as after any optimizer's step."""
         chosen = range(len(self._parameters)) if pieces is None else pieces
         torch.autograd.graph.increment_version([self._parameters[piece] for piece in chosen])
         for piece in chosen:
@@ -397,8 +399,8 @@ class FlatModel:
 def _stretch(
     flat: torch.Tensor, start: int, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """A dense part of ``flat``, the same memory, whose storage ends where the part does: torch.save
-    writes a tensor's whole storage, and a view's is all of the flat memory."""
+    """Return a dense part of ``flat``, the same memory, with its own storage: torch.save writes a
+    tensor's whole storage, and that of a view is all of the flat memory."""
     item_bytes = flat.element_size()
     first = (flat.storage_offset() + start) * item_bytes
     storage = flat.untyped_storage()[first : first + math.prod(shape) * item_bytes]

@@ -15,7 +15,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -28,7 +28,14 @@ _MAX_NODES: Final = 1000
 _LEAVES: Final = (int, float, complex, str, bytes, NoneType)
 
 
-class UseHook:
+class DroppedInCopies:
+    """A hook that a copied or pickled model has without its callback."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+
+class UseHook(DroppedInCopies):
     """A forward pre-hook (with keywords): the parameters are used with gradients in mind."""
 
     def __init__(
@@ -46,11 +53,8 @@ class UseHook:
             storages = [] if torch.compiler.is_compiling() else _storages_of(inputs)
             self._on_use(num_samples, storages)
 
-    def __reduce__(self) -> tuple[type[UseHook], tuple[()]]:
-        return UseHook, ()
 
-
-class OutputHook:
+class OutputHook(DroppedInCopies):
     """A forward hook (always called): the pass has ended."""
 
     def __init__(
@@ -71,12 +75,9 @@ class OutputHook:
         nodes = (each.grad_fn for each in tensors_in(output) if each.requires_grad)
         self._on_output([node for node in nodes if node is not None])
 
-    def __reduce__(self) -> tuple[type[OutputHook], tuple[()]]:
-        return OutputHook, ()
 
-
-class EndHook:
-    """A forward hook that tells when the model has read its parameters."""
+class EndHook(DroppedInCopies):
+    """A forward hook that is called when the model has read its parameters."""
 
     def __init__(self, on_end: Callable[[], None] | None = None) -> None:
         self._on_end = on_end
@@ -84,9 +85,6 @@ class EndHook:
     def __call__(self, *_arguments: Any) -> None:
         if self._on_end is not None and not torch.compiler.is_compiling():
             self._on_end()
-
-    def __reduce__(self) -> tuple[type[EndHook], tuple[()]]:
-        return EndHook, ()
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -6,8 +6,8 @@
     hooks.is_as_noted(piece)             # whether it is still what the last copy was made of
     hooks.begin()                        # the next iteration
 
-A hook runs on autograd's thread, so what it copies is what backward has made. Who is told does no
-more than put it into a queue: what is to be done with it is not decided here.
+A hook runs on autograd's thread, so it copies the gradient that backward has made. The callback
+only queues the piece; other modules decide its use.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class GradientHooks:
         is_training: Callable[[], bool],
         before_gradient: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_gradient(piece, count)``: its gradient has come, for the count-th time in this
-        iteration, and lies in the flat memory, or an earlier one, or none (:attr:`copies`); not
-        called for a gradient that is not dense where it should be copied. What comes while the
-        model is evaluated (``is_training()``) is neither copied nor counted; ``before_gradient()``
-        is called before any of that."""
+        """``on_gradient(piece, count)``: the piece has got gradient number ``count`` of this
+        iteration. The flat memory has this one, the first one, or none (:attr:`copies`). Not
+        called for a gradient that should be copied and is not dense. Gradients of an evaluation
+        (not ``is_training()``) are neither copied nor counted. ``before_gradient()`` is called
+        before all that."""
         self.copies: Literal["all", "first", "none"] = "all"
-        """Only the first of an iteration where its bytes may be under way when another comes."""
+        """"first": the bytes of the first gradient may be in flight when another one comes."""
         self.counts = [0] * len(flat.parameters)
         self._flat = flat
         self._on_gradient = on_gradient
@@ -49,7 +49,7 @@ class GradientHooks:
         self._handles: dict[int, RemovableHandle] = {}
 
     def attach(self) -> None:
-        """To the parameters that want gradients."""
+        """Attach a hook to each parameter that requires a gradient."""
         # A backward pass in a compiled function would have these hooks compiled.
         note = torch.compiler.disable(self._note)  # type: ignore[no-untyped-call] # torch's
         for piece, parameter in enumerate(self._flat.parameters):
@@ -71,7 +71,7 @@ class GradientHooks:
         self._noted_before, self._noted = self._noted, [None] * len(self.counts)
 
     def is_as_noted(self, piece: int) -> bool:
-        """Whether the gradient is the tensor that was copied, and torch has seen no write to it."""
+        """True if the gradient is the tensor that was copied, unwritten as far as torch sees."""
         noted = self._noted[piece]
         return noted is not None and noted == self._flat.identity(piece)
 

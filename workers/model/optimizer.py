@@ -23,7 +23,7 @@ from psdist.protocol.ids import describe_workers
 from psdist.workers.model.other_optimizers import OtherOptimizers
 
 _LINE: Final = "model, optimizer = job.prepare(model, optimizer)"
-"""What a script must have."""
+"""The line that a script must have."""
 
 
 class ServedOptimizer(torch.optim.Optimizer):
@@ -51,7 +51,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._gradients = _GradientWatch(parameters)
         self._others = OtherOptimizers(self, original)
         self.pending = PendingGradients(parameters)
-        """What the next ``step()`` has to use already."""
+        """Gradients for the next ``step()``."""
         self._is_ready = True
         # The compiler would trace psdist's own code, and recompile it in each iteration.
         self._step_uncompiled = torch.compiler.disable(self._iterate)  # type: ignore[no-untyped-call] # torch's
@@ -95,7 +95,7 @@ class ServedOptimizer(torch.optim.Optimizer):
 
     @property
     def has_unused_gradients(self) -> bool:
-        """Whether the script has computed gradients and never called ``step()``."""
+        """True if the script has computed gradients and never called ``step()``."""
         return self._gradients.has_seen_one
 
     @property
@@ -140,7 +140,7 @@ def refuse_untrained(where: str, workers: Sequence[int]) -> UsageError:
         f"{where}: {describe_workers(workers)} computed gradients and never called "
         "optimizer.step() of the prepared optimizer, so the servers hold older values; keep what "
         f"job.prepare returns ({_LINE}) and call step() of that optimizer in every iteration. To "
-        "change hyperparameters, write to its param_groups in place of making another optimizer"
+        "change hyperparameters, write to its param_groups instead of making another optimizer"
     )
 
 
@@ -194,7 +194,7 @@ class _GradientWatch:
 
 
 class PendingGradients:
-    """Gradients that the script has computed and no ``step()`` has used: what is accumulated.
+    """Accumulated gradients, which no ``step()`` has used.
 
     A gradient is used if it is still the tensor that step() has left, unwritten since. Nothing is
     copied and no hook is needed: an iteration looks once at each parameter.
@@ -203,8 +203,8 @@ class PendingGradients:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
         self._used: list[tuple[weakref.ref[torch.Tensor], int] | None] = [None] * len(parameters)
-        """Of each parameter, the gradient as the last step() has left it: the tensor and its
-        version. An address would not do: the next gradient may have the same."""
+        """For each parameter the gradient that the last step() has left: the tensor and its
+        version. An address is not enough: the next gradient may have the same."""
 
     def note_used(self) -> None:
         self._used = [
@@ -226,7 +226,7 @@ class PendingGradients:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is one that is not zero."""
+        """True if there is a gradient that is not zero."""
         return any(each is not None for each in self.collect().values())
 
     def restore(self, told: Mapping[int, torch.Tensor | None]) -> None:

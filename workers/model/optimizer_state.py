@@ -44,7 +44,7 @@ from psdist.workers.model.description import ModelDescription
 def describe_state(
     optimizer: torch.optim.Optimizer, model: ModelDescription
 ) -> dict[int, PieceState]:
-    """What the state of each piece holds that has any; nothing for an optimizer that is as new.
+    """Describe the state of each piece that has some; an empty dict for a new optimizer.
 
     Raises :class:`OptimizerRefusedError` for state that cannot be cut by element.
     """
@@ -53,8 +53,8 @@ def describe_state(
     for key, value in optimizer.state.items():
         if value and not isinstance(key, Tensor):
             raise OptimizerRefusedError(
-                f"{model.optimizer} has state under {key!r:.80}, which is no parameter; servers go "
-                "on with state of parameters alone: pass job.prepare an optimizer without state"
+                f"{model.optimizer} has state under {key!r:.80}, which is no parameter; servers "
+                "take state of parameters only: pass job.prepare an optimizer without state"
             )
     held = [optimizer.state.get(parameter) or {} for parameter in model.parameters]
     one_value = ONE_VALUE_KEYS | {
@@ -93,7 +93,7 @@ def _refusal(optimizer: str, parameter: str, key: object, what: str) -> Optimize
 
 
 def _is_fresh(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it has no state, or such as Adagrad has before its first step."""
+    """True if it has no state, or the state of Adagrad before its first step."""
     if type(optimizer) is not torch.optim.Adagrad:
         return not any(optimizer.state.values())
     return all(
@@ -137,7 +137,7 @@ def _piece_starts(partition: Partition) -> dict[int, int]:
 
 
 class OwnState:
-    """The chief's, for servers; see :class:`psdist.workers.loop.StateSource`."""
+    """The chief's state, for servers; see :class:`psdist.workers.loop.StateSource`."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class OwnState:
         self._states = states
         self._starts = _piece_starts(partition)
         self._flat: tuple[int, dict[str, Tensor]] = (-1, {})
-        """The piece that was looked at last, and its state in the order of its memory."""
+        """The last piece, and its state in the order of its memory."""
 
     def part(self, chunk: int, start: int) -> bytes:
         cut = self._partition.chunks[chunk]
@@ -174,8 +174,8 @@ class OwnState:
 
 
 def _in_memory_order(value: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """The elements as they follow one another in memory of this (dense) stride: a view where that
-    is the value's own."""
+    """Return the elements in the order of memory with this (dense) stride: a view if it is the
+    value's own stride."""
     if value.stride() == stride:
         return torch.as_strided(value, (value.numel(),), (1,), value.storage_offset())
     flat = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
@@ -184,13 +184,13 @@ def _in_memory_order(value: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 class ServersState:
-    """The servers', put together on the chief; see :class:`psdist.workers.loop.StateSink`."""
+    """The servers' state, put together on the chief; see :class:`psdist.workers.loop.StateSink`."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self._starts = _piece_starts(partition)
         self._described: dict[int, tuple[int, PieceState]] = {}
-        """By piece: the first chunk that has come, and what it holds."""
+        """Piece -> (its lowest chunk so far, state of that chunk)."""
         self._flat: dict[tuple[int, str], Tensor] = {}
 
     def keep(self, message: StateHeld, *, sender: str) -> None:
@@ -208,7 +208,7 @@ class ServersState:
                 f"{message.chunk}, and describes {expected}"
             )
         for piece, state in states.items():
-            # A piece that is cut has the same in all its chunks, but where a chunk has none yet.
+            # All chunks of a piece have the same entries.
             number, known = self._described.setdefault(piece, (message.chunk, state))
             if message.chunk < number:
                 self._described[piece] = (message.chunk, state)
@@ -236,8 +236,8 @@ class ServersState:
         return flat
 
     def by_piece(self, optimizer: str) -> dict[int, dict[str, Any]]:
-        """As torch has it, on the CPU. Raises :class:`OptimizerRefusedError` where ``optimizer``,
-        so the servers, has state that cannot be put together."""
+        """Return the state as torch has it, on the CPU. Raises :class:`OptimizerRefusedError` if
+        ``optimizer``, as run by the servers, has state that cannot be put together."""
         found: dict[int, dict[str, Any]] = {}
         for piece, (_, state) in sorted(self._described.items()):
             its = self._partition.pieces[piece]
@@ -258,12 +258,12 @@ class ServersState:
 
 
 def _with_elements(state: PieceState) -> dict[str, str]:
-    """dtypes."""
+    """Return the dtype of each entry with elements."""
     return {key: its.dtype for key, its in state.items() if isinstance(its, PerElement)}
 
 
 def all_parts(partition: Partition) -> list[tuple[int, int]]:
-    """(chunk, start) of every part of every chunk."""
+    """Return (chunk, start) of every part of every chunk."""
     return [
         (chunk.index, start) for chunk in partition.chunks for start in part_starts(chunk.length)
     ]

@@ -35,7 +35,7 @@ class ProcessHook:
         self._is_registered = False
         self._lock = threading.Lock()
         self._methods: tuple[weakref.WeakMethod[Callable[..., None]], ...] = ()
-        """Replaced, never changed: a call under way goes on with the old ones."""
+        """Replaced, never changed: a call in progress uses the old tuple."""
 
     def call(self, method: Callable[..., None]) -> None:
         """Call this bound method from now on, with torch's arguments, while its object lives."""

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 from psdist.errors import ModelError, UsageError
+from psdist.workers.model.forward_hooks import DroppedInCopies
 from psdist.workers.model.other_optimizers import ProcessHook
 
 _WRAPPERS: Final = {
@@ -155,7 +156,7 @@ def _is_of(kind: type, prefixes: tuple[str, ...]) -> bool:
     return any(base.__module__.startswith(prefixes) for base in kind.__mro__)
 
 
-class WrapperCheck:
+class WrapperCheck(DroppedInCopies):
     """A forward pre-hook of a prepared model: it raises :class:`UsageError` if the model has been
     wrapped since. In a copied or pickled model, which is not prepared, it checks nothing."""
 
@@ -171,9 +172,6 @@ class WrapperCheck:
         # fully_shard and replicate change the class of the module.
         if type(module) is not self._prepared and (wrapper := wrapper_of(type(module))):
             raise refusal_of_wrapper(f"the prepared model has been wrapped in {wrapper}")
-
-    def __reduce__(self) -> tuple[type[WrapperCheck], tuple[()]]:
-        return WrapperCheck, ()
 
 
 def entered(model: nn.Module) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Memory beside the parameters: replies land here while autograd may still read what is in place.
+"""Memory aside for replies, while autograd may still read the parameters in place.
 
 shadow = Shadow(partition, flat, chunks=mine, newest=flat.values)
 shadow.parameter_frame(chunk)                      # where a reply lands
@@ -18,7 +18,7 @@ from psdist.workers.model.flat import FlatModel
 
 
 class Shadow:
-    """Of some chunks; always the newest values that a server has sent."""
+    """The newest values of some chunks that servers have sent."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class Shadow:
         chunks: Collection[int],
         newest: Sequence[torch.Tensor],
     ) -> None:
-        """``newest``: the servers' newest values, flat, of each buffer: the parameters, or where
-        these have moved on since a copy of what they were."""
+        """``newest``: the servers' newest values of each buffer, flat: the parameters, or a copy
+        if local steps have changed these since."""
         self._flat = flat
         self._aside: dict[int, torch.Tensor] = {}
         self._in_place: dict[int, torch.Tensor] = {}
-        # In one piece: many would lie in holes of the heap that autograd's gradients have left.
+        # One allocation: many would lie in holes of the heap that autograd's gradients have left.
         memory = flat.transfers.allocate(sum(partition.chunks[index].num_bytes for index in chunks))
         start, pairs = 0, []
         for index in chunks:
@@ -51,5 +51,5 @@ class Shadow:
         return Frame(as_bytes(self._aside[chunk.index]))
 
     def move(self, chunks: Collection[int]) -> None:
-        """What has landed of ``chunks`` becomes the parameters."""
+        """Copy the landed values of ``chunks`` into the parameters."""
         self._flat.land([(self._aside[chunk], self._in_place[chunk]) for chunk in chunks])

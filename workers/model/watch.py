@@ -1,10 +1,10 @@
-"""Whether the model is still what was prepared: looked at before every push.
+"""Check before every push that the model is the prepared one.
 
     watch = ModelWatch(module, parameters=[...], names=[...], frozen=[...])
-    watch.look(flat, clock=3)            # UsageError for what would train wrongly
+    watch.look(flat, clock=3)            # UsageError for a model that would train wrongly
 
-What the script puts into the model behind psdist's back the servers never see: their next values
-replace it, and parameters that are other objects than the prepared ones do not train at all.
+Servers do not see values that the script writes into the model: their next values replace these.
+Parameters that are other objects than the prepared ones do not train at all.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from psdist.errors import UsageError
 from psdist.protocol.partition import ITEM_BYTES
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.model.forward_hooks import DroppedInCopies
 
 logger = logging.getLogger("psdist")
 
@@ -41,9 +42,8 @@ class ModelWatch:
         frozen: Sequence[tuple[str, torch.nn.Parameter]],
         is_held: Callable[[torch.nn.Parameter], bool] = lambda _parameter: False,
     ) -> None:
-        """``parameters``: the pieces; ``names`` of them; ``frozen``: parameters that are none, with
-        their names, and must stay frozen unless another set has come that holds them:
-        ``is_held``."""
+        """``parameters``: the pieces; ``names``: of the pieces; ``frozen``: other parameters with
+        their names, which must stay frozen unless another set holds them (``is_held``)."""
         self._names = names
         self._frozen = frozen
         self._is_held = is_held
@@ -54,7 +54,7 @@ class ModelWatch:
             for key, value in getattr(each, table).items()
             if value is not None
         ]
-        """What lay where: tables of the modules, their keys and values, and names."""
+        """(module, table, key, value, name) at job.prepare()."""
         self._before_load: list[torch.Tensor] = []
         self._num_writes = 0
         """Iterations with a write that the servers have not seen."""
@@ -66,23 +66,23 @@ class ModelWatch:
         ]
 
     def stop(self) -> None:
-        """The model is trained no more: the script may load into it what it likes."""
+        """Stop: training has ended, and the script may load values."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._before_load = []
 
     def accept(self) -> None:
-        """What is in memory now are the servers' values (job.push)."""
+        """Accept the values in memory, which the servers have now (job.push)."""
         self._before_load = []
 
     def look(self, flat: FlatModel, *, clock: int, is_local: bool = False) -> None:
-        """``clock``: of the iteration that is about to end; ``is_local``: a step of several on this
-        worker, to whose progress belongs what the script writes. Raises :class:`UsageError`."""
+        """``clock``: of the iteration that is about to end; ``is_local``: a local step, whose
+        writes belong to the worker's progress. Raises :class:`UsageError`."""
         self.require_same(clock=clock)
         written = flat.written_by_others()
         before, self._before_load = self._before_load, []
-        if written:  # since the last pull, too, which brings the servers' values back
+        if written:  # also since the last pull, which restores the servers' values
             self._look_for_a_load(before, clock)
         if not is_local and (changed := flat.samples.changed(written)):
             self._report(changed, clock)
@@ -131,7 +131,8 @@ class ModelWatch:
             self._before_load = [each.detach().clone() for each in self._parameters]
 
     def _look_for_a_load(self, before: Sequence[torch.Tensor], clock: int) -> None:
-        """Averages of weights may be loaded for an evaluation, if what was there is loaded back."""
+        """Raise UsageError for loaded values. A script may load averaged weights for an evaluation
+        and load the old values again."""
         for value, parameter in zip(before, self._parameters, strict=bool(before)):
             if not torch.equal(value, parameter.detach()):
                 raise UsageError(
@@ -141,8 +142,8 @@ class ModelWatch:
                 )
 
 
-class _LoadHook:
-    """Told before every load_state_dict. A copied or pickled model's tells nobody."""
+class _LoadHook(DroppedInCopies):
+    """A hook before load_state_dict. In a copied or pickled model it does nothing."""
 
     def __init__(self, on_load: Callable[[], None] | None = None) -> None:
         self._on_load = on_load
@@ -150,6 +151,3 @@ class _LoadHook:
     def __call__(self, *_arguments: Any) -> None:
         if self._on_load is not None:
             self._on_load()
-
-    def __reduce__(self) -> tuple[type[_LoadHook], tuple[()]]:
-        return _LoadHook, ()

@@ -1,6 +1,6 @@
 """When a round of local steps is over: after as many steps as all groups make, always or while the
 loss is what it is, with the pass over the loader, or, with groups of different speed, with the hand
-that this worker's loader has dealt (psdist.workers.data.hands).
+that this worker's loader has dealt (psdist.workers.data.assignments).
 
     length = EqualSteps(16)                     # or StepsByLoss, PassSteps, StepsBySpeed(...)
     for wait in length.begin(clock): ...                     # before a round's first step

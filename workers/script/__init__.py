@@ -1,2 +1,2 @@
-"""What of the script's own belongs to a checkpoint: random numbers, attached objects, its dict of
-plain values, what a model has beside trained parameters. Knows no network and no files."""
+"""The script's part of a checkpoint: random numbers, attached objects, its dict of plain values,
+and the untrained tensors of a model. Imports neither a network nor files."""

@@ -4,7 +4,7 @@ attached = Attached(tell=print)
 attached.add({"scheduler": scheduler}, clock=0)
 tree = attached.collect()                 # and in another process, before objects are attached:
 attached.restore(tree)
-attached.go_on()                          # training goes on from here
+attached.resume()                         # training continues from here
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from psdist.errors import CheckpointError, UsageError
 
 class Attached:
     def __init__(self, *, tell: Callable[[str], None]) -> None:
-        """``tell(line)``: what the user should know."""
+        """``tell(line)``: report a line to the user."""
         self._tell = tell
         self._objects: dict[str, Any] = {}
         self._restored: dict[str, Any] | None = None
 
     def add(self, objects: Mapping[str, Any], *, has_begun: bool) -> None:
-        """Raises :class:`UsageError`; ``has_begun``: training has, and nothing can be restored."""
+        """Raises :class:`UsageError`. ``has_begun``: training has begun, so nothing can be
+        restored."""
         for name, each in objects.items():
             self._require_attachable(name, each)
             if has_begun:
                 raise UsageError(
                     f"job.attach({name}=...) was called after training had begun, when a resumed "
-                    "run could not give it its state back; attach behind job.prepare, before the "
+                    "run could not give it its state back; attach after job.prepare, before the "
                     "loop"
                 )
             self._objects[name] = each
@@ -42,13 +43,13 @@ class Attached:
                 self._load(name)
             else:
                 self._tell(
-                    f"job.attach: {name} is not in the checkpoint that the run goes on from; it "
-                    "begins as the script has made it"
+                    f"job.attach: {name} is not in the checkpoint that the run resumes; it keeps "
+                    "the state that the script has given it"
                 )
 
     def _require_attachable(self, name: str, each: Any) -> None:
         if name in self._objects:
-            raise UsageError(f"job.attach: {name} is attached already; every name stands for one")
+            raise UsageError(f"job.attach: {name} is attached already; every name is of one object")
         if isinstance(each, torch.optim.Optimizer):
             raise UsageError(
                 f"job.attach({name}=...): servers hold the state of a prepared optimizer, and "
@@ -69,11 +70,11 @@ class Attached:
         return {name: each.state_dict() for name, each in self._objects.items()}
 
     def restore(self, tree: Mapping[str, Any]) -> None:
-        """For the objects that come."""
+        """Keep the state for the objects that the script will attach."""
         self._restored = dict(tree)
 
-    def go_on(self) -> None:
-        """Everything as it was at the checkpoint, whatever the script has done since."""
+    def resume(self) -> None:
+        """Restore the state of the checkpoint, replacing later changes of the script."""
         for name in self._objects:
             if self._restored is not None and name in self._restored:
                 self._load(name)

@@ -1,9 +1,9 @@
-"""Whether a spare that takes a dead worker's place could follow a script: pure.
+"""Check that a spare could take the place of a failed worker in this script. Pure.
 
-Its script begins where the others' began, alone, and goes on where the chief's is: in the epoch and
-the batch that job.epochs and the loaders know. So whatever all workers must call together may not
-stand on the way from the start of the script, or of an epoch, to a batch that all train with. Every
-worker is refused such a script the first time, whether or not anybody dies.
+A spare runs the script from its start, alone, and joins the others at the epoch and batch of the
+chief (job.epochs and the loaders record them). So the script must not call a collective between its
+start, or the start of an epoch, and the next training batch. Every worker refuses such a script at
+the first such call, also in a run without failures.
 
     followed = FollowedScript()
     followed.begin_epoch(num_loops=1)
@@ -19,7 +19,7 @@ from typing import Final
 from psdist.errors import UsageError
 
 _ALONE: Final = (
-    "a spare that takes a worker's place would call it alone, when its script comes from the start "
+    "a spare that takes a worker's place would call it alone, when its script runs from the start "
     "to where the others are"
 )
 _OR: Final = (
@@ -34,14 +34,14 @@ class FollowedScript:
         """The first collective since the script, or the epoch, began."""
         self._is_in_epochs = False
         self._pass: object = None
-        """With whose batches the script trains."""
+        """The pass of the last training batch."""
 
     def call(self, collective: str) -> None:
-        """The script calls what every worker must call."""
+        """The script calls a collective."""
         self._called = self._called or collective
 
     def begin_epoch(self, *, num_loops: int) -> None:
-        """One of job.epochs begins, in the ``num_loops``-th loop over them. Raises
+        """An epoch begins, in loop number ``num_loops`` over job.epochs. Raises
         :class:`UsageError`."""
         if num_loops > 1:
             raise UsageError(
@@ -52,7 +52,7 @@ class FollowedScript:
         if self._called and not self._is_in_epochs:
             raise UsageError(
                 f"{_words(self._called)} was called before the loop over job.epochs, with spares "
-                f"for workers' places: {_ALONE}; call it in the loop or behind it, {_OR}"
+                f"for workers' places: {_ALONE}; call it in the loop or after it, {_OR}"
             )
         self._is_in_epochs, self._called = True, ""
 
@@ -64,7 +64,7 @@ class FollowedScript:
         if self._called and self._is_in_epochs:
             raise UsageError(
                 f"{_words(self._called)} was called in an epoch in front of a training loop, with "
-                f"spares for workers' places: {_ALONE}; call it behind the epoch's last training "
+                f"spares for workers' places: {_ALONE}; call it after the epoch's last training "
                 f"loop, {_OR}"
             )
 

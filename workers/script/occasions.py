@@ -1,8 +1,8 @@
-"""When this worker has a reason to hold for a checkpoint that the script does not call for; pure.
+"""Reasons of this worker to pause for a checkpoint that the script does not request. Pure.
 
 occasions = Occasions(every="100", is_leading=True, now_s=0.0)
 occasions.reason(clock=100, now_s=7.0)        # "checkpoint"
-occasions.have_met(clock=100, now_s=7.5)      # made, or called off: the next one is at 200
+occasions.have_met(clock=100, now_s=7.5)      # made or aborted: the next one is at 200
 occasions.ask("requeue")                      # a signal has come
 """
 
@@ -15,8 +15,8 @@ _STRONGEST_LAST = ("", "checkpoint", "requeue", "end")
 
 class Occasions:
     def __init__(self, *, every: str | None, is_leading: bool, now_s: float) -> None:
-        """``every``: so many iterations ("100") or so long ("10m"); ``is_leading``: whether this
-        worker says when, as all do in sync and the chief does where clocks differ."""
+        """``every``: iterations ("100") or time ("10m"). ``is_leading``: this worker chooses the
+        moment, as all workers do in sync and the chief does in other modes."""
         self._every = every
         self._is_leading = False
         self._iterations: int | None = None
@@ -28,7 +28,7 @@ class Occasions:
             self.lead(clock=0, now_s=now_s)
 
     def lead(self, *, clock: int, now_s: float) -> None:
-        """This worker says when from now on: the chief before it has died."""
+        """Choose the moment from now on, because the former chief has failed."""
         if self._is_leading:
             return
         self._is_leading = True
@@ -39,16 +39,16 @@ class Occasions:
         self.begin_at(clock)
 
     def begin_at(self, clock: int) -> None:
-        """The job goes on from a checkpoint."""
+        """The job resumes from a checkpoint."""
         if self._iterations is not None:
             self._next_clock = (clock // self._iterations + 1) * self._iterations
 
     def ask(self, what: str) -> None:
-        """A signal wants it at the next boundary."""
+        """Request a checkpoint at the next boundary, because of a signal."""
         self._asked = max(self._asked, what, key=_STRONGEST_LAST.index)
 
     def reason(self, *, clock: int, now_s: float) -> str:
-        """Why it holds at this boundary; nothing where it has no reason."""
+        """Return the reason to pause at this boundary; "" for none."""
         if self._asked:
             return self._asked
         is_due = self._next_clock is not None and clock >= self._next_clock
@@ -56,7 +56,7 @@ class Occasions:
         return "checkpoint" if is_due or is_time else ""
 
     def have_met(self, *, clock: int, now_s: float) -> None:
-        """A checkpoint was made, or cannot be made any more."""
+        """A checkpoint was made or aborted."""
         self._asked = ""
         self.begin_at(clock)
         if self._seconds is not None:

@@ -1,16 +1,15 @@
-"""Which calls of ``job.set_mode`` a resumed script makes once more on its way to where its
-checkpoint was made, and which are new; pure.
+"""Calls of ``job.set_mode`` that a resumed script repeats on its way to the checkpoint. Pure.
 
     modes = SetModes()
     modes.counts("ssp", 3, is_resuming=False)        # True; noted for checkpoints
     tree = modes.collect()
     modes.restore(tree, has_place=True)              # in another process
-    modes.counts("ssp", 3, is_resuming=True)         # False: the run goes on with it already
+    modes.counts("ssp", 3, is_resuming=True)         # False: a repeated call
 
-Where a checkpoint says where training goes on (an epoch, a loader's pass), all that the script does
-until there was done before. A script with a loop of its own, ``while job.clock < 1000:``, is there
-at once: what it calls before it trains is made once more if it is what it had called before its
-first iteration, or since the iteration before the checkpoint, in that order; else it is new.
+A checkpoint may record the place in the script (an epoch, a loader's pass). All calls before that
+place are repeated. A script with its own loop, ``while job.clock < 1000:``, has no such place. Its
+calls before the next iteration are repeated if it had made them, in that order, before its first
+iteration or since the last iteration before the checkpoint. Other calls are new.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ _Call = tuple[str, int]
 class SetModes:
     def __init__(self) -> None:
         self._first: list[_Call] = []
-        """Those before the run's first iteration,"""
+        """Calls before the run's first iteration."""
         self._newest: list[_Call] = []
-        """and those since its last one."""
+        """Calls since its last iteration."""
         self._has_begun = False
-        """Whether the run has made an iteration, in this attempt or before."""
+        """True if the run has made an iteration, in this attempt or before."""
         self._again: list[_Call] = []
-        """What a script without a place to go on from may call once more."""
+        """Calls that a script without a recorded place may repeat."""
         self._has_place = False
 
     def counts(self, mode: str, staleness: int, *, is_resuming: bool) -> bool:
-        """Whether this call sets the mode. ``is_resuming``: the script has still to come to where
-        its checkpoint was made."""
+        """True if this call sets the mode. ``is_resuming``: the script has not yet reached the
+        place of its checkpoint."""
         call = mode, staleness
         if is_resuming and self._has_place:
             return False
@@ -52,7 +51,7 @@ class SetModes:
         self._newest.clear()
 
     def collect(self) -> dict[str, Any]:
-        """A tree of plain values."""
+        """Return a tree of plain values."""
         return {
             "first": self._first.copy(),
             "newest": self._newest.copy(),
@@ -60,8 +59,8 @@ class SetModes:
         }
 
     def restore(self, tree: Mapping[str, Any], *, has_place: bool) -> None:
-        """``tree``: of :meth:`collect`; ``has_place``: whether the checkpoint says where in the
-        script training goes on."""
+        """``tree``: of :meth:`collect`; ``has_place``: the checkpoint records the place in the
+        script."""
         self._first, self._newest = _calls(tree["first"]), _calls(tree["newest"])
         self._has_begun, self._has_place = bool(tree["has begun"]), has_place
         newest = self._newest if self._has_begun else []

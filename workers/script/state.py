@@ -1,14 +1,14 @@
-"""What of a worker's script is in a checkpoint, put together: one tree, and back.
+"""The script's part of a checkpoint as one tree: collected, and restored.
 
     script = ScriptState(device=device, loaders=..., epochs=..., tell=print)
     script.values["best"] = 0.9                       # job.state
     tree = script.collect(at=None)                    # plain values, tensors, arrays; live ones
     script.restore(tree, name="step-00000100")        # in another process, before anything else
     script.prepared(model, untrained, sets)           # job.prepare is done
-    script.go_on()                                    # training goes on where the checkpoint was
+    script.resume()                                   # training continues from the checkpoint
 
-Everything is given back twice: as soon as the script has what takes it, and once more in the
-moment in which training goes on, so that what the script has done until there has changed nothing.
+Everything is restored twice: as soon as the script has made the object, and again when training
+continues. So the script cannot change the restored state on its way there.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FORMAT: Final = 1
 class OwnOptimizer(Protocol):
     @property
     def name(self) -> str:
-        """Of its class."""
+        """Name of its class."""
         ...
 
     def told(self) -> list[tuple[int, dict[str, Any]]]:
-        """The state of each of its parameters, by number."""
+        """Return (number, state) of each of its parameters."""
         ...
 
     def take(self, told: Sequence[Sequence[Any]]) -> None: ...
@@ -50,11 +50,11 @@ class ScriptModel:
 
     module: torch.nn.Module
     names: Callable[[], Mapping[str, tuple[int, int] | torch.Tensor]]
-    """Of its ``state_dict()`` now: (set, piece) where servers have the values, else the tensor."""
+    """Return its current ``state_dict()``, with (set, piece) for values that servers hold."""
     groups: Sequence[list[dict[str, Any]]]
-    """Of each of its optimizers, the ``param_groups``."""
+    """The ``param_groups`` of each of its optimizers."""
     own: Sequence[OwnOptimizer | None] = ()
-    """Of each, the one whose state this worker has; None where servers have it."""
+    """For each of its optimizers the one on this worker; None if servers hold the state."""
 
 
 class ScriptState:
@@ -67,7 +67,7 @@ class ScriptState:
         is_chief: bool,
         tell: Callable[[str], None],
     ) -> None:
-        """``tell(line)``: what the user should know."""
+        """``tell(line)``: report a line to the user."""
         self.values: dict[str, Any] = {}
         """``job.state``."""
         self.attached = Attached(tell=tell)
@@ -75,25 +75,25 @@ class ScriptState:
         self._loaders = loaders
         self._epochs = epochs
         self.is_chief = is_chief
-        """Whether this worker keeps what is the chief's."""
+        """True if this worker records the chief's values."""
         self._tell = tell
         self._models: list[ScriptModel] = []
         self._versions: dict[tuple[int, str], int] = {}
-        """Of frozen parameters, by module and name, after ``prepare``, which has made them the
-        chief's."""
+        """(id of the module, name of a frozen parameter) -> its version after ``prepare``, which
+        has given it the chief's values."""
         self._restored: Mapping[str, Any] | None = None
         self._name = ""
         self._is_moved = False
 
     @property
     def is_resuming(self) -> bool:
-        """Whether training has still to come to where the checkpoint was made."""
+        """True if training has not yet reached the place of the checkpoint."""
         return self._restored is not None
 
     # -- making a checkpoint ---------------------------------------------------------------------
 
     def collect(self, *, at: Pass | None) -> dict[str, Any]:
-        """``at``: the pass with whose next batch training goes on; None between epochs."""
+        """``at``: training continues with the next batch of this pass; None between epochs."""
         is_between = at is None
         return {
             "format": FORMAT,
@@ -128,14 +128,15 @@ class ScriptState:
         }
 
     def _is_own(self, model: ScriptModel, name: str, tensor: torch.Tensor) -> bool:
-        """Whether it may differ from the chief's; frozen parameters are large, and seldom do."""
+        """True if it may differ from the chief's value. Frozen parameters are large and rarely
+        do."""
         return self._versions.get((id(model.module), name)) != tensor._version
 
-    # -- going on from one -----------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------
 
     def restore(self, tree: Mapping[str, Any], *, name: str, is_moved: bool = False) -> None:
-        """``tree``: this worker's; with ``is_moved``, where the workers are others, the chief's.
-        Raises :class:`CheckpointError` for what :meth:`collect` has not told."""
+        """``tree``: this worker's, or the chief's if the workers are others (``is_moved``).
+        Raises :class:`CheckpointError` for a tree that :meth:`collect` has not made."""
         self._name, self._is_moved = name, is_moved
         try:
             if tree["format"] != FORMAT:
@@ -162,12 +163,12 @@ class ScriptState:
             self._tell(f"checkpoint {name}: {line}")
 
     def before_prepare(self, module: torch.nn.Module) -> None:
-        """``module`` is prepared next; on the chief, whose values all workers get."""
+        """``module`` is prepared next. On the chief, whose values all workers get, restore it."""
         if self._restored is not None and self.is_chief:
             self._set_tensors(len(self._models), module)
 
     def prepared(self, model: ScriptModel) -> None:
-        """``job.prepare`` is done with a model, or with more optimizers of a known one."""
+        """``job.prepare`` has returned a model, or more optimizers of a known one."""
         known = [place for place, each in enumerate(self._models) if each.module is model.module]
         if known:
             self._models[known[0]] = model
@@ -179,8 +180,8 @@ class ScriptState:
         if self._restored is not None:
             self._set_tensors(self._models.index(model), model.module)
 
-    def go_on(self) -> None:
-        """Training goes on here, with everything as it was at the checkpoint."""
+    def resume(self) -> None:
+        """Continue training here, with the whole state of the checkpoint."""
         tree = self._restored
         if tree is None:
             return
@@ -190,7 +191,7 @@ class ScriptState:
         self._set_groups(tree)
         self._set_own(tree)
         _make_equal(self.values, tree["state"])
-        self.attached.go_on()
+        self.attached.resume()
         self._restored = None
         if self._is_moved:
             self._tell(
@@ -252,7 +253,7 @@ class ScriptState:
                         group[key] = copy.deepcopy(value)
 
     def _set_own(self, tree: Mapping[str, Any]) -> None:
-        """The state of optimizers that workers step themselves; servers' is theirs to restore."""
+        """Restore the state of optimizers that workers step themselves."""
         for own, saved in zip(self._own(), tree.get("own", ()), strict=False):
             if own is None or saved is None:
                 continue
@@ -265,7 +266,7 @@ class ScriptState:
 
 
 def _make_equal(now: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """In place: the script may hold the dicts and lists within."""
+    """Change ``now`` in place: the script may hold the dicts and lists within."""
     for key in [each for each in now if each not in saved]:
         del now[key]
     for key, value in saved.items():
@@ -287,13 +288,13 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unsaved_buffers(model: ScriptModel) -> dict[str, torch.Tensor]:
-    """Those that its ``state_dict()`` leaves out."""
+    """Return the buffers that its ``state_dict()`` omits."""
     saved = model.names()
     return {name: each for name, each in model.module.named_buffers() if name not in saved}
 
 
 def _extra_states(module: torch.nn.Module) -> dict[str, Any]:
-    """By the name of each module within that has some of its own (``get_extra_state``)."""
+    """Return the extra state of each inner module that has one (``get_extra_state``), by name."""
     return {
         name: each.get_extra_state()
         for name, each in module.named_modules()

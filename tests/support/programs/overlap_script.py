@@ -69,12 +69,12 @@ def one_at_a_time(owner: type[Any], name: str, turn: threading.RLock) -> Any:
 
 def watch_threads(stack: ExitStack) -> None:
     from psdist.transport.mpi import MpiTransport  # now that MPI has begun
-    from psdist.workers.group import mpi
+    from psdist.workers.group.operations import Operation
 
     turn = threading.RLock()
     for owner, name in (
         *((MpiTransport, name) for name in ("poll", "send", "accept", "send_control")),
-        *((mpi._Operation, name) for name in ("_go_on",)),
+        (Operation, "is_done"),
     ):
         stack.enter_context(one_at_a_time(owner, name, turn))
 

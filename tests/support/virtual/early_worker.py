@@ -56,7 +56,7 @@ class EarlyWorker(VirtualWorker):
         ends = self.job.channels[self.group]
         beside = None
         if len(ends) > 1:
-            beside = self._last_end().beside()
+            beside = self._last_end().duplicate()
         return {
             "on_nonfinite": "error",
             "overlap": "auto",
@@ -68,7 +68,7 @@ class EarlyWorker(VirtualWorker):
         """Of this worker's ends of its group, one for each set."""
         end = self.job.channels[self.group][self.seat.place]
         for _ in range(self.set_index):
-            end = end.beside()
+            end = end.duplicate()
         return end
 
     def backward(self) -> Iterator[float | None]:

@@ -19,7 +19,7 @@ from typing import Any, Generic
 
 import torch
 
-from psdist.errors import InvariantError, PsdistError
+from psdist.errors import InvariantError
 from psdist.protocol.memory import allocate, as_bytes
 from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.workers.group.channel import (
@@ -31,6 +31,7 @@ from psdist.workers.group.channel import (
     check_calls,
     stretches_of,
 )
+from psdist.workers.group.operations import Operation, Steps
 
 Tensors = list[torch.Tensor]
 
@@ -48,31 +49,31 @@ class VirtualGroup:
         self._random = random.Random(f"{seed} {members[0]}")
         self._link = link
         self._seed = seed
-        self._beside: VirtualGroup | None = None
-        self._come: dict[int, dict[int, _Operation[Any]]] = {}
+        self._duplicate: VirtualGroup | None = None
+        self._come: dict[int, dict[int, _Come[Any]]] = {}
 
     def channel(self, place: int) -> VirtualChannel:
         return VirtualChannel(self, place, len(self._members))
 
-    def beside(self) -> VirtualGroup:
+    def duplicate(self) -> VirtualGroup:
         """One more, of the same workers; the same for whoever asks."""
-        if self._beside is None:
-            self._beside = VirtualGroup(
+        if self._duplicate is None:
+            self._duplicate = VirtualGroup(
                 self._network, self._members, seed=self._seed + 1, link=self._link
             )
-        return self._beside
+        return self._duplicate
 
-    def join(self, number: int, operation: _Operation[Any]) -> None:
+    def join(self, number: int, mine: _Come[Any]) -> None:
         """A worker has come to its operation ``number``, which must be the same for all."""
         come = self._come.setdefault(number, {})
         for other in come.values():
-            if other.signature != operation.signature:
+            if other.signature != mine.signature:
                 raise InvariantError(
                     "workers of one group are in different operations: place "
-                    f"{other.place} in {other.signature}, place {operation.place} in "
-                    f"{operation.signature}"
+                    f"{other.place} in {other.signature}, place {mine.place} in "
+                    f"{mine.signature}"
                 )
-        come[operation.place] = operation
+        come[mine.place] = mine
         if len(come) < len(self._members):
             return
         del self._come[number]
@@ -118,8 +119,8 @@ class VirtualChannel:
 
         return self._begin("agree", (), [row], compare)
 
-    def beside(self) -> VirtualChannel:
-        return self._group.beside().channel(self.place)
+    def duplicate(self) -> VirtualChannel:
+        return self._group.duplicate().channel(self.place)
 
     def reduce_scatter(
         self,
@@ -192,18 +193,20 @@ class VirtualChannel:
         given: Tensors,
         finish: Callable[[list[Tensors]], T],
     ) -> Pending[T]:
-        operation = _Operation(self, (name, *shape), given, finish, self._lent)
+        come = _Come(self, (name, *shape), given, finish, self._lent)
         self._lent = None
         self._number += 1
-        self._group.join(self._number, operation)
-        return operation
+        self._group.join(self._number, come)
+        return come.operation
 
 
 def _shape(flats: Sequence[torch.Tensor], slices: Slices) -> tuple[Any, ...]:
     return [(len(flat), flat.dtype) for flat in flats], [list(spans) for spans in slices]
 
 
-class _Operation(Generic[T]):
+class _Come(Generic[T]):
+    """What one worker brings to an operation, and what it does with what all bring."""
+
     def __init__(
         self,
         channel: VirtualChannel,
@@ -222,8 +225,16 @@ class _Operation(Generic[T]):
         self._unchanged = _Unchanged(given)
         self._lent = lent
         self._finish = finish
-        self._results: list[T] = []
-        self._error: PsdistError | None = None
+        self._brought: list[Tensors] | None = None
+        self.operation = Operation(self._steps())
+
+    def _steps(self) -> Steps[T]:
+        while self._brought is None:
+            yield self
+        return self._finish(self._brought)
+
+    def wait(self, at_most_s: float) -> None:
+        """Time is virtual here."""
 
     def read(self) -> Tensors:
         """A copy of what this worker brings, made when the last of the group has come."""
@@ -239,25 +250,9 @@ class _Operation(Generic[T]):
         return [tensor.clone() for tensor in self._given]
 
     def complete_unless_closed(self, brought: list[Tensors]) -> None:
-        if self._channel.is_closed:
-            return
-        try:
-            self._results.append(self._finish(brought))
-        except PsdistError as error:
-            self._error = error
-
-    def is_done(self) -> bool:
-        return bool(self._results) or self._error is not None
-
-    def wait(self, at_most_s: float) -> None:
-        pass
-
-    def result(self) -> T:
-        if self._error is not None:
-            raise self._error
-        if not self._results:
-            raise InvariantError(f"the result of {self.signature[0]} before it was done")
-        return self._results[0]
+        if not self._channel.is_closed:
+            self._brought = brought
+            self.operation.is_done()  # finishes it now
 
 
 class _Unchanged:

@@ -27,8 +27,8 @@ class _OfHost(VirtualChannel):
         self._lent = None
         return pending
 
-    def beside(self) -> _OfHost:
-        return _OfHost(self._group.beside(), self.place, self.size)
+    def duplicate(self) -> _OfHost:
+        return _OfHost(self._group.duplicate(), self.place, self.size)
 
 
 def over_hosts(

@@ -21,7 +21,7 @@ AssertionError at the moment it happens:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from psdist.protocol.control import Control
 from psdist.protocol.events import Arrived, Event, Frame
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, is_worker, server_id
@@ -42,7 +41,7 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
-from psdist.transport.base import Transport
+from psdist.transport.base import ForwardingTransport, Transport
 from psdist.transport.virtual import VirtualNetwork
 
 
@@ -356,51 +355,25 @@ def _address(memory: memoryview) -> int:
     return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
-class WatchedTransport:
-    """An endpoint that tells a watch what passes."""
+class WatchedTransport(ForwardingTransport):
+    """An endpoint whose messages a watch checks."""
 
     def __init__(self, watch: Watch, transport: Transport) -> None:
+        super().__init__(transport)
         self._watch = watch
-        self._transport = transport
-        self.me = transport.me
-
-    @property
-    def lost(self) -> Mapping[int, str]:
-        return self._transport.lost
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._transport.bytes_sent
+        self._endpoint = transport.me
+        """Of the watch's records. A spare that becomes a worker keeps it."""
 
     def send(self, peer: int, frame: Frame) -> None:
-        self._watch.on_send(self.me, peer, frame)
+        self._watch.on_send(self._endpoint, peer, frame)
         self._transport.send(peer, frame)
 
-    def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
-        self._transport.send_control(peer, message, set_index)
-
     def accept(self, ticket: Any, frame: Frame) -> None:
-        self._watch.on_accept(self.me, ticket.sender, frame)
+        self._watch.on_accept(self._endpoint, ticket.sender, frame)
         self._transport.accept(ticket, frame)
 
     def poll(self) -> Event | None:
         event = self._transport.poll()
         if event is not None:
-            self._watch.on_event(self.me, event)
+            self._watch.on_event(self._endpoint, event)
         return event
-
-    @property
-    def moved(self) -> Mapping[int, str]:
-        return self._transport.moved
-
-    def host(self, peer: int) -> Transport:
-        return self._transport.host(peer)
-
-    def move(self, peer: int, host: int) -> None:
-        self._transport.move(peer, host)
-
-    def become(self, peer: int) -> None:
-        self._transport.become(peer)
-
-    def drain(self, timeout_s: float) -> None:
-        self._transport.drain(timeout_s)

@@ -26,7 +26,7 @@ from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories, read_history
 from psdist.job import Job
 from psdist.servers.protocol.steps import FixedSteps
-from psdist.workers.data.hands import HandBatches
+from psdist.workers.data.assignments import AssignedBatches
 from psdist.workers.data.seen import Pass
 from tests.support.programs.training.by_speed_cases import STEP_S, dataset
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
@@ -266,16 +266,16 @@ def test_batches_of_the_scripts_own_go_on_with_the_steps_of_their_rounds(tmp_pat
 
 
 def all_where_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = HandBatches.start_pass
+    whole = AssignedBatches.start_pass
     first: list[tuple[int, int]] = []
 
-    def start_pass(self: HandBatches, a_pass: Pass) -> None:
-        if a_pass.dealing is not None:
-            first.append((a_pass.dealing.hand, a_pass.dealing.start))
-            a_pass.dealing.hand, a_pass.dealing.start = first[0]
+    def start_pass(self: AssignedBatches, a_pass: Pass) -> None:
+        if a_pass.allocation is not None:
+            first.append((a_pass.allocation.hand, a_pass.allocation.start))
+            a_pass.allocation.hand, a_pass.allocation.start = first[0]
         whole(self, a_pass)
 
-    monkeypatch.setattr(HandBatches, "start_pass", start_pass)
+    monkeypatch.setattr(AssignedBatches, "start_pass", start_pass)
 
 
 def fixes_anew(monkeypatch: pytest.MonkeyPatch) -> None:

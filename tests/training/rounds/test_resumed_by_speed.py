@@ -21,7 +21,7 @@ from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories
 from psdist.job import Job
 from psdist.servers.protocol.steps import FixedSteps
-from psdist.workers.data.hands import HandBatches
+from psdist.workers.data.assignments import AssignedBatches
 from psdist.workers.data.seen import Pass
 from tests.support.programs.training.by_speed_cases import STEP_S, dataset
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
@@ -208,31 +208,31 @@ def test_within_a_round_there_is_none(tmp_path: Path) -> None:
 
 
 def begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = HandBatches.start_pass
+    whole = AssignedBatches.start_pass
 
-    def start_pass(self: HandBatches, a_pass: Pass) -> None:
-        if a_pass.dealing is not None:
-            a_pass.dealing.hand = a_pass.dealing.start = 0
+    def start_pass(self: AssignedBatches, a_pass: Pass) -> None:
+        if a_pass.allocation is not None:
+            a_pass.allocation.hand = a_pass.allocation.start = 0
         whole(self, a_pass)
 
-    monkeypatch.setattr(HandBatches, "start_pass", start_pass)
+    monkeypatch.setattr(AssignedBatches, "start_pass", start_pass)
 
 
 def leaves_some_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = HandBatches.start_pass
+    whole = AssignedBatches.start_pass
 
-    def start_pass(self: HandBatches, a_pass: Pass) -> None:
-        if a_pass.dealing is not None:
-            a_pass.dealing.start += 4
+    def start_pass(self: AssignedBatches, a_pass: Pass) -> None:
+        if a_pass.allocation is not None:
+            a_pass.allocation.start += 4
         whole(self, a_pass)
 
-    monkeypatch.setattr(HandBatches, "start_pass", start_pass)
+    monkeypatch.setattr(AssignedBatches, "start_pass", start_pass)
 
 
 def leaves_the_pass_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = HandBatches.has_any
+    whole = AssignedBatches.has_any
     monkeypatch.setattr(
-        HandBatches, "has_any", lambda self: whole(self) and not self._pass.is_resumed
+        AssignedBatches, "has_any", lambda self: whole(self) and not self._pass.is_resumed
     )
 
 

@@ -24,7 +24,7 @@ from psdist.job import Job
 from psdist.protocol.control import AskSteps, RoundTook
 from psdist.servers.protocol.steps import FixedSteps, StepsObserved
 from psdist.transport.virtual import LinkModel
-from psdist.workers.data.hands import Hand, deal
+from psdist.workers.data.assignments import Assignment, assign
 from psdist.workers.rounds.lengths import StepsBySpeed
 from tests.support.programs.training.by_speed_cases import COUNT, STEP_S, dataset, training
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
@@ -184,22 +184,22 @@ def does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loses_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Hand.batches
+    whole = Assignment.batches
 
-    def batches(self: Hand, *, group: int, place: int) -> list[range]:
+    def batches(self: Assignment, *, group: int, place: int) -> list[range]:
         found = whole(self, group=group, place=place)
         return found[:-1] if len(found) > 8 else found
 
-    monkeypatch.setattr(Hand, "batches", batches)
+    monkeypatch.setattr(Assignment, "batches", batches)
 
 
 def ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_early(start: int, num_samples: int, **options: Any) -> Hand | None:
-        hand = deal(start, num_samples, **options)
+    def too_early(start: int, num_samples: int, **options: Any) -> Assignment | None:
+        hand = assign(start, num_samples, **options)
         assert hand is not None
         return replace(hand, is_last=hand.is_last or start > 100)
 
-    monkeypatch.setattr("psdist.workers.data.hands.deal", too_early)
+    monkeypatch.setattr("psdist.workers.data.assignments.assign", too_early)
 
 
 @pytest.mark.parametrize(

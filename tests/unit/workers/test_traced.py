@@ -131,7 +131,7 @@ class Channel:
     def __init__(self, size: int = 2) -> None:
         self.place, self.size = 0, size
 
-    def beside(self) -> Channel:
+    def duplicate(self) -> Channel:
         return Channel(self.size)
 
     def all_gather(self, _flats: object, _slices: object) -> Pending[None]:
@@ -150,7 +150,7 @@ def test_an_operation_of_the_group_lasts_until_it_is_seen_done(
         before_ns = tracer.now()
     pending.result()
     assert channel.agree("save").result() == [[1.0]]
-    channel.beside().agree("save").result()
+    channel.duplicate().agree("save").result()
     spans = recorded(tracer, tmp_path)
     assert kinds(spans) == ["GATHER", "AGREE", "AGREE"]
     assert spans["lane"].tolist() == [Lane.GROUP, Lane.GROUP, Lane.EARLY]

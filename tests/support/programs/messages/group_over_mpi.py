@@ -48,7 +48,7 @@ def loop_of(channel: GroupChannel, *, timeout_s: float = 60.0) -> WorkerLoop:
 
 def all_operations(comm: MPI.Intracomm) -> None:
     channel = MpiChannel(comm, is_spinning=comm.Get_size() == 2)
-    result = finish(operations(channel, channel.beside()))
+    result = finish(operations(channel, channel.duplicate()))
     is_right = result == expected(channel.place, channel.size)
     say(f"{channel.place} of {channel.size}: {is_right}")
     two_at_once(channel)
@@ -135,7 +135,7 @@ def over_hosts(comm: MPI.Intracomm, hosts: Sequence[int]) -> None:
         inner = MpiChannel(here, is_spinning=False)
     over = MpiChannel(comm, is_spinning=False)
     channel = TwoLevelChannel(inner, over, hosts=hosts)
-    result = finish(operations(channel, channel.beside()))
+    result = finish(operations(channel, channel.duplicate()))
     is_right = result == expected(place, len(hosts), hosts)
     say(f"{place} on hosts {''.join(map(str, hosts))}: {is_right}")
 

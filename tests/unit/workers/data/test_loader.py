@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
 from psdist.errors import UsageError
-from psdist.workers.data.loader import EpochLoader, shard_loader
+from psdist.workers.data.loader import EpochLoader, Feed, shard_loader
 from psdist.workers.data.sharding import BatchPlan, EpochCounter, epoch_order, require_joint_batches
 
 SIZES = {
@@ -272,18 +272,12 @@ def test_a_dataset_that_cannot_be_watched_keeps_its_count() -> None:
 
 
 def make_loader(dataset: Any, **changes: Any) -> EpochLoader:
-    arguments: dict[str, Any] = {
-        "batch_size": 4,
-        "shuffle": True,
-        "drop_last": False,
-        "shard": True,
-        "epoch": 0,
-        "seed": 5,
-        "worker": 0,
-        "num_workers": 1,
-        "on_batch": lambda *_: None,
-    }
-    return shard_loader(dataset, **(arguments | changes))
+    epoch = changes.pop("epoch", 0)
+    feed = {"seed": 5, "worker": 0, "num_workers": 1, "on_batch": lambda *_: None}
+    feed["next_pass"] = epoch if callable(epoch) else lambda: epoch
+    feed |= {key: changes.pop(key) for key in [*changes] if key in (*feed, "on_end", "watch")}
+    options = {"batch_size": 4, "shuffle": True, "drop_last": False} | changes
+    return shard_loader(dataset, Feed(**feed), **options)
 
 
 def rows(num_samples: int) -> TensorDataset:

@@ -151,7 +151,7 @@ def test_loader_processes_draw_other_numbers_in_every_pass() -> None:
             dataset := Numbers(), is_shared=True, within=None if number < 3 else (0, number)
         )
         batches = PlannedBatches(
-            dataset,
+            dataset=dataset,
             batch_size=NUM_SAMPLES,
             global_batch=None,
             drop_last=False,

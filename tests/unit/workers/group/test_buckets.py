@@ -120,7 +120,7 @@ def test_sums_are_those_of_everything_at_once_whoever_is_ready_first(
     def script(place: int) -> Iterator[float | None]:
         pick = random.Random(f"{seed} {place} ready")
         channel = group.channels[place]
-        beside = channel.beside()
+        beside = channel.duplicate()
         gradients = gradients_of(place)
         buckets, sums = make(beside, gradients, order)
         for clock in range(iterations):
@@ -164,7 +164,7 @@ def whole(channel: GroupChannel) -> Any:
     """All buckets, in processes."""
     weights = [1.0, 0.5, 0.75][: channel.size]
     gradients = gradients_of(channel.place)
-    buckets, sums = make(channel.beside(), gradients)
+    buckets, sums = make(channel.duplicate(), gradients)
     buckets.open(opening(weights[channel.place]))
     for number in range(1, 1 + buckets.num_buckets):
         buckets.num_complete = number

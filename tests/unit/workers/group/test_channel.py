@@ -26,7 +26,7 @@ from tests.support.virtual.group import VirtualChannel, VirtualGroup
 
 def test_one_worker_alone_keeps_what_it_has() -> None:
     channel = AloneChannel()
-    assert finish(operations(channel, channel.beside())) == expected(0, 1)
+    assert finish(operations(channel, channel.duplicate())) == expected(0, 1)
 
 
 # -- between processes ---------------------------------------------------------------------------
@@ -35,7 +35,7 @@ both_tiers = pytest.mark.parametrize("tier", ["torch", "shared_memory"])
 
 
 def all_operations(channel: GroupChannel) -> Any:
-    return finish(operations(channel, channel.beside()))
+    return finish(operations(channel, channel.duplicate()))
 
 
 @both_tiers
@@ -163,7 +163,7 @@ def test_virtual_workers_get_the_same_bits_as_processes(size: int, seed: int) ->
     network, channels = virtual_group(size, seed=seed)
     results: list[list[Any]] = [[] for _ in channels]
     for channel in channels:
-        script = operations(channel, channel.beside())
+        script = operations(channel, channel.duplicate())
         network.spawn(worker_id(channel.place), act(script, results[channel.place]))
     network.run()
     assert not network.unfinished

@@ -78,8 +78,8 @@ def see_who_is_connected(channel: GroupChannel, *, folder: Path) -> list[str]:
     again = make("start", lambda: start_again(channel, folder))
     inner = make("host", lambda: process_group.of_host(again, [0, 0, 1]))
     if channel.place < 2:
-        make("beside of a host", inner.beside)
-    make("beside", again.beside)
+        make("beside of a host", inner.duplicate)
+    make("beside", again.duplicate)
     return early
 
 

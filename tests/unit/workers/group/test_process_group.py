@@ -29,7 +29,7 @@ def number_of_joinings(channel: GroupChannel, *, device: str) -> int:
         over = ProcessGroupChannel.joined(
             place=channel.place, size=channel.size, device=torch.device(device)
         )
-        beside = over.beside()
+        beside = over.duplicate()
         assert beside.device == over.device
         assert ProcessGroupChannel.like(beside).device == over.device
         process_group.of_host(over, [0, 0, 1])

@@ -83,7 +83,7 @@ def test_what_stands_in_for_the_reduce_scatter_of_torch_does_the_same() -> None:
 
 def all_operations(over: GroupChannel) -> Any:
     channel = reducing(over)
-    beside = channel.beside()
+    beside = channel.duplicate()
     assert type(beside) is ReducingChannel
     with (
         mock.patch("tests.support.group_operations.flats_of", exact),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -80,8 +79,8 @@ def test_without_a_death_it_is_the_channel_that_it_has() -> None:
     ((name, waits),) = inner.begun
     assert name == "save [3.0]"
     assert not pending.is_done()
-    pending.wait(0.0)
-    assert waits.num_waits == 1
+    pending.wait(1e-4)
+    assert waits.num_waits > 0
     waits.results.append([[3.0], [4.0]])
     assert pending.is_done()
     assert channel.agreed.number == 0, "until it is taken"
@@ -95,8 +94,8 @@ def test_without_a_death_it_is_the_channel_that_it_has() -> None:
         for _, each in inner.begun:
             each.results.append(None)
         assert operation.result() is None
-    with pytest.raises(InvariantError, match=r"reduces in step\(\) alone"):
-        channel.beside()
+    with pytest.raises(InvariantError, match=r"reduces in step\(\) only"):
+        channel.duplicate()
 
 
 def test_a_result_that_nobody_waits_for_is_an_error() -> None:
@@ -183,7 +182,7 @@ def test_a_gathering_while_nobody_knows_who_is_left_ends_no_iteration() -> None:
     go_on(channel, is_given_up=True)
     channel.cut()
     channel.all_gather([torch.zeros(2)], SLICES)
-    assert channel._is_given_up
+    assert channel.is_given_up
 
 
 def test_who_waits_for_somebody_that_has_ended_waits_on() -> None:
@@ -192,9 +191,7 @@ def test_who_waits_for_somebody_that_has_ended_waits_on() -> None:
     pending = channel.agree("save")
     first.begun[0][1].error = MemberLostError("it has ended")
     assert not pending.is_done()
-    begun_s = time.monotonic()
-    pending.wait(60.0)
-    assert time.monotonic() - begun_s < 30
+    pending.wait(0.01)
     channel.cut()
     inner = go_on(channel)
     inner.begun[0][1].results.append([[]])
@@ -207,9 +204,12 @@ def test_who_hears_of_it_when_it_looks_waits_on_as_well() -> None:
         def is_done(self) -> bool:
             raise MemberLostError("it has ended")
 
-    channel = ReformingChannel(Slow())
+    class Lost(Slow):
+        def _wait(self, name: str) -> Any:  # noqa: ARG002 - as its base
+            return Looks()
+
+    channel = ReformingChannel(Lost())
     pending = channel.agree("save")
-    pending._pending = Looks()  # type: ignore[attr-defined]
     assert not pending.is_done()
     channel.cut()
     assert [name for name, _ in go_on(channel).begun] == ["save []"]
@@ -220,7 +220,7 @@ def test_other_errors_are_the_callers() -> None:
     pending = ReformingChannel(first).agree("save")
     first.begun[0][1].error = CollectiveError("different calls")
     with pytest.raises(CollectiveError):
-        pending.is_done()
+        pending.result()
 
 
 def test_what_was_taken_is_not_cut() -> None:

@@ -67,7 +67,7 @@ def besides_of(size: int) -> tuple[list[SharedMemoryChannel], list[SharedMemoryC
     besides: dict[int, SharedMemoryChannel] = {}
 
     def make(channel: SharedMemoryChannel) -> None:
-        besides[channel.place] = channel.beside()
+        besides[channel.place] = channel.duplicate()
 
     threads = [Thread(target=make, args=[channel]) for channel in group]
     for thread in threads:
@@ -493,16 +493,27 @@ def test_who_sleeps_is_woken_by_the_one_it_waits_for_and_only_then() -> None:
         rung.append(bool(first._bell._poll.poll(0)))
 
     first._bell.wait = wait  # type: ignore[method-assign]
-    first.sleep(60.0)
+    pending.wait(60.0)
     assert rung == [False, True]
     assert pending.is_done()
 
 
-def test_who_came_while_one_was_about_to_sleep_is_seen() -> None:
+def test_who_came_while_one_was_about_to_sleep_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = group_of(2)
-    first.agree("barrier")
-    second.agree("barrier")
-    first.sleep(1e6)  # would not come back before
+    pending = first.agree("barrier")
+    is_second_here = False
+
+    def fence_as_the_second_comes() -> None:
+        nonlocal is_second_here
+        if not is_second_here:
+            is_second_here = True
+            second.agree("barrier")
+
+    monkeypatch.setattr("psdist.workers.group.shared_memory.fence", fence_as_the_second_comes)
+    monkeypatch.setattr(first._bell, "wait", lambda _: pytest.fail("it sleeps"))
+    pending.wait(60.0)
+    assert is_second_here
+    assert pending.is_done()
 
 
 def test_a_process_is_known_by_its_number_and_when_it_began() -> None:

@@ -88,7 +88,7 @@ def test_sums_are_per_host_in_worker_order_and_then_in_the_order_of_hosts(
     hosts: list[int], seed: int
 ) -> None:
     group = OverHosts(hosts, seed)
-    scripts = [operations(channel, channel.beside()) for channel in group.channels]
+    scripts = [operations(channel, channel.duplicate()) for channel in group.channels]
     for place, result in enumerate(group.run(scripts)):
         assert result == expected(place, len(hosts), hosts), f"place {place}"
 
@@ -178,7 +178,7 @@ def test_slices_that_overlap_are_refused_before_anything_is_sent() -> None:
 def all_operations(channel: GroupChannel) -> Any:
     assert type(channel).__name__ == "TwoLevelChannel"
     two_levels._TURN_BYTES = 48  # type: ignore[misc] # so that exchanges take several turns
-    return finish(operations(channel, channel.beside()))
+    return finish(operations(channel, channel.duplicate()))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_what_is_attached_has_its_state_at_once_and_again_where_training_goes_on
     attached.add({"counter": counter}, has_begun=False)
     assert counter.count == 5
     counter.count += 1
-    attached.go_on()
+    attached.resume()
     assert counter.count == 5
 
 
@@ -40,10 +40,10 @@ def test_both_what_the_checkpoint_has_not_and_what_the_script_has_not_is_said() 
     attached = Attached(tell=lines.append)
     attached.restore({"old": {}, "older": {}})
     attached.add({"new": Counter()}, has_begun=False)
-    attached.go_on()
+    attached.resume()
     assert lines == [
-        "job.attach: new is not in the checkpoint that the run goes on from; it begins as the "
-        "script has made it",
+        "job.attach: new is not in the checkpoint that the run resumes; it keeps the state "
+        "that the script has given it",
         "the checkpoint has state of old, older, which this script has not attached; it is dropped",
     ]
 

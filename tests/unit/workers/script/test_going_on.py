@@ -486,7 +486,7 @@ def test_a_stream_of_other_workers_begins_its_pass_anew_and_says_so() -> None:
     first = play(script, cut_at=2)
     assert first.tree is not None
     rest = resume(script, first.tree, share=(0, 2), is_moved=True)
-    assert any("without indices begins anew" in line for line in rest.lines)
+    assert any("without indices begins again" in line for line in rest.lines)
 
 
 @pytest.mark.parametrize("key", ["left", "rest"])

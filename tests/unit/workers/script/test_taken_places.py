@@ -118,7 +118,7 @@ def test_its_random_numbers_are_its_own() -> None:
     seed_all(99)
     model = nn.Sequential(nn.Identity(), nn.BatchNorm1d(4))
     spare.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    spare.script.go_on()
+    spare.script.resume()
     assert not spare.script.is_resuming
     assert torch.equal(torch.rand(1), expected)
 

@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from psdist.controller.steps import Term
 from psdist.errors import UsageError
-from psdist.workers.data.hands import Dealing, Dealt, Hand, HandBatches, deal
+from psdist.workers.data.assignments import (
+    Allocation,
+    AssignedBatches,
+    AssignedPart,
+    Assignment,
+    assign,
+)
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.seen import Pass
 
@@ -23,11 +29,11 @@ GROUPS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, m
 
 def hands_of(
     num_samples: int, steps: Sequence[int], sizes: Sequence[int], size: int, *, drop_last: bool
-) -> list[Hand]:
-    hands: list[Hand] = []
+) -> list[Assignment]:
+    hands: list[Assignment] = []
     while not hands or not hands[-1].is_last:
         start = hands[-1].positions.stop if hands else 0
-        hand = deal(
+        hand = assign(
             start, num_samples, steps=steps, sizes=sizes, batch_size=size, drop_last=drop_last
         )
         assert hand is not None
@@ -35,7 +41,7 @@ def hands_of(
     return hands
 
 
-def parts_of(hand: Hand) -> list[list[range]]:
+def parts_of(hand: Assignment) -> list[list[range]]:
     """By worker."""
     places = [(group, each) for group, size in enumerate(hand.sizes) for each in range(size)]
     return [hand.batches(group=group, place=place) for group, place in places]
@@ -84,8 +90,8 @@ def test_fewer_samples_than_workers_join_the_hand_before() -> None:
 
 
 def test_there_is_no_hand_without_a_batch_for_every_worker() -> None:
-    assert deal(0, 1, steps=(1, 1), sizes=(1, 1), batch_size=2, drop_last=False) is None
-    assert deal(0, 3, steps=(1, 1), sizes=(1, 1), batch_size=2, drop_last=True) is None
+    assert assign(0, 1, steps=(1, 1), sizes=(1, 1), batch_size=2, drop_last=False) is None
+    assert assign(0, 3, steps=(1, 1), sizes=(1, 1), batch_size=2, drop_last=True) is None
 
 
 class Asked:
@@ -93,15 +99,15 @@ class Asked:
 
     def __init__(self, steps: Callable[[Term], Sequence[int]]) -> None:
         self.terms: list[Term] = []
-        self.dealt: list[Dealt | None] = []
+        self.dealt: list[AssignedPart | None] = []
         self._steps = steps
 
     def steps_of(self, term: Term) -> Sequence[int]:
         self.terms.append(term)
         return self._steps(term)
 
-    def dealing(self, group: int) -> Dealing:
-        return Dealing(
+    def allocation(self, group: int) -> Allocation:
+        return Allocation(
             sizes=(1, 1),
             group=group,
             place=0,
@@ -117,7 +123,7 @@ class Asked:
             on_batch=lambda *_: None,
             on_end=lambda: None,
             collective=lambda *_: None,  # type: ignore[arg-type, return-value] # nobody calls it
-            dealing=self.dealing(group),
+            allocation=self.allocation(group),
         )
 
     def loader(
@@ -176,7 +182,7 @@ def test_a_hand_is_told_with_its_last_batch() -> None:
     first, second, third = asked.dealt
     assert first is None
     assert second is None
-    assert third == Dealt(
+    assert third == AssignedPart(
         loader=1, number=0, hand=0, start=2, stop=8, batches=3, end=-1, left=0, may_leave=3
     )
 
@@ -226,13 +232,13 @@ def test_what_gives_all_workers_equal_parts_is_refused() -> None:
         loaders.share_out(DataLoader(list(range(20)), batch_size=2, sampler=sampler))
 
 
-def batches_of(count: int, dealing: Dealing, *, drop_last: bool = False) -> HandBatches:
+def batches_of(count: int, allocation: Allocation, *, drop_last: bool = False) -> AssignedBatches:
     """Of the first worker, in order."""
-    return HandBatches(
-        list(range(count)),
+    return AssignedBatches(
+        dataset=list(range(count)),
         loader=1,
-        dealing=dealing,
-        num_dealt=Counter(),
+        allocation=allocation,
+        num_allocated=Counter(),
         batch_size=2,
         drop_last=drop_last,
         shuffle=False,
@@ -242,16 +248,16 @@ def batches_of(count: int, dealing: Dealing, *, drop_last: bool = False) -> Hand
 
 
 def test_a_dataset_that_is_too_small_is_refused_at_once() -> None:
-    dealing = Asked(changing).dealing(0)
+    allocation = Asked(changing).allocation(0)
     for count, drop_last in ((0, False), (1, False), (3, True)):
-        batches = batches_of(count, dealing, drop_last=drop_last)
+        batches = batches_of(count, allocation, drop_last=drop_last)
         with pytest.raises(UsageError):
             batches.require_joint_batches()
 
 
 def test_what_was_consumed_is_of_the_pass_and_not_of_the_newest() -> None:
-    dealing = Asked(changing).dealing(0)
-    batches = batches_of(100, dealing)
+    allocation = Asked(changing).allocation(0)
+    batches = batches_of(100, allocation)
     outer, inner = Pass(epoch=0), Pass(epoch=1)
     batches.start_pass(outer)
     sizes = batches.sizes()

@@ -9,7 +9,7 @@ from psdist.protocol.control import Control, Ended, Failure, Resume, Stop
 from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import MOST_CREDITS, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.transport.generations import Generations
+from psdist.transport.job_epochs import JobEpochs
 
 WORKER, OTHER = worker_id(0), worker_id(1)
 
@@ -19,73 +19,73 @@ def control(peer: int, message: Control | None = None) -> ControlArrived:
 
 
 def test_what_is_of_now_is_handed_out() -> None:
-    generations = Generations()
-    assert generations.admits(control(WORKER), generation=0)
-    assert generations.advance() == []
-    assert generations.admits(control(WORKER), generation=1)
+    epochs = JobEpochs()
+    assert epochs.admits(control(WORKER), epoch=0)
+    assert epochs.advance() == []
+    assert epochs.admits(control(WORKER), epoch=1)
 
 
 def test_what_is_late_is_dropped() -> None:
-    generations = Generations()
-    generations.advance()
-    assert not generations.admits(control(WORKER), generation=0)
-    assert generations.advance() == []
+    epochs = JobEpochs()
+    epochs.advance()
+    assert not epochs.admits(control(WORKER), epoch=0)
+    assert epochs.advance() == []
 
 
 def test_what_is_early_waits_in_its_order_for_its_own_generation() -> None:
-    generations = Generations()
+    epochs = JobEpochs()
     first, second, third = (control(WORKER, Resume(seq=seq)) for seq in range(3))
-    assert not generations.admits(first, generation=1)
-    assert not generations.admits(second, generation=1)
-    assert not generations.admits(third, generation=2)
-    assert generations.advance() == [first, second]
-    assert generations.advance() == [third]
-    assert generations.advance() == []
+    assert not epochs.admits(first, epoch=1)
+    assert not epochs.admits(second, epoch=1)
+    assert not epochs.admits(third, epoch=2)
+    assert epochs.advance() == [first, second]
+    assert epochs.advance() == [third]
+    assert epochs.advance() == []
 
 
 def test_a_failure_is_told_whenever_it_comes() -> None:
     failure = control(WORKER, Failure(heading="", text="", exit_status=1))
-    generations = Generations()
-    generations.advance()
+    epochs = JobEpochs()
+    epochs.advance()
     for generation in range(4):
-        assert generations.admits(failure, generation=generation)
+        assert epochs.admits(failure, epoch=generation)
 
 
 def test_the_end_of_the_job_is_told_again_and_again_of_whichever_generation() -> None:
     """A script may have caught it once."""
     for now in range(3):
-        generations = Generations()
+        epochs = JobEpochs()
         for _ in range(now):
-            generations.advance()
-        generations.require_not_ended()
+            epochs.advance()
+        epochs.require_not_ended()
         with pytest.raises(JobEndedError, match="another rank has said why") as caught:
-            generations.admits(control(WORKER, Ended(exit_status=3)), generation=1)
+            epochs.admits(control(WORKER, Ended(exit_status=3)), epoch=1)
         assert caught.value.exit_status == 3
         for _ in range(2):
             with pytest.raises(JobEndedError) as caught:
-                generations.require_not_ended()
+                epochs.require_not_ended()
             assert caught.value.exit_status == 3
 
 
 def test_data_behind_a_message_that_waits_keeps_its_place() -> None:
-    generations = Generations()
+    epochs = JobEpochs()
     first, last = control(WORKER), control(WORKER)
     offered = Offered(WORKER, Kind.PUSH, 0, 4, None)
     pull = Arrived(WORKER, Header(kind=Kind.PULL, sender=WORKER), None)
-    assert generations.admits_data(offered)  # nothing waits
-    assert not generations.admits(first, generation=1)
-    assert not generations.admits_data(offered)
-    assert not generations.admits_data(pull)
-    assert not generations.admits(last, generation=1)
-    assert generations.admits_data(Offered(OTHER, Kind.PUSH, 0, 4, None))
-    assert generations.advance() == [first, offered, pull, last]
-    assert generations.admits_data(offered)
+    assert epochs.admits_data(offered)  # nothing waits
+    assert not epochs.admits(first, epoch=1)
+    assert not epochs.admits_data(offered)
+    assert not epochs.admits_data(pull)
+    assert not epochs.admits(last, epoch=1)
+    assert epochs.admits_data(Offered(OTHER, Kind.PUSH, 0, 4, None))
+    assert epochs.advance() == [first, offered, pull, last]
+    assert epochs.admits_data(offered)
 
 
 def test_what_waits_of_a_peer_is_bounded() -> None:
-    generations = Generations()
+    epochs = JobEpochs()
     for _ in range(MOST_CREDITS):
-        assert not generations.admits(control(server_id(1)), generation=1)
+        assert not epochs.admits(control(server_id(1)), epoch=1)
     with pytest.raises(ProtocolError, match="server 1 sent 4096 messages of a job that has not"):
-        generations.admits(control(server_id(1)), generation=1)
-    assert not generations.admits(control(WORKER), generation=1)
+        epochs.admits(control(server_id(1)), epoch=1)
+    assert not epochs.admits(control(WORKER), epoch=1)
