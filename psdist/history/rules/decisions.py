@@ -1,9 +1,9 @@
 """Whether psdist's own changes, of mode or codecs, are those that what was observed calls for.
 
 Owns the last part of rule 8 of docs/history.md: what a coordinator has recorded of its observations
-goes through :mod:`psdist.controller` again. Pure but for reading the file.
+goes through :mod:`psdist.controller` again. Pure.
 
-    lines = read_decision_lines(run_dir)
+    lines = read_choices(run_dir, DecisionLine)
     check_decisions(run, lines, changes, findings, is_complete=True)
     run = with_decided_codecs(run, lines)        # what other rules hold messages against
 
@@ -14,115 +14,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing import NamedTuple
 
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
-from psdist.controller.kept import Fidelity, KeptModes, Rollback
+from psdist.controller.kept import Fidelity, KeptModes
 from psdist.controller.loss_steps import counts_nonfinite
 from psdist.controller.mode import ModeControl
-from psdist.errors import HistoryError
-from psdist.history.hands import KeptLine, Reported
-from psdist.history.line_records import require_one
+from psdist.history.lines import (
+    DECISION_LINES,
+    Came,
+    Changed,
+    DecisionLine,
+    KeptLine,
+    Reported,
+    RoundsObserved,
+    Sized,
+)
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.resumed import begins_with, goes_on, may_go_on_with_modes
 from psdist.history.rules.risen import Risen, judge_summary
-from psdist.history.run_record import CodecsSince, RunRecord, cannot
+from psdist.history.run_record import CodecsSince, RunRecord
 from psdist.history.summary import Summary
-from psdist.mode_names import Mode
-
-DECISION_LINES = "decisions.jsonl"
-"""In the run directory: a line for each report of a group, for each group that has died or joined,
-and for each change."""
-_LIMIT_BYTES = 1 << 30
-
-_Count = Annotated[int, Field(ge=0, lt=2**31)]
-_Microseconds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]
-
-
-class _Line(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Observed(_Line):
-    """What rounds of a group have taken, and what its codecs have left out in each; ``is_judged``:
-    whether anything could change then."""
-
-    group: _Count
-    first_round: _Count
-    own_us: _Microseconds
-    waits_us: _Microseconds
-    is_judged: bool
-    errors_ppm: _Microseconds = []
-
-
-class Changed(_Line):
-    """The mode has changed, for each set from this round on, or (``level``) the codecs have."""
-
-    rounds: Annotated[list[_Count], Field(min_length=1)]
-    mode: Mode
-    staleness: _Count
-    why: str
-    level: Annotated[int, Field(ge=-1, lt=2**31)] = -1
-
-
-class Sized(_Line):
-    """Bytes of one group's exchange, by level of the codecs among which psdist chooses."""
-
-    sizes: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1, max_length=1000)]
-
-
-class Gone(_Line):
-    """A group has died: its rounds are looked at no more."""
-
-    group: _Count
-
-
-class Came(_Line):
-    """A substitute's group has joined, and makes this round first; or another worker than before
-    tells of a group, in the line behind this one, from the round behind this one on. What is behind
-    this round is looked at."""
-
-    group: _Count
-    first_round: _Count
-
-
-class DecisionLine(_Line):
-    observed: Observed | None = None
-    reported: Reported | None = None
-    changed: Changed | None = None
-    sized: Sized | None = None
-    gone: Gone | None = None
-    came: Came | None = None
-    kept: KeptLine | None = None
-    resumed: KeptLine | None = None
-    rolled_back: Rollback | None = None
-
-    _is_one = model_validator(mode="after")(require_one)
-
-
-def read_decision_lines(run_dir: Path) -> list[DecisionLine]:
-    """In order; none where there is no such file, because nothing was observed. Raises
-    :class:`HistoryError` for a damaged one; a last line that a crash has cut is left out."""
-    path = run_dir / DECISION_LINES
-    try:
-        if not path.exists():
-            return []
-        if path.stat().st_size > _LIMIT_BYTES:
-            raise HistoryError(f"{path} is damaged: {path.stat().st_size} bytes")
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise cannot("read", path, error) from error
-    try:
-        return [DecisionLine.model_validate_json(line) for line in lines[:-1]]
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise HistoryError(f"{path} is damaged: {first['msg']}") from error
 
 
 class Members(NamedTuple):
@@ -299,7 +214,7 @@ class _Checking:
             control.report(loss.count, loss.total)
         self._risen.report(loss, lossiest_since=control.lossiest_since, names=control.names)
 
-    def _take_rounds(self, seen: Observed) -> None:
+    def _take_rounds(self, seen: RoundsObserved) -> None:
         begins, self._begins = self._begins, None
         if begins is not None and (begins.group, begins.first_round + 1) != (
             seen.group,

@@ -1,6 +1,6 @@
 """Whether the local steps that were fixed are what the observations before them call for; pure.
 
-check_fixed(read_step_lines(run_dir), take, control.choose, findings)      # {term: steps}
+check_fixed(read_choices(run_dir, StepLine), take, control.choose, findings)      # {term: steps}
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from psdist.controller.steps import Choice, Term
-from psdist.history.hands import STEP_LINES, StepLine
+from psdist.history.lines import STEP_LINES, StepLine
 from psdist.history.rules.findings import Findings, Rule
 
 

@@ -3,7 +3,7 @@
 Owns rule 11 of docs/history.md: recomputes what :mod:`psdist.controller.steps` decides of what was
 observed, and holds what workers were dealt against it. Pure.
 
-    check_hands(run, read_hands(folder, ...), read_step_lines(run_dir), findings)
+    check_hands(run, read_worker_lines(folder, HandLine, ...), steps, findings)
     check_dealt_on({1: (run, hands), 2: (run, hands)}, findings)        # attempts, by number
 """
 
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from psdist.controller.kept import Fidelity, KeptPaces
 from psdist.controller.steps import StepControl, Term, block_of
-from psdist.history.hands import HandLine, HandLines, StepLine
+from psdist.history.lines import HandLine, StepLine, WorkerLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
 from psdist.history.rules.resumed import goes_on
@@ -35,7 +35,7 @@ _Hands = Mapping[int, Mapping[int, HandLine]]
 
 def check_hands(
     run: RunRecord,
-    workers: Sequence[HandLines],
+    workers: Sequence[WorkerLines[HandLine]],
     lines: Sequence[StepLine],
     findings: Findings,
 ) -> None:
@@ -49,7 +49,7 @@ def check_hands(
 
 
 def _by_hand(
-    workers: Sequence[HandLines], *, first: int = -1, end: int = 2**63
+    workers: Sequence[WorkerLines[HandLine]], *, first: int = -1, end: int = 2**63
 ) -> Mapping[_Pass, _Hands]:
     """What was dealt in rounds from ``first`` to before ``end``; -1 is outside of training."""
     found: defaultdict[_Pass, defaultdict[int, dict[int, HandLine]]]
@@ -201,7 +201,7 @@ def _start(hands: _Hands) -> int:
 class Attempt(NamedTuple):
     run: RunRecord
     """Of the first parameter set."""
-    workers: Sequence[HandLines]
+    workers: Sequence[WorkerLines[HandLine]]
     """By worker."""
 
 

@@ -3,7 +3,7 @@
 Owns rule 7 of docs/history.md. Pure: reads replays and histories, adds to the findings.
 
     kept = check_kept(replay, findings)                     # of one server
-    check_same_cut(0, [kept, ...], findings)                # of all servers of a set
+    check_same_cut(run, [kept, ...], findings)              # of all servers of a set
     check_attempts({1: histories, 2: histories}, findings)  # of a run that was resumed
 """
 
@@ -16,7 +16,12 @@ import numpy as np
 
 from psdist.history.records import EventFlag, EventKind, History
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.missed import running_at
+from psdist.history.rules.missed import (
+    missed_running_at,
+    resumes_together,
+    running_at,
+    step_of_cut,
+)
 from psdist.history.rules.replay import NEVER, ServerReplay
 from psdist.history.rules.resumed_modes import (
     are_apart_in_sync,
@@ -135,9 +140,7 @@ def _snapshots(
         is_dead[:, group] |= position < begin
     lowest = np.where(is_dead, NEVER, cuts).min(axis=1, keepdims=True)
     cuts = np.where(is_dead, lowest, cuts)
-    running = np.zeros((len(rows), 0), np.int64)
-    if replay.run.backup:
-        running = running_at(replay, chunk, position)
+    running = running_at(replay, chunk, position)
     for i, event in enumerate(events):
         kept = Kept(
             number=int(event["clock"]),
@@ -157,12 +160,9 @@ def _crc(event: np.void) -> Crc:
     return int(event["weight"]) if event["flags"] & EventFlag.CRC else None
 
 
-def check_same_cut(
-    set_index: int, servers: Sequence[KeptByServer], findings: Findings, *, may_miss: bool = False
-) -> None:
-    """Every chunk of a checkpoint contains the same updates, on all servers; the checkpoint is
-    named after the fewest of a group, of the first set; after the most where groups ``may_miss``
-    rounds, since all go on from it where the others are."""
+def check_same_cut(run: RunRecord, servers: Sequence[KeptByServer], findings: Findings) -> None:
+    """Every chunk of a checkpoint contains the same updates, on all servers. The name of the
+    checkpoint is the iteration of the first set."""
     chunks = [
         (server.server, chunk, its)
         for server in servers
@@ -187,7 +187,7 @@ def check_same_cut(
                     f"the groups, chunk {first_chunk} for step {other.number} with "
                     f"{list(other.cut)}",
                 )
-            elif not set_index and mine.number != (max if may_miss else min)(mine.cut):
+            elif not run.set_index and mine.number != step_of_cut(run, mine.cut):
                 findings.add(
                     Rule.KEPT,
                     f"{where}: kept for step {mine.number}, and contains {list(mine.cut)} updates",
@@ -233,7 +233,7 @@ def _begins_at(run: RunRecord, made: RunRecord, kept: Kept, *, is_apart: bool) -
     clocks, late = run.first_clocks[: len(groups)], run.first_clocks[len(groups) :]
     if any(late):
         return False
-    if made.backup:
+    if resumes_together(made):
         return clocks == (max(cut),) * len(groups)
     is_other = made.groups[: made.first_substitute] != groups
     if is_other or is_apart or judging_mode(made) != judging_mode(run):
@@ -320,9 +320,8 @@ def _check_missed_running(
 ) -> None:
     """Who is waited for is told by the rounds that it had missed before, too: with the groups of
     the run that made the checkpoint, if those might miss any."""
-    counts_on = made.backup and made.groups == run.groups
-    for chunk, its in sorted(kept.items()) if run.backup else ():
-        expected = its[-1].running if counts_on else (0,) * len(run.groups)
+    for chunk, its in sorted(kept.items()):
+        expected = missed_running_at(run, made, its[-1].running)
         if run.missed_running != expected:
             findings.add(
                 Rule.MISSED,

@@ -5,8 +5,9 @@ Owns two parts of rule 11 of docs/history.md. Steps by the loss: recomputes what
 workers have made. Rounds of an epoch: loaders count where passes ended, the trainer where rounds
 did. Pure.
 
-    check_lengths(run, read_lengths(folder, ...), read_step_lines(run_dir), summary, findings)
-    check_passes(run, read_lengths(folder, ...), read_passes(folder, ...), summary, findings)
+    lengths = read_worker_lines(folder, LengthLine, ...)
+    check_lengths(run, lengths, read_choices(run_dir, StepLine), summary, findings)
+    check_passes(run, lengths, read_worker_lines(folder, PassLine, ...), summary, findings)
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from itertools import accumulate
 from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
 from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
 from psdist.controller.steps import Term, block_of, first_of
-from psdist.history.hands import STEP_LINES, StepLine
-from psdist.history.lengths import LengthLine, LengthLines, PassLine, PassLines
+from psdist.history.lines import STEP_LINES, LengthLine, PassLine, StepLine, WorkerLines
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.fixed_steps import check_fixed
 from psdist.history.rules.resumed import goes_on
@@ -29,7 +29,7 @@ from psdist.history.summary import Summary
 
 def check_lengths(
     run: RunRecord,
-    workers: Sequence[LengthLines],
+    workers: Sequence[WorkerLines[LengthLine]],
     lines: Sequence[StepLine],
     summary: Summary | None,
     findings: Findings,
@@ -193,8 +193,8 @@ def _check_worker(
 
 def check_passes(
     run: RunRecord,
-    rounds: Sequence[LengthLines],
-    passes: Sequence[PassLines],
+    rounds: Sequence[WorkerLines[LengthLine]],
+    passes: Sequence[WorkerLines[PassLine]],
     summary: Summary | None,
     findings: Findings,
 ) -> None:
@@ -223,7 +223,7 @@ def check_passes(
 
 
 def _ends(
-    run: RunRecord, worker: int, lengths: LengthLines, findings: Findings
+    run: RunRecord, worker: int, lengths: WorkerLines[LengthLine], findings: Findings
 ) -> Mapping[int, int]:
     """By round, the steps that this worker had made when it ended."""
     first = int(run.first[int(run.group_of_worker()[worker])])

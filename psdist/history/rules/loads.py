@@ -42,13 +42,15 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
         np.flatnonzero((loads["group"] != chief) | (loads["lr_scale"] != 1)),
         lambda i: f"{line(i)}: set by the chief, of group {chief[i]}, and scaled by nothing",
     )
-    contained = np.zeros(len(chunk), np.int64)
+    contained, missed = np.zeros((2, len(chunk)), np.int64)
     for group in np.unique(chief).tolist():
-        of_chief = np.concatenate([[0], np.cumsum(replay.group == group)])
-        here = of_chief[replay.row_of(chunk, position)] - of_chief[replay.first_row[chunk]]
-        contained = np.where(chief == group, here + replay.first[group], contained)
-    # Of rounds that it has missed the chief may not have heard.
-    is_wrong = contained < clock if run.backup else contained != clock
+        for counts, rows in ((contained, replay.group == group), (missed, replay.is_missed)):
+            so_far = np.concatenate([[0], np.cumsum(rows & (replay.group == group))])
+            here = so_far[replay.row_of(chunk, position)] - so_far[replay.first_row[chunk]]
+            counts[chief == group] = here[chief == group]
+    contained += replay.first[chief]
+    # The chief may not know yet of rounds that it has missed.
+    is_wrong = (contained < clock) | (contained - missed > clock)
     findings.add_each(
         Rule.LOADS,
         np.flatnonzero(is_wrong),

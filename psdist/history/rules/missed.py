@@ -3,14 +3,13 @@
 Owns rule 9 of docs/history.md; that a step was made of all others is the matter of
 :mod:`psdist.history.rules.applies`. Pure: reads replays and uses, adds to the findings.
 
-    by_chunk = check_missed(replay, findings)           # of one server
-    check_own_round(replay, uses, findings)
+    by_chunk = check_missed(replay, uses, findings)     # of one server
     check_same_missed({0: {(1, 5)}, 1: {(1, 5)}}, findings)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,9 +23,11 @@ Missed = frozenset[tuple[int, int]]
 """(group, round)"""
 
 
-def check_missed(replay: ServerReplay, findings: Findings) -> dict[int, Missed]:
-    """At most ``backup`` groups miss a round, none of them ``backup_every`` rounds running. Who has
-    missed which rounds, by chunk of this server."""
+def check_missed(replay: ServerReplay, uses: Uses, findings: Findings) -> dict[int, Missed]:
+    """At most ``backup`` groups miss a round, and none misses ``backup_every`` rounds in a row.
+    Return the groups that have missed a round, by chunk of this server."""
+    if replay.run.backup:
+        _check_own_round(replay, uses, findings)
     run, missed = replay.run, np.flatnonzero(replay.is_missed)
     owned = np.flatnonzero(np.asarray(run.owners) == replay.server).tolist()
     if not len(missed):
@@ -110,7 +111,7 @@ def running_at(replay: ServerReplay, chunks: Ints, positions: Ints) -> Ints:
     return found
 
 
-def check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
+def _check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
     """What contributes to a round was computed on the parameters of that round: of later ones only
     who has missed it."""
     rows = replay.row_of(uses.chunk, uses.position)
@@ -157,3 +158,23 @@ def rounds_missed(run: RunRecord, missed: Missed, clocks: tuple[int | None, ...]
         until = clocks[group]
         found[group] += until is not None and clock < until
     return found
+
+
+def step_of_cut(run: RunRecord, cut: Sequence[int]) -> int:
+    """Return the iteration of a checkpoint that has these updates, by group: the fewest. If groups
+    may miss rounds, the most, because all of them resume where the last one is."""
+    return max(cut) if run.backup else min(cut)
+
+
+def resumes_together(run: RunRecord) -> bool:
+    """True if all groups resume from a checkpoint of ``run`` at the same iteration."""
+    return run.backup > 0
+
+
+def missed_running_at(run: RunRecord, made: RunRecord, running: Sequence[int]) -> Sequence[int]:
+    """Return the rounds in a row, by group, that ``run`` begins with from a checkpoint of ``made``,
+    at which they were ``running``; empty if no group of ``run`` may miss a round."""
+    if not run.backup:
+        return ()
+    counts_on = made.backup and made.groups == run.groups
+    return running if counts_on else (0,) * len(run.groups)

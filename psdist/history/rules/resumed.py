@@ -11,7 +11,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from psdist.controller.codec import CodecControl
 from psdist.controller.kept import (
@@ -24,26 +24,15 @@ from psdist.controller.kept import (
 )
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.steps import StepControl
-from psdist.history.hands import KeptLine
+from psdist.history.lines import ChoiceLine, KeptLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
-
-
-class SaysKept(Protocol):
-    """A line of decisions.jsonl or steps.jsonl."""
-
-    @property
-    def kept(self) -> KeptLine | None: ...
-    @property
-    def resumed(self) -> KeptLine | None: ...
-    @property
-    def rolled_back(self) -> Rollback | None: ...
 
 
 class Attempt(NamedTuple):
     run: RunRecord
     """Of the first parameter set."""
-    lines: Sequence[SaysKept]
+    lines: Sequence[ChoiceLine]
 
 
 def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
@@ -101,7 +90,7 @@ def _due(run: RunRecord, kept: Fidelity | None, limits: Sequence[Rollback]) -> F
 def _check_rollbacks(
     number: int,
     run: RunRecord,
-    lines: Sequence[SaysKept],
+    lines: Sequence[ChoiceLine],
     before: Sequence[tuple[int, Rollback]],
     findings: Findings,
 ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from psdist.controller.kept import Rollback, rolled_back
 from psdist.controller.rollback import KeptRise, RiseGuard
-from psdist.history.hands import Reported
+from psdist.history.lines import Reported
 from psdist.history.summary import Summary
 
 

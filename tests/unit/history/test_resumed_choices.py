@@ -10,8 +10,7 @@ import pytest
 from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.rollback import Rise
-from psdist.history.hands import StepLine
-from psdist.history.rules.decisions import DecisionLine
+from psdist.history.lines import DecisionLine, StepLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.resumed import Attempt, check_resumed, goes_on
 from psdist.history.run_record import RunRecord

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from psdist.protocol.control import Progress
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks.telling.summary import Told, counts_of_set
+from psdist.ranks.reporting.rank_reports import RankReports
+from psdist.ranks.reporting.summary import bytes_sent, counts_of_set, dropped_samples
 
 ROLES = Roles(
     places=tuple(Place(rank=rank, host="n1", pid=rank, cores=(0,)) for rank in range(6)),
@@ -21,7 +22,7 @@ OUT = frozenset({2, 3, 4})
 
 def clocks(*not_joined: int) -> list[int]:
     progress = {worker: Progress(worker=worker, clock=9 - worker, samples=1) for worker in (0, 1)}
-    told = Told(
+    told = RankReports(
         roles=ROLES,
         workers={},
         servers={},
@@ -41,7 +42,7 @@ def test_clocks_are_of_groups_that_were_in_the_job() -> None:
 
 
 def test_the_clock_of_a_group_that_has_died_stays() -> None:
-    told = Told(
+    told = RankReports(
         roles=ROLES,
         workers={},
         servers={},
@@ -58,8 +59,8 @@ def test_bytes_are_those_of_all_that_have_told() -> None:
 
     def sent(workers: int, servers: dict[int, dict[str, int]]) -> int | None:
         of_workers = {worker: told[worker] for worker in range(workers)}
-        parts = Told(roles=ROLES, workers=of_workers, servers=servers, progress={}, out=OUT)
-        return parts.bytes_sent
+        parts = RankReports(roles=ROLES, workers=of_workers, servers=servers, progress={}, out=OUT)
+        return bytes_sent(parts)
 
     assert sent(2, servers) == 17
     assert sent(3, servers) == 22  # who is out and has told it all the same
@@ -68,7 +69,7 @@ def test_bytes_are_those_of_all_that_have_told() -> None:
 
 
 def test_who_has_not_joined_owes_no_counts() -> None:
-    told = Told(
+    told = RankReports(
         roles=ROLES,
         workers={0: {"sets": []}, 1: {"sets": []}},
         servers={},
@@ -83,8 +84,10 @@ def test_dropped_samples_are_those_that_the_chief_has_counted() -> None:
     def dropped(workers: dict[int, int], num_substitutes: int = 0) -> int | None:
         roles = replace(ROLES, num_substitutes=num_substitutes)
         counts = {worker: {"dropped_samples": number} for worker, number in workers.items()}
-        told = Told(roles=roles, workers=counts, servers={}, progress={}, out=frozenset({0, 3}))
-        return told.dropped_samples
+        told = RankReports(
+            roles=roles, workers=counts, servers={}, progress={}, out=frozenset({0, 3})
+        )
+        return dropped_samples(told)
 
     assert dropped({4: 7, 2: 8, 1: 9, 0: 1}) == 9
     assert dropped({4: 7, 1: 9}) is None  # worker 2 has not finished

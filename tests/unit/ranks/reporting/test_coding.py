@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from psdist.ranks.telling.coding import coding_line, coding_of, coding_together
+from psdist.ranks.reporting.coding import coding_line, coding_of, coding_together
 
 
 def worker(

@@ -1,4 +1,4 @@
-"""The end of a run in lines, for people.
+"""The report at the end of a run, and warnings, as lines.
 
     for line in report_lines(summary, words, run_dir): print(line)
 
@@ -12,12 +12,13 @@ from typing import Any
 
 from psdist.config.settings import MIN_CHUNK_BYTES
 from psdist.protocol.partition import Partition, chunk_bytes_for_all
-from psdist.ranks.telling.coding import coding_line
-from psdist.ranks.telling.summary import share_line
+from psdist.ranks.reporting.coding import coding_line
+from psdist.ranks.reporting.summary import share_line
 
 
 def different_clocks_line(clocks: Sequence[int]) -> str:
-    """That some groups made fewer iterations than others; nothing where all made as many."""
+    """Return the warning that some groups made fewer iterations than others; "" if all made as
+    many."""
     least, most = min(clocks, default=0), max(clocks, default=0)
     if least == most:
         return ""
@@ -30,7 +31,7 @@ def different_clocks_line(clocks: Sequence[int]) -> str:
 
 
 def empty_servers_line(partition: Partition, weights: Sequence[float], empty: Sequence[int]) -> str:
-    """Which servers hold nothing, why, and what to set."""
+    """Return the warning on servers without a chunk: which, why, and what to set."""
     who = f"servers {', '.join(map(str, empty))} hold nothing and only wait"
     if len(empty) == 1:
         who = f"server {empty[0]} holds nothing and only waits"
@@ -52,7 +53,7 @@ def empty_servers_line(partition: Partition, weights: Sequence[float], empty: Se
 
 
 def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
-    """The end of a run, for people."""
+    """Return the report at the end of a run. ``mode``: modes, codecs and local steps in words."""
     seen = {int(key): count for key, count in summary["staleness_seen"].items()}
     total = sum(seen.values())
     shares = "  ".join(f"{name}: {100 * n / total:.1f}%" for name, n in _ranges(seen).items())
@@ -93,7 +94,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _ranges(seen: dict[int, int]) -> dict[str, int]:
-    """Counts by staleness; above 7 in ranges that double, so that async fits a line too."""
+    """Return the counts by staleness; above 7 by ranges that double, so that async fits a line."""
     ranges: dict[str, int] = {}
     for value, count in sorted(seen.items()):
         low = value if value < 8 else 1 << (value.bit_length() - 1)

@@ -1,6 +1,6 @@
-"""What codecs have done, for summary.json and the report.
+"""The effect of codecs, for summary.json and the report; pure.
 
-coding_of(workers)          # of one set, of its workers' statistics; None without codecs
+coding_of(workers)          # of one set, from its workers' statistics; None without codecs
 coding_together(sets)
 coding_line(summary)
 """
@@ -15,8 +15,8 @@ _PARTS = 4
 
 
 def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Bytes as they would be without codecs, of what was coded, and ||p - C(p)|| / ||p|| of pushes:
-    of all, and of each quarter of the run. The squares are summed over workers."""
+    """Return the bytes before coding, and ||p - C(p)|| / ||p|| of pushes: of the whole run and of
+    each quarter. Squares are added over workers."""
     before = [each["bytes_before_coding"] for each in workers.values()]
     if not any(map(any, before)):
         return None
@@ -35,7 +35,7 @@ def coding_of(workers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None
 
 
 def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Of all sets; of a single one its own."""
+    """Return the effect over all sets."""
     known = [each for each in sets if each is not None]
     if not known:
         return None
@@ -45,7 +45,7 @@ def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] 
             key: sum(each[key] for each in known)
             for key in ("bytes_pushed_before", "bytes_pulled_before", "pushes_skipped")
         },
-        # Workers, of whom each has all of the sets.
+        # A number of workers, and each worker has all sets.
         "encodes_on_device": max(each["encodes_on_device"] for each in known),
         "bytes_to_host": sum(each["bytes_to_host"] for each in known),
         "missed": missed,
@@ -55,7 +55,7 @@ def coding_together(sets: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] 
 
 
 def coding_line(summary: Mapping[str, Any]) -> list[str]:
-    """For the report: what codecs have saved, and how much they have left out; nothing without."""
+    """Return the report's line: what codecs have saved and left out; empty without codecs."""
     coding = summary.get("coding")
     if not coding:
         return []
