@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -126,9 +126,6 @@ class Report:
     notes: tuple[str, ...]
     changes: tuple[tuple[int, str], ...] = ()
     """Modes that the run, in its first parameter set, has changed to, and from which round on."""
-    num_corrections: int = 0
-    """Iterations of workers of which something had left before the gradient was right: the next
-    push has brought the difference."""
 
     @property
     def verdict(self) -> Verdict:
@@ -227,7 +224,6 @@ def _joined(
             for note in report.notes
         ),
         changes=reports[0].changes,
-        num_corrections=sum(report.num_corrections for report in reports),
     )
 
 
@@ -375,7 +371,6 @@ class _Checking:
             staleness=self.staleness_told,
             max_staleness=self.most_told,
             knows_staleness=not self.lost,
-            num_corrections=self._corrections(but_of=self.dead),
             modes=self.modes,
         )
         if self.is_complete:
@@ -395,16 +390,6 @@ class _Checking:
     @property
     def max_staleness(self) -> int:
         return max(self.staleness, default=0)
-
-    @property
-    def num_corrections(self) -> int:
-        return self._corrections(but_of=())
-
-    def _corrections(self, *, but_of: Collection[int]) -> int:
-        """Of workers but those of these groups."""
-        group_of = self.history.run.group_of_worker()
-        logs = (log for log in self.history.workers if group_of[log.worker] not in but_of)
-        return sum(int(np.count_nonzero(log.pushes["is_corrected"])) for log in logs)
 
     def report(self) -> Report:
         num_uses = sum(len(log.uses) for log in self.history.workers)
@@ -432,7 +417,6 @@ class _Checking:
             max_staleness=self.max_staleness,
             notes=tuple(self.notes),
             changes=self.modes[1:],
-            num_corrections=self.num_corrections,
         )
 
 
@@ -625,11 +609,6 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
         f"{report.num_applies:,} applies replayed, {report.num_uses:,} uses checked, the bytes of "
         f"{report.num_checksums:,} compared"
     )
-    if report.num_corrections:
-        say(
-            f"{report.num_corrections:,} iterations were corrected: gradients had left during "
-            "backward and changed later; results differ from those without overlap"
-        )
     if report.staleness:
         say()
         say("staleness: iterations that a use is behind the slowest active group")

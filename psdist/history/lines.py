@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from psdist.controller.kept import Fidelity, Rollback
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.errors import HistoryError
-from psdist.history.run_record import cannot
+from psdist.history.run_record import cannot, read_limited
 from psdist.mode_names import Mode
 
 STEP_LINES: Final = "steps.jsonl"
@@ -307,12 +307,7 @@ _L = TypeVar("_L", bound=Line)
 
 def _read(path: Path) -> list[bytes]:
     """Return the whole lines. Raises :class:`HistoryError`."""
-    try:
-        if path.stat().st_size > _LIMIT_BYTES:
-            raise HistoryError(f"{path} is damaged: {path.stat().st_size} bytes")
-        return path.read_bytes().split(b"\n")[:-1]
-    except OSError as error:
-        raise cannot("read", path, error) from error
+    return read_limited(path, _LIMIT_BYTES).split(b"\n")[:-1]
 
 
 def _parsed(kind: type[_L], line: bytes, path: Path) -> _L:

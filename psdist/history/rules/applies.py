@@ -20,7 +20,7 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
     """By (chunk, group) the applies are stamped 0, 1, 2 ... (or on from a checkpoint); the chunk is
     this server's; the group has joined and is not beyond the clock at which it said it stopped;
     none comes or is missing when it says that it had finished them."""
-    owners = np.asarray(replay.run.owners, np.int64)
+    owners = replay.owners
     findings.add_each(
         Rule.APPLIES,
         np.flatnonzero(owners[replay.chunk] != replay.server),
@@ -82,7 +82,7 @@ def _check_total(
     replay: ServerReplay, findings: Findings, pair: Ints, group: int, left_after: int
 ) -> None:
     """``pair``: chunk * groups + group of every apply, sorted."""
-    owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
+    owned = replay.owned
     expected = owned * len(replay.run.groups) + group
     num = np.searchsorted(pair, expected, side="right") - np.searchsorted(pair, expected)
     num = num + replay.first[group]

@@ -75,7 +75,7 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
     are its own; and bytes to which nothing was applied have one checksum, unless each reader has
     bytes of its own."""
     replay, run = sums.replay, sums.replay.run
-    owners = np.asarray(run.owners, np.int64)
+    owners = replay.owners
     findings.add_each(
         Rule.CHECKSUM,
         np.flatnonzero(owners[sums.chunk] != replay.server),

@@ -64,7 +64,7 @@ def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
     restored once, before any update, where run.json says so."""
     run, events, positions = replay.run, replay.kept, replay.kept_position
     chunk = events["chunk"].astype(np.int64)
-    owners = np.asarray(run.owners, np.int64)
+    owners = replay.owners
     is_restore = events["kind"] == EventKind.RESTORE
 
     def line(i: int) -> str:
@@ -83,7 +83,7 @@ def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
         np.flatnonzero((events["group"] != 0) | (events["lr_scale"] != 1)),
         lambda i: f"{line(i)}: it is of no group, and scaled by nothing",
     )
-    mine = np.flatnonzero(owners == replay.server).tolist()
+    mine = replay.owned.tolist()
     wanted = [int(run.restored.removeprefix("step-"))] if run.restored else []
     findings.add_each(
         Rule.KEPT,

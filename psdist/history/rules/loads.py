@@ -21,9 +21,9 @@ from psdist.history.rules.replay import ServerReplay
 def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int, ...]]:
     """Values are set by the chunk's server, for the chief, when the chunk contains all that its
     group has pushed. Of each chunk of the server the clocks with which they were."""
-    run, loads = replay.run, replay.loads
+    loads = replay.loads
     chunk, position, clock = replay.load_chunk, replay.load_position, loads["clock"]
-    owners = np.asarray(run.owners, np.int64)
+    owners = replay.owners
 
     def line(i: int) -> str:
         return (
@@ -59,8 +59,7 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
     # What somebody had begun to set and died is set again, of all chunks, by the next chief.
     is_whole = ~np.isin(loads["group"], [group for _, group in replay.deaths])
     return {
-        mine: tuple(clock[(chunk == mine) & is_whole].tolist())
-        for mine in np.flatnonzero(owners == replay.server).tolist()
+        mine: tuple(clock[(chunk == mine) & is_whole].tolist()) for mine in replay.owned.tolist()
     }
 
 

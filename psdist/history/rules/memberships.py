@@ -175,14 +175,11 @@ def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
 
 def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
     """DEATH is stamped with the fewest updates that a chunk of the server contains."""
-    owned = np.flatnonzero(np.asarray(replay.run.owners, np.int64) == replay.server)
     for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH):
         group, clock = (int(replay.members[name][index]) for name in ("group", "clock"))
-        position, rows = replay.member_position[index], replay.rows_of_group[group]
-        before = rows[: np.searchsorted(replay.position[rows], position)]
-        counts = np.bincount(replay.chunk[before], minlength=replay.run.num_chunks)[owned]
-        counts = counts + replay.first[group]
-        if len(owned) and counts.min() != clock:
+        position = replay.member_position[index]
+        counts = replay.contained(group, position)[replay.owned]
+        if len(counts) and counts.min() != clock:
             findings.add(
                 Rule.MEMBERSHIP,
                 f"server {replay.server}, position {position}: DEATH of group {group} stamped "

@@ -29,7 +29,7 @@ def check_missed(replay: ServerReplay, uses: Uses, findings: Findings) -> dict[i
     if replay.run.backup:
         _check_own_round(replay, uses, findings)
     run, missed = replay.run, np.flatnonzero(replay.is_missed)
-    owned = np.flatnonzero(np.asarray(run.owners) == replay.server).tolist()
+    owned = replay.owned.tolist()
     if not len(missed):
         return dict.fromkeys(owned, frozenset())
     if not run.backup:
@@ -118,12 +118,7 @@ def _check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> No
     own = np.zeros(len(rows), np.int64)
     for part, counts in replay.counts(uses.chunk, rows):
         own[part] = counts[np.arange(len(counts)), uses.group[part]]
-    num_groups = len(replay.run.groups)
-
-    def keys(chunks: Ints, groups: Ints, clocks: Ints) -> Ints:
-        found: Ints = ((chunks.astype(np.int64) * num_groups + groups) << 32) + clocks
-        return found
-
+    keys = replay.update_of
     at = np.flatnonzero(replay.is_missed)
     missed = keys(replay.chunk[at], replay.group[at], replay.clock[at])
     contributed = keys(replay.chunk, replay.group, replay.clock)

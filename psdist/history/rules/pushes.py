@@ -153,7 +153,6 @@ def _check_parts(log: WorkerLog, is_mine: Ints, parts: Ints, findings: Findings)
     whole = np.maximum.accumulate(np.arange(len(pushes)) * (pushes["chunk"] == NO_CHUNK))[parts]
     is_good = (
         (pushes["is_empty"][parts] == 1)
-        & (pushes["is_corrected"][parts] == 0)
         & (pushes["is_empty"][whole] == 0)
         & ((before == NO_CHUNK) | (before < chunk))
         & is_mine[chunk]

@@ -121,7 +121,6 @@ def check_reforms(replay: ServerReplay, findings: Findings) -> None:
     stamped with the fewest updates of the group that a chunk contains, or where its clock began if
     the server owns none."""
     events, run = replay.members, replay.run
-    owned = np.flatnonzero(np.asarray(run.owners, np.int64) == replay.server)
     gone: dict[int, set[int]] = {}
     for index in np.flatnonzero(events["kind"] == EventKind.REFORM).tolist():
         group, clock = (int(events[name][index]) for name in ("group", "clock"))
@@ -132,14 +131,12 @@ def check_reforms(replay: ServerReplay, findings: Findings) -> None:
         if worker not in left or len(left) == 1:
             problem = f"without worker {worker:g}, when {sorted(left)} were left of it"
         lost.add(worker)
-        rows = replay.rows_of_group[group]
-        before = rows[: np.searchsorted(replay.position[rows], position)]
-        counts = np.bincount(replay.chunk[before], minlength=run.num_chunks)[owned]
-        fewest = int(counts.min(initial=len(before) if len(owned) else 0) + replay.first[group])
+        counts = replay.contained(group, position)[replay.owned]
+        fewest = int(counts.min() if len(counts) else replay.first[group])
         if not problem and fewest != clock:
             problem = (
                 f"stamped {clock}, but the fewest updates that a chunk contains of it are {fewest}"
-                if len(owned)
+                if len(counts)
                 else f"stamped {clock}, but the server owns no chunk: {fewest} belongs there"
             )
         if problem:

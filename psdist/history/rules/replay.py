@@ -50,6 +50,11 @@ class ServerReplay:
         events = log.events
         self.run = run
         self.server = log.server
+        owners = np.asarray(run.owners, np.int64)
+        self.owners = owners
+        """[chunks]: the server of each."""
+        self.owned: Ints = np.flatnonzero(owners == log.server)
+        """Chunks of this server."""
         self.is_complete = log.is_complete
         self.num_events = len(events)
         self.first = run.first.astype(np.int32)
@@ -171,17 +176,9 @@ class ServerReplay:
     @property
     def is_inherited(self) -> Ints:
         """[rows]: whether it is an update that had arrived whole when its group died."""
-        inherited = self.inherited
-
-        def keys(chunks: Ints, groups: Ints, clocks: Ints) -> Ints:
-            pairs = chunks.astype(np.int64) * len(self.run.groups) + groups
-            found: Ints = (pairs << 32) + clocks
-            return found
-
-        mine = keys(self.chunk, self.group, self.clock)
-        found: Ints = np.isin(
-            mine, keys(inherited["chunk"], inherited["group"], inherited["clock"])
-        )
+        names = ("chunk", "group", "clock")
+        inherited = self.update_of(*(self.inherited[name] for name in names))
+        found: Ints = np.isin(self.update_of(self.chunk, self.group, self.clock), inherited)
         return found
 
     @property
@@ -191,6 +188,12 @@ class ServerReplay:
         for epoch, group, _ in self._deaths:
             first.setdefault(group, epoch)
         return [(epoch, group) for group, epoch in first.items()]
+
+    def update_of(self, chunks: Ints, groups: Ints, clocks: Ints) -> Ints:
+        """Return a number for each update of a group to a chunk."""
+        pairs = chunks.astype(np.int64) * len(self.run.groups) + groups
+        numbers: Ints = (pairs << 32) + clocks
+        return numbers
 
     def key_of(self, chunks: Ints, positions: Ints) -> Ints:
         """A number for each, in the order of chunk, then position. The end of the log in one chunk
@@ -325,7 +328,7 @@ class ServerReplay:
                 deaths.append((index + 1, group, until))
             elif turn["kind"] == EventKind.TAKEOVER:
                 for _, group, until in tuple(deaths):
-                    contained = self._contained(group, int(self._turn_position[index]))
+                    contained = self.contained(group, int(self._turn_position[index]))
                     deaths.append((index + 1, group, np.minimum(until, contained)))
         return deaths
 
@@ -340,8 +343,8 @@ class ServerReplay:
         substitutes = range(self.run.first_substitute, len(self.run.groups))
         return [positions.get(group, self.num_events) for group in substitutes]
 
-    def _contained(self, group: int, position: int) -> Counts:
-        """[chunks]: how many updates of the group they contain at the position."""
+    def contained(self, group: int, position: int) -> Counts:
+        """[chunks]: the number of updates of the group that they contain at the position."""
         rows = self.rows_of_group[group]
         rows = rows[self.position[rows] < position]
         counts = np.bincount(self.chunk[rows], minlength=self.run.num_chunks)

@@ -82,8 +82,6 @@ class Shown:
     knows_staleness: bool = True
     """Whether none has died of a group that went on. Else who has a dead one's chunks has counted
     0 for them until their next replies came, and what is shown is a bound."""
-    num_corrections: int = 0
-    """Iterations that workers say were corrected."""
     rounds_missed: tuple[int, ...] = ()
     """By group, before it left."""
     modes: tuple[tuple[int, str], ...] = ()
@@ -141,11 +139,6 @@ def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) 
         ("chunks", summary.chunks, _added(each.chunks for each in sets)),
         ("updates_applied", summary.updates_applied, _added(each.updates_applied for each in sets)),
         ("staleness_seen", +Counter(summary.staleness_seen), +staleness),
-        (
-            "overlap_corrections",
-            summary.overlap_corrections,
-            _added(each.overlap_corrections for each in sets),
-        ),
     ]
     for name in ServerSummary.model_fields:
         told = [getattr(each, name) for each in summary.per_server]
@@ -170,7 +163,6 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     updates = (server.num_updates for server in shown.servers if server.num_chunks)
     pairs: list[tuple[str, object, object]] = [
         ("updates_applied", summary.updates_applied, min(updates, default=0)),
-        ("overlap_corrections", summary.overlap_corrections, shown.num_corrections),
     ]
     if shown.knows_staleness:
         pairs.append(("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness))

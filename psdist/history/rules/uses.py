@@ -69,7 +69,7 @@ class Uses:
         """Those that a server's log can speak about, in the order of their rows; and how many
         lie beyond the end of a log that ends early: they are neither proved nor wrong."""
         mine = self.take(np.flatnonzero(self.server == replay.server))
-        owners = np.asarray(replay.run.owners, np.int64)
+        owners = replay.owners
         is_foreign = owners[mine.chunk] != replay.server
         findings.add_each(
             Rule.KNOWN_VERSION,

@@ -125,20 +125,12 @@ def factors_of(replay: ServerReplay, uses: Uses) -> npt.NDArray[np.float64]:
 def _used(replay: ServerReplay, uses: Uses) -> tuple[Ints, Ints]:
     """Of each row whether it is known, and which position it is, that the worker which pushed the
     chunk used last in that iteration."""
-    num_groups = len(replay.run.groups)
-
-    def keys(chunks: Ints, groups: Ints, clocks: Ints) -> Ints:
-        made: Ints = ((chunks.astype(np.int64) * num_groups + groups) << 32) + clocks
-        return made
-
     mine = np.flatnonzero(uses.worker == replay.run.slice_owner(uses.group, uses.chunk))
-    key, position = (
-        keys(uses.chunk[mine], uses.group[mine], uses.iteration[mine]),
-        uses.position[mine],
-    )
+    key = replay.update_of(uses.chunk[mine], uses.group[mine], uses.iteration[mine])
+    position = uses.position[mine]
     order = np.lexsort((position, key))
     key, position = key[order], position[order]
-    wanted = keys(replay.chunk, replay.group, replay.clock)
+    wanted = replay.update_of(replay.chunk, replay.group, replay.clock)
     at = np.searchsorted(key, wanted, side="right") - 1
     found = np.zeros(replay.num_rows, np.bool_)
     if len(key):
