@@ -43,38 +43,35 @@ from psdist.history.lines import (
     read_worker_lines,
 )
 from psdist.history.records import History, Ints, joined_at
-from psdist.history.rules.applies import check_applies, check_steps
-from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
-from psdist.history.rules.codecs import check_codecs
-from psdist.history.rules.decisions import Members, check_decisions, with_decided_codecs
+from psdist.history.rules.choices.decisions import Members, check_decisions, with_decided_codecs
+from psdist.history.rules.choices.hands import Attempt as DealtAttempt
+from psdist.history.rules.choices.hands import check_dealt_on, check_hands
+from psdist.history.rules.choices.lengths import check_lengths, check_passes
+from psdist.history.rules.choices.resumed import Attempt, check_resumed
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.hands import Attempt as DealtAttempt
-from psdist.history.rules.hands import check_dealt_on, check_hands
-from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
-from psdist.history.rules.lengths import check_lengths, check_passes
-from psdist.history.rules.loads import check_loads, check_same_loads
-from psdist.history.rules.memberships import (
+from psdist.history.rules.log.applies import check_applies, check_steps
+from psdist.history.rules.log.kept import KeptByServer, check_attempts, check_kept, check_same_cut
+from psdist.history.rules.log.loads import check_loads, check_same_loads
+from psdist.history.rules.log.memberships import (
     check_membership,
     check_same_joins,
     dead_groups,
     leave_clocks,
     unfinished_groups,
 )
-from psdist.history.rules.missed import (
+from psdist.history.rules.log.missed import (
     Missed,
     check_missed,
     check_same_missed,
     rounds_missed,
 )
-from psdist.history.rules.modes import (
+from psdist.history.rules.log.modes import (
     changes_of,
     check_modes,
     check_same_modes,
 )
-from psdist.history.rules.pushes import Claims, check_num_iterations
-from psdist.history.rules.reformed import ToldDeaths, check_same_reforms, lost_workers
-from psdist.history.rules.replay import ServerReplay
-from psdist.history.rules.resumed import Attempt, check_resumed
+from psdist.history.rules.log.reformed import ToldDeaths, check_same_reforms, lost_workers
+from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.summaries import (
     Shown,
     ShownServer,
@@ -82,8 +79,10 @@ from psdist.history.rules.summaries import (
     check_promises,
     check_sets,
 )
-from psdist.history.rules.uses import Uses, check_bound, check_same_versions, check_worker
-from psdist.history.rules.weights import check_scales, check_weights
+from psdist.history.rules.values.checksums import Checksums, check_sampled_replies, check_uses
+from psdist.history.rules.values.pushes import Claims, check_num_iterations
+from psdist.history.rules.values.uses import Uses, check_bound, check_same_versions, check_worker
+from psdist.history.rules.values.weights import check_codecs, check_scales, check_weights
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary, read_summary
 

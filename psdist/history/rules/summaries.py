@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.memberships import dead_groups
-from psdist.history.rules.modes import describe_mode
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.memberships import dead_groups
+from psdist.history.rules.log.modes import describe_mode
+from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import ServerSummary, Summary
 
@@ -88,6 +88,13 @@ class Shown:
     """The mode of every round, each from its first one on."""
 
 
+def _compare(pairs: Iterable[tuple[str, object, object]], source: str, findings: Findings) -> None:
+    """Compare each (name, claim of summary.json, value of the ``source``)."""
+    for name, claimed, seen in pairs:
+        if claimed != seen:
+            findings.add(Rule.SUMMARY, f"summary.json says {name} {claimed}, {source} {seen}")
+
+
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
     """run.json and summary.json are of one run."""
     owners = set(run.owners)
@@ -112,11 +119,7 @@ def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None
             run.checksum_every,
         ),
     ]
-    for name, claimed, promised in pairs:
-        if claimed != promised:
-            findings.add(
-                Rule.SUMMARY, f"summary.json says {name} {claimed}, run.json says {promised}"
-            )
+    _compare(pairs, "run.json says", findings)
 
 
 def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) -> None:
@@ -146,11 +149,7 @@ def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) 
         pairs.append(
             (f"{name} of servers", told, [sum(each) for each in zip(*by_set, strict=False)])
         )
-    for name, claimed, seen in pairs:
-        if claimed != seen:
-            findings.add(
-                Rule.SUMMARY, f"summary.json says {name} {claimed}, of its sets together {seen}"
-            )
+    _compare(pairs, "of its sets together", findings)
 
 
 def _added(values: Iterable[int | None]) -> int | None:
@@ -186,11 +185,9 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     ]
     if summary.per_server or summary.exit == COMPLETED:
         pairs.append(("number of servers", len(summary.per_server), len(shown.servers)))
-    for name, claimed, seen_there in pairs:
-        if claimed != seen_there and (claimed is not None or summary.exit == COMPLETED):
-            findings.add(
-                Rule.SUMMARY, f"summary.json says {name} {claimed}, the history shows {seen_there}"
-            )
+    is_completed = summary.exit == COMPLETED
+    known = [each for each in pairs if each[1] is not None or is_completed]
+    _compare(known, "the history shows", findings)
     for told, server in zip(summary.per_server, shown.servers, strict=False):
         _check_server(told, server, findings)
 

@@ -23,7 +23,7 @@ from psdist.history.lines import (
     read_choices,
 )
 from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
-from psdist.history.rules.decisions import Members, check_decisions, with_decided_codecs
+from psdist.history.rules.choices.decisions import Members, check_decisions, with_decided_codecs
 from psdist.history.rules.findings import Findings
 from psdist.history.run_record import CodecsSince, LevelCodecs, RunRecord
 from psdist.history.summary import Summary

@@ -22,8 +22,8 @@ from psdist.history.lines import (
     read_choices,
     read_worker_lines,
 )
+from psdist.history.rules.choices.hands import Attempt, check_dealt_on, check_hands
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.hands import Attempt, check_dealt_on, check_hands
 from psdist.history.run_record import RunRecord
 
 RUN = RunRecord(

@@ -27,8 +27,8 @@ from psdist.history.lines import (
     read_choices,
     read_worker_lines,
 )
+from psdist.history.rules.choices.lengths import check_lengths
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.lengths import check_lengths
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import StepsTold, Summary
 

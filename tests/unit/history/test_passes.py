@@ -16,8 +16,8 @@ from psdist.history.lines import (
     WorkerLines,
     read_worker_lines,
 )
+from psdist.history.rules.choices.lengths import check_passes
 from psdist.history.rules.findings import Findings
-from psdist.history.rules.lengths import check_passes
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 

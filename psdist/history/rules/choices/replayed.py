@@ -1,8 +1,9 @@
-"""Whether a run has ended with a rollback where its loss had blown up, and only there.
+"""Replays that several rules on psdist's own choices share: fixed local steps, and rollbacks; pure.
 
-Owns what rules 8 and 11 of docs/history.md say of that: losses that were reported go through
-:mod:`psdist.controller.rollback` again. Pure.
+Owns the parts of rules 8 and 11 of docs/history.md on a run that ends with a rollback: reported
+losses go through :mod:`psdist.controller.rollback` again.
 
+    check_fixed(lines, take, control.choose, findings)      # {term: steps}
     risen = Risen(run.rollback)
     risen.report(reported, lossiest_since=control.lossiest_since, names=control.names)
     risen.judge(line.rolled_back)           # of each line behind it; "" where nothing is wrong
@@ -10,11 +11,13 @@ Owns what rules 8 and 11 of docs/history.md say of that: losses that were report
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from psdist.controller.kept import Rollback, rolled_back
 from psdist.controller.rollback import KeptRise, RiseGuard
-from psdist.history.lines import Reported
+from psdist.controller.steps import Choice, Term
+from psdist.history.lines import STEP_LINES, Reported, StepLine
+from psdist.history.rules.findings import Findings, Rule
 from psdist.history.summary import Summary
 
 
@@ -76,3 +79,38 @@ def judge_summary(said: Iterable[Rollback | None], summary: Summary | None) -> s
     if summary is None or not any(said) or summary.exit != "completed":
         return ""
     return "the run has ended with a rollback; summary.json says that it was completed"
+
+
+def check_fixed(
+    lines: Sequence[StepLine],
+    take: Callable[[StepLine], str],
+    choose: Callable[[], Choice],
+    findings: Findings,
+    fixed: dict[Term, list[int]] | None = None,
+    judge: Callable[[StepLine], str] = lambda _line: "",
+) -> dict[Term, list[int]]:
+    """What was fixed, by term, behind what is in ``fixed`` already. ``take``: gives the controller
+    what a line has observed, and says what is wrong with it, "" for nothing;
+    ``judge``: likewise, of every line, before."""
+    fixed = {} if fixed is None else fixed
+    for number, line in enumerate(lines, start=1):
+        told = line.fixed
+        if wrong := judge(line):
+            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
+        if told is None:
+            if wrong := take(line):
+                findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
+            continue
+        term = Term(told.loader, told.number, told.block)
+        choice = choose()
+        if (tuple(told.steps), told.why) != (choice.steps, choice.why):
+            findings.add(
+                Rule.HANDS,
+                f"{STEP_LINES}, line {number}: fixed {told.steps} ({told.why or 'as before'}); "
+                f"what was observed calls for {list(choice.steps)} "
+                f"({choice.why or 'as before'})",
+            )
+        if term in fixed:
+            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {term} is fixed twice")
+        fixed[term] = told.steps
+    return fixed

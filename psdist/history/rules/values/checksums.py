@@ -15,9 +15,9 @@ import numpy as np
 
 from psdist.history.records import EventFlag, Ints, Records
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.memberships import dead_groups
-from psdist.history.rules.replay import ServerReplay
-from psdist.history.rules.uses import Uses
+from psdist.history.rules.log.memberships import dead_groups
+from psdist.history.rules.log.replay import ServerReplay
+from psdist.history.rules.values.uses import Uses
 from psdist.history.run_record import RunRecord
 
 

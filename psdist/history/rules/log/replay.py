@@ -3,7 +3,7 @@
 Owns the replay: updates contained by group, membership at a position, versions of a chunk. It
 takes from the log only the order of its events and whose updates they were; no clock that the
 server sent to anybody is looked at. It judges nothing: that is
-:mod:`psdist.history.rules.applies` and :mod:`psdist.history.rules.uses`.
+:mod:`psdist.history.rules.log.applies` and :mod:`psdist.history.rules.values.uses`.
 
     replay = ServerReplay(run, log)
     rows = replay.row_of(chunks, positions)
@@ -31,8 +31,8 @@ from psdist.history.records import (
     ServerLog,
     joined_at,
 )
-from psdist.history.rules.modes import ModeRules
-from psdist.history.rules.reformed import Pushers
+from psdist.history.rules.log.modes import ModeRules
+from psdist.history.rules.log.reformed import Pushers
 from psdist.history.run_record import RunRecord
 
 NEVER = int(np.iinfo(np.int32).max)

@@ -1,9 +1,11 @@
-"""The rules on what an update weighed: the factor on the learning rate, weight, and EMPTY.
+"""The rules on applied updates: the factor on the learning rate, the weight, EMPTY, the codec.
 
-Owns rule 5 of docs/history.md. Pure: reads a replay and what workers say, adds to the findings.
+Owns rules 5 and 10 of docs/history.md. Pure: reads a replay and the workers' records of their
+pushes, adds to the findings.
 
     check_scales(replay, uses, findings)
     num_unknown = check_weights(replay, claims, whole_workers, findings)
+    check_codecs(replay, findings)
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import numpy.typing as npt
 
 from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.pushes import Claims
-from psdist.history.rules.reformed import is_in_place_of_the_dead
-from psdist.history.rules.replay import ServerReplay
-from psdist.history.rules.uses import Uses
+from psdist.history.rules.log.reformed import is_in_place_of_the_dead
+from psdist.history.rules.log.replay import ServerReplay
+from psdist.history.rules.values.pushes import Claims
+from psdist.history.rules.values.uses import Uses
 
 if TYPE_CHECKING:
-    from psdist.history.rules.uses import Uses
+    from psdist.history.rules.values.uses import Uses
 
 
 def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
@@ -137,3 +139,29 @@ def _used(replay: ServerReplay, uses: Uses) -> tuple[Ints, Ints]:
         found = (at >= 0) & (key[at] == wanted)
         return found, np.where(found, position[at], 0)
     return found, np.zeros(replay.num_rows, np.int64)
+
+
+def check_codecs(replay: ServerReplay, findings: Findings) -> None:
+    """The log names the codec of the message that brought an update; of an empty one none."""
+    parts = replay.run.codecs
+    if not parts:
+        promised = np.zeros(replay.num_rows, np.int64)
+    else:
+        starts = np.asarray([each.round for each in parts], np.int64)
+        codes = np.asarray([each.push_code for each in parts], np.int64)
+        part = np.searchsorted(starts, replay.clock, side="right") - 1
+        promised = codes[part]
+        for number, each in enumerate(parts):
+            if each.burst:
+                number_of_round = replay.clock.astype(np.int64) + 1
+                is_burst = (part == number) & (number_of_round % each.burst == 0)
+                promised[is_burst] = each.burst_code
+    promised[replay.is_empty] = 0
+    findings.add_each(
+        Rule.CODECS,
+        np.flatnonzero(replay.codec != promised),
+        lambda row: (
+            f"{replay.line(row)}: came by codec {replay.codec[row]}; run.json says {promised[row]} "
+            "of its round"
+        ),
+    )

@@ -1,7 +1,7 @@
 """The rules that a server's log must keep by itself: applies and optimizer steps.
 
 Owns the applies of rule 1 and the steps of rule 2 of docs/history.md; what workers used is the
-matter of :mod:`psdist.history.rules.uses`. Pure: reads a replay, adds to the findings.
+matter of :mod:`psdist.history.rules.values.uses`. Pure: reads a replay, adds to the findings.
 
     check_applies(ServerReplay(run, log), findings)
 """
@@ -12,8 +12,8 @@ import numpy as np
 
 from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.memberships import leave_clocks, stated_by_group
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.memberships import leave_clocks, stated_by_group
+from psdist.history.rules.log.replay import ServerReplay
 
 
 def check_applies(replay: ServerReplay, findings: Findings) -> None:

@@ -1,9 +1,8 @@
 """Whether attempts of a run have gone on with what psdist had chosen before.
 
-Owns the part of rule 7 of docs/history.md that is of psdist's own choices. What a checkpoint keeps
-of them follows from what was observed (:mod:`psdist.history.rules.decisions`,
-:mod:`psdist.history.rules.lengths`); here what the next attempt says of it is held against that.
-Pure.
+Owns the part of rule 7 of docs/history.md on psdist's own choices. Other rules check that the
+choices in a checkpoint follow from the observations. This one compares them with the choices that
+the next attempt began with. Pure.
 
     check_resumed({1: (run, kept_lines), 2: (run, kept_lines)}, findings)
 """

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 from psdist.controller.kept import Fidelity, KeptPaces
 from psdist.controller.steps import StepControl, Term, block_of
 from psdist.history.lines import HandLine, StepLine, WorkerLines
+from psdist.history.rules.choices.replayed import check_fixed
+from psdist.history.rules.choices.resumed import goes_on
+from psdist.history.rules.choices.resumed_modes import judging_mode
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.fixed_steps import check_fixed
-from psdist.history.rules.resumed import goes_on
-from psdist.history.rules.resumed_modes import judging_mode
 from psdist.history.run_record import RunRecord
 
 _MOST_TERMS: Final = 1 << 20

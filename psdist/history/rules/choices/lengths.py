@@ -19,10 +19,9 @@ from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
 from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
 from psdist.controller.steps import Term, block_of, first_of
 from psdist.history.lines import STEP_LINES, LengthLine, PassLine, StepLine, WorkerLines
+from psdist.history.rules.choices.replayed import Risen, check_fixed, judge_summary
+from psdist.history.rules.choices.resumed import goes_on
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.fixed_steps import check_fixed
-from psdist.history.rules.resumed import goes_on
-from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 
@@ -58,15 +57,7 @@ def check_lengths(
             f"summary.json says steps_by_loss {claimed}, by round; what was fixed is {shown}",
         )
     num_steps = sum(line.steps for told in workers for line in told.lines)
-    for name, says, is_so in (
-        ("rounds_cut", summary.rounds_cut, num_short),
-        ("local_steps", summary.local_steps, num_steps),
-    ):
-        if says != is_so:
-            findings.add(
-                Rule.HANDS,
-                f"summary.json says {name} {says}; by what workers recorded it is {is_so}",
-            )
+    _check_counts(summary, num_short, num_steps, findings)
 
 
 def _first_round(run: RunRecord) -> int:
@@ -209,8 +200,11 @@ def check_passes(
     is_complete = all(each.is_complete for each in rounds) and all(
         each.is_complete for each in passes
     )
-    if summary is None or not is_complete:
-        return
+    if summary is not None and is_complete:
+        _check_counts(summary, num_cut, num_steps, findings)
+
+
+def _check_counts(summary: Summary, num_cut: int, num_steps: int, findings: Findings) -> None:
     for name, says, is_so in (
         ("rounds_cut", summary.rounds_cut, num_cut),
         ("local_steps", summary.local_steps, num_steps),

@@ -1,7 +1,7 @@
 """The rules on rounds that groups have missed (backup groups, docs/backup.md).
 
 Owns rule 9 of docs/history.md; that a step was made of all others is the matter of
-:mod:`psdist.history.rules.applies`. Pure: reads replays and uses, adds to the findings.
+:mod:`psdist.history.rules.log.applies`. Pure: reads replays and uses, adds to the findings.
 
     by_chunk = check_missed(replay, uses, findings)     # of one server
     check_same_missed({0: {(1, 5)}, 1: {(1, 5)}}, findings)
@@ -15,8 +15,8 @@ import numpy as np
 
 from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.replay import ServerReplay
-from psdist.history.rules.uses import Uses
+from psdist.history.rules.log.replay import ServerReplay
+from psdist.history.rules.values.uses import Uses
 from psdist.history.run_record import RunRecord
 
 Missed = frozenset[tuple[int, int]]

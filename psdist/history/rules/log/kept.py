@@ -15,19 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from psdist.history.records import EventFlag, EventKind, History
+from psdist.history.rules.choices.resumed_modes import (
+    are_apart_in_sync,
+    check_modes_went_on,
+    judging_mode,
+)
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.missed import (
+from psdist.history.rules.log.missed import (
     missed_running_at,
     resumes_together,
     running_at,
     step_of_cut,
 )
-from psdist.history.rules.replay import NEVER, ServerReplay
-from psdist.history.rules.resumed_modes import (
-    are_apart_in_sync,
-    check_modes_went_on,
-    judging_mode,
-)
+from psdist.history.rules.log.replay import NEVER, ServerReplay
 from psdist.history.run_record import RunRecord
 
 Cut = tuple[int, ...]

@@ -1,7 +1,7 @@
 """What workers say of their own pushes: the weight of each iteration, and which chunks were empty.
 
 Owns the rule that every worker says it once, consistently with its group; what servers applied is
-held against it in :mod:`psdist.history.rules.weights`. Pure.
+held against it in :mod:`psdist.history.rules.values.weights`. Pure.
 
     claims = Claims.of(history, findings)
     entries, is_said = claims.index_of(workers, iterations)     # into claims.weight
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from psdist.history.records import NO_CHUNK, History, Ints, WorkerLog
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.reformed import Pushers, lost_workers, stamps_of
+from psdist.history.rules.log.reformed import Pushers, lost_workers, stamps_of
 
 _ROUNDING = 1e-9
 """Relative: a group adds its workers' weights, in whatever order."""

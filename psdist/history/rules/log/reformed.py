@@ -23,7 +23,7 @@ from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from psdist.history.rules.replay import ServerReplay
+    from psdist.history.rules.log.replay import ServerReplay
 
 
 class Pushers:

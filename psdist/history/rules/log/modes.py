@@ -22,8 +22,8 @@ from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from psdist.history.rules.replay import ServerReplay
-    from psdist.history.rules.uses import Uses
+    from psdist.history.rules.log.replay import ServerReplay
+    from psdist.history.rules.values.uses import Uses
 
 NO_BOUND = 2**31
 """Of async, in rounds: more than there are."""

@@ -1,7 +1,7 @@
 """The rules on values that the chief has set in the middle of a run (job.push).
 
 Owns the loads of rule 1 of docs/history.md; that the bytes are those that were set is the matter
-of :mod:`psdist.history.rules.checksums`. Pure: reads replays, adds to the findings.
+of :mod:`psdist.history.rules.values.checksums`. Pure: reads replays, adds to the findings.
 
     clocks = check_loads(replay, findings)                   # of one server
     check_same_loads({0: (3, 5), 1: (3, 5)}, findings)       # of all chunks of the run
@@ -15,7 +15,7 @@ import numpy as np
 
 from psdist.history.records import Ints
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.replay import ServerReplay
 
 
 def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int, ...]]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from psdist.controller.kept import KeptModes
 from psdist.history.records import ASYNC, SYNC, EventKind, History, Records, ServerLog
+from psdist.history.rules.choices.resumed import begins_with, may_go_on_with_modes
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.modes import ModeRules, describe_code
-from psdist.history.rules.resumed import begins_with, may_go_on_with_modes
+from psdist.history.rules.log.modes import ModeRules, describe_code
 from psdist.history.run_record import RunRecord
 from psdist.mode_names import Mode
 

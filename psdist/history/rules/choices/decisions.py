@@ -33,9 +33,9 @@ from psdist.history.lines import (
     Sized,
 )
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
+from psdist.history.rules.choices.replayed import Risen, judge_summary
+from psdist.history.rules.choices.resumed import begins_with, goes_on, may_go_on_with_modes
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.resumed import begins_with, goes_on, may_go_on_with_modes
-from psdist.history.rules.risen import Risen, judge_summary
 from psdist.history.run_record import CodecsSince, RunRecord
 from psdist.history.summary import Summary
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from psdist.history.records import EventKind, Ints
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.reformed import check_reforms
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.reformed import check_reforms
+from psdist.history.rules.log.replay import ServerReplay
 
 _ALLOWED_AFTER = {
     None: {EventKind.JOIN},
