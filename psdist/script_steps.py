@@ -14,10 +14,10 @@ speed of each group, or by the script's passes; and their records.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from psdist.controller.steps import Term
-from psdist.history.hands import HandRecords
-from psdist.history.lengths import LengthRecords, PassRecords
+from psdist.history.lines import HandLine, LengthLine, LineRecords, PassLine
 from psdist.history.writers import history_folder
 from psdist.prepared import ParameterSets
 from psdist.protocol.control import RoundTook
@@ -39,9 +39,10 @@ class LossSteps:
         self._context = context
         self._losses = losses
         self._worker = worker
-        self._lengths: LengthRecords | None = None
+        self._lengths: LineRecords[LengthLine] | None = None
         if context.config.record:
-            self._lengths = LengthRecords(history_folder(context.run_directory.path, 0), worker)
+            folder = history_folder(context.run_directory.path, 0)
+            self._lengths = LineRecords(folder, worker, LengthLine)
             context.flushes.append(self._lengths.flush)
         self.length = StepsByLoss(
             group=group, steps_of=loop.steps_of, tell=self._tell, on_round=self._end_round
@@ -52,7 +53,7 @@ class LossSteps:
 
     def _end_round(self, clock: int, num_steps: int) -> None:
         if self._lengths is not None:
-            self._lengths.add(clock, num_steps)
+            self._lengths.add(round=clock, steps=num_steps)
 
     def close(self) -> None:
         if self._lengths is not None:
@@ -81,9 +82,10 @@ class SpeedSteps:
         self._sets = sets
         self._is_training = is_training
         self._require_open = require_open
-        self._hands: HandRecords | None = None
+        self._hands: LineRecords[HandLine] | None = None
         if context.config.record:
-            self._hands = HandRecords(history_folder(context.run_directory.path, 0), worker)
+            folder = history_folder(context.run_directory.path, 0)
+            self._hands = LineRecords(folder, worker, HandLine)
             context.flushes.append(self._hands.flush)
         self.length = StepsBySpeed(
             group=group, steps_of=loop.steps_of, tell=self._tell, now_s=context.now_s
@@ -125,7 +127,8 @@ class SpeedSteps:
         if self._is_training():
             self.length.deal(ends_hand=dealt is not None)
         if dealt is not None and self._hands is not None:
-            self._hands.add(dealt, round_number=self._clock() if self._is_training() else -1)
+            clock = self._clock() if self._is_training() else -1
+            self._hands.add(round=clock, **asdict(dealt))
 
     def close(self) -> None:
         if self._hands is not None:
@@ -143,18 +146,18 @@ class ScriptPasses:
     ) -> None:
         """``is_in_pass()``: whether a pass is under way in which steps were made."""
         self._sets = sets
-        self._lengths: LengthRecords | None = None
-        self._passes: PassRecords | None = None
+        self._lengths: LineRecords[LengthLine] | None = None
+        self._passes: LineRecords[PassLine] | None = None
         if context.config.record:
             folder = history_folder(context.run_directory.path, 0)
-            self._lengths = LengthRecords(folder, worker)
-            self._passes = PassRecords(folder, worker)
+            self._lengths = LineRecords(folder, worker, LengthLine)
+            self._passes = LineRecords(folder, worker, PassLine)
             context.flushes += [self._lengths.flush, self._passes.flush]
         self.length = PassSteps(is_in_pass=is_in_pass, on_round=self._end_round)
 
     def _end_round(self, clock: int, num_steps: int) -> None:
         if self._lengths is not None:
-            self._lengths.add(clock, num_steps)
+            self._lengths.add(round=clock, steps=num_steps)
 
     def end(self, is_whole: bool, num_steps: int) -> None:
         """A pass that has trained is over, after so many steps of this worker in all; ``is_whole``:
@@ -165,7 +168,7 @@ class ScriptPasses:
             assert isinstance(trainer, RoundTrainer)
             round_number = trainer.end_pass(is_whole=is_whole)
             if self._passes is not None:
-                self._passes.add(num_steps, round_number=round_number, is_whole=is_whole)
+                self._passes.add(steps=num_steps, round=round_number, is_whole=is_whole)
         sets.resume()
 
     def close(self) -> None:

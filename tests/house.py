@@ -132,7 +132,7 @@ BACKUP = {"backup", "backup_every", "may_miss"}
 """Names by which the setting ``backup`` is handed on."""
 OF_BACKUP = (
     "psdist/features/",
-    "psdist/history/rules/missed.py",
+    "psdist/history/rules/log/missed.py",
     "servers/protocol/rules/backup.py",
     "servers/protocol/rules/closing.py",
 )

@@ -16,10 +16,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import rich.box
@@ -28,48 +30,48 @@ from rich.table import Table
 
 from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
-from psdist.history.hands import STEP_LINES, HandLines, read_hands, read_step_lines
-from psdist.history.lengths import read_lengths, read_passes
-from psdist.history.records import History, Ints, joined_at
-from psdist.history.rules.applies import check_applies, check_steps
-from psdist.history.rules.checksums import Checksums, check_sampled_replies, check_uses
-from psdist.history.rules.codecs import check_codecs
-from psdist.history.rules.decisions import (
+from psdist.history.lines import (
+    STEP_LINES,
     DecisionLine,
-    Members,
-    check_decisions,
-    read_decision_lines,
-    with_decided_codecs,
+    HandLine,
+    LengthLine,
+    PassLine,
+    StepLine,
+    WorkerLine,
+    WorkerLines,
+    read_choices,
+    read_worker_lines,
 )
+from psdist.history.records import History, Ints, joined_at
+from psdist.history.rules.choices.decisions import Members, check_decisions, with_decided_codecs
+from psdist.history.rules.choices.hands import Attempt as DealtAttempt
+from psdist.history.rules.choices.hands import check_dealt_on, check_hands
+from psdist.history.rules.choices.lengths import check_lengths, check_passes
+from psdist.history.rules.choices.resumed import Attempt, check_resumed
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.hands import Attempt as DealtAttempt
-from psdist.history.rules.hands import check_dealt_on, check_hands
-from psdist.history.rules.kept import KeptByServer, check_attempts, check_kept, check_same_cut
-from psdist.history.rules.lengths import check_lengths, check_passes
-from psdist.history.rules.loads import check_loads, check_same_loads
-from psdist.history.rules.memberships import (
+from psdist.history.rules.log.applies import check_applies, check_steps
+from psdist.history.rules.log.kept import KeptByServer, check_attempts, check_kept, check_same_cut
+from psdist.history.rules.log.loads import check_loads, check_same_loads
+from psdist.history.rules.log.memberships import (
     check_membership,
     check_same_joins,
     dead_groups,
     leave_clocks,
     unfinished_groups,
 )
-from psdist.history.rules.missed import (
+from psdist.history.rules.log.missed import (
     Missed,
     check_missed,
-    check_own_round,
     check_same_missed,
     rounds_missed,
 )
-from psdist.history.rules.modes import (
+from psdist.history.rules.log.modes import (
     changes_of,
     check_modes,
     check_same_modes,
 )
-from psdist.history.rules.pushes import Claims, check_num_iterations
-from psdist.history.rules.reformed import ToldDeaths, check_same_reforms, lost_workers
-from psdist.history.rules.replay import ServerReplay
-from psdist.history.rules.resumed import Attempt, check_resumed
+from psdist.history.rules.log.reformed import ToldDeaths, check_same_reforms, lost_workers
+from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.summaries import (
     Shown,
     ShownServer,
@@ -77,10 +79,14 @@ from psdist.history.rules.summaries import (
     check_promises,
     check_sets,
 )
-from psdist.history.rules.uses import Uses, check_bound, check_same_versions, check_worker
-from psdist.history.rules.weights import check_scales, check_weights
+from psdist.history.rules.values.checksums import Checksums, check_sampled_replies, check_uses
+from psdist.history.rules.values.pushes import Claims, check_num_iterations
+from psdist.history.rules.values.uses import Uses, check_bound, check_same_versions, check_worker
+from psdist.history.rules.values.weights import check_codecs, check_scales, check_weights
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary, read_summary
+
+_W = TypeVar("_W", bound=WorkerLine)
 
 _HISTOGRAM_ROWS = 12
 _BAR_CELLS = 40
@@ -119,9 +125,6 @@ class Report:
     notes: tuple[str, ...]
     changes: tuple[tuple[int, str], ...] = ()
     """Modes that the run, in its first parameter set, has changed to, and from which round on."""
-    num_corrections: int = 0
-    """Iterations of workers of which something had left before the gradient was right: the next
-    push has brought the difference."""
 
     @property
     def verdict(self) -> Verdict:
@@ -220,7 +223,6 @@ def _joined(
             for note in report.notes
         ),
         changes=reports[0].changes,
-        num_corrections=sum(report.num_corrections for report in reports),
     )
 
 
@@ -269,12 +271,10 @@ class _Checking:
         self.loads |= check_loads(replay, findings)
         self.kept.append(check_kept(replay, findings))
         check_steps(replay, findings)
-        self.missed |= check_missed(replay, findings)
         unsaid = check_weights(replay, self.claims, self.is_whole, findings)
         uses, num_beyond = self.uses.of_server(replay, findings)
         check_scales(replay, uses, findings)
-        if run.backup:
-            check_own_round(replay, uses, findings)
+        self.missed |= check_missed(replay, uses, findings)
         check_modes(replay, uses, findings)
         check_codecs(replay, findings)
         self.changes[server] = changes_of(replay)
@@ -350,7 +350,7 @@ class _Checking:
                 self.is_complete = False
             self.notes.append(line)
         check_same_versions(self.history, findings)
-        check_same_cut(run.set_index, self.kept, findings, may_miss=run.backup > 0)
+        check_same_cut(run, self.kept, findings)
         if all(log.is_complete for log in self.history.servers):
             check_same_modes(self.changes, findings)
             check_same_reforms(run, self.told, findings)
@@ -370,7 +370,6 @@ class _Checking:
             staleness=self.staleness_told,
             max_staleness=self.most_told,
             knows_staleness=not self.lost,
-            num_corrections=self._corrections(but_of=self.dead),
             modes=self.modes,
         )
         if self.is_complete:
@@ -390,16 +389,6 @@ class _Checking:
     @property
     def max_staleness(self) -> int:
         return max(self.staleness, default=0)
-
-    @property
-    def num_corrections(self) -> int:
-        return self._corrections(but_of=())
-
-    def _corrections(self, *, but_of: Collection[int]) -> int:
-        """Of workers but those of these groups."""
-        group_of = self.history.run.group_of_worker()
-        logs = (log for log in self.history.workers if group_of[log.worker] not in but_of)
-        return sum(int(np.count_nonzero(log.pushes["is_corrected"])) for log in logs)
 
     def report(self) -> Report:
         num_uses = sum(len(log.uses) for log in self.history.workers)
@@ -427,7 +416,6 @@ class _Checking:
             max_staleness=self.max_staleness,
             notes=tuple(self.notes),
             changes=self.modes[1:],
-            num_corrections=self.num_corrections,
         )
 
 
@@ -467,125 +455,87 @@ def check_run(run_dir: Path, histories: Sequence[History]) -> Report:
 
 
 def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
+    """Return the report on one attempt."""
     summary, run = read_summary(run_dir), histories[0].run
-    is_controlled = run.mode_by == "auto" or bool(run.ladder)
-    lines = read_decision_lines(run_dir) if is_controlled else []
+    decisions = read_choices(run_dir, DecisionLine) if _is_controlled(run) else []
     if run.ladder:  # messages are coded as was decided
         histories = [
-            dataclasses.replace(each, run=with_decided_codecs(each.run, lines))
+            dataclasses.replace(each, run=with_decided_codecs(each.run, decisions))
             for each in histories
         ]
     report = check_sets_of(histories, summary)
-    if is_controlled:
-        report = _with_decisions(lines, histories[0], summary, report)
-    if histories[0].run.local_steps_by_speed:
-        report = _with_hands(run_dir, histories[0], summary, report)
-    if histories[0].run.local_steps_by_loss:
-        report = _with_lengths(run_dir, histories[0], summary, report)
-    if histories[0].run.has_rounds_by_pass:
-        report = _with_passes(run_dir, histories[0], summary, report)
+    report = _with_choices(run_dir, histories[0], decisions, summary, report)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
 
 
-def _with_decisions(
-    lines: list[DecisionLine], history: History, summary: Summary | None, report: Report
+def _is_controlled(run: RunRecord) -> bool:
+    return run.mode_by == "auto" or bool(run.ladder)
+
+
+def _with_choices(
+    run_dir: Path,
+    history: History,
+    decisions: list[DecisionLine],
+    summary: Summary | None,
+    report: Report,
 ) -> Report:
-    """What psdist has changed follows from what it has recorded."""
-    findings = Findings(max_listed_per_rule=20)
-    changes = changes_of(ServerReplay(history.run, history.servers[0]))
-    check_decisions(
-        history.run,
-        lines,
-        changes,
-        findings,
-        is_complete=report.is_complete,
-        members=Members.of(history.run, history.servers[0]),
-        summary=summary,
-    )
-    return _with_findings(report, findings)
-
-
-def _with_hands(run_dir: Path, history: History, summary: Summary | None, report: Report) -> Report:
-    """What workers were dealt is whole, and follows from what was observed."""
-    findings, run = Findings(max_listed_per_rule=20), history.run
+    """Return ``report`` with the rules on psdist's own choices: they follow from the recorded
+    observations, and workers followed them."""
+    findings, run, log = Findings(max_listed_per_rule=20), history.run, history.servers[0]
+    if _is_controlled(run):
+        check_decisions(
+            run,
+            decisions,
+            changes_of(ServerReplay(run, log)),
+            findings,
+            is_complete=report.is_complete,
+            members=Members.of(run, log),
+            summary=summary,
+        )
     has_ended_early = summary is None or not report.is_complete
-    workers = _hands_of(run_dir, run, may_be_missing=has_ended_early)
-    lines = read_step_lines(run_dir)
-    check_hands(run, workers, lines, findings)
-    are_complete = [told.is_complete for told in workers]
-    report = _with_ends(_with_findings(report, findings), "hands", are_complete)
-    return report if lines else _with_no_term(report, has_ended_early=has_ended_early)
+    read = _reader(run_dir, run, may_be_missing=has_ended_early)
+    steps = read_choices(run_dir, StepLine)
+    closed: dict[str, list[bool]] = {}
+    if run.local_steps_by_speed:
+        hands = read(HandLine)
+        check_hands(run, hands, steps, findings)
+        closed["hands"] = [each.is_complete for each in hands]
+    if run.local_steps_by_loss or run.has_rounds_by_pass:
+        lengths = read(LengthLine)
+        closed["rounds"] = [each.is_complete for each in lengths]
+    if run.local_steps_by_loss:
+        check_lengths(run, lengths, steps, summary, findings)
+    if run.has_rounds_by_pass:
+        passes = read(PassLine)
+        check_passes(run, lengths, passes, summary, findings)
+        pairs = zip(closed["rounds"], passes, strict=True)
+        closed["rounds"] = [is_closed and each.is_complete for is_closed, each in pairs]
+    notes = [
+        f"the {what} of worker {worker} end early"
+        for what, are_closed in closed.items()
+        for worker, is_closed in enumerate(are_closed)
+        if not is_closed
+    ]
+    is_complete = report.is_complete and not notes
+    if (run.local_steps_by_speed or run.local_steps_by_loss) and not steps:
+        why = "; the run ended before its first term" * has_ended_early
+        notes.append(f"no local steps were fixed: there is no {STEP_LINES}{why}")
+    report = dataclasses.replace(report, is_complete=is_complete, notes=(*report.notes, *notes))
+    return _joined([report], findings)
 
 
-def _hands_of(run_dir: Path, run: RunRecord, *, may_be_missing: bool) -> list[HandLines]:
-    """By worker; none are recorded but with local steps by speed."""
-    return read_hands(
-        history_folder(run_dir, 0), num_workers=run.num_workers, may_be_missing=may_be_missing
-    )
-
-
-def _with_lengths(
-    run_dir: Path, history: History, summary: Summary | None, report: Report
-) -> Report:
-    """Rounds were as long as the reported losses call for."""
-    findings, run = Findings(max_listed_per_rule=20), history.run
-    has_ended_early = summary is None or not report.is_complete
-    workers = read_lengths(
+def _reader(
+    run_dir: Path, run: RunRecord, *, may_be_missing: bool
+) -> Callable[[type[_W]], list[WorkerLines[_W]]]:
+    """Return a function that reads one kind of line, by worker."""
+    return partial(
+        read_worker_lines,
         history_folder(run_dir, 0),
         num_workers=run.num_workers,
-        may_be_missing=has_ended_early,
-    )
-    lines = read_step_lines(run_dir)
-    check_lengths(run, workers, lines, summary, findings)
-    are_complete = [told.is_complete for told in workers]
-    report = _with_ends(_with_findings(report, findings), "rounds", are_complete)
-    return report if lines else _with_no_term(report, has_ended_early=has_ended_early)
-
-
-def _with_passes(
-    run_dir: Path, history: History, summary: Summary | None, report: Report
-) -> Report:
-    """Rounds have ended with passes over the loader."""
-    findings, run = Findings(max_listed_per_rule=20), history.run
-    folder, may_be_missing = history_folder(run_dir, 0), summary is None or not report.is_complete
-    rounds = read_lengths(folder, num_workers=run.num_workers, may_be_missing=may_be_missing)
-    passes = read_passes(folder, num_workers=run.num_workers, may_be_missing=may_be_missing)
-    check_passes(run, rounds, passes, summary, findings)
-    are_complete = [
-        each.is_complete and told.is_complete for each, told in zip(rounds, passes, strict=True)
-    ]
-    return _with_ends(_with_findings(report, findings), "rounds", are_complete)
-
-
-def _with_no_term(report: Report, *, has_ended_early: bool) -> Report:
-    note = f"no local steps were fixed: there is no {STEP_LINES}"
-    if has_ended_early:
-        note += "; the run ended before its first term"
-    return dataclasses.replace(report, notes=(*report.notes, note))
-
-
-def _with_ends(report: Report, what: str, are_complete: Sequence[bool]) -> Report:
-    """``are_complete``: by worker, whether it has closed its file of ``what``."""
-    early = [worker for worker, is_complete in enumerate(are_complete) if not is_complete]
-    notes = [f"the {what} of worker {worker} end early" for worker in early]
-    return dataclasses.replace(
-        report, is_complete=report.is_complete and not early, notes=(*report.notes, *notes)
-    )
-
-
-def _with_findings(report: Report, findings: Findings) -> Report:
-    if not findings.total:
-        return report
-    broken = Counter(report.violations_by_rule)
-    broken.update({rule.value: n for rule, n in findings.counts.items() if n})
-    return dataclasses.replace(
-        report,
-        violations=(*findings.lines(), *report.violations),
-        num_violations=report.num_violations + findings.total,
-        violations_by_rule=dict(broken),
+        may_be_missing=may_be_missing,
     )
 
 
@@ -608,13 +558,14 @@ def _with_attempts(
     notes += check_attempts(attempts, findings)
     chosen = {
         number: Attempt(
-            attempts[number][0].run, [*read_decision_lines(each), *read_step_lines(each)]
+            attempts[number][0].run,
+            [*read_choices(each, DecisionLine), *read_choices(each, StepLine)],
         )
         for number, each in folders.items()
     }
     check_resumed(chosen, findings)
     dealt = {
-        number: DealtAttempt(run, _hands_of(folders[number], run, may_be_missing=True))
+        number: DealtAttempt(run, _reader(folders[number], run, may_be_missing=True)(HandLine))
         for number, (run, _) in chosen.items()
     }
     check_dealt_on(dealt, findings)
@@ -657,11 +608,6 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
         f"{report.num_applies:,} applies replayed, {report.num_uses:,} uses checked, the bytes of "
         f"{report.num_checksums:,} compared"
     )
-    if report.num_corrections:
-        say(
-            f"{report.num_corrections:,} iterations were corrected: gradients had left during "
-            "backward and changed later; results differ from those without overlap"
-        )
     if report.staleness:
         say()
         say("staleness: iterations that a use is behind the slowest active group")

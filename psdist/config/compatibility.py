@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from psdist.config.codec_rounds import codecs_that_may_come, has_codecs, is_auto, why_on_host
 from psdist.config.codec_specs import CodecSpec
@@ -101,6 +101,18 @@ def off_of(feature: Feature, setting: str) -> str:
 def has(config: RunConfig, name: str) -> bool:
     """Return True if the settings turn on the feature ``name``."""
     return bool(_setting_of(config, _NAMED[name]))
+
+
+def recorded_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings of the run's features that run.json has, by name."""
+    mine = [each for each in FEATURES if each.recorded and has(config, each.name)]
+    return {key: getattr(config, key) for each in mine for key in each.recorded}
+
+
+def uncounted(config: RunConfig) -> frozenset[str]:
+    """Return the counts of summary.json that are null, because their feature is off."""
+    absent = [each for each in FEATURES if each.counted and not has(config, each.name)]
+    return frozenset(key for each in absent for key in each.counted)
 
 
 def refusal(config: RunConfig, *, script: Mapping[str, str] = MappingProxyType({})) -> str:

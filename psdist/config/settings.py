@@ -13,8 +13,8 @@ Longer than other modules: it is a list, one entry for each setting.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -515,6 +515,14 @@ class RunConfig(BaseModel):
             if (value := now.pop(key, None)) is not None:
                 now |= merged.updates(value, now)
         return now
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values. Raises ValueError for a name that is no field, because
+        pydantic would accept it without effect."""
+        for key in (update or {}).keys() - set(type(self).model_fields):
+            wrong = f"write {MERGED[key].instead}" if key in MERGED else "it is no setting"
+            raise ValueError(f"RunConfig.model_copy(update={{{key!r}: ...}}): {wrong}")
+        return super().model_copy(update=update, deep=deep)
 
     def setting_text(self, key: str) -> str:
         """Return a field, or the setting that replaced an older one, as ``TABLE.KEY = VALUE``;

@@ -41,6 +41,10 @@ class Feature(NamedTuple):
     """How to turn it on, as an imperative; set if another feature needs it."""
     needs: Sequence[Need] = ()
     conflicts: Sequence[Conflict] = ()
+    recorded: Sequence[str] = ()
+    """Settings that run.json has while the feature is on."""
+    counted: Sequence[str] = ()
+    """Counts of summary.json that are null while the feature is off."""
 
 
 _ONE_DECIDES: Final = "only one of them may decide the mode and the bound of a round"
@@ -89,6 +93,7 @@ MODES: Final = (
             Conflict("bound of 0", "each group would wait for iterations that others begin later"),
             Conflict("copies for readers", "a push leaves before the reply that it is relative to"),
         ],
+        recorded=["pipeline"],
     ),
     Feature(
         "staleness correction",
@@ -103,11 +108,17 @@ MODES: Final = (
             Conflict("replicas", "a replica does not store which version each worker received"),
             Conflict("shrinking groups", "a successor pushes what another worker has computed"),
         ],
+        recorded=["stale_lr", "delay_compensation"],
     ),
 )
 
 ROUNDS: Final = (
-    Feature("frozen moments", [{"freeze_step": 2}], "set training.freeze_step = 0"),
+    Feature(
+        "frozen moments",
+        [{"freeze_step": 2}],
+        "set training.freeze_step = 0",
+        recorded=["freeze_step"],
+    ),
     Feature(
         "backup groups",
         [{"backup": 1}],
@@ -121,6 +132,8 @@ ROUNDS: Final = (
             Conflict("failed workers", "servers close a round without asking who failed in it"),
             Conflict("replicas", "a replica does not store which groups missed which rounds"),
         ],
+        recorded=["backup", "backup_every"],
+        counted=["rounds_missed"],
     ),
     Feature("local steps", [{"local_steps": 2}], "set local.steps = 1", "set local.steps = 2"),
     Feature(
@@ -233,6 +246,7 @@ CODECS: Final = (
         "limits of chosen codecs",
         [{"error_budget": 0.1, "codec": "auto"}, {"loss_patience": 3, "codec": "auto"}],
         needs=[Need(["chosen codecs"], "it limits which codecs psdist chooses")],
+        recorded=["error_budget", "loss_patience"],
     ),
     Feature("feedback off", [{"feedback": "off"}], "set codec.feedback = on"),
     Feature("bursts", [{"push_codec": "int8+burst:3"}], "leave +burst out"),
@@ -352,6 +366,7 @@ LOSSES: Final = (
         conflicts=[
             Conflict("ssp or async", "only in sync is a checkpoint of one round for all groups")
         ],
+        recorded=["rollback"],
     ),
     Feature(
         "steps by loss", [{"steps_by": "loss", "local_steps": 8}], on="set local.steps_by = loss"

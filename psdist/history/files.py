@@ -20,13 +20,14 @@ from psdist.history.records import (
     HEADER,
     MAGIC,
     OPEN,
+    REBUILT,
     EventKind,
     FileKind,
     History,
     Records,
     ServerLog,
     WorkerLog,
-    rebuilt_shard,
+    other_version,
 )
 from psdist.history.run_record import FORMAT_VERSION, cannot, read_run
 
@@ -92,7 +93,7 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
         return ServerLog(server=server, events=events, checksums=sums, is_complete=is_complete)
 
     for path in path_dir.glob("rebuilt-*.events"):
-        raise rebuilt_shard(f"{path_dir / path.name} is")
+        raise other_version(f"{path_dir / path.name} is", REBUILT)
     for server in range(run.num_servers):
         copies, name = _numbers(path_dir, copy_name(server)), f"server-{server}"
         if copies and not (path_dir / f"{name}.events").exists():

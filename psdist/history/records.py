@@ -131,7 +131,7 @@ USE_DTYPE = np.dtype(
     }
 )
 IS_CORRECTED = False
-"""Every push says so. In psdist 0.1.0 a later push could correct an iteration."""
+"""Value in each push. In psdist 0.1.0 a later push could correct an iteration."""
 PUSH = struct.Struct("<iIddBB6x")
 PUSH_DTYPE = np.dtype(
     {
@@ -226,8 +226,12 @@ class History:
             chunk = pushes["chunk"]
             _refuse(where, "iteration", pushes["iteration"], ~_is_a_clock(pushes["iteration"]))
             _refuse(where, "chunk", chunk, (chunk >= run.num_chunks) & (chunk != NO_CHUNK))
-            for flag in ("is_empty", "is_corrected"):
-                _refuse(where, flag, pushes[flag], pushes[flag] > 1)
+            _refuse(where, "is_empty", pushes["is_empty"], pushes["is_empty"] > 1)
+            if pushes["is_corrected"].any():
+                raise other_version(
+                    f"history/{where} is",
+                    "a later push corrected an iteration (psdist 0.1.0 with transfer.overlap)",
+                )
 
 
 def joined_at(run: RunRecord, events: Records) -> dict[int, int]:
@@ -236,12 +240,14 @@ def joined_at(run: RunRecord, events: Records) -> dict[int, int]:
     return dict(zip(late["group"].tolist()[::-1], late["clock"].tolist()[::-1], strict=True))
 
 
-def rebuilt_shard(what: str) -> HistoryError:
+REBUILT = "a shard was rebuilt from what workers held (on_server_death = rebuild)"
+
+
+def other_version(what: str, why: str) -> HistoryError:
     """Return the error of a history of an earlier version; ``what``: the file, and a verb."""
     return HistoryError(
-        f"{what} of another version of psdist: a shard was rebuilt from what workers held "
-        "(on_server_death = rebuild), which this version does not check; check the run with the "
-        "version that wrote it"
+        f"{what} of another version of psdist: {why}, which this version does not check; check the "
+        "run with the version that wrote it"
     )
 
 
@@ -250,7 +256,7 @@ def _refuse_events(where: str, events: Records, run: RunRecord) -> None:
     is_apply, has_bytes = kind == EventKind.APPLY, np.isin(kind, OF_BYTES)
     is_of_chunk = np.isin(kind, OF_CHUNK)
     if np.isin(kind, RETIRED_KINDS).any():
-        raise rebuilt_shard(f"history/{where} is")
+        raise other_version(f"history/{where} is", REBUILT)
     _refuse(where, "kind", kind, ~np.isin(kind, tuple(EventKind)))
     _refuse(where, "group", events["group"], events["group"] >= len(run.groups))
     _refuse(where, "clock", events["clock"], ~_is_a_clock(events["clock"]))

@@ -13,7 +13,7 @@ import json
 import os
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ FORMAT_VERSION = 4
 
 _LIMIT_BYTES = 64 * 2**20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_M = TypeVar("_M", bound=BaseModel)
 
 _RETIRED: dict[str, object] = {"round_weights": "equal", "usual_steps": 0}
 """Fields that earlier versions wrote, with the value that changes no rule."""
@@ -301,28 +303,11 @@ def write_run(path_dir: Path, run: RunRecord) -> None:
 
 
 def read_run(path: Path) -> RunRecord:
-    try:
-        if path.stat().st_size > _LIMIT_BYTES:
-            raise HistoryError(
-                f"{path} is damaged: {path.stat().st_size} bytes, more than any run writes"
-            )
-        text = path.read_bytes()
-    except OSError as error:
-        raise cannot("read", path, error) from error
+    """Return the promise. Raises :class:`HistoryError`."""
+    text = read_limited(path, _LIMIT_BYTES)
     if any(key.encode() in text for key in _RETIRED):
         text = _without_retired(path, text)
-    try:
-        return RunRecord.model_validate_json(text)
-    except ValidationError as error:
-        first = min(
-            error.errors(include_url=False, include_context=False),
-            key=lambda each: each["loc"] != ("format",),  # says more than what follows from it
-        )
-        where = ".".join(str(part) for part in first["loc"])
-        raise HistoryError(
-            f"{path} is damaged or of another version of psdist: "
-            f"{where + ': ' if where else ''}{first['msg']}"
-        ) from error
+    return parsed(RunRecord, path, text)
 
 
 def _without_retired(path: Path, text: bytes) -> bytes:
@@ -346,3 +331,31 @@ def _without_retired(path: Path, text: bytes) -> bytes:
 def cannot(verb: str, path: Path | None, error: OSError) -> HistoryError:
     remedy = "; free some space, or leave report.record out" if error.errno in _NO_SPACE else ""
     return HistoryError(f"cannot {verb} {path}: {error.strerror or error}{remedy}")
+
+
+def read_limited(path: Path, limit_bytes: int) -> bytes:
+    """Return the contents of a file of a run. Raises :class:`HistoryError` if it is larger."""
+    try:
+        if path.stat().st_size > limit_bytes:
+            raise HistoryError(
+                f"{path} is damaged: {path.stat().st_size} bytes, more than any run writes"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise cannot("read", path, error) from error
+
+
+def parsed(kind: type[_M], path: Path, text: bytes) -> _M:
+    """Return the JSON text of a file as an object. Raises :class:`HistoryError`."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = min(
+            error.errors(include_url=False, include_context=False),
+            key=lambda each: each["loc"] != ("format",),  # another format explains other errors
+        )
+        where = ".".join(str(part) for part in first["loc"])
+        raise HistoryError(
+            f"{path} is damaged or of another version of psdist: "
+            f"{where + ': ' if where else ''}{first['msg']}"
+        ) from error

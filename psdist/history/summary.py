@@ -11,10 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from psdist.errors import HistoryError
-from psdist.history.run_record import cannot
+from psdist.history.run_record import parsed, read_limited
 
 _LIMIT_BYTES = 64 * 2**20
 
@@ -82,70 +81,40 @@ class SetSummary(_Told):
     staleness_seen: dict[str, _Count]
     recorded: Recorded | None
     per_server: tuple[ServerSummary, ...]
-    overlap_corrections: _Count | None = 0
-    """Iterations that a later push corrected; only psdist 0.1.0 made such corrections."""
     rounds_missed: tuple[_Count, ...] | None = None
     """By group; null where no group may miss any."""
     modes: tuple[ModeTold, ...] = ()
     """The mode of every round; nothing where a run does not say it."""
 
 
-class Summary(_Told):
+class Summary(SetSummary):
+    """Of all parameter sets together; clocks, modes and missed rounds are those of the first."""
+
     mode: str
     staleness: _Count | None
     servers: _Count
-    empty_servers: tuple[_Count, ...] | None
     workers: _Count
     groups: _Count
-    chunks: _Count | None
-    clocks: tuple[_Count, ...]
-    updates_applied: _Count | None
-    max_staleness_seen: _Count | None
-    staleness_seen: dict[str, _Count]
-    """Uses of the workers' own slices, by staleness."""
     exit: str
-    recorded: Recorded | None
-    per_server: tuple[ServerSummary, ...]
-    overlap_corrections: _Count | None = 0
-    """Iterations that a later push corrected; only psdist 0.1.0 made such corrections."""
-    rounds_missed: tuple[_Count, ...] | None = None
-    """By group; null where no group may miss any."""
     local_steps: _Count | None = None
-    """Of all workers together,"""
+    """Sum over all workers."""
     rounds_cut: _Count | None = None
-    """and the rounds of theirs that were ended before they had made their steps."""
+    """Rounds, summed over all workers, that ended before their last step."""
     steps_by_loss: tuple[StepsTold, ...] = ()
-    """Of every round; nothing where the loss decides nothing."""
-    modes: tuple[ModeTold, ...] = ()
-    """The mode of every round; nothing where a run does not say it."""
+    """The steps of every round; empty unless the loss decides them."""
     codecs: tuple[CodecsTold, ...] = ()
-    """Of every round; nothing where nothing is coded in any."""
+    """The codecs of every round; empty if nothing is coded in any round."""
     sets: tuple[SetSummary, ...] = ()
-    """Nothing where there is one: all that it would say stands above."""
+    """Each parameter set; empty if there is one, which the fields above describe."""
 
     def of_set(self, index: int) -> Summary:
-        """What the run says of one of its sets."""
+        """Return the summary with the counts of one parameter set."""
         if not self.sets:
             return self
         return self.model_copy(update={**dict(self.sets[index]), "sets": ()})
 
 
 def read_summary(run_dir: Path) -> Summary | None:
+    """Return summary.json, None if there is none. Raises :class:`HistoryError`."""
     path = run_dir / "summary.json"
-    try:
-        if not path.exists():
-            return None
-        if path.stat().st_size > _LIMIT_BYTES:
-            raise HistoryError(f"{path} is damaged: {path.stat().st_size} bytes")
-        text = path.read_bytes()
-    except OSError as error:
-        raise cannot("read", path, error) from error
-    try:
-        return Summary.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise HistoryError(
-            f"{path} is damaged or of another version of psdist: "
-            f"{where + ': ' if where else ''}{first['msg']}"
-        ) from error
+    return parsed(Summary, path, read_limited(path, _LIMIT_BYTES)) if path.exists() else None

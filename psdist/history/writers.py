@@ -1,9 +1,9 @@
 """Writers of the recorded history: what servers applied, what workers used and pushed.
 
-Owns the recording objects that the hot path calls: each event is packed into one preallocated
+Owns the recording objects that the hot path calls. Each event is packed into one preallocated
 buffer, which goes to its file when it is full or a quarter of a second old. Never judges
-(:mod:`psdist.history.rules.replay`) and never reads (:mod:`psdist.history.files`; what a user of
-histories needs is found here too).
+(:mod:`psdist.history.rules`) and never reads (:mod:`psdist.history.files`); this module exports the
+names that a user of histories needs.
 
     history = ServerHistory(run_dir / "history", server=0)      # None instead: kept in memory
     history.member(EventKind.JOIN, group=0, clock=0, weight=2.0)
@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,43 +73,70 @@ optimizer step."""
 
 
 class EventCount:
-    """A server's log of which nothing is kept but its length: without ``--record``."""
-
-    num_checksums = 0
+    """A server's log without its events, for runs without ``--record``: it has their number."""
 
     def __init__(self, position: int = 0) -> None:
         self.position = position
-        """Events so far (read only)."""
+        """Number of events so far: a reply made now contains exactly these (read only)."""
+        self.num_checksums = 0
+        """Number of checksums so far (read only)."""
 
     def step(self, _chunk: int, contributions: Contributions, _lr_scale: float = 1.0) -> None:
+        """Add the updates of a step, which the chunk contains now: in sync all of one iteration, in
+        group order; in the other modes one. Call it after the bytes of the shard have changed and
+        before the next reply is made."""
         self.position += len(contributions)
 
-    def member(self, _kind: EventKind, _group: int, _clock: int, _weight: float = 0.0) -> None:
+    def member(self, kind: EventKind, group: int, clock: int, weight: float = 0.0) -> None:
+        """Add a membership event. ``clock``: iterations that the group has finished; others wait
+        for these alone (after DEATH: the fewest that a chunk of this server contains; 0 for
+        RESUME). ``weight``: the workers of the group."""
+        if kind not in OF_MEMBERSHIP:
+            raise InvariantError(f"{kind.name} is not a membership event")
+        self._event(kind, NO_CHUNK, group, clock, weight)
+
+    def load(self, chunk: int, group: int, clock: int, crc: int | None) -> None:
+        """Add that the chief, of ``group``, has set the chunk's values after ``clock`` iterations.
+        ``crc``: crc32 of the bytes that workers will receive, None if it is not known."""
+        flags = EventFlag.NONE if crc is None else EventFlag.CRC
+        self._event(EventKind.LOAD, chunk, group, clock, float(crc or 0), 1.0, flags)
+
+    def kept(self, kind: EventKind, chunk: int, number: int, crc: int | None) -> None:
+        """Add SNAPSHOT or RESTORE: the checkpoint named after the clock ``number`` has the chunk as
+        it is now. ``crc``: crc32 of the values that the optimizer steps, None without bytes."""
+        flags = EventFlag.NONE if crc is None else EventFlag.CRC
+        self._event(kind, chunk, 0, number, float(crc or 0), 1.0, flags)
+
+    def inherit(self, chunk: int, group: int, clock: int) -> None:
+        """Add that the update ``clock`` of ``group`` has arrived whole before the group's DEATH,
+        which follows: the chunk will contain it."""
+        self._event(EventKind.INHERIT, chunk, group, clock)
+
+    def missed(self, chunk: int, round_number: int, groups: Sequence[int]) -> None:
+        """Add that these groups, ascending, have missed the round of the chunk's next step; call it
+        before :meth:`step`."""
+        for group in groups:
+            self._event(EventKind.MISSED, chunk, group, round_number)
+
+    def taken_over(self, host: int) -> None:
+        """Add that the server has failed: its replica, on server ``host``, continues."""
+        self._event(EventKind.TAKEOVER, NO_CHUNK, 0, host)
+
+    def filled(self, keeper: int, position: int) -> None:
+        """Add that server ``keeper`` has another replica of the shard. The replica's log begins
+        with this event, at ``position`` of this log."""
+        self._event(EventKind.FILLED, NO_CHUNK, 0, keeper, float(position))
+
+    def mode(self, round_number: int, mode: str, staleness: int) -> None:
+        """Add that the mode changes with ``round_number``."""
+        self._event(EventKind.MODE, NO_CHUNK, 0, round_number, float(code_of(mode, staleness)))
+
+    def _event(self, _kind: int, _chunk: int, *_fields: Any, **_more: Any) -> None:
+        """Count an event; its fields are not kept."""
         self.position += 1
 
-    def load(self, _chunk: int, _group: int, _clock: int, _crc: int | None) -> None:
-        self.position += 1
 
-    def kept(self, _kind: EventKind, _chunk: int, _number: int, _crc: int | None) -> None:
-        self.position += 1
-
-    def inherit(self, _chunk: int, _group: int, _clock: int) -> None:
-        self.position += 1
-
-    def missed(self, _chunk: int, _round: int, groups: Sequence[int]) -> None:
-        self.position += len(groups)
-
-    def taken_over(self, _host: int) -> None:
-        self.position += 1
-
-    def filled(self, _keeper: int, _position: int) -> None:
-        self.position += 1
-
-    def mode(self, _round_number: int, _mode: str, _staleness: int) -> None:
-        self.position += 1
-
-
-class ServerHistory:
+class ServerHistory(EventCount):
     """One server's log. With ``path_dir`` None it stays in memory (:meth:`log`).
 
     Its ``position`` is the only count of a server's events: a reply is stamped with it when it is
@@ -125,11 +153,8 @@ class ServerHistory:
     ) -> None:
         """``copy``: the number of the copy whose keeper writes it, 0 for the server itself;
         ``position``: of its first event, in the shard's log."""
+        super().__init__(position)
         self.server = server
-        self.position = position
-        """Events so far: a reply made now contains exactly these (read only)."""
-        self.num_checksums = 0
-        """Checksums so far (read only)."""
         name = copy_name(server, copy) if copy else f"server-{server}"
         path = path_dir and path_dir / name
         self._events = Recorder(path and path.with_suffix(".events"), FileKind.EVENTS, server)
@@ -138,9 +163,6 @@ class ServerHistory:
         )
 
     def step(self, chunk: int, contributions: Contributions, lr_scale: float = 1.0) -> None:
-        """The chunk now contains these updates: in sync all of one iteration, in group order; in
-        the other modes one. Call it after the bytes of the shard have changed and before the next
-        reply is made."""
         last = len(contributions) - 1
         for index, (group, clock, weight, is_empty, codec) in enumerate(contributions):
             flags = (index == last) | is_empty << 1
@@ -162,53 +184,6 @@ class ServerHistory:
         the contributions to a step, of which only the last has ``is_last``."""
         flags = is_last | is_empty << 1
         self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, flags, codec)
-
-    def member(self, kind: EventKind, group: int, clock: int, weight: float = 0.0) -> None:
-        """A membership event. ``clock``: iterations that the group has finished: others wait for
-        these and no more (after DEATH: the fewest that a chunk of this server contains; 0 for
-        RESUME). ``weight``: the workers of the group."""
-        if kind not in OF_MEMBERSHIP:
-            raise InvariantError(f"{kind.name} is not a membership event")
-        self._event(kind, NO_CHUNK, group, clock, weight, 1.0, 0)
-
-    def load(self, chunk: int, group: int, clock: int, crc: int | None) -> None:
-        """The chief, of ``group``, has set the chunk's values after ``clock`` iterations. ``crc``:
-        crc32 of the bytes as workers will see them, None where nobody has that."""
-        flags = EventFlag.NONE if crc is None else EventFlag.CRC
-        self._event(EventKind.LOAD, chunk, group, clock, float(crc or 0), 1.0, flags)
-
-    def kept(self, kind: EventKind, chunk: int, number: int, crc: int | None) -> None:
-        """SNAPSHOT or RESTORE: the chunk as it is now is that of the checkpoint that is named after
-        the clock ``number``. ``crc``: crc32 of what the optimizer steps, None where there are no
-        bytes."""
-        flags = EventFlag.NONE if crc is None else EventFlag.CRC
-        self._event(kind, chunk, 0, number, float(crc or 0), 1.0, flags)
-
-    def inherit(self, chunk: int, group: int, clock: int) -> None:
-        """The update ``clock`` of ``group``, whose DEATH follows, has arrived whole: the chunk will
-        contain it."""
-        self._event(EventKind.INHERIT, chunk, group, clock, 0.0, 1.0, 0)
-
-    def missed(self, chunk: int, round_number: int, groups: Sequence[int]) -> None:
-        """These groups, ascending, have missed the round in which the chunk is stepped next; call
-        it before :meth:`step`."""
-        for group in groups:
-            self._event(EventKind.MISSED, chunk, group, round_number, 0.0, 1.0, EventFlag.NONE)
-
-    def taken_over(self, host: int) -> None:
-        """The server has died: what follows is done by its buddy, server ``host``."""
-        self._event(EventKind.TAKEOVER, NO_CHUNK, 0, host, 0.0, 1.0, EventFlag.NONE)
-
-    def filled(self, keeper: int, position: int) -> None:
-        """Server ``keeper`` has another copy of the shard, whose log begins with this event, at
-        ``position`` of this one's."""
-        weight = float(position)
-        self._event(EventKind.FILLED, NO_CHUNK, 0, keeper, weight, 1.0, EventFlag.NONE)
-
-    def mode(self, round_number: int, mode: str, staleness: int) -> None:
-        """From ``round_number`` on the mode is another one."""
-        code = float(code_of(mode, staleness))
-        self._event(EventKind.MODE, NO_CHUNK, 0, round_number, code, 1.0, EventFlag.NONE)
 
     def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
         """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,
@@ -250,9 +225,9 @@ class ServerHistory:
         chunk: int,
         group: int,
         clock: int,
-        weight: float,
-        lr_scale: float,
-        flags: int,
+        weight: float = 0.0,
+        lr_scale: float = 1.0,
+        flags: int = EventFlag.NONE,
         codec: int = 0,
     ) -> None:
         events = self._events

@@ -748,7 +748,7 @@ class Nominate(Control):
 class Entrust(Control):
     """Coordinator to the nominee: a part of the coordinator's snapshot, as of log entry ``number``.
     The last part is answered with :class:`AppendAck`. ``told``: what users have been told
-    (psdist.ranks.telling)."""
+    (psdist.ranks.reporting)."""
 
     number: int
     part: int

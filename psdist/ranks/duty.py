@@ -55,18 +55,18 @@ class Duty:
         """This rank is the standby; ``told``: see :meth:`make_standby`."""
         reporter = self.begin(coordinator_log.coordinator, coordinator_log, is_active=False)
         if told:
-            reporter.go_on(told)
+            reporter.from_snapshot(told)
         return Standby(
             coordinator_log=coordinator_log,
             on_done=reporter.note,
             on_succeed=reporter.succeed,
             on_action=reporter.on_action,
-            what_was_told=reporter.standing,
+            what_was_told=reporter.to_snapshot,
         )
 
     def what_was_told(self) -> bytes:
         assert self._reporter is not None
-        return self._reporter.standing()
+        return self._reporter.to_snapshot()
 
     def on_built(
         self, set_index: int, partition: Partition, owners: tuple[int, ...], setup: Setup

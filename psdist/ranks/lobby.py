@@ -39,8 +39,8 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.ranks.context import RankContext
+from psdist.ranks.reporting.status import StatusFile
 from psdist.ranks.run_files import create_next_run_directory, take_settings_of_script
-from psdist.ranks.telling.status import StatusWriter
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction, Open
 
 logger = logging.getLogger("psdist")
@@ -54,9 +54,7 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
     waiting = context.waiting(has_deadline=False)
     waiting.relax()
     known: set[int] = set()
-    status = StatusWriter(
-        context.run_directory, roles=context.roles, mode=describe_now(context.config, 0)
-    )
+    status = StatusFile(context.run_directory)
     while True:
         if context.has_lost_coordinator:
             return False  # who would begin another job, and who would say that nobody does
@@ -72,7 +70,8 @@ def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
                 context.heed_parent()
                 context.heed_hosts()
                 if status.is_due and lobby.job == 1:
-                    status.at_start(called=lobby.called, job=lobby.job)
+                    mode, called = describe_now(context.config, 0), lobby.called
+                    status.write_start(context.roles, mode=mode, called=called, job=1)
             continue
         waiting.reset()
         arrived = _control(context, event)

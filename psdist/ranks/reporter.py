@@ -1,13 +1,12 @@
-"""The run's files and words to people: metrics, progress, summary, the first failure.
+"""The coordinator's reports to users: the log, metrics, progress, status.json and summary.json.
 
     reporter = Reporter(context, coordinator)
-    reporter.on_action(action), reporter.on_idle()          # as the job goes
+    reporter.on_action(action), reporter.on_idle()          # as the job runs
 
-Files go through psdist.report and psdist.history; what is said is put together in
-psdist.ranks.telling. Which rank reports, and since when, says psdist.ranks.duty.
+psdist.ranks.reporting.run_status has the model that the reports are made from. psdist.report and
+psdist.history write the files. psdist.ranks.duty decides which rank reports, and from when on.
 
-Longer than other modules: all of it reads one state of the job, and most methods are a few lines
-of what one action means to people.
+Longer than other modules: all reports are made from one state of the job.
 """
 
 from __future__ import annotations
@@ -17,67 +16,50 @@ import logging
 import signal
 import sys
 import time
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import msgpack
 
 from psdist.config.codec_rounds import has_codecs
-from psdist.config.modes import mode_by
-from psdist.config.outer import counted_steps
-from psdist.config.settings import RunConfig
+from psdist.config.compatibility import uncounted
 from psdist.controller.kept import Rollback
 from psdist.errors import ConfigError
 from psdist.history.writers import (
-    RunRecord,
     history_folder,
-    slice_places,
     write_run,
 )
-from psdist.protocol.control import Progress, Setup
+from psdist.protocol.control import Setup
 from psdist.protocol.ids import COORDINATOR, describe_peer, server_id
 from psdist.protocol.partition import Partition
-from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles
 from psdist.ranks.checkpointing.rollbacks import Record, add_rollback, in_words, read_rollbacks
-from psdist.ranks.checkpointing.ruling import highest_bound, line_of_modes
+from psdist.ranks.checkpointing.ruling import line_of_modes
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue, requeue
-from psdist.ranks.telling.copies import CopyReports
-from psdist.ranks.telling.deaths import DeathReports, told_holder
-from psdist.ranks.telling.decisions import Decided, DecisionReports
-from psdist.ranks.telling.lines import (
+from psdist.ranks.reporting.lines import (
     different_clocks_line,
     empty_servers_line,
     lost_metrics,
     report_lines,
 )
-from psdist.ranks.telling.standing import Standing
-from psdist.ranks.telling.status import OpenCall, StatusWriter
-from psdist.ranks.telling.steps import StepReports
-from psdist.ranks.telling.summary import BuiltSet, Told, counts_of_set, together
-from psdist.ranks.wire import wire_of
+from psdist.ranks.reporting.progress import GroupPaces
+from psdist.ranks.reporting.rank_reports import OpenCall, RankReports
+from psdist.ranks.reporting.recording import ChoiceLines
+from psdist.ranks.reporting.run_status import Notice, RunStatus, holder_of
+from psdist.ranks.reporting.status import StatusFile
+from psdist.ranks.reporting.summary import BuiltSet, counts_of_run
+from psdist.ranks.run_json import promise
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
-from psdist.servers.protocol.checkpoints import KeepFidelity
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob, WriteMetrics
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Entrusted, LogAction
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
-from psdist.servers.protocol.losses import Losses, LossHeard
-from psdist.servers.protocol.steps import StepsChosen, StepsObserved
-from psdist.servers.protocol.takeovers import (
-    ServerDeath,
-    ShardAlone,
-    ShardWhole,
-    SpareDeath,
-    Takeovers,
-)
-from psdist.servers.protocol.views import Death, Survived
-from psdist.version import VERSION
+from psdist.servers.protocol.losses import Losses
+from psdist.servers.protocol.takeovers import ServerDeath, SpareDeath
+from psdist.servers.protocol.views import Death
 
 logger = logging.getLogger("psdist")
 
@@ -85,8 +67,8 @@ _SHOW_EVERY_S = 0.25
 
 
 def write_files_when_terminated(context: RankContext) -> None:
-    """On the coordinator: a launcher that ends the ranks, because somebody has told it to or
-    because another rank has died, leaves a moment to write down how far the job had come."""
+    """On the coordinator: on SIGTERM write how far the job has come, then end. Launchers send it
+    when a user ends the job or another rank has failed."""
 
     def write_and_end(number: int, _frame: FrameType | None) -> None:
         context.write_last_files(f"ended by {signal.Signals(number).name}", 128 + number)
@@ -97,8 +79,7 @@ def write_files_when_terminated(context: RankContext) -> None:
 
 
 class Reporter:
-    """The coordinator's files and words to people: metrics, progress, summary, the first failure.
-    On its standby silent, until that succeeds."""
+    """The reports of one job. On the standby it is silent until the coordinator fails."""
 
     def __init__(
         self,
@@ -114,42 +95,31 @@ class Reporter:
         self._coordinator_log = coordinator_log
         self._built: list[BuiltSet] = []
         self.contained: Callable[[], list[list[int]]] = list
-        """By set, by group: the iterations that the chunks of this server contain."""
+        """By set and group: the iterations that the chunks of this server contain."""
         self._files = CheckpointFiles(context)
-        self._takeovers, losses = coordinator.part(Takeovers), coordinator.part(Losses)
+        losses = coordinator.part(Losses)
         self._files.good_rounds = lambda: None if losses is None else losses.good
-        self._deaths = DeathReports(
-            coordinator.progress, started_s=context.started_s, roles=context.roles
-        )
-        self._copies = CopyReports(started_s=context.started_s)
         self._has_looked_for_empty_servers = False
         if is_active:
             context.on_abort = self._on_abort
         restored, fidelity = context.restored, context.fidelity
-        why = {}
-        if fidelity is not None:
-            why["why"] = (
-                "rollback" if restored is None else f"checkpoint {restored.checkpoint.name}"
-            )
-        kept = fidelity.steps if fidelity is not None else None
-        self._decisions = DecisionReports(
+        why = "rollback" if restored is None else f"checkpoint {restored.checkpoint.name}"
+        self._status = RunStatus(
             context.config,
-            context.run_directory,
-            levels=levels_of(fidelity),
-            kept=fidelity.modes if fidelity is not None else None,
-            **why,
+            context.roles,
+            coordinator.progress,
+            fidelity=fidelity,
+            why=why if fidelity is not None else "",
         )
-        self._modes, self._codecs = self._decisions.modes, self._decisions.codecs
-        self._steps = StepReports(context.config, context.run_directory, kept=kept, **why)
-        mode = self._decisions.now
-        self._status = StatusWriter(context.run_directory, roles=context.roles, mode=mode)
-        self._standing = Standing(mode=mode, group_of_worker=context.roles.group_of_worker)
+        self._choice_lines = ChoiceLines(context.config, context.run_directory)
+        self._status_file = StatusFile(context.run_directory)
+        self._paces = GroupPaces(context.roles.group_of_worker)
         self._shown_s = 0.0
         self._display = ProgressDisplay(style=self._style(), stream=sys.stderr)
 
     def _style(self) -> Style:
-        """A parent draws what it is told; without one a line can only be rewritten on a terminal
-        of this process's own."""
+        """Return how this process shows progress: not at all if a parent does; a line can be
+        rewritten only on a terminal of this process."""
         setting = self._context.config.progress
         if setting == "off" or self._context.parent is not None:
             return "off"
@@ -162,26 +132,29 @@ class Reporter:
         owners: tuple[int, ...],
         setup: Setup,
     ) -> None:
-        """A parameter set is known: its history can say what was promised."""
+        """The chief has described a parameter set: write its run.json."""
         context = self._context
         empty = sorted(set(range(context.roles.num_servers)) - set(owners))
         if self._is_active and not set_index:
             self._record_resumed()
         promised = None
         if context.config.record:
-            promised = self._promise(set_index, partition, owners, setup)
+            promised = promise(context, self._status, set_index, partition, owners, setup)
+            if self._is_active:
+                write_run(history_folder(context.run_directory.path, set_index), promised)
         self._built.append(
             BuiltSet(
                 partition=partition,
                 empty_servers=empty,
-                may_miss=context.config.backup > 0,
+                uncounted=uncounted(context.config),
                 promised=promised,
             )
         )
         self._files.add_set(partition, setup)
 
     def _look_for_empty_servers(self) -> None:
-        """Once training has begun all sets are known, and who holds something of one."""
+        """Warn of servers without a chunk, once, when training has begun: then all sets are
+        known."""
         if self._has_looked_for_empty_servers or not self._built:
             return
         self._has_looked_for_empty_servers = True
@@ -191,67 +164,8 @@ class Reporter:
             weights = self._context.roles.shard_weights
             logger.warning("%s", empty_servers_line(largest, weights, sorted(empty)))
 
-    def _promise(
-        self,
-        set_index: int,
-        partition: Partition,
-        owners: tuple[int, ...],
-        setup: Setup,
-    ) -> RunRecord:
-        context = self._context
-        order = setup.order
-        first = context.first_clocks(set_index)
-        running: tuple[int, ...] = ()
-        if first is not None and context.config.backup:
-            none_missed = (0,) * len(context.roles.groups)
-            running = first.misses.running if first.misses is not None else none_missed
-        begins = self._modes.begins
-        promised = RunRecord(
-            psdist=VERSION,
-            mode=begins.mode,
-            staleness=begins.staleness,
-            mode_by=mode_by(context.config),
-            auto_staleness=highest_bound(context.config),
-            schedule=self._modes.schedule,
-            codecs=self._codecs.begins,
-            ladder=self._codecs.ladder,
-            error_budget=context.config.error_budget,
-            loss_patience=context.config.loss_patience,
-            freeze_step=context.config.freeze_step,
-            rollback=context.config.rollback,
-            groups=context.roles.groups,
-            num_substitutes=context.roles.num_substitutes,
-            slices=slice_places(lambda size: partition.slices(size, order), context.roles.groups),
-            num_servers=context.roles.num_servers,
-            set_index=set_index,
-            num_chunks=len(partition.chunks),
-            owners=owners,
-            checksum_every=context.config.checksum_every,
-            pipeline=context.config.pipeline,
-            stale_lr=context.config.stale_lr,
-            delay_compensation=context.config.delay_compensation,
-            local_steps_by_speed=_local_steps_by(context.config, "speed"),
-            local_steps_by_loss=_local_steps_by(context.config, "loss"),
-            has_rounds_by_pass=context.config.local_steps == "epoch",
-            backup=context.config.backup,
-            backup_every=context.config.backup_every if context.config.backup else 0,
-            has_copies=wire_of(context.config).has_copies,
-            begins_with_state=bool(setup.state),
-            restored=first.checkpoint if first is not None else "",
-            first_clocks=first.clocks if first is not None else (),
-            missed_running=running,
-            attempt=context.attempt,
-            restored_attempt=(
-                context.restored.checkpoint.index.attempt if context.restored is not None else 0
-            ),
-            cut=zlib.crc32(partition.encode()),
-        )
-        if self._is_active:
-            write_run(history_folder(context.run_directory.path, set_index), promised)
-        return promised
-
     def _record_resumed(self) -> None:
-        """What the job has begun with of psdist's own choices, before any other is made."""
+        """Report psdist's own choices with which the job begins, before any other choice."""
         restored, fidelity = self._context.restored, self._context.fidelity
         kept = self._context.kept_fidelity
         if kept is not None and kept.modes is not None:
@@ -259,59 +173,43 @@ class Reporter:
             say = logger.info if is_taken else logger.warning
             say("%s", line_of_modes(self._context.config, kept.modes))
         if fidelity is not None:
-            of = self._steps if fidelity.is_of_steps else self._decisions
-            of.resumed("" if restored is None else restored.checkpoint.name, fidelity)
+            name = "" if restored is None else restored.checkpoint.name
+            self._choice_lines.resume(name, fidelity)
 
-    def standing(self) -> bytes:
-        """What people have heard, and ask for again at the end, for the coordinator's next
-        standby."""
-        told: bytes = msgpack.packb(
+    # -- the standby -------------------------------------------------------------------------------
+
+    def to_snapshot(self) -> bytes:
+        """Return what users have been told so far, for the coordinator's next standby."""
+        state: bytes = msgpack.packb(
             [
-                self._deaths.standing(),
-                self._copies.standing(),
+                self._status.to_snapshot(),
                 self._files.standing(),
                 list(self._context.joined.items()),
-                self._decisions.standing(),
             ]
         )
-        return told
+        return state
 
-    def go_on(self, standing: bytes) -> None:
-        """On that one, with this."""
-        deaths, copies, files, joined, decisions = msgpack.unpackb(standing)
-        self._deaths.go_on(deaths)
-        self._copies.go_on(copies)
+    def from_snapshot(self, state: bytes) -> None:
+        """Take in what the coordinator has told users."""
+        status, files, joined = msgpack.unpackb(state)
+        self._status.from_snapshot(status)
         self._files.go_on(files)
         self._context.joined.update(joined)
-        self._decisions.go_on(decisions)
 
     def note(self, action: LogAction) -> None:
         """On the standby: the coordinator has done this."""
-        if isinstance(action, ServerDeath):
-            self._deaths.taken_over(action, is_news=False)
-        elif isinstance(action, SpareDeath):
-            self._deaths.spare_lost(action, is_news=False)
-        elif isinstance(action, SubstituteDeath):
-            self._deaths.substitute_lost(action, is_news=False)
-        elif isinstance(action, Joined):
-            self._context.joined[action.worker] = action.place
-            self._deaths.joined(action, is_news=False)
-        elif isinstance(action, ShardAlone):
-            self._copies.alone(action, is_news=False)
-        elif isinstance(action, ShardWhole):
-            self._copies.whole(action, is_news=False)
-        elif isinstance(action, Death):
-            self._deaths.declared(action, is_news=False)
-        elif isinstance(action, Survived):
-            self._deaths.survived(action)
-        elif isinstance(action, Decided):
-            self._decisions.note(action)
-        elif isinstance(action, CheckpointAction):
+        self._update(action)
+        if isinstance(action, CheckpointAction):
             self._files.note(action)
 
+    def _update(self, action: LogAction) -> Notice | None:
+        if isinstance(action, Joined):
+            self._context.joined[action.worker] = action.place
+        return self._status.update(action, time.monotonic() - self._context.started_s)
+
     def succeed(self, undone: Sequence[LogAction]) -> None:
-        """The coordinator has died, and this rank has its place. ``undone``: what it may not have
-        done."""
+        """This rank replaces the failed coordinator. ``undone``: actions that the coordinator may
+        not have done."""
         context = self._context
         self._is_active = True
         context.on_abort = self._on_abort
@@ -321,28 +219,24 @@ class Reporter:
         lines = [each.line for each in undone if isinstance(each, WriteMetrics)]
         for line in context.run_directory.missing("metrics.jsonl", lines):
             context.run_directory.append_metrics(line)
-        if progress := self._coordinator.progress:
-            behind = self._standing.behind(progress, self._coordinator.out)
-            self._modes.reached(behind, is_news=False)
-        kept = [each for each in undone if isinstance(each, Decided | KeepFidelity | LossHeard)]
-        num_kept = self._decisions.num_kept(kept)
-        is_kept = {id(each) for each in kept[:num_kept]}
+        self._status.reach(self._behind)
+        written = {id(each) for each in self._choice_lines.written(undone)}
         for each in undone:
-            if isinstance(each, Decided) and id(each) in is_kept:
-                self._decisions.note(each)
-            elif isinstance(each, KeepFidelity) and id(each) in is_kept:
-                self._files.note(each)
-            elif isinstance(each, LossHeard) and id(each) in is_kept:
-                continue
-            elif isinstance(each, CheckpointAction) and self._files.has_done(each):
-                self._files.note(each)
-            elif isinstance(each, Complete) and self._is_told():
+            is_done = isinstance(each, CheckpointAction) and self._files.has_done(each)
+            if id(each) in written or is_done:
+                self.note(each)
+            elif isinstance(each, Complete) and self._has_completed():
                 context.run_directory.close()
             elif not isinstance(each, WriteMetrics):
                 self.on_action(each)
 
-    def _is_told(self) -> bool:
-        """Whether people know that this run is complete."""
+    @property
+    def _behind(self) -> int:
+        """Clock of the slowest group."""
+        return self._paces.behind(self._coordinator.progress, self._coordinator.out)
+
+    def _has_completed(self) -> bool:
+        """True if summary.json has this run as completed."""
         try:
             text = (self._context.run_directory.path / "summary.json").read_text(encoding="utf-8")
             summary = json.loads(text)
@@ -352,26 +246,14 @@ class Reporter:
         return known == ("completed", self._context.attempt)
 
     def on_action(self, action: LogAction) -> None:
+        self._choice_lines.append(action)
+        if notice := self._update(action):
+            _log([notice])
+        self._tell_parent_of_death(action)
         if isinstance(action, WriteMetrics):
             self._context.run_directory.append_metrics(action.line)
         elif isinstance(action, Warn):
             logger.warning("%s", action.text)
-        elif isinstance(action, ServerDeath):
-            self._deaths.taken_over(action)
-            self._tell_parent_of_death(self._context.roles.server_ranks[action.server])
-        elif isinstance(action, SpareDeath):
-            self._deaths.spare_lost(action)
-            self._tell_parent_of_death(self._context.roles.spare_ranks[action.spare])
-        elif isinstance(action, SubstituteDeath):
-            self._deaths.substitute_lost(action)
-            self._tell_parent_of_death(self._context.roles.worker_ranks[action.worker])
-        elif isinstance(action, Joined):
-            self._context.joined[action.worker] = action.place
-            self._deaths.joined(action)
-        elif isinstance(action, ShardAlone):
-            self._copies.alone(action)
-        elif isinstance(action, ShardWhole):
-            self._copies.whole(action)
         elif isinstance(action, Entrusted):
             logger.warning(
                 "the coordinator, in %s, has a standby again: %s",
@@ -380,26 +262,6 @@ class Reporter:
             )
         elif isinstance(action, CheckpointAction):
             self._files.do(action)
-            if isinstance(action, KeepFidelity):
-                of = self._steps if action.fidelity.is_of_steps else self._decisions
-                of.kept(action)
-        elif isinstance(action, Death):
-            self._deaths.declared(action)
-            for worker in (action.worker, *action.left):
-                self._tell_parent_of_death(self._context.roles.worker_ranks[worker])
-        elif isinstance(action, Survived):
-            self._deaths.survived(action)
-        elif isinstance(action, Decided):
-            self._decisions.on_action(action)
-            self._standing.mode = self._status.mode = self._decisions.now
-        elif isinstance(action, StepsObserved):
-            self._steps.observed(action)
-        elif isinstance(action, LossHeard) and self._context.config.steps_by == "loss":
-            self._steps.heard(action)
-        elif isinstance(action, LossHeard):
-            self._decisions.heard(action)
-        elif isinstance(action, StepsChosen):
-            self._steps.chosen(action)
         elif isinstance(action, Rollback):
             self._roll_back(action)
         elif isinstance(action, EndJob):
@@ -407,25 +269,24 @@ class Reporter:
             failure = action.failure
             self._context.abort(failure.heading, failure.text, failure.exit_status)
         elif isinstance(action, Complete):
-            self._display.close()
-            self._look_for_empty_servers()
-            summary = self._summary("completed")
-            self._write_summary(summary)
-            self._tell_status(outcome="completed")
-            self._context.run_directory.close()
-            for each in summary["sets"]:
-                if line := different_clocks_line(each["clocks"]):
-                    logger.warning("%s", line)
-            run_dir = str(self._context.run_directory.path)
-            words = "; ".join(filter(None, (self._decisions.words, self._steps.words)))
-            lines = report_lines(summary, words, run_dir)
-            if lost := self._context.run_directory.num_lost:
-                why = self._context.run_directory.why_lost
-                lines.append(f"  lost           {lost_metrics(lost, why)}")
-            if self._context.tracer is not None:
-                lines.append(f"  trace          psdist trace {run_dir}")
-            for line in lines:
-                print(line, flush=True)
+            self._complete()
+
+    def _complete(self) -> None:
+        self._display.close()
+        self._look_for_empty_servers()
+        directory = self._context.run_directory
+        summary = self._write_end("completed")
+        directory.close()
+        for each in summary["sets"]:
+            if line := different_clocks_line(each["clocks"]):
+                logger.warning("%s", line)
+        lines = report_lines(summary, self._status.words, str(directory.path))
+        if lost := directory.num_lost:
+            lines.append(f"  lost           {lost_metrics(lost, directory.why_lost)}")
+        if self._context.tracer is not None:
+            lines.append(f"  trace          psdist trace {directory.path}")
+        for line in lines:
+            print(line, flush=True)
 
     @property
     def _coordinator_at(self) -> int:
@@ -437,8 +298,9 @@ class Reporter:
     def _standby(self) -> int | None:
         return None if self._coordinator_log is None else self._coordinator_log.standby
 
-    def _coordinator_line(self) -> str:
-        """Nothing while coordinator and standby are those of the start."""
+    @property
+    def coordinator_line(self) -> str:
+        """Return where they are; "" while coordinator and standby are those of the start."""
         at, standby = self._coordinator_at, self._standby
         buddies = self._context.buddies
         if not buddies or (at, standby) == (COORDINATOR, server_id(buddies[0])):
@@ -447,13 +309,12 @@ class Reporter:
         return f"in {describe_peer(at)}, {has}"
 
     def _roll_back(self, rollback: Rollback) -> None:
-        """The loss has blown up: the job ends, to be started again with less lossy choices, if
-        there are any."""
+        """End the job, because the loss has blown up. A launcher starts it again if psdist has less
+        lossy choices left."""
         context, words = self._context, in_words(rollback)
         self._display.close()
-        (self._decisions if rollback.names else self._steps).rolled_back(rollback)
-        # Also where none is left: whoever goes on with another learning rate goes on from before.
-        # And once: a coordinator that has died since may have done it.
+        # Also without less lossy choices: a run with another learning rate must resume from before
+        # the rise. Once, because an earlier coordinator may have added it.
         known = [each.attempt for each in read_rollbacks(context.run_directory.path)]
         if context.attempt not in known:
             add_rollback(context.run_directory.path, Record(context.attempt, rollback))
@@ -462,9 +323,21 @@ class Reporter:
             text, status = requeue(f"the loss has blown up: --resume goes on, {words}")
         context.abort(f"psdist: {context.who}", text, status)
 
-    def _tell_parent_of_death(self, rank: int) -> None:
-        if self._context.parent is not None:
-            self._context.parent.tell(RankSurvived(rank=rank))
+    def _tell_parent_of_death(self, action: LogAction) -> None:
+        roles, parent = self._context.roles, self._context.parent
+        ranks: list[int] = []
+        match action:
+            case ServerDeath(server):
+                ranks = [roles.server_ranks[server]]
+            case SpareDeath(spare):
+                ranks = [roles.spare_ranks[spare]]
+            case SubstituteDeath(worker):
+                ranks = [roles.worker_ranks[worker]]
+            case Death(worker, left=left):
+                ranks = [roles.worker_ranks[each] for each in (worker, *left)]
+        for rank in ranks:
+            if parent is not None:
+                parent.tell(RankSurvived(rank=rank))
 
     def _on_abort(self, text: str, status: int) -> None:
         lines = text.strip().splitlines()
@@ -473,15 +346,18 @@ class Reporter:
             outcome = "interrupted"
         elif is_requeue(text, status):
             outcome = "requeue"
-        self._write_summary(self._summary(outcome))
-        self._tell_status(outcome=outcome)
+        self._write_end(outcome)
 
-    def _write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json; log a warning if the disk is full, because the job has trained."""
+    def _write_end(self, outcome: str) -> dict[str, Any]:
+        """Write summary.json and the last status.json. Log a warning if the disk is full, because
+        the job has trained."""
+        summary = self._summary(outcome)
         try:
             self._context.run_directory.write_json("summary.json", summary)
         except OSError as error:
             logger.warning("summary.json was not written: %s", error.strerror or error)
+        self._write_status(outcome=outcome)
+        return summary
 
     def on_idle(self) -> None:
         if not self._is_active:
@@ -493,94 +369,59 @@ class Reporter:
             return
         self._shown_s = now_s
         training = self._show(now_s)
-        if self._status.is_due:
-            self._tell_status(training)
+        if self._status_file.is_due:
+            self._write_status(training)
 
-    def _tell_status(self, training: Training | None = None, *, outcome: str = "") -> None:
-        """To `psdist status`; ``outcome``: how the job has ended."""
-        if self._context.comm is None:
-            return
-        coordinator = self._coordinator
-        self._status.training(
-            progress=self._last_progress() if outcome else coordinator.progress,
-            calls=[OpenCall(*each) for each in coordinator.open_collectives()],
-            done=coordinator.done,
-            out=coordinator.out,
-            dead=[each["who"] for each in self._deaths.told()],
-            alone=[] if self._takeovers is None else self._takeovers.alone,
-            registrar=self._coordinator_line(),
-            num_idle_spares=coordinator.num_idle_spares,
-            joined=self._deaths.joined_lines(),
-            training=training,
-            outcome=outcome,
-        )
-
-    def _last_progress(self) -> dict[int, Progress]:
-        """Of a job that has ended: workers that were ended by a failure had no time to tell."""
-        groups, progress = self._context.roles.group_of_worker, self._coordinator.progress
-        contained = next(iter(self.contained()), [])
-        return {
-            worker: replace(each, clock=max([each.clock, *contained[groups[worker] :][:1]]))
-            for worker, each in progress.items()
-        }
+    def _write_status(self, training: Training | None = None, *, outcome: str = "") -> None:
+        """Write status.json; ``outcome``: how the job has ended, "" before."""
+        if self._context.comm is not None:
+            self._status_file.write(
+                self._status, self._reports(), training=training, outcome=outcome
+            )
 
     def _show(self, now_s: float) -> Training | None:
-        """On a display, once training has begun."""
-        progress, parent = self._coordinator.progress, self._context.parent
-        if any(each.clock for each in progress.values()):
-            self._look_for_empty_servers()
-            self._modes.reached(self._standing.behind(progress, self._coordinator.out))
-            self._standing.mode = self._status.mode = self._decisions.now
-            training = self._standing.at(
-                now_s - self._context.started_s,
-                progress=progress,
-                last=self._coordinator.last,
-                out=self._coordinator.out,
-            )
-            self._display.update(training)
-            if parent is not None:
-                parent.tell(training)
-            return training
-        return None
+        """Update the display. Return its report, None before training has begun."""
+        coordinator, parent = self._coordinator, self._context.parent
+        if not any(each.clock for each in coordinator.progress.values()):
+            return None
+        self._look_for_empty_servers()
+        _log(self._status.reach(self._behind))
+        training = self._paces.training(
+            now_s - self._context.started_s,
+            mode=self._status.mode,
+            progress=coordinator.progress,
+            last=coordinator.last,
+            out=coordinator.out,
+        )
+        self._display.update(training)
+        if parent is not None:
+            parent.tell(training)
+        return training
 
-    def _summary(self, outcome: str) -> dict[str, Any]:
-        """summary.json; where the run failed, what is known by then and null for what is not."""
-        context, coordinator = self._context, self._coordinator
-        told = Told(
-            roles=context.roles,
+    def _reports(self) -> RankReports:
+        coordinator = self._coordinator
+        return RankReports(
+            roles=self._context.roles,
             workers=coordinator.done,
             servers=coordinator.servers,
             progress=coordinator.progress,
             contained=self.contained(),
             out=coordinator.out,
             not_joined=frozenset(coordinator.membership.waiting),
+            calls=[OpenCall(*each) for each in coordinator.open_collectives()],
+            num_idle_spares=coordinator.num_idle_spares,
+            coordinator_line=self.coordinator_line,
         )
-        restored = context.restored
-        sets = [counts_of_set(told, built, index) for index, built in enumerate(self._built)]
-        sets = sets or [counts_of_set(told, None, 0)]
-        sets = [each | {"modes": self._modes.of_set(n)} for n, each in enumerate(sets)]
-        is_known, workers = told.all_workers, coordinator.done.values()
-        samples = sum(each["samples"] for each in workers)
-        trained_s = max((each["trained_s"] for each in workers), default=0.0)
-        per_s = round(samples / trained_s, 1) if trained_s else 0.0
+
+    def _summary(self, outcome: str) -> dict[str, Any]:
+        """Return summary.json. After a failure, a value that is not known is null."""
+        context, restored, standby = self._context, self._context.restored, self._standby
         return {
-            "mode": self._modes.begins.mode,
-            "staleness": self._modes.begins.staleness,
-            "servers": context.roles.num_servers,
-            "workers": context.roles.num_beginning,
-            "spares": len(context.roles.waiting_ranks),
-            "groups": context.roles.num_groups_beginning,
-            **together(sets),
-            "codecs": self._codecs.told(),
-            "steps_by_loss": self._steps.told(),
-            "bytes_sent": told.bytes_sent,
+            **counts_of_run(self._status, self._reports(), self._built),
             "predicted_exchange_s": self._predicted_exchange_s(),
             "wall_s": round(time.monotonic() - context.started_s, 3),
-            "samples": samples if is_known else None,
-            "dropped_samples": told.dropped_samples,
-            "samples_per_s": per_s if is_known else None,
             "exit": outcome,
-            "last": dict(coordinator.last),
+            "last": dict(self._coordinator.last),
             "replication": context.config.replication,
             "attempts": context.attempt,
             "resumed_from": restored.checkpoint.name if restored is not None else None,
@@ -588,24 +429,20 @@ class Reporter:
             "checkpoints": self._files.num_complete,
             "checkpoints_failed": self._files.num_failed,
             "metrics_lost": context.run_directory.num_lost,
-            "deaths": self._deaths.told(),
-            "joined": self._deaths.told_of_joined(),
-            "alone": self._copies.told(),
-            "registrar": told_holder(self._coordinator_at),
-            "deputy": None if self._standby is None else told_holder(self._standby),
-            "sets": sets,
+            "registrar": holder_of(self._coordinator_at),
+            "deputy": None if standby is None else holder_of(standby),
         }
 
     def _rollbacks(self) -> list[dict[str, Any]]:
-        """Of all attempts: which one has ended so, and why."""
+        """Return the attempts that ended with a rollback, and why."""
         if self._context.config.rollback is None:
             return []
         records = read_rollbacks(self._context.run_directory.path)
         return [{"attempt": each.attempt, "why": in_words(each.rollback)} for each in records]
 
     def _predicted_exchange_s(self) -> float | None:
-        """What the plan says of this model on the slowest link; None where no link is crossed, or
-        other bytes cross it than the plan counts: codecs' fewer, and those of second copies."""
+        """Return the plan's time of this model on the slowest link; None if no link is crossed, or
+        if codecs or replicas change the bytes that the plan counts."""
         plan, config = self._context.plan, self._context.config
         if plan is None or not plan.links or not self._built:
             return None
@@ -615,6 +452,6 @@ class Reporter:
         return plan.cost_s * num_bytes / plan.model_bytes
 
 
-def _local_steps_by(config: RunConfig, rule: Literal["speed", "loss"]) -> int:
-    """0 where another rule says how many there are."""
-    return counted_steps(config) if config.steps_by == rule else 0
+def _log(notices: Iterable[Notice]) -> None:
+    for each in notices:
+        logger.log(each.level, "%s", each.text)

@@ -5,7 +5,7 @@
 
 The coordinator writes it about once a second while it has nothing else to do, and when the job
 ends; `psdist status` reads it, without MPI. Owns what the file says; what is known is
-psdist.ranks.telling.status's.
+psdist.ranks.reporting.status's.
 """
 
 from __future__ import annotations

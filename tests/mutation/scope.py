@@ -95,7 +95,7 @@ HOUSE = Scope(
         "psdist/protocol/send_order.py",
         "workers/model/optimizer_state.py",
         "servers/shard/optimizer_state.py",
-        "psdist/history/rules/*.py",
+        "psdist/history/rules/**/*.py",
         "psdist/commands/check.py",
     ),
     for_people={
@@ -123,7 +123,7 @@ HOUSE = Scope(
     ),
     near={
         "psdist/commands/check.py": ("tests/unit/history/test_modes.py",),
-        "psdist/history/rules/checksums.py": ("tests/unit/history/test_check.py",),
+        "psdist/history/rules/values/checksums.py": ("tests/unit/history/test_check.py",),
         "servers/protocol/rules/backup.py": ("tests/unit/servers/chunks/test_backed.py",),
         "servers/protocol/rules/gathering.py": ("tests/unit/servers/test_state.py",),
         "servers/protocol/rules/rule.py": ("tests/unit/servers/chunks/test_updates.py",),

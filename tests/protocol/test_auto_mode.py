@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from psdist.history.rules.decisions import DecisionLine, check_decisions
+from psdist.history.rules.choices.decisions import DecisionLine, check_decisions
 from psdist.history.rules.findings import Findings
-from psdist.history.rules.modes import changes_of
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.modes import changes_of
+from psdist.history.rules.log.replay import ServerReplay
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import COORDINATOR
 from psdist.servers.protocol.modes import ModeChanged

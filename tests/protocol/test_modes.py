@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from psdist.commands.check import check
-from psdist.history.rules.modes import changes_of
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.modes import changes_of
+from psdist.history.rules.log.replay import ServerReplay
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.modes import SET_MODE, pack_mode
 from tests.support.virtual.job import VirtualJob, play

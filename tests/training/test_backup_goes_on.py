@@ -26,7 +26,7 @@ from psdist.config.settings import RunConfig
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import History, read_histories, read_history
 from psdist.job import Job
-from psdist.ranks.telling.summary import share_line
+from psdist.ranks.reporting.summary import share_line
 from psdist.servers.protocol.rules.closing import Closed
 from tests.support.backup_sets import replay, sets_of
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage

@@ -1,7 +1,6 @@
-"""What ``psdist check`` proves of a recorded run.
+"""The rules of ``psdist check`` on a recorded run; pure: no file is read and nothing printed.
 
-``replay`` counts what the servers did, each other module is named after what it judges and adds to
-``findings``.
-
-Pure: no file is read here, nothing printed (docs/history.md).
+``log`` replays what servers did and judges each server's log. ``values`` compares the values that
+workers used and pushed. ``choices`` replays psdist's own choices of modes, codecs and local steps.
+``summaries`` compares summary.json. Each module adds to ``findings`` (docs/history.md).
 """

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.memberships import dead_groups
-from psdist.history.rules.modes import describe_mode
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.memberships import dead_groups
+from psdist.history.rules.log.modes import describe_mode
+from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import ServerSummary, Summary
 
@@ -82,12 +82,17 @@ class Shown:
     knows_staleness: bool = True
     """Whether none has died of a group that went on. Else who has a dead one's chunks has counted
     0 for them until their next replies came, and what is shown is a bound."""
-    num_corrections: int = 0
-    """Iterations that workers say were corrected."""
     rounds_missed: tuple[int, ...] = ()
     """By group, before it left."""
     modes: tuple[tuple[int, str], ...] = ()
     """The mode of every round, each from its first one on."""
+
+
+def _compare(pairs: Iterable[tuple[str, object, object]], source: str, findings: Findings) -> None:
+    """Compare each (name, claim of summary.json, value of the ``source``)."""
+    for name, claimed, seen in pairs:
+        if claimed != seen:
+            findings.add(Rule.SUMMARY, f"summary.json says {name} {claimed}, {source} {seen}")
 
 
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
@@ -114,11 +119,7 @@ def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None
             run.checksum_every,
         ),
     ]
-    for name, claimed, promised in pairs:
-        if claimed != promised:
-            findings.add(
-                Rule.SUMMARY, f"summary.json says {name} {claimed}, run.json says {promised}"
-            )
+    _compare(pairs, "run.json says", findings)
 
 
 def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) -> None:
@@ -141,11 +142,6 @@ def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) 
         ("chunks", summary.chunks, _added(each.chunks for each in sets)),
         ("updates_applied", summary.updates_applied, _added(each.updates_applied for each in sets)),
         ("staleness_seen", +Counter(summary.staleness_seen), +staleness),
-        (
-            "overlap_corrections",
-            summary.overlap_corrections,
-            _added(each.overlap_corrections for each in sets),
-        ),
     ]
     for name in ServerSummary.model_fields:
         told = [getattr(each, name) for each in summary.per_server]
@@ -153,11 +149,7 @@ def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) 
         pairs.append(
             (f"{name} of servers", told, [sum(each) for each in zip(*by_set, strict=False)])
         )
-    for name, claimed, seen in pairs:
-        if claimed != seen:
-            findings.add(
-                Rule.SUMMARY, f"summary.json says {name} {claimed}, of its sets together {seen}"
-            )
+    _compare(pairs, "of its sets together", findings)
 
 
 def _added(values: Iterable[int | None]) -> int | None:
@@ -170,7 +162,6 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     updates = (server.num_updates for server in shown.servers if server.num_chunks)
     pairs: list[tuple[str, object, object]] = [
         ("updates_applied", summary.updates_applied, min(updates, default=0)),
-        ("overlap_corrections", summary.overlap_corrections, shown.num_corrections),
     ]
     if shown.knows_staleness:
         pairs.append(("max_staleness_seen", summary.max_staleness_seen, shown.max_staleness))
@@ -194,11 +185,9 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
     ]
     if summary.per_server or summary.exit == COMPLETED:
         pairs.append(("number of servers", len(summary.per_server), len(shown.servers)))
-    for name, claimed, seen_there in pairs:
-        if claimed != seen_there and (claimed is not None or summary.exit == COMPLETED):
-            findings.add(
-                Rule.SUMMARY, f"summary.json says {name} {claimed}, the history shows {seen_there}"
-            )
+    is_completed = summary.exit == COMPLETED
+    known = [each for each in pairs if each[1] is not None or is_completed]
+    _compare(known, "the history shows", findings)
     for told, server in zip(summary.per_server, shown.servers, strict=False):
         _check_server(told, server, findings)
 

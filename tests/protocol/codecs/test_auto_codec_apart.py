@@ -15,10 +15,10 @@ import torch
 
 from psdist.codecs.wire import Wire, WireFrom
 from psdist.errors import ProtocolError
-from psdist.history.rules.codecs import check_codecs
-from psdist.history.rules.decisions import with_decided_codecs
+from psdist.history.rules.choices.decisions import with_decided_codecs
 from psdist.history.rules.findings import Findings
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.replay import ServerReplay
+from psdist.history.rules.values.weights import check_codecs
 from psdist.protocol.control import BeginCodecs, Control
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.rules.on_arrival import Async, Ssp

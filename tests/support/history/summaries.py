@@ -10,8 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from psdist.history.summary import Summary
-from psdist.ranks.telling.coding import coding_of
-from psdist.ranks.telling.summary import together
+from psdist.ranks.reporting.coding import coding_of
+from psdist.ranks.reporting.summary import together
 
 if TYPE_CHECKING:
     from tests.support.history.toy_parts import Server

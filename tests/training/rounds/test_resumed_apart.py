@@ -21,7 +21,7 @@ from torch.utils.data import Subset
 from psdist.commands.check import check_run
 from psdist.controller.steps import block_of
 from psdist.errors import UsageError
-from psdist.history.hands import read_hands
+from psdist.history.lines import HandLine, read_worker_lines
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories, read_history
 from psdist.job import Job
@@ -199,7 +199,7 @@ def with_evaluations(
 
 def numbers(path: Path, worker: int) -> list[int]:
     """Of passes in which this worker has evaluated, in order."""
-    told = read_hands(path / "history", num_workers=4)[worker]
+    told = read_worker_lines(path / "history", HandLine, num_workers=4)[worker]
     return sorted({each.number for each in told.lines if each.loader == 2})
 
 

@@ -168,3 +168,12 @@ def test_an_unknown_profile_is_refused_and_a_refusal_names_the_profile() -> None
         resolve(command_line={}, environment={}, profile="fast")
     with pytest.raises(ConfigError, match=r"\(--profile uneven is in use\)"):
         resolve(command_line={"consistency.backup": "1"}, environment={}, profile="uneven")
+
+
+def test_a_copy_takes_no_name_that_would_have_no_effect() -> None:
+    config = RunConfig()
+    assert config.model_copy(update={"codec_push": "int8"}).push_codec == "int8"
+    with pytest.raises(ValueError, match=r"'push_codec': ...}\): write codec.push$"):
+        config.model_copy(update={"push_codec": "int8"})
+    with pytest.raises(ValueError, match=r"'watch': ...}\): it is no setting$"):
+        config.model_copy(update={"watch": True})

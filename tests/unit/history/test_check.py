@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from psdist.commands.check import Report, Verdict, check, check_sets_of, main
 from psdist.history.records import HEADER, EventFlag, Records
-from psdist.history.rules import replay
 from psdist.history.rules.findings import Rule
+from psdist.history.rules.log import replay
 from psdist.history.summary import Recorded, ServerSummary
 from psdist.history.writers import EventKind, History, ServerHistory, WorkerHistory, collect
 from tests.support.history.summaries import summary_of_toy

@@ -15,17 +15,15 @@ from psdist.controller.kept import Fidelity, KeptCodecs, Rollback
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.controller.rollback import KeptRise
 from psdist.errors import HistoryError
-from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
-from psdist.history.rules.decisions import (
+from psdist.history.lines import (
     DECISION_LINES,
     Changed,
     DecisionLine,
-    Members,
-    Observed,
-    check_decisions,
-    read_decision_lines,
-    with_decided_codecs,
+    RoundsObserved,
+    read_choices,
 )
+from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
+from psdist.history.rules.choices.decisions import Members, check_decisions, with_decided_codecs
 from psdist.history.rules.findings import Findings
 from psdist.history.run_record import CodecsSince, LevelCodecs, RunRecord
 from psdist.history.summary import Summary
@@ -43,15 +41,17 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_lines_are_read_in_order_and_one_that_a_crash_has_cut_is_left_out(tmp_path: Path) -> None:
-    first, second = read_decision_lines(write(tmp_path, f"{OBSERVED}\n{CHANGED}\n{OBSERVED[:20]}"))
-    assert first.observed == Observed(
+    first, second = read_choices(
+        write(tmp_path, f"{OBSERVED}\n{CHANGED}\n{OBSERVED[:20]}"), DecisionLine
+    )
+    assert first.observed == RoundsObserved(
         group=0, first_round=1, own_us=[5], waits_us=[2], is_judged=True
     )
     assert second.changed == Changed(rounds=[9], mode="ssp", staleness=3, why="a test")
 
 
 def test_a_run_in_which_nothing_was_observed_has_no_lines(tmp_path: Path) -> None:
-    assert read_decision_lines(tmp_path) == []
+    assert read_choices(tmp_path, DecisionLine) == []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_run_in_which_nothing_was_observed_has_no_lines(tmp_path: Path) -> Non
 )
 def test_a_damaged_line_names_the_file(tmp_path: Path, line: str) -> None:
     with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged: "):
-        read_decision_lines(write(tmp_path, f"{OBSERVED}\n{line}\n"))
+        read_choices(write(tmp_path, f"{OBSERVED}\n{line}\n"), DecisionLine)
 
 
 # -- codecs that psdist has chosen ---------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_a_loss_that_nobody_asks_for_is_found() -> None:
 def test_a_damaged_report_is_named(total: str, tmp_path: Path) -> None:
     line = f'{{"reported": {{"worker": 0, "round": 0, "count": 1, "total": {total}}}}}'
     with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged"):
-        read_decision_lines(write(tmp_path, f"{line}\n"))
+        read_choices(write(tmp_path, f"{line}\n"), DecisionLine)
 
 
 # -- from attempt to attempt ---------------------------------------------------------------------

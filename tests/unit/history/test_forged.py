@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from psdist.history.records import NO_CHUNK, EventFlag, EventKind
-from psdist.history.rules import replay
 from psdist.history.rules.findings import Rule
+from psdist.history.rules.log import replay
 from tests.support.history.forged_words import expected
 from tests.support.history.forging import Fault, FaultList, Forgery
 from tests.unit.history.test_forged_loads import FAULTS as LOADS

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from psdist.errors import HistoryError
-from psdist.history.hands import (
+from psdist.history.lines import (
     STEP_LINES,
     Fixed,
     HandLine,
-    HandLines,
-    HandRecords,
-    Observed,
+    LineRecords,
     StepLine,
-    read_hands,
-    read_step_lines,
+    StepObserved,
+    WorkerLines,
+    read_choices,
+    read_worker_lines,
 )
+from psdist.history.rules.choices.hands import Attempt, check_dealt_on, check_hands
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.hands import Attempt, check_dealt_on, check_hands
 from psdist.history.run_record import RunRecord
 
 RUN = RunRecord(
@@ -56,31 +56,31 @@ def line(**given: int) -> HandLine:
 
 
 def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
-    records = [HandRecords(tmp_path / "history", worker) for worker in range(2)]
-    records[0].add(Dealt(), round_number=3)
-    records[0].add(Dealt(hand=1, end=8), round_number=-1)
+    records = [LineRecords(tmp_path / "history", worker, HandLine) for worker in range(2)]
+    records[0].add(round=3, **vars(Dealt()))
+    records[0].add(round=-1, **vars(Dealt(hand=1, end=8)))
     records[0].close()
     records[0].flush()
-    records[1].add(Dealt(hand=5), round_number=3)
+    records[1].add(round=3, **vars(Dealt(hand=5)))
     records[1].flush()
-    first, second = read_hands(tmp_path / "history", num_workers=2)
+    first, second = read_worker_lines(tmp_path / "history", HandLine, num_workers=2)
     assert first.lines == (line(round=3), line(hand=1, end=8, round=-1))
     assert first.is_complete
-    assert second == HandLines(lines=(line(hand=5, round=3),), is_complete=False)
+    assert second == WorkerLines(lines=(line(hand=5, round=3),), is_complete=False)
     records[1].close()
 
 
 def test_evidence_is_not_written_over(tmp_path: Path) -> None:
-    HandRecords(tmp_path, 0).close()
+    LineRecords(tmp_path, 0, HandLine).close()
     with pytest.raises(HistoryError, match=r"worker-0.hands is there already"):
-        HandRecords(tmp_path, 0)
+        LineRecords(tmp_path, 0, HandLine)
 
 
 def test_a_line_that_a_crash_has_cut_is_left_out(tmp_path: Path) -> None:
     text = line().model_dump_json()
     (tmp_path / "worker-0.hands").write_text(f"{text}\n{text[:20]}")
-    (only,) = read_hands(tmp_path, num_workers=1)
-    assert only == HandLines(lines=(line(),), is_complete=False)
+    (only,) = read_worker_lines(tmp_path, HandLine, num_workers=1)
+    assert only == WorkerLines(lines=(line(),), is_complete=False)
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,21 @@ def test_a_line_that_a_crash_has_cut_is_left_out(tmp_path: Path) -> None:
 def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
     (tmp_path / "worker-0.hands").write_text(f"{damaged}\n{line().model_dump_json()}\n")
     with pytest.raises(HistoryError, match=r"worker-0.hands is damaged"):
-        read_hands(tmp_path, num_workers=1)
+        read_worker_lines(tmp_path, HandLine, num_workers=1)
     (tmp_path / STEP_LINES).write_text(f"{damaged}\n")
     with pytest.raises(HistoryError, match=r"steps.jsonl is damaged"):
-        read_step_lines(tmp_path)
+        read_choices(tmp_path, StepLine)
 
 
 def test_a_missing_file_is_named_where_the_run_did_not_end_early(tmp_path: Path) -> None:
-    (told,) = read_hands(tmp_path, num_workers=1, may_be_missing=True)
+    (told,) = read_worker_lines(tmp_path, HandLine, num_workers=1, may_be_missing=True)
     assert (told.lines, told.is_complete) == ((), False)
     with pytest.raises(HistoryError, match=r"cannot read .*worker-0.hands"):
-        read_hands(tmp_path, num_workers=1)
+        read_worker_lines(tmp_path, HandLine, num_workers=1)
 
 
 OBSERVED = [
-    StepLine(observed=Observed(group=group, round=0, step_us=us))
+    StepLine(observed=StepObserved(group=group, round=0, step_us=us))
     for group, us in ((0, 3000), (1, 1000))
 ]
 
@@ -127,7 +127,7 @@ MINE = [
 
 def found(workers: list[list[HandLine]], steps: list[StepLine]) -> tuple[str, ...]:
     findings = Findings(max_listed_per_rule=9)
-    told = [HandLines(lines=tuple(lines), is_complete=True) for lines in workers]
+    told = [WorkerLines(lines=tuple(lines), is_complete=True) for lines in workers]
     check_hands(RUN, told, steps, findings)
     assert set(findings.counts) <= {Rule.HANDS}
     return findings.lines()
@@ -188,7 +188,7 @@ def test_what_is_dealt_wrongly_is_found(workers: list[list[HandLine]], words: st
         ([STEPS[0], *STEPS], "line 2: Term(loader=1, number=0, block=0) is fixed twice"),
         ([STEPS[0], *OBSERVED], "was never fixed"),
         (
-            [StepLine(observed=Observed(group=2, round=0, step_us=1)), *STEPS],
+            [StepLine(observed=StepObserved(group=2, round=0, step_us=1)), *STEPS],
             "line 1: of no group of this run",
         ),
     ],
@@ -212,8 +212,8 @@ AGAIN = RUN.model_copy(
 def dealt_on(first: list[list[HandLine]], *second: HandLine) -> Sequence[str]:
     """``second``: of worker 0 in the next attempt, which goes on behind round 0."""
     findings = Findings(max_listed_per_rule=20)
-    of_first = [HandLines(lines=tuple(each), is_complete=True) for each in first]
-    of_second = [HandLines(lines=each, is_complete=True) for each in (second, ())]
+    of_first = [WorkerLines(lines=tuple(each), is_complete=True) for each in first]
+    of_second = [WorkerLines(lines=each, is_complete=True) for each in (second, ())]
     attempts = {1: Attempt(RUN, of_first), 2: Attempt(AGAIN, of_second)}
     check_dealt_on(attempts, findings)
     return findings.lines()

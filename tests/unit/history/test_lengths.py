@@ -14,11 +14,21 @@ from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.controller.rollback import KeptRise, Rise
 from psdist.errors import HistoryError
-from psdist.history.hands import STEP_LINES, Fixed, Observed, Reported, StepLine, read_step_lines
-from psdist.history.lengths import LengthLine, LengthLines, LengthRecords, read_lengths
-from psdist.history.rules.decisions import DecisionLine
+from psdist.history.lines import (
+    STEP_LINES,
+    DecisionLine,
+    Fixed,
+    LengthLine,
+    LineRecords,
+    Reported,
+    StepLine,
+    StepObserved,
+    WorkerLines,
+    read_choices,
+    read_worker_lines,
+)
+from psdist.history.rules.choices.lengths import check_lengths
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.lengths import check_lengths
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import StepsTold, Summary
 
@@ -42,19 +52,19 @@ def summary(**told: Any) -> Summary:
 
 
 def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
-    records = [LengthRecords(tmp_path / "history", worker) for worker in range(2)]
-    records[0].add(0, 4)
-    records[0].add(1, 2)
+    records = [LineRecords(tmp_path / "history", worker, LengthLine) for worker in range(2)]
+    records[0].add(round=0, steps=4)
+    records[0].add(round=1, steps=2)
     records[0].close()
-    records[1].add(0, 4)
+    records[1].add(round=0, steps=4)
     records[1].flush()
-    first, second = read_lengths(tmp_path / "history", num_workers=2)
+    first, second = read_worker_lines(tmp_path / "history", LengthLine, num_workers=2)
     lines = (LengthLine(round=0, steps=4), LengthLine(round=1, steps=2))
-    assert first == LengthLines(lines=lines, is_complete=True)
-    assert second == LengthLines(lines=lines[:1], is_complete=False)
+    assert first == WorkerLines(lines=lines, is_complete=True)
+    assert second == WorkerLines(lines=lines[:1], is_complete=False)
     records[1].close()
     with pytest.raises(HistoryError, match=r"worker-0.lengths is there already"):
-        LengthRecords(tmp_path / "history", 0)
+        LineRecords(tmp_path / "history", 0, LengthLine)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +73,15 @@ def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
 def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
     (tmp_path / "worker-0.lengths").write_text(f"{damaged}\nclosed\n")
     with pytest.raises(HistoryError, match=r"worker-0.lengths is damaged"):
-        read_lengths(tmp_path, num_workers=1)
+        read_worker_lines(tmp_path, LengthLine, num_workers=1)
     (tmp_path / "worker-0.lengths").write_text("closed\n")
     with pytest.raises(HistoryError, match=r"cannot read .*worker-1.lengths"):
-        read_lengths(tmp_path, num_workers=2)
-    of_a_run_that_ended_early = read_lengths(tmp_path, num_workers=2, may_be_missing=True)
+        read_worker_lines(tmp_path, LengthLine, num_workers=2)
+    of_a_run_that_ended_early = read_worker_lines(
+        tmp_path, LengthLine, num_workers=2, may_be_missing=True
+    )
     assert [each.is_complete for each in of_a_run_that_ended_early] == [True, False]
-    assert read_step_lines(tmp_path) == []
+    assert read_choices(tmp_path, StepLine) == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +96,7 @@ def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_is_damage(damaged: str, tmp_path: Path) -> None:
     (tmp_path / STEP_LINES).write_text(f'{{"reported": {damaged}}}\n')
     with pytest.raises(HistoryError, match=r"steps.jsonl is damaged"):
-        read_step_lines(tmp_path)
+        read_choices(tmp_path, StepLine)
 
 
 def reported(worker: int, total: float, *, count: int = 1, round: int = 1) -> StepLine:
@@ -112,7 +124,7 @@ def found(
     is_complete: bool = True,
 ) -> tuple[str, ...]:
     lines = [
-        LengthLines(
+        WorkerLines(
             lines=tuple(LengthLine(round=number, steps=n) for number, n in enumerate(each)),
             is_complete=is_complete,
         )
@@ -122,7 +134,7 @@ def found(
 
 
 def judged(
-    workers: list[LengthLines], steps: list[StepLine], told: Summary | None = None
+    workers: list[WorkerLines[LengthLine]], steps: list[StepLine], told: Summary | None = None
 ) -> tuple[str, ...]:
     findings = Findings(max_listed_per_rule=9)
     check_lengths(RUN, workers, steps, told, findings)
@@ -136,7 +148,7 @@ def test_what_is_right_is_not_found() -> None:
     assert found(MINE, [*STEPS, fixed(3, 2, 2)], summary()) == (), "as before is no change"
     early = summary(local_steps=999, rounds_cut=9)
     assert found(MINE, STEPS, early, is_complete=False) == (), "others were not recorded"
-    part = [LengthLines(lines=(), is_complete=each) for each in (True, False, True)]
+    part = [WorkerLines(lines=(), is_complete=each) for each in (True, False, True)]
     assert judged(part, STEPS, early) == ()
 
 
@@ -170,7 +182,7 @@ def test_rounds_that_are_too_long_or_out_of_order_are_found() -> None:
     never = [MINE[0], MINE[1], [*MINE[2], 2, 2, 2, 2]]
     assert found(never, STEPS) == ("worker 2: round 9: its steps were never fixed",)
     lines = tuple(LengthLine(round=number, steps=4) for number in (0, 2))
-    (line,) = judged([LengthLines(lines=lines, is_complete=True)], STEPS)
+    (line,) = judged([WorkerLines(lines=lines, is_complete=True)], STEPS)
     assert line == "worker 0: round 2 is recorded where round 1 belongs"
     (line,) = found(MINE, [*STEPS[:-1], fixed(2, 2, why=WHY)])[1:2]
     assert "its steps were never fixed" in line, "of this group"
@@ -189,7 +201,7 @@ def test_rounds_that_are_too_long_or_out_of_order_are_found() -> None:
         ([reported(0, 2 * MOST_LOSS), *STEPS], "line 1: of no worker of this run, or of losses"),
         ([reported(0, -1.0), *STEPS], "line 1: of no worker of this run, or of losses"),
         (
-            [StepLine(observed=Observed(group=0, round=0, step_us=1)), *STEPS],
+            [StepLine(observed=StepObserved(group=0, round=0, step_us=1)), *STEPS],
             "line 1: is no report",
         ),
         ([fixed(1, 4, 4)], "block=1) was fixed where Term(loader=0, number=0, block=0) was to be"),
@@ -247,7 +259,7 @@ def fixed_line(block: int, steps: int, why: str = "") -> StepLine:
 def judged_again(*lines: StepLine, rounds: range = range(6, 10), steps: int = 3) -> list[str]:
     findings = Findings(max_listed_per_rule=9)
     made = tuple(LengthLine(round=each, steps=steps - (each > 8)) for each in rounds)
-    workers = [LengthLines(lines=made, is_complete=True)] * 2
+    workers = [WorkerLines(lines=made, is_complete=True)] * 2
     told = summary(
         local_steps=2 * sum(each.steps for each in made),
         rounds_cut=0,

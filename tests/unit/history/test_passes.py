@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from psdist.errors import HistoryError
-from psdist.history.lengths import (
+from psdist.history.lines import (
     LengthLine,
-    LengthLines,
+    LineRecords,
     PassLine,
-    PassLines,
-    PassRecords,
-    read_passes,
+    WorkerLines,
+    read_worker_lines,
 )
+from psdist.history.rules.choices.lengths import check_passes
 from psdist.history.rules.findings import Findings
-from psdist.history.rules.lengths import check_passes
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 
@@ -45,8 +44,8 @@ def found(
     findings = Findings(max_listed_per_rule=20)
     check_passes(
         RUN,
-        [LengthLines(lines=lengths, is_complete=is_complete)],
-        [PassLines(lines=told, is_complete=True)],
+        [WorkerLines(lines=lengths, is_complete=is_complete)],
+        [WorkerLines(lines=told, is_complete=True)],
         Summary.model_construct(rounds_cut=cut, local_steps=24),
         findings,
     )
@@ -73,19 +72,21 @@ def test_other_rounds_are_told(passes: Any, rounds: Any, words: str) -> None:
 
 
 def test_records_are_read_as_they_were_made(tmp_path: Path) -> None:
-    records = PassRecords(tmp_path, 0)
-    records.add(10, round_number=0, is_whole=True)
+    records = LineRecords(tmp_path, 0, PassLine)
+    records.add(steps=10, round=0, is_whole=True)
     records.close()
-    (told,) = read_passes(tmp_path, num_workers=1)
+    (told,) = read_worker_lines(tmp_path, PassLine, num_workers=1)
     line = PassLine(steps=10, round=0, is_whole=True)
-    assert told == PassLines(lines=(line,), is_complete=True)
-    assert not read_passes(tmp_path, num_workers=2, may_be_missing=True)[1].is_complete
+    assert told == WorkerLines(lines=(line,), is_complete=True)
+    assert not read_worker_lines(tmp_path, PassLine, num_workers=2, may_be_missing=True)[
+        1
+    ].is_complete
     with pytest.raises(HistoryError, match=r"cannot read .*worker-1.passes"):
-        read_passes(tmp_path, num_workers=2)
+        read_worker_lines(tmp_path, PassLine, num_workers=2)
 
 
 @pytest.mark.parametrize("damaged", ["{}", '{"steps": 0, "round": 0, "is_whole": true}'])
 def test_damage_names_the_file(damaged: str, tmp_path: Path) -> None:
     (tmp_path / "worker-0.passes").write_text(f"{damaged}\nclosed\n")
     with pytest.raises(HistoryError, match=r"worker-0.passes is damaged"):
-        read_passes(tmp_path, num_workers=1)
+        read_worker_lines(tmp_path, PassLine, num_workers=1)

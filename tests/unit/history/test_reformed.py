@@ -15,7 +15,7 @@ import pytest
 from psdist.commands.check import Report, check
 from psdist.history.records import NO_CHUNK, EventKind, History
 from psdist.history.rules.findings import Rule
-from psdist.history.rules.reformed import Pushers, check_reforms, lost_workers, stamps_of
+from psdist.history.rules.log.reformed import Pushers, check_reforms, lost_workers, stamps_of
 from psdist.history.run_record import RunRecord
 from psdist.history.writers import ServerHistory, WorkerHistory, collect
 from psdist.protocol.partition import slices_of_the_living

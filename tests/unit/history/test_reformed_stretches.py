@@ -15,10 +15,10 @@ import pytest
 from psdist.commands.check import Report, check
 from psdist.history.records import EventKind, History
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.pushes import Claims
-from psdist.history.rules.reformed import ToldDeaths, check_same_reforms
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log.reformed import ToldDeaths, check_same_reforms
+from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.summaries import Shown, check_claims
+from psdist.history.rules.values.pushes import Claims
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
 from psdist.history.writers import ServerHistory, WorkerHistory, collect

@@ -141,7 +141,6 @@ def test_the_report_as_json_is_whole(tmp_path: Path) -> None:
         "max_staleness": 2,
         "notes": [],
         "changes": [],
-        "num_corrections": 0,
     }
 
 

@@ -10,10 +10,9 @@ import pytest
 from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.rollback import Rise
-from psdist.history.hands import StepLine
-from psdist.history.rules.decisions import DecisionLine
+from psdist.history.lines import DecisionLine, StepLine
+from psdist.history.rules.choices.resumed import Attempt, check_resumed, goes_on
 from psdist.history.rules.findings import Findings, Rule
-from psdist.history.rules.resumed import Attempt, check_resumed, goes_on
 from psdist.history.run_record import RunRecord
 from tests.unit.history.test_decisions import INT8, NONE, RUN
 from tests.unit.ranks.checkpointing.test_fidelity import CODECS, STEPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.history.rules.kept import Kept, _begins_at
+from psdist.history.rules.log.kept import Kept, _begins_at
 from psdist.history.run_record import RunRecord
 from tests.support.history.toy_run import ToyRun
 

@@ -10,10 +10,10 @@ import pytest
 
 from psdist.commands.check import Verdict, check
 from psdist.history.records import EventFlag, EventKind, History
-from psdist.history.rules import replay
 from psdist.history.rules.findings import Findings
-from psdist.history.rules.pushes import Claims
-from psdist.history.rules.replay import ServerReplay
+from psdist.history.rules.log import replay
+from psdist.history.rules.log.replay import ServerReplay
+from psdist.history.rules.values.pushes import Claims
 from psdist.history.summary import Summary
 from psdist.history.writers import ServerHistory
 from tests.support.history.forging import Forgery

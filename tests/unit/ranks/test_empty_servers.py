@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.protocol.partition import Partition, Piece
-from psdist.ranks.telling.lines import empty_servers_line
+from psdist.ranks.reporting.lines import empty_servers_line
 
 
 def piece(num_elements: int) -> Piece:

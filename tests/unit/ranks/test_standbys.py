@@ -65,11 +65,11 @@ def test_status_says_where_the_coordinator_is_when_it_has_moved(tmp_path: Path) 
     context = context_of(tmp_path, COORDINATOR)
     coordinator_log = coordinator_log_of(context, is_active=True)
     reporter = Duty(context).begin(coordinator_log.coordinator, coordinator_log, is_active=False)
-    assert reporter._coordinator_line() == "", "as at the start"
+    assert reporter.coordinator_line == "", "as at the start"
     coordinator_log.standby = None
-    assert reporter._coordinator_line() == "in server 0, without a standby"
+    assert reporter.coordinator_line == "in server 0, without a standby"
     coordinator_log.standby, coordinator_log.coordinator_at = SPARE, server_id(1)
-    assert reporter._coordinator_line() == "in server 1, its standby is spare 1"
+    assert reporter.coordinator_line == "in server 1, its standby is spare 1"
 
 
 def line_of(context: RankContext) -> LineTransport:

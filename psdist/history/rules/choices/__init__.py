@@ -1,0 +1,1 @@
+"""The rules on psdist's own choices of modes, codecs and local steps."""

@@ -1,0 +1,335 @@
+"""Whether psdist's own changes, of mode or codecs, are those that what was observed calls for.
+
+Owns the last part of rule 8 of docs/history.md: what a coordinator has recorded of its observations
+goes through :mod:`psdist.controller` again. Pure.
+
+    lines = read_choices(run_dir, DecisionLine)
+    check_decisions(run, lines, changes, findings, is_complete=True)
+    run = with_decided_codecs(run, lines)        # what other rules hold messages against
+
+Longer than other modules: each kind of line, what it does to a controller, what it may not be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from psdist.controller.bound import BoundControl
+from psdist.controller.codec import CodecControl
+from psdist.controller.decisions import Controller, Decision, Observation
+from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.loss_steps import counts_nonfinite
+from psdist.controller.mode import ModeControl
+from psdist.history.lines import (
+    DECISION_LINES,
+    Came,
+    Changed,
+    DecisionLine,
+    KeptLine,
+    Reported,
+    RoundsObserved,
+    Sized,
+)
+from psdist.history.records import EventKind, ServerLog, code_of, joined_at
+from psdist.history.rules.choices.replayed import Risen, judge_summary
+from psdist.history.rules.choices.resumed import begins_with, goes_on, may_go_on_with_modes
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.run_record import CodecsSince, RunRecord
+from psdist.history.summary import Summary
+
+
+class Members(NamedTuple):
+    """Of a log: which groups are in the job, as servers have it."""
+
+    dead: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    joined: Mapping[int, int] = {}
+    """Of substitutes: their first round."""
+    num_leaders_lost: Mapping[int, int] = {}
+    """Of groups that go on without some of their workers: how often that was the first one left."""
+
+    @classmethod
+    def of(cls, run: RunRecord, log: ServerLog) -> Members:
+        def of_kind(kind: EventKind) -> frozenset[int]:
+            return frozenset(log.events[log.events["kind"] == kind]["group"].tolist())
+
+        dead, left = of_kind(EventKind.DEATH), of_kind(EventKind.LEAVE)
+        return cls(dead, left, joined_at(run, log.events), _leaders_lost(run, log))
+
+
+def _leaders_lost(run: RunRecord, log: ServerLog) -> Mapping[int, int]:
+    living = [list(workers) for workers in run.groups]
+    lost: Counter[int] = Counter()
+    reforms = log.events[log.events["kind"] == EventKind.REFORM]
+    for group, worker in zip(reforms["group"].tolist(), reforms["weight"].tolist(), strict=True):
+        if group < len(living) and worker in living[group]:
+            lost[group] += worker == living[group][0]
+            living[group].remove(worker)
+    return +lost
+
+
+def check_decisions(
+    run: RunRecord,
+    lines: list[DecisionLine],
+    changes: tuple[tuple[int, int], ...],
+    findings: Findings,
+    *,
+    is_complete: bool,
+    members: Members | None = None,
+    summary: Summary | None = None,
+) -> None:
+    """``changes``: those of the first set's log, which are those of the mode that were decided,
+    each for what was observed before it; nothing was decided that did not follow. ``members``: of
+    that log; whose rounds were looked at follows from it."""
+    if wrong := judge_summary((line.rolled_back for line in lines), summary):
+        findings.add(Rule.MODES, f"{DECISION_LINES}: {wrong}")
+    checking = _Checking(run, findings)
+    checking.where = f"{DECISION_LINES}, line 1"
+    resumed = lines[0].resumed if lines else None
+    if not checking.go_on(resumed):
+        return
+    for number, line in enumerate(lines, start=1):
+        if number == 1 and resumed is not None:
+            continue
+        checking.where = f"{DECISION_LINES}, line {number}"
+        if not checking.take(line):
+            return
+    if is_complete:
+        checking.compare(changes, members or Members())
+
+
+class _Checking:
+    """What a controller makes of the lines, one by one."""
+
+    def __init__(self, run: RunRecord, findings: Findings) -> None:
+        self._run, self._findings = run, findings
+        self._control = _controller(run)
+        self._risen = Risen(run.rollback)
+        self._decided: Decision | None = None
+        self._modes = None if run.ladder else begins_with(run)
+        self._made: list[tuple[int, int]] = []
+        self._gone: set[int] = set()
+        self._came: dict[int, int] = {}
+        self._led_anew: Counter[int] = Counter()
+        self._begins: Came | None = None
+        """The line before, where it says from which round on another worker tells of a group."""
+        self.where = ""
+
+    def take(self, line: DecisionLine) -> bool:
+        """False where nothing behind it can be judged."""
+        if wrong := self._risen.judge(line.rolled_back):
+            self._refuse(wrong)
+        if line.sized is not None:
+            return self._take_sizes(line.sized)
+        if line.changed is not None:
+            return self._take_change(line.changed)
+        if line.reported is not None:
+            self._take_loss(line.reported)
+        elif line.observed is not None:
+            self._take_rounds(line.observed)
+        elif line.gone is not None:
+            self._lose(line.gone.group)
+        elif line.came is not None:
+            self._admit(line.came)
+        elif line.kept is not None:
+            self._compare_kept(line.kept)
+        elif line.resumed is not None:
+            self._refuse("says with what the run has gone on, which the first line alone does")
+        return True
+
+    def go_on(self, resumed: KeptLine | None) -> bool:
+        """With what a checkpoint has, or as every run begins. False where nothing behind it can be
+        judged."""
+        run = self._run
+        first_round = int(run.first[: run.first_substitute].max())
+        starts: tuple[tuple[int, int], ...] = ((0, 0),)
+        if resumed is not None:
+            control, codecs = self._control, resumed.fidelity.codecs
+            is_of_run = goes_on(run, resumed) and resumed.fidelity.steps is None
+            if is_of_run and codecs is None and self._take_over(resumed.fidelity.modes):
+                return True
+            if codecs is None or not is_of_run or not isinstance(control, CodecControl):
+                self._refuse("of another checkpoint than run.json says, or of other choices")
+                return False
+            try:
+                control.go_on(codecs, first_round)
+                self._risen.go_on(resumed.fidelity.rise, first_round)
+            except ValueError as error:
+                self._refuse(f"the run has gone on with choices {error}")
+                return False
+            starts = codecs.starts
+        else:
+            self._risen.go_on(None, first_round)
+            if isinstance(self._control, ModeControl | BoundControl):
+                self._control.go_on(None, first_round)
+        if run.ladder:
+            levels = [(start, run.ladder[level].model_dump()) for start, level in starts]
+            begins = tuple(CodecsSince(round=start, **level) for start, level in levels)
+            if run.codecs[: len(begins)] != begins:
+                self._refuse(f"the run begins with other codecs than {starts}, by round and level")
+        return True
+
+    def _take_over(self, modes: KeptModes | None) -> bool:
+        """The modes that a checkpoint has; whether this run can go on with them."""
+        control = self._control
+        is_of_run = modes is not None and may_go_on_with_modes(self._run, modes)
+        if modes is None or not is_of_run or not isinstance(control, ModeControl | BoundControl):
+            return False
+        control.go_on(modes, int(self._run.first[: self._run.first_substitute].max()))
+        self._modes = modes
+        self._made = [
+            (each.start(0), code_of(each.mode, each.staleness)) for each in modes.starts[1:]
+        ]
+        return True
+
+    def _compare_kept(self, kept: KeptLine) -> None:
+        control, step = self._control, int(kept.checkpoint.removeprefix("step-") or -1)
+        now = control.kept(step) if isinstance(control, CodecControl) and step >= 0 else None
+        expected = Fidelity(codecs=now, modes=self._modes, rise=self._risen.kept())
+        is_kept = now is not None or self._modes is not None
+        if not is_kept or step < 0 or kept.fidelity != expected:
+            self._refuse(f"{kept.checkpoint} has other choices than follow from what was observed")
+
+    def _refuse(self, why: str) -> None:
+        self._findings.add(Rule.MODES, f"{self.where}: {why}")
+
+    def _take_sizes(self, sized: Sized) -> bool:
+        if len(sized.sizes) != len(self._run.ladder):
+            self._refuse("not of the codecs of this run")
+            return False
+        self._control.know_sizes(sized.sizes)
+        return True
+
+    def _take_loss(self, loss: Reported) -> None:
+        control = self._control
+        is_asked = self._risen.is_asked
+        may_be = loss.is_of(self._run.num_workers, **({"least": 0.0} if is_asked else {}))
+        is_read = isinstance(control, CodecControl) and (control.reads_losses or is_asked)
+        if not isinstance(control, CodecControl) or not is_read or not may_be:
+            self._refuse("of no worker of this run, or not asked for")
+            return
+        if control.reads_losses and not (is_asked and counts_nonfinite(loss.total)):
+            control.report(loss.count, loss.total)
+        self._risen.report(loss, lossiest_since=control.lossiest_since, names=control.names)
+
+    def _take_rounds(self, seen: RoundsObserved) -> None:
+        begins, self._begins = self._begins, None
+        if begins is not None and (begins.group, begins.first_round + 1) != (
+            seen.group,
+            seen.first_round,
+        ):
+            self._refuse(f"behind a line that group {begins.group} tells of the round behind it")
+        is_whole = len(seen.own_us) == len(seen.waits_us)
+        if not is_whole or len(seen.errors_ppm) not in (0, len(seen.own_us)):
+            self._refuse("not as much of each round")
+        elif seen.group not in self._control.groups:
+            self._refuse("of no group of this run, or of one that is not in it then")
+        else:
+            told = (seen.first_round, seen.own_us, seen.waits_us, seen.errors_ppm)
+            self._control.observe(Observation(seen.group, *told))
+            self._decided = (self._control.judge() if seen.is_judged else None) or self._decided
+
+    def _lose(self, group: int) -> None:
+        if self._control.groups <= {group} or group not in self._control.groups:
+            self._refuse(f"group {group} is gone, which is not in the run then, or the last one")
+            return
+        self._control.lose(group)
+        self._gone.add(group)
+
+    def _admit(self, came: Came) -> None:
+        if came.group in self._control.groups and came.group < self._run.first_substitute:
+            self._control.admit(came.group, came.first_round)
+            self._led_anew[came.group] += 1
+            self._begins = came
+            return
+        is_substitute = self._run.first_substitute <= came.group < len(self._run.groups)
+        if not is_substitute or came.group in self._came:
+            self._refuse(f"group {came.group} has come, which is no substitute, or has come before")
+            return
+        self._control.admit(came.group, came.first_round)
+        self._came[came.group] = came.first_round
+
+    def _take_change(self, change: Changed) -> bool:
+        run, decided = self._run, self._decided
+        if not -1 <= change.level < len(run.ladder) or (change.level >= 0) != bool(run.ladder):
+            self._refuse("to codecs that are none of this run")
+            return False
+        said = Decision(change.mode, change.staleness, change.why, change.level)
+        if decided != said:
+            self._refuse(
+                f"changed to {_words(run, said)} ({said.why}); what was observed calls for "
+                f"{_words(run, decided) if decided else 'no change'}"
+                + (f" ({decided.why})" if decided else "")
+            )
+        self._control.committed(said, change.rounds[0])
+        self._decided = None
+        if change.level < 0:
+            self._made.append((change.rounds[0], code_of(change.mode, change.staleness)))
+        if self._modes is not None:
+            self._modes = self._modes.then(tuple(change.rounds), change.mode, change.staleness)
+        return True
+
+    def compare(self, changes: tuple[tuple[int, int], ...], members: Members) -> None:
+        """With what servers have recorded, of a run that is whole."""
+        self.where, decided = DECISION_LINES, self._decided
+        if wrong := self._risen.judge_end():
+            self._refuse(wrong)
+        if decided is not None:
+            self._refuse(f"{_words(self._run, decided)} was never set, although: {decided.why}")
+        if tuple(self._made) != changes:
+            self._findings.add(
+                Rule.MODES,
+                f"{DECISION_LINES} tells of {len(self._made)} changes, the log of server 0 of "
+                f"{len(changes)}, or of others",
+            )
+        if not members.dead <= self._gone <= members.dead | members.left:
+            self._refuse(
+                f"groups {sorted(self._gone)} are gone; by the log of server 0 groups "
+                f"{sorted(members.dead)} have died"
+            )
+        for group, times in self._led_anew.items():
+            if times > (lost := members.num_leaders_lost.get(group, 0)):
+                self._refuse(
+                    f"group {group} has come {times} times, led by another worker; by the log of "
+                    f"server 0 it has lost the one that led it {lost} times"
+                )
+        if self._came != dict(members.joined):
+            self._refuse(
+                f"groups {self._came} have come, by their first rounds; by the log of server 0 "
+                f"{dict(members.joined)}"
+            )
+
+
+def with_decided_codecs(run: RunRecord, lines: list[DecisionLine]) -> RunRecord:
+    """With the codecs of every round, where psdist has chosen them; those of a line that names no
+    level of the run, or no later round, are left out: :func:`check_decisions` names it."""
+    codecs = [*run.codecs]
+    for change in (line.changed for line in lines if line.changed is not None):
+        is_later = bool(codecs) and change.rounds[0] > codecs[-1].round
+        if is_later and 0 <= change.level < len(run.ladder):
+            level = run.ladder[change.level].model_dump()
+            codecs.append(CodecsSince(round=change.rounds[0], **level))
+    return run.model_copy(update={"codecs": tuple(codecs)})
+
+
+def _controller(run: RunRecord) -> Controller:
+    if run.mode == "ssp" and run.auto_staleness is not None:
+        lowest, highest = run.staleness or 0, run.auto_staleness
+        return BoundControl(num_groups=run.first_substitute, lowest=lowest, highest=highest)
+    if not run.ladder:
+        return ModeControl(num_groups=run.first_substitute, staleness=run.auto_staleness or 0)
+    return CodecControl(
+        num_groups=run.first_substitute,
+        names=[each.name for each in run.ladder],
+        mode=run.mode,
+        staleness=run.staleness or 0,
+        error_budget=run.error_budget,
+        loss_patience=run.loss_patience,
+        freeze_step=run.freeze_step,
+    )
+
+
+def _words(run: RunRecord, decision: Decision) -> str:
+    return run.ladder[decision.level].name if decision.level >= 0 else decision.mode

@@ -1,0 +1,352 @@
+"""Whether every sample was dealt once, and each group made the local steps that were fixed for it.
+
+Owns rule 11 of docs/history.md: recomputes what :mod:`psdist.controller.steps` decides of what was
+observed, and holds what workers were dealt against it. Pure.
+
+    check_hands(run, read_worker_lines(folder, HandLine, ...), steps, findings)
+    check_dealt_on({1: (run, hands), 2: (run, hands)}, findings)        # attempts, by number
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from psdist.controller.kept import Fidelity, KeptPaces
+from psdist.controller.steps import StepControl, Term, block_of
+from psdist.history.lines import HandLine, StepLine, WorkerLines
+from psdist.history.rules.choices.replayed import check_fixed
+from psdist.history.rules.choices.resumed import goes_on
+from psdist.history.rules.choices.resumed_modes import judging_mode
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.run_record import RunRecord
+
+_MOST_TERMS: Final = 1 << 20
+"""Of four rounds each, with which an attempt may begin."""
+_Pass = tuple[int, int]
+"""Loader, and number of the pass over it."""
+
+
+_Hands = Mapping[int, Mapping[int, HandLine]]
+"""Of a pass: by hand and worker."""
+
+
+def check_hands(
+    run: RunRecord,
+    workers: Sequence[WorkerLines[HandLine]],
+    lines: Sequence[StepLine],
+    findings: Findings,
+) -> None:
+    """``workers``: by worker; ``lines``: the coordinator's, in order."""
+    fixed = _check_by_speed(run, lines, findings)
+    for worker, told in enumerate(workers):
+        _check_worker(run, worker, told.lines, fixed, findings)
+    for key, hands in sorted(_by_hand(workers).items()):
+        place = _start(hands) if run.restored else 0
+        _check_pass(run, key, hands, findings, place=place, may_be_apart=bool(run.restored))
+
+
+def _by_hand(
+    workers: Sequence[WorkerLines[HandLine]], *, first: int = -1, end: int = 2**63
+) -> Mapping[_Pass, _Hands]:
+    """What was dealt in rounds from ``first`` to before ``end``; -1 is outside of training."""
+    found: defaultdict[_Pass, defaultdict[int, dict[int, HandLine]]]
+    found = defaultdict(lambda: defaultdict(dict))
+    for worker, told in enumerate(workers):
+        for line in told.lines:
+            if first <= line.round < end:
+                found[line.loader, line.number][line.hand][worker] = line
+    return found
+
+
+def _check_by_speed(
+    run: RunRecord, lines: Sequence[StepLine], findings: Findings
+) -> dict[Term, list[int]]:
+    control = StepControl(
+        sizes=[len(workers) for workers in run.groups], local_steps=run.local_steps_by_speed
+    )
+
+    resumed = lines[0].resumed if lines else None
+    unsaid = []
+    fixed: dict[Term, list[int]] = {}
+    if resumed is not None and goes_on(run, resumed) and resumed.fidelity.paces is not None:
+        unsaid.append(resumed.fidelity.paces)
+
+    def take(line: StepLine) -> str:
+        if line.resumed is not None:
+            if not unsaid:
+                return "says with what the run has gone on, which it has not"
+            paces = unsaid.pop()
+            try:
+                control.go_on(paces)
+            except ValueError as error:
+                return f"the run has gone on with speeds {error}"
+            if sum(each.num_fixed for each in paces.passes) > _MOST_TERMS:
+                return f"the run has gone on with more than {_MOST_TERMS} terms: none can be proved"
+            if paces.sizes == control.sizes:
+                fixed.update(_terms_of(paces))
+            return ""
+        if line.kept is not None:
+            told = line.kept.fidelity.paces
+            passes = () if told is None else told.passes
+            is_so = bool(line.kept.checkpoint) and all(
+                each.is_of(len(run.groups)) for each in passes
+            )
+            now = replace(control.kept(), passes=passes)
+            if not is_so or line.kept.fidelity != Fidelity(paces=now):
+                return "other speeds than were observed"
+            are_fixed = all(fixed.get(term) == its for term, its in _terms_of(now))
+            return "" if are_fixed else "other steps of passes than were fixed"
+        seen = line.observed
+        if seen is None:
+            return "is no observation"
+        if seen.group >= len(run.groups):
+            return "of no group of this run"
+        control.observe(seen.group, seen.step_us)
+        return ""
+
+    return check_fixed(lines, take, control.choose, findings, fixed)
+
+
+def _terms_of(paces: KeptPaces) -> Iterator[tuple[Term, list[int]]]:
+    """What was fixed of the passes that some worker may have been in."""
+    for each in paces.passes:
+        stops = [start for start, _ in each.starts[1:]] + [each.num_fixed]
+        for (start, steps), stop in zip(each.starts, stops, strict=True):
+            for block in range(start, stop):
+                yield Term(each.loader, each.number, block), [*steps]
+
+
+def _check_worker(
+    run: RunRecord,
+    worker: int,
+    lines: Sequence[HandLine],
+    fixed: Mapping[Term, Sequence[int]],
+    findings: Findings,
+) -> None:
+    """As many batches as were fixed for its group, but in the last hand of a pass; a round for each
+    hand."""
+    group = int(run.group_of_worker()[worker])
+    last_round = -1
+    coming: dict[_Pass, int] = {}
+    for line in lines:
+        where = f"worker {worker}: hand {line.hand} of pass {line.number} over loader {line.loader}"
+        steps = fixed.get(Term(line.loader, line.number, block_of(line.hand)))
+        if steps is None or len(steps) <= group:
+            findings.add(Rule.HANDS, f"{where} was never fixed")
+        elif line.batches != steps[group] and not (line.end >= 0 and line.batches < steps[group]):
+            findings.add(
+                Rule.HANDS, f"{where} is of {line.batches} batches, {steps[group]} were fixed"
+            )
+        if 0 <= line.round <= last_round:
+            findings.add(Rule.HANDS, f"{where} ended in round {line.round}, as the hand before it")
+        last_round = max(last_round, line.round)
+        # Where a pass goes on that an attempt before has begun, check_dealt_on looks at.
+        due = coming.get((line.loader, line.number), line.hand if run.restored else 0)
+        if line.hand != due:
+            findings.add(Rule.HANDS, f"{where} follows {due - 1}")
+        coming[line.loader, line.number] = line.hand + 1
+        if line.left > line.may_leave:
+            findings.add(Rule.HANDS, f"{where} leaves out {line.left} samples")
+
+
+def _check_pass(
+    run: RunRecord,
+    key: _Pass,
+    hands: _Hands,
+    findings: Findings,
+    *,
+    place: int,
+    may_be_apart: bool = False,
+    where: str = "",
+) -> None:
+    """What all workers were dealt in a hand lies side by side, and hands one behind the other, from
+    ``place`` on. Of a hand that some workers have not come to nothing is dealt twice;
+    ``may_be_apart``: or that they had come to before, with others behind it."""
+    which = f"{where}pass {key[1]} over loader {key[0]}"
+    is_known = True
+    for hand, lines in sorted(hands.items()):
+        is_whole = len(lines) == run.num_workers
+        for line in sorted(lines.values(), key=lambda each: each.start):
+            is_gap = is_whole and is_known and line.start != place
+            is_known = is_known or is_whole
+            if line.start < place or is_gap or line.stop < line.start:
+                findings.add(
+                    Rule.HANDS,
+                    f"{which}: in hand {hand} the samples {line.start} to {line.stop} were dealt, "
+                    f"those before end at {place}",
+                )
+            place = max(place, line.stop)
+        is_known = is_whole or not may_be_apart
+        ends = {line.end for line in lines.values()}
+        end = min(ends)
+        if len(ends) > 1 or (end >= 0 and is_whole and end != place):
+            findings.add(
+                Rule.HANDS, f"{which}: hand {hand} ends at {place}, workers say {sorted(ends)}"
+            )
+        if end >= 0 and hand != max(hands):
+            findings.add(Rule.HANDS, f"{which}: hand {hand} is the last one, and others follow")
+
+
+def _start(hands: _Hands) -> int:
+    """Where the first of these begins."""
+    return min(line.start for line in hands[min(hands)].values())
+
+
+# -- from attempt to attempt -------------------------------------------------------------------
+
+
+class Attempt(NamedTuple):
+    run: RunRecord
+    """Of the first parameter set."""
+    workers: Sequence[WorkerLines[HandLine]]
+    """By worker."""
+
+
+class _Dealt(NamedTuple):
+    """Of a pass, until a checkpoint."""
+
+    hand: int
+    """The next one,"""
+    place: int
+    """which begins there in the pass's order."""
+    is_over: bool
+
+
+def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
+    """Each attempt deals, of passes that were under way at its checkpoint, what was not dealt
+    before it, and of no other pass less than all."""
+    for number, (run, workers) in sorted(attempts.items()):
+        maker = attempts.get(run.restored_attempt)
+        if not run.restored or maker is None or not maker.run.local_steps_by_speed:
+            continue
+        if judging_mode(maker.run) != "sync":
+            _check_dealt_apart(attempts, number, findings)
+            continue
+        cut = _cut(run)
+        before = _dealt_until(attempts, maker, cut)
+        mine = _by_hand(workers, first=0)
+        for key, hands in sorted(mine.items()):
+            if key not in before and not _is_known(attempts, maker):
+                continue
+            due = before.get(key, _Dealt(0, 0, is_over=False))
+            where = f"attempt {number}: pass {key[1]} over loader {key[0]}"
+            hand, start = min(hands), _start(hands)
+            is_whole = len(hands[hand]) == run.num_workers
+            if due.is_over:
+                findings.add(Rule.HANDS, f"{where} was over at {run.restored}, and is dealt again")
+            elif hand != due.hand or start < due.place or (is_whole and start != due.place):
+                findings.add(
+                    Rule.HANDS,
+                    f"{where} goes on with hand {hand} at sample {start}; by {run.restored} hands "
+                    f"up to {due.hand} were dealt, to {due.place}",
+                )
+        if run.groups != maker.run.groups or not mine:
+            continue  # what is left may be too few for other workers
+        for key in sorted(_by_hand(maker.workers, first=cut).keys() & before.keys() - mine.keys()):
+            findings.add(
+                Rule.HANDS,
+                f"attempt {number}: pass {key[1]} over loader {key[0]}, which was under way at "
+                f"{run.restored}, is not dealt to its end",
+            )
+
+
+def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: Findings) -> None:
+    """Where groups are in different hands each worker goes on with its own next one, and what all
+    attempts together have dealt is whole. With other groups, or in another mode, no such run goes
+    on with a pass."""
+    run, workers = attempts[number]
+    maker = attempts[run.restored_attempt]
+    if run.groups != maker.run.groups or judging_mode(run) != judging_mode(maker.run):
+        return
+    mine = _by_hand(workers, first=0)
+    before = _lines_until(attempts, maker, run)
+    is_known = _is_known(attempts, maker)
+    cuts = run.first[run.group_of_worker()].tolist()
+    under_way = {
+        (worker, (line.loader, line.number))
+        for worker, told in enumerate(maker.workers)
+        for line in told.lines
+        if line.round >= cuts[worker]
+    }
+    for key in sorted({*mine, *before} if mine else ()):
+        where = f"attempt {number}: pass {key[1]} over loader {key[0]}"
+        hands, earlier = mine.get(key, {}), before.get(key, {})
+        if key not in before and not is_known:
+            continue
+        for worker in range(run.num_workers):
+            its = [hand for hand, lines in hands.items() if worker in lines]
+            had = [hand for hand, lines in earlier.items() if worker in lines]
+            due = max(had, default=-1) + 1
+            is_over = bool(had) and earlier[due - 1][worker].end >= 0
+            if its and (is_over or min(its) != due):
+                findings.add(
+                    Rule.HANDS,
+                    f"{where} goes on with hand {min(its)} on worker {worker}; by {run.restored} "
+                    f"hands up to {due} were dealt to it{', which was the last' * is_over}",
+                )
+            is_left = had and not is_over and not its and (worker, key) in under_way
+            if is_left and any(line.round >= 0 for line in workers[worker].lines):
+                findings.add(
+                    Rule.HANDS,
+                    f"{where}, which was under way at {run.restored}, is not dealt to its end on "
+                    f"worker {worker}",
+                )
+        both = {
+            hand: {**earlier.get(hand, {}), **hands.get(hand, {})} for hand in {*hands, *earlier}
+        }
+        if hands:
+            place = 0 if is_known else _start(both)
+            _check_pass(run, key, both, findings, place=place, where=f"attempts up to {number}: ")
+
+
+def _lines_until(
+    attempts: Mapping[int, Attempt], attempt: Attempt, run: RunRecord
+) -> dict[_Pass, dict[int, dict[int, HandLine]]]:
+    """In the rounds of each group before it goes on in ``run``, by this attempt and those whose
+    checkpoints it goes on from."""
+    found: dict[_Pass, dict[int, dict[int, HandLine]]] = {}
+    maker = attempts.get(attempt.run.restored_attempt) if attempt.run.restored else None
+    if maker is not None:
+        found = _lines_until(attempts, maker, attempt.run)
+    cuts = run.first[run.group_of_worker()].tolist()
+    for key, hands in _by_hand(attempt.workers, first=0).items():
+        for hand, lines in hands.items():
+            for worker, line in lines.items():
+                if line.round < cuts[worker]:
+                    found.setdefault(key, {}).setdefault(hand, {})[worker] = line
+    return found
+
+
+def _cut(run: RunRecord) -> int:
+    """Rounds before this attempt: of all groups, which are in sync."""
+    return int(run.first[: run.first_substitute].min())
+
+
+def _is_known(attempts: Mapping[int, Attempt], attempt: Attempt) -> bool:
+    """Whether all was recorded that was dealt in the attempts from which this one goes on."""
+    while attempt.run.restored:
+        maker = attempts.get(attempt.run.restored_attempt)
+        if maker is None or not maker.run.local_steps_by_speed:
+            return False
+        attempt = maker
+    return True
+
+
+def _dealt_until(
+    attempts: Mapping[int, Attempt], attempt: Attempt, cut: int
+) -> dict[_Pass, _Dealt]:
+    """In the rounds before, by this attempt and those whose checkpoints it goes on from."""
+    run, workers = attempt
+    maker = attempts.get(run.restored_attempt) if run.restored else None
+    found = _dealt_until(attempts, maker, _cut(run)) if maker is not None else {}
+    for key, hands in _by_hand(workers, first=0, end=cut).items():
+        last = hands[max(hands)].values()
+        found[key] = _Dealt(
+            hand=max(hands) + 1,
+            place=max(line.stop for line in last),
+            is_over=any(line.end >= 0 for line in last),
+        )
+    return found

@@ -1,0 +1,249 @@
+"""Checks of rounds of local steps: lengths that follow the loss, and ends that follow passes.
+
+Owns two parts of rule 11 of docs/history.md. Steps by the loss: recomputes what
+:mod:`psdist.controller.loss_steps` decides from the reported losses, and compares the rounds that
+workers have made. Rounds of an epoch: loaders count where passes ended, the trainer where rounds
+did. Pure.
+
+    lengths = read_worker_lines(folder, LengthLine, ...)
+    check_lengths(run, lengths, read_choices(run_dir, StepLine), summary, findings)
+    check_passes(run, lengths, read_worker_lines(folder, PassLine, ...), summary, findings)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
+from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
+from psdist.controller.steps import Term, block_of, first_of
+from psdist.history.lines import STEP_LINES, LengthLine, PassLine, StepLine, WorkerLines
+from psdist.history.rules.choices.replayed import Risen, check_fixed, judge_summary
+from psdist.history.rules.choices.resumed import goes_on
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.run_record import RunRecord
+from psdist.history.summary import Summary
+
+
+def check_lengths(
+    run: RunRecord,
+    workers: Sequence[WorkerLines[LengthLine]],
+    lines: Sequence[StepLine],
+    summary: Summary | None,
+    findings: Findings,
+) -> None:
+    """``workers``: by worker; ``lines``: the coordinator's, in order."""
+    is_complete = summary is not None and all(told.is_complete for told in workers)
+    fixed = _check_by_loss(run, lines, findings, is_complete=is_complete)
+    if wrong := judge_summary((line.rolled_back for line in lines), summary):
+        findings.add(Rule.HANDS, f"{STEP_LINES}: {wrong}")
+    first = block_of(_first_round(run))
+    if list(fixed) != (in_turn := [Term(0, 0, first + block) for block in range(len(fixed))]):
+        at = next(n for n, pair in enumerate(zip(fixed, in_turn, strict=True)) if len({*pair}) > 1)
+        findings.add(Rule.HANDS, f"{[*fixed][at]} was fixed where {in_turn[at]} was to be")
+    num_short = sum(
+        _check_worker(run, worker, told.lines, fixed, findings)
+        for worker, told in enumerate(workers)
+    )
+    if summary is None or not all(told.is_complete for told in workers):
+        return
+    claimed = [(each.round, each.steps) for each in summary.steps_by_loss]
+    begins = _begins(run, lines)
+    at_first = run.local_steps_by_loss if begins is None else begins.starts[0][1]
+    if claimed != (shown := _changes(at_first, fixed)):
+        findings.add(
+            Rule.HANDS,
+            f"summary.json says steps_by_loss {claimed}, by round; what was fixed is {shown}",
+        )
+    num_steps = sum(line.steps for told in workers for line in told.lines)
+    _check_counts(summary, num_short, num_steps, findings)
+
+
+def _first_round(run: RunRecord) -> int:
+    """Of the group that is behind all others."""
+    return int(run.first[: run.first_substitute].min())
+
+
+def _begins(run: RunRecord, lines: Sequence[StepLine]) -> KeptSteps | None:
+    """With what a checkpoint has; None where the run begins as every one does."""
+    resumed = lines[0].resumed if lines else None
+    return resumed.fidelity.steps if resumed is not None and goes_on(run, resumed) else None
+
+
+def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:
+    """From which rounds on all groups made how many steps."""
+    changes = [(0, at_first)]
+    for term, (steps, *_) in sorted(fixed.items()):
+        if steps != changes[-1][1]:
+            changes.append((first_of(term.block), steps))
+    return changes
+
+
+def _check_by_loss(
+    run: RunRecord, lines: Sequence[StepLine], findings: Findings, *, is_complete: bool
+) -> dict[Term, list[int]]:
+    control = LossStepControl(
+        num_workers=run.num_workers,
+        num_groups=len(run.groups),
+        local_steps=run.local_steps_by_loss,
+    )
+
+    fixed: dict[Term, list[int]] = {}
+    risen = Risen(run.rollback)
+    begins = _begins(run, lines)
+    starts = ((0, run.local_steps_by_loss),) if begins is None else begins.starts
+    num_before = 0 if begins is None else begins.num_fixed
+    if begins is None:
+        risen.go_on(None, _first_round(run))
+    else:
+        try:
+            control.go_on(begins)
+            resumed = lines[0].resumed
+            assert resumed is not None
+            risen.go_on(resumed.fidelity.rise, _first_round(run))
+        except ValueError as error:
+            findings.add(
+                Rule.HANDS, f"{STEP_LINES}, line 1: the run has gone on with steps {error}"
+            )
+            return fixed
+        for block in range(block_of(_first_round(run)), num_before):
+            fixed[Term(0, 0, block)] = [*control.of_all(at_place(starts, block))]
+
+    unsaid = [] if begins is None else [begins]
+
+    def changes_now() -> list[tuple[int, int]]:
+        changes = [*starts[:1]]
+        for term, (steps, *_) in fixed.items():
+            if steps != changes[-1][1]:
+                changes.append((term.block, steps))
+        return changes
+
+    def most_since(clock: int) -> int:
+        return max(steps for _, steps in from_place(changes_now(), block_of(clock)))
+
+    def kept_now(step: int) -> KeptSteps:
+        changes = changes_now()
+        num_fixed = max((term.block + 1 for term in fixed), default=num_before)
+        return control.kept(from_place(changes, block_of(step)), num_fixed)
+
+    def take(line: StepLine) -> str:
+        if line.rolled_back is not None:
+            return ""
+        if line.resumed is not None:
+            is_first = bool(unsaid)
+            unsaid.clear()
+            return "" if is_first else "says with what the run has gone on, which it has not"
+        if line.kept is not None:
+            step = int(line.kept.checkpoint.removeprefix("step-") or 0)
+            now = Fidelity(steps=kept_now(step), rise=risen.kept())
+            is_so = bool(line.kept.checkpoint) and line.kept.fidelity == now
+            return "" if is_so else "other choices than follow from what was reported"
+        told = line.reported
+        if told is None:
+            return "is no report"
+        if not told.is_of(run.num_workers, least=0.0):
+            return "of no worker of this run, or of losses that there are not"
+        if not (risen.is_asked and counts_nonfinite(told.total)):
+            control.report(told.worker, told.count, told.total)
+        risen.report(told, lossiest_since=most_since)
+        return ""
+
+    def judge(line: StepLine) -> str:
+        return risen.judge(line.rolled_back)
+
+    check_fixed(lines, take, control.choose, findings, fixed, judge)
+    if wrong := risen.judge_end() if is_complete else "":
+        findings.add(Rule.HANDS, f"{STEP_LINES}: {wrong}")
+    return fixed
+
+
+def _check_worker(
+    run: RunRecord,
+    worker: int,
+    lines: Sequence[LengthLine],
+    fixed: Mapping[Term, Sequence[int]],
+    findings: Findings,
+) -> int:
+    """One round after the other, each of as many steps as were fixed, or fewer where it was cut;
+    the number of those."""
+    num_short, group = 0, int(run.group_of_worker()[worker])
+    for coming, line in enumerate(lines, start=int(run.first[group])):
+        where = f"worker {worker}: round {line.round}"
+        if line.round != coming:
+            findings.add(Rule.HANDS, f"{where} is recorded where round {coming} belongs")
+        steps = fixed.get(Term(0, 0, block_of(line.round)))
+        if steps is None or len(steps) <= group:
+            findings.add(Rule.HANDS, f"{where}: its steps were never fixed")
+            continue
+        if line.steps > steps[group]:
+            findings.add(Rule.HANDS, f"{where} is of {line.steps} steps, {steps[group]} were fixed")
+        num_short += line.steps < steps[group]
+    return num_short
+
+
+def check_passes(
+    run: RunRecord,
+    rounds: Sequence[WorkerLines[LengthLine]],
+    passes: Sequence[WorkerLines[PassLine]],
+    summary: Summary | None,
+    findings: Findings,
+) -> None:
+    """``rounds`` and ``passes``: by worker."""
+    num_cut = num_steps = 0
+    for worker, (lengths, told) in enumerate(zip(rounds, passes, strict=True)):
+        ends = _ends(run, worker, lengths, findings)
+        _check_passes_of(worker, ends, told.lines, findings)
+        whole = {line.round for line in told.lines if line.is_whole}
+        num_cut += sum(each not in whole for each in ends)
+        num_steps += max(ends.values(), default=0)
+    is_complete = all(each.is_complete for each in rounds) and all(
+        each.is_complete for each in passes
+    )
+    if summary is not None and is_complete:
+        _check_counts(summary, num_cut, num_steps, findings)
+
+
+def _check_counts(summary: Summary, num_cut: int, num_steps: int, findings: Findings) -> None:
+    for name, says, is_so in (
+        ("rounds_cut", summary.rounds_cut, num_cut),
+        ("local_steps", summary.local_steps, num_steps),
+    ):
+        if says != is_so:
+            findings.add(
+                Rule.HANDS,
+                f"summary.json says {name} {says}; by what workers recorded it is {is_so}",
+            )
+
+
+def _ends(
+    run: RunRecord, worker: int, lengths: WorkerLines[LengthLine], findings: Findings
+) -> Mapping[int, int]:
+    """By round, the steps that this worker had made when it ended."""
+    first = int(run.first[int(run.group_of_worker()[worker])])
+    for coming, line in enumerate(lengths.lines, start=first):
+        if line.round != coming:
+            findings.add(
+                Rule.HANDS,
+                f"worker {worker}: round {line.round} is recorded where round {coming} belongs",
+            )
+    made = accumulate(line.steps for line in lengths.lines)
+    return dict(zip((line.round for line in lengths.lines), made, strict=True))
+
+
+def _check_passes_of(
+    worker: int, ends: Mapping[int, int], lines: Sequence[PassLine], findings: Findings
+) -> None:
+    """With each pass a round had ended, and no round was of two passes."""
+    before, at_ends = 0, frozenset(ends.values())
+    for number, line in enumerate(lines):
+        where = f"worker {worker}: pass {number} was over after {line.steps} steps"
+        if line.steps <= before and line.round >= 0:
+            findings.add(Rule.HANDS, f"{where}, the one before it after {before}")
+        before = line.steps
+        if line.round >= 0 and ends.get(line.round) != line.steps:
+            findings.add(
+                Rule.HANDS, f"{where}, round {line.round} after {ends.get(line.round, 'none')}"
+            )
+        elif line.steps not in at_ends:
+            findings.add(Rule.HANDS, f"{where}, and no round ended there")

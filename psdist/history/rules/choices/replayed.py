@@ -1,0 +1,116 @@
+"""Replays that several rules on psdist's own choices share: fixed local steps, and rollbacks; pure.
+
+Owns the parts of rules 8 and 11 of docs/history.md on a run that ends with a rollback: reported
+losses go through :mod:`psdist.controller.rollback` again.
+
+    check_fixed(lines, take, control.choose, findings)      # {term: steps}
+    risen = Risen(run.rollback)
+    risen.report(reported, lossiest_since=control.lossiest_since, names=control.names)
+    risen.judge(line.rolled_back)           # of each line behind it; "" where nothing is wrong
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from psdist.controller.kept import Rollback, rolled_back
+from psdist.controller.rollback import KeptRise, RiseGuard
+from psdist.controller.steps import Choice, Term
+from psdist.history.lines import STEP_LINES, Reported, StepLine
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.summary import Summary
+
+
+class Risen:
+    def __init__(self, factor: float | None) -> None:
+        """``factor``: None where a loss may be what it likes."""
+        self._guard = RiseGuard(factor) if factor is not None else None
+        self._wanted: Rollback | None = None
+        self._has_ended = False
+        """With a rollback."""
+
+    @property
+    def is_asked(self) -> bool:
+        return self._guard is not None
+
+    def go_on(self, kept: KeptRise | None, first_round: int) -> None:
+        """Raises ValueError for what no checkpoint has."""
+        if self._guard is not None and (kept is not None or first_round):
+            self._guard.go_on(kept, first_round)
+
+    def kept(self) -> KeptRise | None:
+        return self._guard.kept() if self._guard is not None else None
+
+    def report(
+        self,
+        told: Reported,
+        *,
+        lossiest_since: Callable[[int], int],
+        names: tuple[str, ...] = (),
+    ) -> None:
+        if self._guard is None:
+            return
+        rise = self._guard.report(told.round, told.count, told.total)
+        if rise is not None:
+            self._wanted = rolled_back(told.round, rise, lossiest_since(rise.good), names=names)
+
+    def judge(self, said: Rollback | None) -> str:
+        """What is wrong with a line that says this, or that it is there at all."""
+        if self._has_ended:
+            return "stands behind a rollback, with which the run has ended"
+        self._has_ended = said is not None
+        wanted, self._wanted = self._wanted, None
+        if said == wanted:
+            return ""
+        if wanted is None:
+            return "the run has ended with a rollback, which what was reported does not call for"
+        return (
+            f"the loss had blown up in round {wanted.round} ({wanted.loss:.4g}, its least "
+            f"{wanted.best:.4g}, good up to {wanted.good}), with which the run was to end"
+        )
+
+    def judge_end(self) -> str:
+        """Of a run that is whole."""
+        return "" if self._has_ended else self.judge(None)
+
+
+def judge_summary(said: Iterable[Rollback | None], summary: Summary | None) -> str:
+    """What is wrong with what the run says of its end; ``said``: by line."""
+    if summary is None or not any(said) or summary.exit != "completed":
+        return ""
+    return "the run has ended with a rollback; summary.json says that it was completed"
+
+
+def check_fixed(
+    lines: Sequence[StepLine],
+    take: Callable[[StepLine], str],
+    choose: Callable[[], Choice],
+    findings: Findings,
+    fixed: dict[Term, list[int]] | None = None,
+    judge: Callable[[StepLine], str] = lambda _line: "",
+) -> dict[Term, list[int]]:
+    """What was fixed, by term, behind what is in ``fixed`` already. ``take``: gives the controller
+    what a line has observed, and says what is wrong with it, "" for nothing;
+    ``judge``: likewise, of every line, before."""
+    fixed = {} if fixed is None else fixed
+    for number, line in enumerate(lines, start=1):
+        told = line.fixed
+        if wrong := judge(line):
+            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
+        if told is None:
+            if wrong := take(line):
+                findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
+            continue
+        term = Term(told.loader, told.number, told.block)
+        choice = choose()
+        if (tuple(told.steps), told.why) != (choice.steps, choice.why):
+            findings.add(
+                Rule.HANDS,
+                f"{STEP_LINES}, line {number}: fixed {told.steps} ({told.why or 'as before'}); "
+                f"what was observed calls for {list(choice.steps)} "
+                f"({choice.why or 'as before'})",
+            )
+        if term in fixed:
+            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {term} is fixed twice")
+        fixed[term] = told.steps
+    return fixed

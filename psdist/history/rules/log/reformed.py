@@ -1,0 +1,214 @@
+"""Who of a group has pushed what, where groups go on without workers that have died.
+
+Owns the part of rule 1 of docs/history.md that REFORM events must keep, and says for every update
+which worker has pushed it. A chunk goes from a worker that has died to the first that lives in an
+order of the others, which follows from its rank among those that the dead one had at first. Pure.
+
+    pushers = Pushers.of(run, members)          # of one server's log
+    pushers.of_rows(groups, chunks, positions)  # [n] workers
+    check_reforms(replay, findings)
+    check_same_reforms(told, findings)          # of all servers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from psdist.history.records import EventKind, History, Ints, Records
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from psdist.history.rules.log.replay import ServerReplay
+
+
+class Pushers:
+    """Of one server: the workers that have pushed each chunk of each group, by turns."""
+
+    def __init__(self, run: RunRecord, lost: dict[int, list[tuple[int, int]]]) -> None:
+        """``lost``: by group that goes on, (position, worker) of each of its REFORM events."""
+        self._run = run
+        self.lost = {group: [worker for _, worker in each] for group, each in lost.items()}
+        """By group that goes on, who of it has died, in the order of the log."""
+        self.positions = {group: [at for at, _ in each] for group, each in lost.items()}
+        self._tables = {group: self._table(group, gone) for group, gone in self.lost.items()}
+
+    @classmethod
+    def of(cls, run: RunRecord, events: Records) -> Pushers:
+        """Of what the events say; REFORM events that cannot be are left out
+        (:func:`check_reforms`)."""
+        lost: dict[int, list[tuple[int, int]]] = {}
+        for at in np.flatnonzero(events["kind"] == EventKind.REFORM).tolist():
+            group, worker = int(events["group"][at]), events["weight"][at].item()
+            gone = [each for _, each in lost.get(group, ())]
+            left = set(run.groups[group]) - set(gone)
+            if worker in left and len(left) > 1:
+                lost.setdefault(group, []).append((at, int(worker)))
+        return cls(run, lost)
+
+    def _table(self, group: int, gone: list[int]) -> Ints:
+        """[deaths + 1, chunks]: who has each chunk after so many deaths."""
+        members = list(self._run.groups[group])
+        places = self._run.slices[len(members) - 1]
+        ranks = [0] * len(members)
+        rows = np.zeros((len(gone) + 1, self._run.num_chunks), np.int64)
+        for chunk, place in enumerate(places):
+            for number in range(len(gone) + 1):
+                rows[number, chunk] = _first_alive(place, ranks[place], members, gone[:number])
+            ranks[place] += 1
+        return rows
+
+    def of_rows(self, groups: Ints, chunks: Ints, positions: Ints) -> Ints:
+        """Who has pushed what stands at these ``positions``."""
+        found: Ints = self._run.slice_owner(groups, chunks)
+        for group, table in self._tables.items():
+            mine = np.flatnonzero(groups == group)
+            number = np.searchsorted(self.positions[group], positions[mine])
+            found[mine] = table[number, chunks[mine]]
+        return found
+
+    def ever(self, group: int) -> list[Ints]:
+        """[chunks], for each number of deaths, who has them."""
+        if group in self._tables:
+            return list(self._tables[group])
+        chunks = np.arange(self._run.num_chunks)
+        return [self._run.slice_owner(np.full(len(chunks), group), chunks)]
+
+
+def _first_alive(place: int, rank: int, members: list[int], gone: Collection[int]) -> int:
+    """The worker at ``place`` if it lives; else the first that does, in the order that the chunk's
+    ``rank`` gives the others: number rank of them, in a ring; of those that are left then the one
+    at the number of whole turns, and so on."""
+    worker = members[place]
+    others = members[:place] + members[place + 1 :]
+    while worker in gone:
+        rank, index = divmod(rank, len(others))
+        worker = others[index]
+        del others[index]
+    return worker
+
+
+def lost_workers(history: History) -> dict[int, list[set[int]]]:
+    """By group that goes on, for each server that says so who of it has died."""
+    found: dict[int, list[set[int]]] = {}
+    for log in history.servers:
+        for group, gone in Pushers.of(history.run, log.events).lost.items():
+            found.setdefault(group, []).append(set(gone))
+    return found
+
+
+def stamps_of(history: History) -> dict[int, dict[int, set[int]]]:
+    """By group that goes on and worker of it that has died, the clocks of its REFORM events:
+    iterations of which some chunks may have nothing. Of servers that own a chunk: what others stamp
+    says nothing of where the group stood."""
+    found: dict[int, dict[int, set[int]]] = {}
+    owners = set(history.run.owners)
+    for log in history.servers:
+        events = log.events[log.events["kind"] == EventKind.REFORM]
+        if log.server not in owners:
+            continue
+        for group, worker, clock in events[["group", "weight", "clock"]].tolist():
+            found.setdefault(group, {}).setdefault(int(worker), set()).add(clock)
+    return found
+
+
+def check_reforms(replay: ServerReplay, findings: Findings) -> None:
+    """REFORM names a worker of the group that has not died before, and not the last one; it is
+    stamped with the fewest updates of the group that a chunk contains, or where its clock began if
+    the server owns none."""
+    events, run = replay.members, replay.run
+    gone: dict[int, set[int]] = {}
+    for index in np.flatnonzero(events["kind"] == EventKind.REFORM).tolist():
+        group, clock = (int(events[name][index]) for name in ("group", "clock"))
+        position, worker = int(replay.member_position[index]), events["weight"][index].item()
+        lost = gone.setdefault(group, set())
+        left = set(run.groups[group]) - lost
+        problem = ""
+        if worker not in left or len(left) == 1:
+            problem = f"without worker {worker:g}, when {sorted(left)} were left of it"
+        lost.add(worker)
+        counts = replay.contained(group, position)[replay.owned]
+        fewest = int(counts.min() if len(counts) else replay.first[group])
+        if not problem and fewest != clock:
+            problem = (
+                f"stamped {clock}, but the fewest updates that a chunk contains of it are {fewest}"
+                if len(counts)
+                else f"stamped {clock}, but the server owns no chunk: {fewest} belongs there"
+            )
+        if problem:
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"server {replay.server}, position {position}: REFORM of group {group}: {problem}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldDeaths:
+    """What the log of one server tells of groups that go on."""
+
+    stamps: dict[int, int | None]
+    """By worker that has died the clock of its REFORM; None where the server owns no chunk."""
+    left: dict[int, int]
+    """By group that has left, after how many iterations."""
+    dead: set[int]
+    """Groups that have died as a whole."""
+
+    @classmethod
+    def of(cls, replay: ServerReplay, *, left: dict[int, int], dead: set[int]) -> ToldDeaths:
+        owns = replay.server in replay.run.owners
+        stamps: dict[int, int | None] = {}
+        for group, workers in replay.pushers.lost.items():
+            clocks = replay.clock_of_event[replay.pushers.positions[group]].tolist()
+            stamps |= zip(workers, clocks if owns else [None] * len(clocks), strict=True)
+        return cls(stamps=stamps, left=left, dead=dead)
+
+
+def check_same_reforms(run: RunRecord, told: Mapping[int, ToldDeaths], findings: Findings) -> None:
+    """All servers, here of closed logs, tell of the deaths of the same workers. One that took the
+    whole group out need not name them singly; nor need one that the group had left before, if all
+    chunks of the others contained by then what it had finished."""
+    group_of = run.group_of_worker()
+    by_worker: dict[int, dict[int, int | None]] = {}
+    for server, each in told.items():
+        for worker, clock in each.stamps.items():
+            by_worker.setdefault(worker, {})[server] = clock
+    for worker, stamps in sorted(by_worker.items()):
+        group = int(group_of[worker])
+        fewest = min((clock for clock in stamps.values() if clock is not None), default=None)
+        for server, each in told.items():
+            if server in stamps or group in each.dead:
+                continue
+            left = each.left.get(group)
+            if left is not None and (fewest is None or fewest >= left):
+                continue
+            findings.add(
+                Rule.MEMBERSHIP,
+                f"server {min(stamps)} says that worker {worker} of group {group} has died, "
+                f"server {server} that the group had all its workers",
+            )
+
+
+def is_in_place_of_the_dead(replay: ServerReplay) -> Ints:
+    """[rows]: whether it is what a worker pushed, without a gradient, of a chunk that it has from
+    one that has died, and of which that had pushed nothing: the first of the chunk behind a REFORM,
+    stamped as that."""
+    found = np.zeros(replay.num_rows, np.bool_)
+    for group, positions in replay.pushers.positions.items():
+        rows = np.flatnonzero(replay.group == group)  # by chunk, then by position
+        pushed_at, chunk, pusher = (
+            each[rows] for each in (replay.pushed_at, replay.chunk, replay.pusher)
+        )
+        number = np.searchsorted(positions, pushed_at)
+        stamps = replay.clock_of_event[positions]
+        is_first = np.zeros(len(rows), np.bool_)
+        is_first[1:] = (chunk[1:] == chunk[:-1]) & (pusher[1:] != pusher[:-1])
+        is_first[:1] = True
+        is_first[1:] |= chunk[1:] != chunk[:-1]
+        is_nothing = replay.is_empty[rows] & (replay.weight[rows] == 0)
+        is_there = (number > 0) & (replay.clock[rows] == stamps[np.maximum(number - 1, 0)])
+        found[rows] = is_first & is_nothing & is_there
+    return found
