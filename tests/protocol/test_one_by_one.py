@@ -14,11 +14,11 @@ from psdist.history.records import EventFlag
 from psdist.servers.protocol.actions import Receipt
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.set_loop import SetLoop
-from psdist.servers.shard.sizes import CostModel, SizeShard
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.one_by_one import OneByOne
 from tests.support.virtual.proof import prove_the_end
 from tests.support.virtual.schedule import AnotherSet
+from tests.support.virtual.sizes import CostModel, SizeShard
 
 FREE = CostModel(fold_s_per_byte=0.0, step_s_per_byte=0.0, copy_s_per_byte=0.0)
 BLOCK = 25
