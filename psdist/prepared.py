@@ -73,7 +73,6 @@ from psdist.workers.model.refusals import WrappedParts, WrapperCheck, entered, r
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
-from psdist.workers.pushes import DevicePushes
 from psdist.workers.rounds.differences import LocalTrainer
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state, make_outer
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
@@ -779,7 +778,7 @@ class ParameterSets:
             logger.info(
                 "parameter set %d: pushes are encoded on %s",
                 index,
-                "the device" if isinstance(loop.pushes, DevicePushes) else f"the host: {why}",
+                "the device" if loop.pushes.on_device is not None else f"the host: {why}",
             )
         setup = Setup(
             partition=partition.encode(),

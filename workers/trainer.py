@@ -46,7 +46,6 @@ from psdist.workers.late.pipelined import Pipelined
 from psdist.workers.late.steps import LateSteps
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.pushes import DevicePushes
 from psdist.workers.reduction import Reduced, Reduction
 from psdist.workers.step_table import Row, StepTable, in_group, set_of
 from psdist.workers.values import Values
@@ -585,7 +584,7 @@ class Trainer:
             return
         self._values.look_for_writes()
         self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
-        empty |= self._loop.pushes.left_for_later(
+        empty |= self._loop.pushes.skipped(
             clock=self.clock, hyper=reduced.hyper, weight=weight, empty=empty
         )
         self._record_push(reduced.weight, weight, empty)
@@ -716,6 +715,7 @@ class Trainer:
             coding_missed=tuple(errors.missed),
             coding_wanted=tuple(errors.wanted),
             pushes_skipped=encoder.num_skipped if encoder is not None else 0,
-            encodes_there=isinstance(pushes, DevicePushes),
-            bytes_to_host=self._flat.num_bytes_to_host + pushes.num_bytes_to_host,
+            encodes_there=pushes.on_device is not None,
+            bytes_to_host=self._flat.num_bytes_to_host
+            + (encoder.coder.num_bytes_to_host if encoder is not None else 0),
         )

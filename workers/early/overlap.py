@@ -34,7 +34,6 @@ from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.gradient_hooks import GradientHooks
 from psdist.workers.model.samples import same_bits
 from psdist.workers.model.shadow import Shadow
-from psdist.workers.pushes import DevicePushes
 
 logger = logging.getLogger("psdist")
 
@@ -310,8 +309,8 @@ class Overlap:
         reads. ``terms``: under which it leaves, without ``absent`` pieces."""
         left = self.early.sent
         leaving = [chunk for chunk in chunks if chunk not in empty and chunk not in left]
-        pushes = self._loop.pushes
-        if not isinstance(pushes, DevicePushes):
+        pushes = self._loop.pushes.on_device
+        if pushes is None:
             self._flat.gradients_to_host(self._partition.chunks[chunk] for chunk in leaving)
             return
         computed = [self._flat.mark()] if leaving else []
