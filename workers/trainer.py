@@ -584,7 +584,7 @@ class Trainer:
             return
         self._values.look_for_writes()
         self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
-        empty |= self._loop.pushes.skipped(
+        empty |= self._loop.pushes.encoding.skipped(
             clock=self.clock, hyper=reduced.hyper, weight=weight, empty=empty
         )
         self._record_push(reduced.weight, weight, empty)
@@ -678,7 +678,7 @@ class Trainer:
     def coding_error(self) -> float:
         """||p - C(p)|| / ||p|| of what this worker has pushed in the iteration before; 0 without
         codecs."""
-        encoder = self._loop.pushes.encoder
+        encoder = self._loop.pushes.encoding.encoder
         return encoder.errors.of_newest(self.clock - 1) if encoder is not None else 0.0
 
     @property
@@ -696,7 +696,7 @@ class Trainer:
 
     def statistics(self) -> WorkerStatistics:
         counts = self._loop.core.counts()
-        pushes = self._loop.pushes
+        pushes = self._loop.pushes.encoding
         encoder = pushes.encoder
         errors = encoder.errors if encoder is not None else CodingErrors()
         return WorkerStatistics(
@@ -710,7 +710,7 @@ class Trainer:
             rounds_missed=self._rounds_missed,
             bytes_before_coding=(
                 pushes.bytes_before_coding,
-                self._loop.reply_bytes_before_coding,
+                self._loop.replies.bytes_before_coding,
             ),
             coding_missed=tuple(errors.missed),
             coding_wanted=tuple(errors.wanted),

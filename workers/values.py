@@ -18,7 +18,7 @@ from torch import Tensor
 
 from psdist.errors import GroupReformedError, UsageError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.header import NEVER
+from psdist.protocol.header import NEVER, Flag
 from psdist.protocol.partition import Partition, Span, runs_of
 from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.loop import Wait, WorkerLoop
@@ -181,4 +181,6 @@ class Values:
             self._min_done[chunk] = version.min_done
             if self._is_recorded:
                 self._uses.versions[chunk, 0] = version.position
-                self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed
+                self._uses.versions[chunk, 1] = 2 * version.clock + bool(
+                    version.flags & Flag.RECORDED
+                )

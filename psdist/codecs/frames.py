@@ -98,7 +98,7 @@ class Held:
 
 
 class DecodingFrame(_EncodedFrame):
-    __slots__ = ("_held",)
+    __slots__ = ("held",)
 
     def __init__(
         self, codings: ChunkCodings, chunk: Chunk, values: Frame, *, held: Held | None = None
@@ -106,7 +106,7 @@ class DecodingFrame(_EncodedFrame):
         """``values``: a frame over the chunk's values; ``held``: where replies are relative to the
         ones before; None where each says all."""
         super().__init__(codings, chunk, values_of(chunk, values))
-        self._held = held
+        self.held = held
 
     def decode(self, *, clock: int) -> bool:
         """Bring the payload that was received last, of this round, to where the values lie. False
@@ -114,7 +114,7 @@ class DecodingFrame(_EncodedFrame):
         if self.values is None or self.payload is None:
             return True
         content = self.coding(clock).read(self.payload[: self.num_received])
-        held = self._held
+        held = self.held
         if content.form is Form.CHANGE and (held is None or held.values is None):
             raise ProtocolError(
                 f"chunk {self.chunk.index}: a reply relative to values that this worker "
@@ -131,8 +131,8 @@ class DecodingFrame(_EncodedFrame):
 
     def restore(self) -> None:
         """What was decoded last lies where the values lie, once more."""
-        if self.values is not None and self._held is not None and self._held.values is not None:
-            self.values.copy_(self._held.values)
+        if self.values is not None and self.held is not None and self.held.values is not None:
+            self.values.copy_(self.held.values)
 
 
 def values_of(chunk: Chunk, values: Frame) -> Tensor | None:

@@ -177,7 +177,7 @@ class EarlyPushes:
         return not self.is_stopped
 
     def _is_finite(self, chunk: int) -> bool:
-        pushes = self._loop.pushes.on_device
+        pushes = self._loop.pushes.encoding.on_device
         if pushes is not None:
             return pushes.is_finite(chunk)
         return self._flat.is_finite(self._chunks[chunk])
@@ -192,7 +192,7 @@ class EarlyPushes:
         return copies[number].is_done()
 
     def _begin_to_host(self, chunk: int, terms: Terms, after: Sequence[Mark]) -> Copy:
-        pushes = self._loop.pushes.on_device
+        pushes = self._loop.pushes.encoding.on_device
         if pushes is None:
             return self._flat.begin_to_host(self._chunks[chunk], after=after)
         if self._is_frozen(chunk):

@@ -57,7 +57,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
-from psdist.protocol.header import MOST_SETS
+from psdist.protocol.header import MOST_SETS, Header
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, server_id, spare_of
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
@@ -78,7 +78,7 @@ from psdist.workers.protocol.resending import Moves, ResendingTransfers
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
 from psdist.workers.protocol.steps import FixedSteps
-from psdist.workers.protocol.transfers import Transfers, Version
+from psdist.workers.protocol.transfers import Transfers
 
 ANY_TIME = frozenset({"mean", "any", "all", "barrier", "loader"})
 """Collectives that leave parameters alone: a worker may enter them while it has pushed half an
@@ -430,8 +430,8 @@ class WorkerCore:
         return self._transfers.mine
 
     @property
-    def versions(self) -> Mapping[int, Version]:
-        """What each chunk in this worker's memory contains, once a reply has brought it."""
+    def versions(self) -> Mapping[int, Header]:
+        """Chunk -> the reply whose values lie in this worker's memory, once one has come."""
         return self._transfers.versions
 
     def expect_iteration(self) -> None:
@@ -563,11 +563,11 @@ class WorkerCore:
 
     def forget_values(self, chunks: Iterable[int]) -> None:
         """Others have written to the memory of these chunks: the next replies must bring them."""
-        self._transfers.forget_values(chunks)
+        self._transfers.held.forget(chunks)
 
     def drop_versions(self, chunks: Iterable[int]) -> None:
         """What is held of these chunks is none of the server's versions."""
-        self._transfers.drop_versions(chunks)
+        self._transfers.held.drop(chunks)
 
     def _on_missing(self, peer: int, message: Missing) -> list[Action]:
         awaited = dict(self._slice.missing()) if self._slice is not None else {}

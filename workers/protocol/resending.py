@@ -89,9 +89,9 @@ class ResendingTransfers(Transfers):
             if chunk in self._incoming:
                 # A part of the reply may lie in the memory already: no version any more.
                 self._incoming.discard(chunk)
-                self.forget_values([chunk])
+                self.held.forget([chunk])
             self._received.discard(chunk)
-            held = self._held(chunk) if header.chunk_version else 0
+            held = self.held.number(chunk) if header.chunk_version else 0
             again = header._replace(flags=header.flags | Flag.AGAIN, chunk_version=held)
             unanswered.append(again)
         unanswered.sort(key=self._turn)

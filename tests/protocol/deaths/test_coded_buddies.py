@@ -153,7 +153,7 @@ def play_deaths(seeds: Iterable[int]) -> Counter[str]:
             assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
             prove(job)
             for worker in job.workers:
-                assert not worker.loop.num_compared_in_vain
+                assert not worker.loop.replies.num_differing
             if not any(loop.hosted for loop in job.servers):
                 continue
             if schedule.mode == "sync":

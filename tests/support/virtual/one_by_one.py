@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from psdist.workers.protocol.transfers import Version
+from psdist.protocol.header import Header
 from tests.support.virtual.size_worker import SizeWorker
 
 
@@ -59,7 +59,7 @@ class OneByOne(SizeWorker):
         rate = self.job.schedule.absent_rate
         self.left = sorted(self.mine, key=self.job.order.index)
         self.empty_now = {chunk for chunk in self.mine if self.pick_apart.random() < rate}
-        self.used_now: dict[int, Version] = {}
+        self.used_now: dict[int, Header] = {}
         self.history.push(self.clock, 1.0, 1.0, self.empty_now, len(self.mine))
         hyper = self.hyper(self.draw_lr())
         absent = self.draw_absent()

@@ -54,7 +54,7 @@ class Flat:
 
 
 class Loop:
-    pushes = SimpleNamespace(on_device=None)
+    pushes = SimpleNamespace(encoding=SimpleNamespace(on_device=None))
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, bool]] = []

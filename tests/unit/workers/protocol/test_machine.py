@@ -31,7 +31,6 @@ from psdist.protocol.events import Arrived, ControlArrived
 from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.workers.protocol.actions import (
-    AcceptCopy,
     AcceptReply,
     Action,
     DiscardReply,
@@ -304,8 +303,7 @@ class Worker(RuleBasedStateMachine):
         is_first = not any(each.chunk == header.chunk for each in self.offered)
         if is_first:
             self.offered.append(header)
-            accept = AcceptCopy if self.is_copying else AcceptReply
-            assert self.core.handle(offer(header, header)) == [accept(header, header.chunk)]
+            assert self.core.handle(offer(header, header)) == [AcceptReply(header, header.chunk)]
         else:
             assert self.core.handle(offer(header, header)) == [DiscardReply(header, BYTES)]
             self.duplicates += 1
@@ -326,7 +324,7 @@ class Worker(RuleBasedStateMachine):
         self.versions[header.chunk] = (position, position + 1, header.clock)
         actions = self.core.handle(Arrived(header.sender, header._replace(flags=flags), None))
         assert actions == self.send_next(OWNERS[header.chunk])
-        assert self.core.versions[header.chunk].is_checksummed == is_checked
+        assert bool(self.core.versions[header.chunk].flags & Flag.RECORDED) == is_checked
 
     @precondition(lambda self: self.is_free)
     @rule(chunks=st.sets(st.sampled_from(CHUNKS)))
@@ -358,7 +356,7 @@ class Worker(RuleBasedStateMachine):
         actions = self.core.handle(Arrived(header.sender, header, None))
         assert actions == self.send_next(OWNERS[header.chunk])
         if not self.is_copying:
-            assert self.core.versions[header.chunk].is_checksummed == is_checked
+            assert bool(self.core.versions[header.chunk].flags & Flag.RECORDED) == is_checked
 
     @precondition(lambda self: any(each.flags == Flag.RECEIPT for each in self.outstanding))
     @rule(data=st.data())

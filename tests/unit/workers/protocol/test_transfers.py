@@ -42,6 +42,7 @@ def test_pushes_pulls_and_copies_end_whatever_the_order_and_the_duplicates(seed:
     mine = set(core.mine)
     for _ in range(8):
         what = pick.choice(["push", "push", "pull", "copy"])
+        network.is_copying = what == "copy"
         if what == "push":
             network.do(push(core, hyper=pick.choice([b"a", b"b"])))
             network.run()
