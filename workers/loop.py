@@ -99,8 +99,8 @@ class Wait(NamedTuple):
     """What to wait for, for whoever waits: the loop, or an actor in a virtual network."""
 
     is_done: Callable[[], bool]
-    what: str
-    """In words, for warnings and errors."""
+    what: Callable[[], str]
+    """In words, for warnings and errors; after "still waiting for"."""
     ask: Callable[[], None] = _nothing
     """Asks who is missing; the answer is a warning."""
     rest: Callable[[], None] = _nothing
@@ -113,7 +113,7 @@ def wait_for_group(pending: Pending[Any], what: str) -> Wait:
     """``what``: the call in which this worker waits for the others of its group."""
     return Wait(
         pending.is_done,
-        f"the other workers of this worker's group in {what}",
+        lambda: f"the other workers of this worker's group in {what}",
         rest=lambda: pending.wait(_REST_S),
         is_in_group=True,
     )
@@ -163,10 +163,10 @@ class WorkerLoop:
         self.now_s = now_s
         """By which this worker measures what its iterations take: seconds."""
         self._waiting = waiting
-        self._pushes: Pushes | None = None
-        """Once there is a slice."""
-        self._replies: Replies | None = None
-        """Once there is a slice."""
+        self.pushes: Pushes
+        """The pipeline of this worker's pushes, once there is a slice."""
+        self.replies: Replies
+        """The frames of this worker's replies, once there is a slice."""
         self._frames: ChunkFrames | None = None
         self._chunks: Sequence[Chunk] = ()
         self._pulls: dict[int, Frame] = {}
@@ -214,12 +214,12 @@ class WorkerLoop:
         messages on the ``wire`` have frames of their own. ``on_device``: see
         :func:`psdist.workers.push_transforms.transforms_of`."""
         wire = wire.of_set()
-        self._replies = Replies(wire, partition)
+        self.replies = Replies(wire, partition)
         self.core.take_slice(
             partition,
             owners=owners,
             credits=credits,
-            replies=self._replies.rule,
+            replies=self.replies.rule,
             order=order,
             first_clock=first_clock,
             turns=wire.turns,
@@ -227,20 +227,8 @@ class WorkerLoop:
         )
         self._frames, self._chunks = frames, partition.chunks
         stages = transforms_of(self.core, partition, frames, wire=wire, on_device=on_device)
-        self._pushes = Pushes(partition.chunks, self.core.mine, *stages)
+        self.pushes = Pushes(partition.chunks, self.core.mine, *stages)
         self.receive_into(frames.parameter_frame)
-
-    @property
-    def pushes(self) -> Pushes:
-        """The pipeline of this worker's pushes; there is a slice."""
-        assert self._pushes is not None
-        return self._pushes
-
-    @property
-    def replies(self) -> Replies:
-        """The frames of this worker's replies; there is a slice."""
-        assert self._replies is not None
-        return self._replies
 
     def take_over(self, mine: Sequence[int]) -> None:
         """The slice is ``mine`` from now on, see :meth:`WorkerCore.take_over_chunks`; raw pushes
@@ -378,7 +366,7 @@ class WorkerLoop:
 
     def _decode_reply(self, action: DecodeReply) -> None:
         if not self.replies.decode(action.chunk, clock=action.clock):
-            self.core.drop_versions([action.chunk])
+            self.core.transfers.held.drop([action.chunk])
 
     def _restore_held(self, action: RestoreHeld) -> None:
         self.replies.restore(action.chunk)
@@ -427,7 +415,7 @@ class WorkerLoop:
     def push_chunk(self, chunk: int, *, is_empty: bool) -> None:
         """See :meth:`WorkerCore.push_chunk`. The chunk's gradient stays as it is until
         :meth:`wait_for_chunk` is over."""
-        self._do(self.core.push_chunk(chunk, is_empty=is_empty))
+        self._do(self.core.transfers.push_chunk(chunk, is_empty=is_empty))
 
     def finish_push(self, *, empty: Collection[int], absent: Sequence[int] | None = None) -> None:
         """See :meth:`WorkerCore.finish_push`."""
@@ -436,13 +424,13 @@ class WorkerLoop:
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> None:
         """See :meth:`WorkerCore.begin_pull`."""
         self.replies.take_in_place()
-        self._do(self.core.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh))
+        self._do(self.core.transfers.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh))
 
     def begin_copy(self, frames: Sequence[Frame], *, clock: int) -> None:
         """Fill a frame for every chunk of the model with the newest there is; the parameter memory
         stays as it is."""
         self.replies.take_copy(self._chunks, frames)
-        self._do(self.core.begin_copy(clock=clock, chunks=range(len(frames))))
+        self._do(self.core.transfers.begin_copy(clock=clock, chunks=range(len(frames))))
 
     def begin_load(self, *, clock: int) -> None:
         """See :meth:`WorkerCore.begin_load`."""
@@ -546,7 +534,8 @@ class WorkerLoop:
         steps = self.core.steps
         self._do([steps.ask(term)])
         who = describe_peer(COORDINATOR)
-        yield Wait(lambda: steps.is_known(term), f"{who} to say how many local steps groups make")
+        what = f"{who} to say how many local steps groups make"
+        yield Wait(lambda: steps.is_known(term), lambda: what)
         return steps.take(term)
 
     def begin_waiting(self, clock: int) -> None:
@@ -564,13 +553,14 @@ class WorkerLoop:
 
     def wait_for_replies(self) -> Wait:
         """Until everything that was pushed and asked for is answered."""
-        self.core.require_handed_over()
+        self.core.transfers.require_handed_over()
         return self._wait_until(self._is_answered)
 
     def _is_answered(self) -> bool:
         """Return True if all replies are here, and no server holds other values than this worker
         has decoded. Such chunks are asked for again."""
-        if not self.core.is_idle:
+        transfers = self.core.transfers
+        if transfers.awaited or transfers.is_pushing:
             return False
         if not self.replies.differing:
             return True
@@ -587,12 +577,12 @@ class WorkerLoop:
 
     def wait_for_chunk(self, chunk: int) -> Wait:
         """Until what was pushed or asked for of ``chunk`` is answered, and lies in place."""
-        self.core.require_handed_over(chunk)
-        return self._wait_until(lambda: self.core.is_done(chunk))
+        self.core.transfers.require_handed_over(chunk)
+        return self._wait_until(lambda: self.core.transfers.is_done(chunk))
 
     def _wait_until(self, is_done: Callable[[], bool]) -> Wait:
         """For what the machine waits for now."""
-        return Wait(is_done, self.core.awaits(), ask=self._ask_who_is_missing)
+        return Wait(is_done, self.core.awaits, ask=self._ask_who_is_missing)
 
     def _ask_who_is_missing(self) -> None:
         self._do(self.core.ask_who_is_missing())
@@ -601,11 +591,13 @@ class WorkerLoop:
         """Take turns until ``wait`` is done; after ``warn_s`` warn and ask who is missing."""
         waiting = waiting or self._waiting
         waiting.reset()
-        is_done = wait.is_done
+        is_done, what = wait.is_done, ""
         while not is_done():
             wait.rest()
             if self.turn(is_done):
                 waiting.reset()
-            elif waiting.idle(wait.what):
-                logger.warning("still waiting for %s", wait.what)
+                continue
+            what = what or wait.what()
+            if waiting.idle(what):
+                logger.warning("still waiting for %s", what)
                 wait.ask()

@@ -140,7 +140,7 @@ class EncodePush(RawPush):
         hyper, absent = self._core.settings_of(header.settings)
         terms = PushTerms(self._lr(hyper, frame.chunk) * header.weight, absent)
         num_bytes = frame.encode(clock=clock, terms=terms, is_again=is_again)
-        self._core.count_coded(num_bytes - header.length)
+        self._core.transfers.count_coded(num_bytes - header.length)
         return header._replace(codec=frame.coding(clock).codec.code, length=num_bytes)
 
     def begin(

@@ -535,7 +535,7 @@ class Trainer:
     def _joining(self) -> Generator[Wait, None, int]:
         """The round with which the group goes on, if it has missed this one; else 0. Only who
         pushes something has been told."""
-        joins_at = self._loop.core.take_joining()
+        joins_at = self._loop.core.transfers.take_joining()
         if self._group.size == 1:
             return joins_at
         call = "optimizer.step"
@@ -550,7 +550,7 @@ class Trainer:
         if self._history is not None:
             for clock in skipped:
                 self._history.push(clock, 0.0, 0.0, set(self._mine), len(self._mine))
-        self._loop.core.miss_until(joins_at)
+        self._loop.core.transfers.miss_until(joins_at)
         self._on_missed(len(skipped))
         self._loop.begin_pull(clock=joins_at, chunks=self._mine, is_fresh=False)
         yield self._loop.wait_for_replies()

@@ -130,7 +130,7 @@ class Values:
         self._flat.wait_until_landed()
         if written := set(self._flat.written_by_others()):
             chunks = self._partition.chunks
-            self._loop.core.forget_values(
+            self._loop.core.transfers.held.forget(
                 chunk
                 for chunk in self._mine
                 if any(segment.piece in written for segment in chunks[chunk].segments)

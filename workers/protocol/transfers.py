@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.events import Arrived, Offered
@@ -84,7 +85,7 @@ class Transfers:
         """By chunk: the id of its server."""
         self._me = worker_id(seat.worker)
         self.chunk_bytes = chunk_bytes
-        self._credits = credits
+        self.credits = credits
         self._replies = replies
         self.dtypes = replies.dtypes
         """By chunk, of gradients and parameters."""
@@ -92,12 +93,12 @@ class Transfers:
         self._copied = Aside(self.held)
         self._landing: Held = self.held
         """Where the awaited replies land: in place, or aside."""
-        self._queues: defaultdict[int, deque[Header]] = defaultdict(deque)
-        self._outstanding: defaultdict[int, int] = defaultdict(int)
+        self.queues: defaultdict[int, deque[Header]] = defaultdict(deque)
+        self.outstanding: defaultdict[int, int] = defaultdict(int)
         """By server: messages whose credit has not come back."""
         self._asks_receipts: set[int] = set()
         """Servers with more chunks of the slice than credits."""
-        self._received: set[int] = set()
+        self.received: set[int] = set()
         """Chunks whose push was received, by a receipt, and whose reply is awaited."""
         self.awaited: dict[int, tuple[int, int]] = {}
         """Chunk -> clock of the awaited reply and the number of the pull that it answers (0: a
@@ -105,7 +106,7 @@ class Transfers:
         any may come a second time. Where values are set, the awaited receipt."""
         self.is_pushing = False
         """True while an iteration has begun of which not everything was handed over."""
-        self._unpushed: deque[int] = deque()
+        self.unpushed: deque[int] = deque()
         """Its chunks that are still to come, in the send order."""
         self._settings, self._weight = 0, 0.0
         """Version of the settings, and weight, of its pushes."""
@@ -117,7 +118,7 @@ class Transfers:
         """The number of the newest time that values were set."""
         self._is_loading = False
         """True while values are being set."""
-        self._incoming: set[int] = set()
+        self.incoming: set[int] = set()
         """Chunks whose awaited reply is on its way into memory. Nothing else ever lands there: what
         a server calls unchanged must be what it has sent last."""
         self.clock = first_clock
@@ -137,6 +138,12 @@ class Transfers:
         """Answers other than replies, by kind."""
         self._set_slice(mine)
 
+    @classmethod
+    def of_nothing(cls, seat: Seat) -> Transfers:
+        """Return the transfers of a worker that has no slice yet."""
+        rule = PayloadRule.of_nothing()
+        return cls(seat, owners=(), mine=(), chunk_bytes=(), credits=1, replies=rule)
+
     def _set_slice(self, mine: Collection[int]) -> None:
         self.mine = sorted(mine)
         self._own = frozenset(mine)
@@ -145,7 +152,21 @@ class Transfers:
         self.servers = sorted(in_slice)
         """The servers of this worker's slice."""
         self._push_order = self._rotated(self.servers)
-        self._asks_receipts |= {server for server, n in in_slice.items() if n > self._credits}
+        self._asks_receipts |= {server for server, n in in_slice.items() if n > self.credits}
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no iteration is half pushed and every push and pull is answered."""
+        return not self.awaited and not self.is_pushing
+
+    def is_done(self, chunk: int) -> bool:
+        """Return True if nothing is awaited about ``chunk``: its gradient memory is the worker's
+        again, and its parameters are those of the newest reply."""
+        return chunk not in self.awaited
+
+    def count_coded(self, num_bytes: int) -> None:
+        """A codec has made the payload of a push longer by this many bytes (shorter: negative)."""
+        self.bytes_pushed += num_bytes
 
     @property
     def versions(self) -> Mapping[int, Header]:
@@ -172,7 +193,7 @@ class Transfers:
         for chunk in self.order.sorted(new):
             header = self._push_header(chunk, self.clock - 1, is_empty=True)
             header = header._replace(weight=0.0, flags=Flag.AGAIN)
-            self._received.add(chunk)
+            self.received.add(chunk)
             self.awaited[chunk] = header.clock, 0
             actions.append(SendPush(self._peers[chunk], header))
         return actions
@@ -183,7 +204,7 @@ class Transfers:
         if clock != self.clock or self.is_pushing or self._is_bringing:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes iteration {clock} after {self.clock} "
-                f"iterations, {len(self._unpushed)} chunks of the last one still to be pushed, "
+                f"iterations, {len(self.unpushed)} chunks of the last one still to be pushed, "
                 f"{len(self.awaited)} replies outstanding"
             )
 
@@ -197,7 +218,7 @@ class Transfers:
             about = "replies" if chunk is None else f"the reply about chunk {chunk}"
             raise InvariantError(
                 f"worker {self._seat.worker} waits for {about} in the middle of iteration "
-                f"{self.clock - 1}, {len(self._unpushed)} chunks of it still to be pushed"
+                f"{self.clock - 1}, {len(self.unpushed)} chunks of it still to be pushed"
             )
 
     # -- commands ------------------------------------------------------------------------------
@@ -207,26 +228,26 @@ class Transfers:
         share, each chunk once its reply to the iteration before has come."""
         self.require_next(clock)
         self.is_pushing, self._is_loading, self._landing = True, False, self.held
-        self._unpushed.extend(self._mine_in_order)
+        self.unpushed.extend(self._mine_in_order)
         self._settings, self._weight = settings, weight
         self.clock += 1
 
-    def begin_rest(self, *, settings: int) -> None:
+    def use_settings(self, version: int) -> None:
         """The chunks that are left were made under this version of the settings."""
-        self._settings = settings
+        self._settings = version
 
     @property
     def has_unpushed(self) -> bool:
         """Whether chunks of the iteration are still to be pushed."""
-        return bool(self._unpushed)
+        return bool(self.unpushed)
 
     def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
         """Push the next chunk of the iteration; its gradient is complete, or (``is_empty``) there
         is none: the message only advances the clock."""
-        if not self._unpushed or self._unpushed[0] != chunk:
+        if not self.unpushed or self.unpushed[0] != chunk:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes chunk {chunk} of iteration {self.clock - 1}; "
-                f"to be pushed, in the order that all groups share, are {list(self._unpushed)}"
+                f"to be pushed, in the order that all groups share, are {list(self.unpushed)}"
             )
         self._push_next(is_empty)
         return self._send_next(self.owners[chunk])
@@ -235,19 +256,19 @@ class Transfers:
         """Push all chunks of the iteration that are left, those in ``empty`` without gradient."""
         if not self.is_pushing:
             raise InvariantError(f"worker {self._seat.worker} finishes a push that has not begun")
-        while self._unpushed:
-            self._push_next(self._unpushed[0] in empty)
+        while self.unpushed:
+            self._push_next(self.unpushed[0] in empty)
         self.is_pushing = False
         return [action for server in self._push_order for action in self._send_next(server)]
 
     def _push_next(self, is_empty: bool) -> None:
-        chunk, clock = self._unpushed[0], self.clock - 1
+        chunk, clock = self.unpushed[0], self.clock - 1
         if chunk in self.awaited:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes chunk {chunk} of iteration {clock} before the "
                 f"reply to iteration {self.awaited[chunk][0]} has come"
             )
-        self._unpushed.popleft()
+        self.unpushed.popleft()
         self._enqueue(self._push_header(chunk, clock, is_empty=is_empty))
 
     def _push_header(self, chunk: int, clock: int, *, is_empty: bool) -> Header:
@@ -354,7 +375,7 @@ class Transfers:
         return bool(self.awaited) and any(number for _, number in self.awaited.values())
 
     def _enqueue(self, header: Header) -> None:
-        queue = self._queues[self.owners[header.chunk]]
+        queue = self.queues[self.owners[header.chunk]]
         if queue and self._turn(header) <= self._turn(queue[-1]):
             raise InvariantError(
                 f"worker {self._seat.worker}: chunk {header.chunk} behind chunk {queue[-1].chunk} "
@@ -370,7 +391,7 @@ class Transfers:
     def _is_unpushed(self, chunk: int) -> bool:
         """Whether the iteration that is being pushed has still to reach this chunk."""
         rank = self.order.rank
-        return bool(self._unpushed) and rank[chunk] >= rank[self._unpushed[0]]
+        return bool(self.unpushed) and rank[chunk] >= rank[self.unpushed[0]]
 
     def _num_pushed(self, chunk: int) -> int:
         """Iterations of this chunk of the slice."""
@@ -378,11 +399,11 @@ class Transfers:
 
     def _send_next(self, server: int) -> list[Action]:
         actions: list[Action] = []
-        queue = self._queues[server]
+        queue = self.queues[server]
         if not queue:
             return actions
-        peer, outstanding = server_id(server), self._outstanding[server]
-        while queue and outstanding < self._credits:
+        peer, outstanding = server_id(server), self.outstanding[server]
+        while queue and outstanding < self.credits:
             header = queue.popleft()
             outstanding += 1
             if header.kind == _PUSH:
@@ -392,7 +413,7 @@ class Transfers:
                 actions.append(SendPull(peer, header))
             else:
                 actions.append(SendValues(peer, header))
-        self._outstanding[server] = outstanding
+        self.outstanding[server] = outstanding
         return actions
 
     # -- events --------------------------------------------------------------------------------
@@ -400,14 +421,14 @@ class Transfers:
     def on_offered(self, event: Offered) -> list[Action]:
         chunk = event.chunk
         is_awaited = self.awaited.get(chunk) == (event.clock, event.pull_number)
-        if is_awaited:
-            self._check_owed(event.peer, event)
-        else:
+        if not is_awaited:
             self._check_late(event.peer, event)
-        if not is_awaited or chunk in self._incoming:
+        elif event.peer != self._peers[chunk] or event.kind != _REPLY or self._is_loading:
+            self._refuse_owed(event.peer, event)
+        if not is_awaited or chunk in self.incoming:
             self.duplicates += 1
             return [DiscardReply(event.ticket, event.num_bytes)]
-        self._incoming.add(chunk)
+        self.incoming.add(chunk)
         return [AcceptReply(event.ticket, chunk)]
 
     def on_arrived(self, event: Arrived) -> list[Action]:
@@ -419,14 +440,15 @@ class Transfers:
             self._check_late(peer, header)
             self.duplicates += 1
             return []
-        self._check_owed(peer, header)
+        if peer != self._peers[chunk] or kind != _REPLY or self._is_loading:
+            self._refuse_owed(peer, header)
         if header.flags & _UNCHANGED:
             self._check_unchanged(peer, header)
         elif not self._replies.takes(header):
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} {self._replies.refusal(header)}"
             )
-        self._incoming.discard(chunk)
+        self.incoming.discard(chunk)
         self.bytes_pulled += header.length
         return self._landing.landed(header) + self._answered(chunk)
 
@@ -434,10 +456,10 @@ class Transfers:
         """The awaited answer about ``chunk`` is here: send what its credit allows."""
         del self.awaited[chunk]
         server = self.owners[chunk]
-        if chunk in self._received:
-            self._received.remove(chunk)
+        if chunk in self.received:
+            self.received.remove(chunk)
         else:
-            self._outstanding[server] -= 1
+            self.outstanding[server] -= 1
         return self._send_next(server)
 
     def _on_missed(self, peer: int, header: Header) -> list[Action]:
@@ -475,7 +497,7 @@ class Transfers:
         chunk, clock, load = header.chunk, header.clock, header.pull_number
         if chunk < self._num_chunks and peer == self._peers[chunk]:
             server = self.owners[chunk]
-            queue = self._queues[server]
+            queue = self.queues[server]
             is_sent = not queue or self._turn(header) < self._turn(queue[0])
             if load:
                 if self.awaited.get(chunk) != (clock, load) and load <= self._newest_load:
@@ -488,12 +510,12 @@ class Transfers:
                 and chunk in self._own
                 and 0 <= clock < self._num_pushed(chunk)
             ):
-                if self.awaited.get(chunk) != (clock, 0) or chunk in self._received:
+                if self.awaited.get(chunk) != (clock, 0) or chunk in self.received:
                     self.duplicates += 1
                     return []
                 if is_sent:
-                    self._received.add(chunk)
-                    self._outstanding[server] -= 1
+                    self.received.add(chunk)
+                    self.outstanding[server] -= 1
                     return self._send_next(server)
         raise ProtocolError(
             f"worker {self._seat.worker}: {describe_peer(peer)} sent a receipt of iteration "
@@ -501,21 +523,20 @@ class Transfers:
             "not sent it, or not asked one for"
         )
 
-    def _check_owed(self, peer: int, said: Offered | Header) -> None:
-        """A reply of this clock and number is awaited: it must come from the chunk's server."""
-        if peer != self._peers[said.chunk] or said.kind != _REPLY or self._is_loading:
-            server = self.owners[said.chunk]
-            raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
-                f"{said.kind} about chunk {said.chunk}; server {server} owes a "
-                f"{'receipt' if self._is_loading else 'reply'}"
-            )
+    def _refuse_owed(self, peer: int, said: Offered | Header) -> NoReturn:
+        """An answer of this clock and number is awaited, and this is another one."""
+        server = self.owners[said.chunk]
+        raise ProtocolError(
+            f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
+            f"{said.kind} about chunk {said.chunk}; server {server} owes a "
+            f"{'receipt' if self._is_loading else 'reply'}"
+        )
 
     def _check_unchanged(self, peer: int, header: Header) -> None:
         """What a server calls unchanged must lie in place, and is not sent."""
         chunk = header.chunk
         held = self._landing.number(chunk)
-        if not held or held != header.chunk_version or header.length or chunk in self._incoming:
+        if not held or held != header.chunk_version or header.length or chunk in self.incoming:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent {header.length} bytes of "
                 f"chunk {chunk}, which it says is unchanged since version "
@@ -565,26 +586,25 @@ class Transfers:
                 raise InvariantError(
                     f"chunk {chunk} waits for clock {clock} or pull {pull}, which is not under way"
                 )
-        for server, queue in self._queues.items():
-            outstanding = self._outstanding[server]
-            if outstanding > self._credits:
+        for server, queue in self.queues.items():
+            outstanding = self.outstanding[server]
+            if outstanding > self.credits:
                 raise InvariantError(
-                    f"{outstanding} messages outstanding at server {server}, {self._credits} "
-                    "credits"
+                    f"{outstanding} messages outstanding at server {server}, {self.credits} credits"
                 )
-            received = sum(self.owners[chunk] == server for chunk in self._received)
+            received = sum(self.owners[chunk] == server for chunk in self.received)
             if outstanding + received + len(queue) != num_awaited[server]:
                 raise InvariantError(
                     f"server {server} owes {num_awaited[server]} replies; {outstanding} messages "
                     f"were sent, {received} received and {len(queue)} wait"
                 )
-            if queue and outstanding < self._credits:
+            if queue and outstanding < self.credits:
                 raise InvariantError(f"credits of server {server} are unused while chunks wait")
             turns = [(header.clock, self.order.rank[header.chunk]) for header in queue]
             chunks = [header.chunk for header in queue]
             if turns != sorted(set(turns)) or not self.awaited.keys() >= set(chunks):
                 raise InvariantError(f"chunks {chunks} wait for server {server}, not in order")
-        if self._unpushed and not self.is_pushing:
-            raise InvariantError(f"chunks {list(self._unpushed)} were never pushed")
+        if self.unpushed and not self.is_pushing:
+            raise InvariantError(f"chunks {list(self.unpushed)} were never pushed")
         if self.is_pushing and self._is_bringing:
             raise InvariantError("a pull is under way in the middle of an iteration")

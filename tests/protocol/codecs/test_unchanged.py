@@ -158,7 +158,7 @@ class LetsOldRepliesLand(VirtualWorker):
         self.old: list[Offered] = []
 
         def on_offered(event: Offered) -> list[Action]:
-            actions = self.core._transfers.on_offered(event)
+            actions = self.core.transfers.on_offered(event)
             if not isinstance(actions[0], DiscardReply):
                 return actions
             self.old.append(event)

@@ -757,7 +757,7 @@ class VirtualJob(SetOfJob):
         if self.reforms:
             return dead
         out = {worker for members in self.groups if dead & set(members) for worker in members}
-        return out | {each.worker for each in self.workers if each.core._membership.is_outside}
+        return out | {each.worker for each in self.workers if each.core.membership.is_outside}
 
     def _kill(self) -> None:
         """Somebody of the kind that the schedule says, if one still works."""

@@ -29,7 +29,7 @@ class OneByOne(SizeWorker):
         for each in sets:
             each.core.expect_iteration()
         while self.num_meetings:
-            seed = f"{self.job.schedule.seed} behind {self.core._collectives.seq}"
+            seed = f"{self.job.schedule.seed} behind {self.core.collectives.seq}"
             finished = sets[: random.Random(seed).randrange(len(sets) + 1)]
             yield from self.advance(sets, finished)
             for each in finished:

@@ -42,7 +42,7 @@ def pushes_with(codec: Any) -> Pushes:
         mine=[0],
         seat=seat,
         settings_of=lambda _version: (HYPER, ()),
-        count_coded=lambda _more: None,
+        transfers=SimpleNamespace(count_coded=lambda _more: None),
     )
     wire = Wire(push=codec, reply=Raw(), seed=0, checks=Checks("all"))
     return Pushes(PARTITION.chunks, [0], *transforms_of(core, PARTITION, Memory(), wire=wire))

@@ -231,7 +231,7 @@ class Worker(RuleBasedStateMachine):
     def push_one(self, is_empty: bool) -> None:
         chunk = self.unpushed.pop(0)
         self.enqueue(self.pushes([chunk], empty=[chunk] * is_empty))
-        actions = self.core.push_chunk(chunk, is_empty=is_empty)
+        actions = self.core.transfers.push_chunk(chunk, is_empty=is_empty)
         assert actions == self.send_next(OWNERS[chunk])
 
     @precondition(lambda self: self.is_pushing and not any(map(self.is_awaited, self.unpushed)))
@@ -289,10 +289,12 @@ class Worker(RuleBasedStateMachine):
         ]
         self.is_copying = kind == "copy"
         if self.is_copying:
-            actions = self.core.begin_copy(clock=self.clock, chunks=chunks)
+            actions = self.core.transfers.begin_copy(clock=self.clock, chunks=chunks)
         else:
             is_fresh = kind == "fresh"
-            actions = self.core.begin_pull(clock=self.clock, chunks=chunks, is_fresh=is_fresh)
+            actions = self.core.transfers.begin_pull(
+                clock=self.clock, chunks=chunks, is_fresh=is_fresh
+            )
         assert actions == self.begin(headers)
         assert not chunks or self.core.awaits() == "parameters"
 
@@ -329,7 +331,7 @@ class Worker(RuleBasedStateMachine):
     @precondition(lambda self: self.is_free)
     @rule(chunks=st.sets(st.sampled_from(CHUNKS)))
     def write(self, chunks: set[int]) -> None:
-        self.core.forget_values(chunks)
+        self.core.transfers.held.forget(chunks)
         self.held.update(dict.fromkeys(chunks, 0))
 
     @precondition(lambda self: self.offered)
@@ -460,7 +462,7 @@ class Worker(RuleBasedStateMachine):
         core = self.core
         core.check_invariants()
         assert (core.is_idle, core.is_pushing) == (self.is_idle, self.is_pushing)
-        assert [core.is_done(each) for each in CHUNKS] == [
+        assert [core.transfers.is_done(each) for each in CHUNKS] == [
             not self.is_awaited(each) for each in CHUNKS
         ]
         assert core.clock == self.clock

@@ -451,30 +451,30 @@ def await_a_chunk_of_another_slice(transfers: Transfers) -> None:
 
 
 def have_more_outstanding_than_credits(transfers: Transfers) -> None:
-    transfers._credits = 0
+    transfers.credits = 0
 
 
 def have_fewer_than_none_outstanding(transfers: Transfers) -> None:
-    transfers._outstanding[0] = -1
-    transfers._queues[0].clear()
+    transfers.outstanding[0] = -1
+    transfers.queues[0].clear()
     del transfers.awaited[0], transfers.awaited[2]
 
 
 def leave_a_credit_unused(transfers: Transfers) -> None:
-    transfers._credits = 2
+    transfers.credits = 2
 
 
 def send_a_chunk_twice(transfers: Transfers) -> None:
-    queue = transfers._queues[0]
+    queue = transfers.queues[0]
     queue.append(queue[0])
-    transfers._outstanding[0] = 0
+    transfers.outstanding[0] = 0
 
 
 def send_what_is_not_awaited(transfers: Transfers) -> None:
-    transfers._queues[0][0] = transfers._queues[0][0]._replace(chunk=3)
+    transfers.queues[0][0] = transfers.queues[0][0]._replace(chunk=3)
     del transfers.awaited[3]
-    transfers._outstanding[2] = 0
-    transfers._queues[2].clear()
+    transfers.outstanding[2] = 0
+    transfers.queues[2].clear()
 
 
 @pytest.mark.parametrize(
