@@ -73,7 +73,6 @@ from psdist.workers.model.refusals import WrappedParts, WrapperCheck, entered, r
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
-from psdist.workers.pushes import DevicePushes
 from psdist.workers.rounds.differences import LocalTrainer
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state, make_outer
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
@@ -125,7 +124,7 @@ class ParameterSet:
 
     def show_exact(self) -> None:
         """What the servers hold, which no codec has been at, lies in place until the next pull."""
-        if self.loop.has_coded_replies:
+        if self.loop.replies.is_coded:
             self.trainer.show(self.copy())
 
     def optimizer_state(self) -> dict[str, Any]:
@@ -273,7 +272,7 @@ class ParameterSets:
         """For a checkpoint: by set, of those whose pushes are coded."""
         found: dict[str, Any] = {}
         for each in self.sets:
-            encoder = each.loop.pushes.encoder
+            encoder = each.loop.pushes.encoding.encoder
             if encoder is not None:
                 found[str(each.loop.core.set_index)] = encoder.collect()
         return found
@@ -284,7 +283,7 @@ class ParameterSets:
         self._restored_residuals = residuals
 
     def _restore_residuals(self, loop: WorkerLoop) -> None:
-        index, encoder = loop.core.set_index, loop.pushes.encoder
+        index, encoder = loop.core.set_index, loop.pushes.encoding.encoder
         kept = self._restored_residuals.get(str(index))
         if kept and (encoder is None or not encoder.restore(kept)):
             logger.warning(
@@ -779,7 +778,7 @@ class ParameterSets:
             logger.info(
                 "parameter set %d: pushes are encoded on %s",
                 index,
-                "the device" if isinstance(loop.pushes, DevicePushes) else f"the host: {why}",
+                "the device" if loop.pushes.encoding.on_device is not None else f"the host: {why}",
             )
         setup = Setup(
             partition=partition.encode(),

@@ -25,10 +25,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from psdist.codecs.checks import NO_CHECKS, stamped, verify
-from psdist.codecs.chunks import ChunkCodings
-from psdist.codecs.frames import DecodingFrame, Held
-from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
+from psdist.codecs.checks import verify
+from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.collected import Brought
@@ -43,17 +41,15 @@ from psdist.protocol.control import (
     StateValues,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
-from psdist.protocol.header import Flag, Header
+from psdist.protocol.header import Flag
 from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.protocol.partition import Chunk, Partition
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T
 from psdist.workers.protocol.actions import (
-    AcceptCopy,
     AcceptReply,
     Action,
-    DecodeCopy,
     DecodeReply,
     DiscardReply,
     InitialSent,
@@ -69,7 +65,9 @@ from psdist.workers.protocol.actions import (
     Warn,
 )
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.pushes import ChunkFrames, DeviceGradients, Pushes, pushes_of
+from psdist.workers.push_transforms import ChunkFrames, DeviceGradients, transforms_of
+from psdist.workers.pushes import Pushes
+from psdist.workers.replies import Replies
 
 logger = logging.getLogger("psdist")
 
@@ -101,8 +99,8 @@ class Wait(NamedTuple):
     """What to wait for, for whoever waits: the loop, or an actor in a virtual network."""
 
     is_done: Callable[[], bool]
-    what: str
-    """In words, for warnings and errors."""
+    what: Callable[[], str]
+    """In words, for warnings and errors; after "still waiting for"."""
     ask: Callable[[], None] = _nothing
     """Asks who is missing; the answer is a warning."""
     rest: Callable[[], None] = _nothing
@@ -115,7 +113,7 @@ def wait_for_group(pending: Pending[Any], what: str) -> Wait:
     """``what``: the call in which this worker waits for the others of its group."""
     return Wait(
         pending.is_done,
-        f"the other workers of this worker's group in {what}",
+        lambda: f"the other workers of this worker's group in {what}",
         rest=lambda: pending.wait(_REST_S),
         is_in_group=True,
     )
@@ -165,29 +163,18 @@ class WorkerLoop:
         self.now_s = now_s
         """By which this worker measures what its iterations take: seconds."""
         self._waiting = waiting
-        self._pushes: Pushes | None = None
-        """Once there is a slice."""
+        self.pushes: Pushes
+        """The pipeline of this worker's pushes, once there is a slice."""
+        self.replies: Replies
+        """The frames of this worker's replies, once there is a slice."""
         self._frames: ChunkFrames | None = None
         self._chunks: Sequence[Chunk] = ()
-        self._parameters: dict[int, Frame] = {}
         self._pulls: dict[int, Frame] = {}
-        self._copy: Sequence[Frame] = ()
         self._state_source: StateSource | None = None
         self._state_sink: StateSink | None = None
-        self._replies: ChunkCodings | None = None
-        self._held: dict[int, Held] = {}
-        """By chunk, where replies are relative to the ones before."""
-        self._differing: set[int] = set()
-        """Chunks of which the server has sent what its reader does not have now."""
-        self.reply_bytes_before_coding = 0
-        """What all replies that were decoded would be without a codec."""
         self.on_turn: Callable[[], None] = _nothing
         """Called behind every turn, of the first set's loop: what this worker's group does beside
         its script."""
-        self.num_compared_in_vain = 0
-        """Replies after which this worker held something else than its server."""
-        self._checks = NO_CHECKS
-        self._is_answered = self._is_idle
         self._execute: dict[type, Callable[[Any], None]] = {
             SendPush: self._send_push,
             SendPull: self._send_pull,
@@ -198,9 +185,7 @@ class WorkerLoop:
             KeepState: self._keep_state,
             SendControl: self._send_control,
             AcceptReply: self._accept_reply,
-            AcceptCopy: self._accept_copy,
             DecodeReply: self._decode_reply,
-            DecodeCopy: self._decode_copy,
             RestoreHeld: self._restore_held,
             DiscardReply: self._discard_reply,
             Warn: self._warn,
@@ -225,80 +210,53 @@ class WorkerLoop:
         first_clock: int = 0,
         on_device: DeviceGradients | None = None,
     ) -> None:
-        """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. What is
-        not raw on the ``wire`` has frames of its own. ``on_device``: see
-        :func:`psdist.workers.pushes.pushes_of`."""
+        """The model is cut and lies behind ``frames``; see :meth:`WorkerCore.take_slice`. Coded
+        messages on the ``wire`` have frames of their own. ``on_device``: see
+        :func:`psdist.workers.push_transforms.transforms_of`."""
         wire = wire.of_set()
-        layouts = wire.replies(partition)
-        self._replies = ChunkCodings.of(layouts)
-        replies = payload_rule(layouts, partition, is_relative=wire.is_relative)
+        self.replies = Replies(wire, partition)
         self.core.take_slice(
             partition,
             owners=owners,
             credits=credits,
-            replies=replies,
+            replies=self.replies.rule,
             order=order,
             first_clock=first_clock,
             turns=wire.turns,
             num_levels=1 + len(wire.later),
         )
         self._frames, self._chunks = frames, partition.chunks
-        self._checks = wire.checks
-        self._is_answered = self._is_whole if wire.is_relative else self._is_idle
-        self._pushes = pushes_of(self.core, partition, frames, wire=wire, on_device=on_device)
-        if wire.is_relative:
-            self._held = {index: Held() for index in self.core.mine}
-        for index in self.core.mine:
-            self._receive_into(index, frames.parameter_frame)
-
-    @property
-    def pushes(self) -> Pushes:
-        """Of the slice that was taken."""
-        assert self._pushes is not None
-        return self._pushes
-
-    def _receive_into(self, index: int, parameter_frame: Callable[[Chunk], Frame]) -> None:
-        """Replies about a chunk of the slice."""
-        chunk = self._chunks[index]
-        values = parameter_frame(chunk)
-        self._parameters[index] = self._receiving(chunk, values, self._held.get(index))
+        stages = transforms_of(self.core, partition, frames, wire=wire, on_device=on_device)
+        self.pushes = Pushes(partition.chunks, self.core.mine, *stages)
+        self.receive_into(frames.parameter_frame)
 
     def take_over(self, mine: Sequence[int]) -> None:
         """The slice is ``mine`` from now on, see :meth:`WorkerCore.take_over_chunks`; raw pushes
         and replies."""
         assert self._frames is not None
         for index in mine:
-            if index not in self._parameters:
+            if index not in self.replies:
                 self.pushes.add(index)
-                self._receive_into(index, self._frames.parameter_frame)
+                chunk = self._chunks[index]
+                self.replies.receive_into(chunk, self._frames.parameter_frame(chunk))
         self._do(self.core.take_over_chunks(mine))
 
     def push_for_the_dead(self) -> None:
         """See :meth:`WorkerCore.push_for_the_dead`."""
+        self.replies.take_in_place()
         self._do(self.core.push_for_the_dead())
 
     def tell_group(self, standing: bytes) -> None:
         """Tell the remaining workers of the group where this one stands (:class:`Regroup`)."""
         self._do(self.core.regrouping.tell(standing))
 
-    def _receiving(self, chunk: Chunk, values: Frame, held: Held | None = None) -> Frame:
-        """The frame to receive a reply into that ends in ``values``; ``held``: to what it is
-        relative."""
-        if self._replies is None:
-            return values
-        return DecodingFrame(self._replies, chunk, values, held=held)
-
-    @property
-    def has_coded_replies(self) -> bool:
-        """Whether what lies in the parameter memory is what a codec has made of the servers'."""
-        return self._replies is not None
-
     def receive_into(self, parameter_frame: Callable[[Chunk], Frame]) -> None:
         """From now on replies land in these frames; nothing is awaited now."""
         if not self.core.is_idle:
             raise InvariantError("memory for replies was exchanged while some were awaited")
         for index in self.core.mine:
-            self._receive_into(index, parameter_frame)
+            chunk = self._chunks[index]
+            self.replies.receive_into(chunk, parameter_frame(chunk))
 
     # -- one turn ------------------------------------------------------------------------------
 
@@ -376,21 +334,16 @@ class WorkerLoop:
     def _send_initial(self, action: SendInitial) -> None:
         frame = self._values(action.header.chunk)
         frame.owner = _InitialValues(self, action.header.chunk)
-        self._send(action.peer, action.header, frame)
+        self.transport.send(action.peer, self.pushes.value_frame(action.header, frame))
 
     def _send_values(self, action: SendValues) -> None:
-        self._send(action.peer, action.header, self._values(action.header.chunk))
+        frame = self._values(action.header.chunk)
+        self.transport.send(action.peer, self.pushes.value_frame(action.header, frame))
 
     def _values(self, chunk: int) -> Frame:
         """A new frame, of the chunk's parameters in memory."""
         assert self._frames is not None
         return self._frames.parameter_frame(self._chunks[chunk])
-
-    def _send(self, peer: int, header: Header, frame: Frame) -> None:
-        if self._checks.carries(header.chunk, header.clock):
-            header = stamped(header, frame.payload)
-        header.pack_into(frame.header)
-        self.transport.send(peer, frame)
 
     def _move_peer(self, action: MovePeer) -> None:
         self.transport.move(action.peer, action.host)
@@ -409,30 +362,14 @@ class WorkerLoop:
         self.transport.send_control(action.peer, action.message, action.set_index)
 
     def _accept_reply(self, action: AcceptReply) -> None:
-        self.transport.accept(action.ticket, self._parameters[action.chunk])
-
-    def _accept_copy(self, action: AcceptCopy) -> None:
-        self.transport.accept(action.ticket, self._copy[action.chunk])
+        self.transport.accept(action.ticket, self.replies.landing[action.chunk])
 
     def _decode_reply(self, action: DecodeReply) -> None:
-        frame = self._parameters[action.chunk]
-        assert isinstance(frame, DecodingFrame)
-        self.reply_bytes_before_coding += frame.chunk.num_bytes
-        if not frame.decode(clock=action.clock):
-            self.core.drop_versions([action.chunk])
-            self._differing.add(action.chunk)
-            self.num_compared_in_vain += 1
+        if not self.replies.decode(action.chunk, clock=action.clock):
+            self.core.transfers.held.drop([action.chunk])
 
     def _restore_held(self, action: RestoreHeld) -> None:
-        frame = self._parameters[action.chunk]
-        assert isinstance(frame, DecodingFrame)
-        frame.restore()
-
-    def _decode_copy(self, action: DecodeCopy) -> None:
-        frame = self._copy[action.chunk]
-        assert isinstance(frame, DecodingFrame)
-        self.reply_bytes_before_coding += frame.chunk.num_bytes
-        frame.decode(clock=action.clock)
+        self.replies.restore(action.chunk)
 
     def _discard_reply(self, action: DiscardReply) -> None:
         frame = Frame(memoryview(bytearray(action.num_bytes)))
@@ -472,12 +409,13 @@ class WorkerLoop:
         self, *, clock: int, hyper: bytes, absent: Sequence[int], weight: float
     ) -> None:
         """See :meth:`WorkerCore.begin_iteration`."""
+        self.replies.take_in_place()
         self._do(self.core.begin_iteration(clock=clock, hyper=hyper, absent=absent, weight=weight))
 
     def push_chunk(self, chunk: int, *, is_empty: bool) -> None:
         """See :meth:`WorkerCore.push_chunk`. The chunk's gradient stays as it is until
         :meth:`wait_for_chunk` is over."""
-        self._do(self.core.push_chunk(chunk, is_empty=is_empty))
+        self._do(self.core.transfers.push_chunk(chunk, is_empty=is_empty))
 
     def finish_push(self, *, empty: Collection[int], absent: Sequence[int] | None = None) -> None:
         """See :meth:`WorkerCore.finish_push`."""
@@ -485,15 +423,14 @@ class WorkerLoop:
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> None:
         """See :meth:`WorkerCore.begin_pull`."""
-        self._do(self.core.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh))
+        self.replies.take_in_place()
+        self._do(self.core.transfers.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh))
 
     def begin_copy(self, frames: Sequence[Frame], *, clock: int) -> None:
         """Fill a frame for every chunk of the model with the newest there is; the parameter memory
         stays as it is."""
-        self._copy = [
-            self._receiving(chunk, frame) for chunk, frame in zip(self._chunks, frames, strict=True)
-        ]
-        self._do(self.core.begin_copy(clock=clock, chunks=range(len(frames))))
+        self.replies.take_copy(self._chunks, frames)
+        self._do(self.core.transfers.begin_copy(clock=clock, chunks=range(len(frames))))
 
     def begin_load(self, *, clock: int) -> None:
         """See :meth:`WorkerCore.begin_load`."""
@@ -557,7 +494,7 @@ class WorkerLoop:
             self.begin_copy(frames, clock=clock)
             self.carry_on(self.wait_for_replies())
         finally:
-            self._copy = ()
+            self.replies.take_in_place()
 
     def send_state(self, parts: Iterable[tuple[int, int]], source: StateSource) -> None:
         """See :meth:`WorkerCore.begin_sending_state`; returns when servers have taken all."""
@@ -597,7 +534,8 @@ class WorkerLoop:
         steps = self.core.steps
         self._do([steps.ask(term)])
         who = describe_peer(COORDINATOR)
-        yield Wait(lambda: steps.is_known(term), f"{who} to say how many local steps groups make")
+        what = f"{who} to say how many local steps groups make"
+        yield Wait(lambda: steps.is_known(term), lambda: what)
         return steps.take(term)
 
     def begin_waiting(self, clock: int) -> None:
@@ -615,39 +553,36 @@ class WorkerLoop:
 
     def wait_for_replies(self) -> Wait:
         """Until everything that was pushed and asked for is answered."""
-        self.core.require_handed_over()
+        self.core.transfers.require_handed_over()
         return self._wait_until(self._is_answered)
 
-    def _is_idle(self) -> bool:
-        """Whether all replies are here."""
-        return self.core.is_idle
-
-    def _is_whole(self) -> bool:
-        """Whether all replies are here, and what they were relative to was what servers have; else
-        all of those chunks is asked for. Of replies that are relative."""
-        if not self.core.is_idle:
+    def _is_answered(self) -> bool:
+        """Return True if all replies are here, and no server holds other values than this worker
+        has decoded. Such chunks are asked for again."""
+        transfers = self.core.transfers
+        if transfers.awaited or transfers.is_pushing:
             return False
-        if not self._differing:
+        if not self.replies.differing:
             return True
-        chunks = sorted(self._differing)
+        chunks = sorted(self.replies.differing)
         logger.warning(
             "worker %d: chunks %s are not what their servers have sent, by the checksum of what "
             "the replies so far make of them; asking for all of their values",
             self.core.seat.worker,
             chunks,
         )
-        self._differing.clear()
+        self.replies.differing.clear()
         self.begin_pull(clock=self.core.clock, chunks=chunks, is_fresh=False)
         return False
 
     def wait_for_chunk(self, chunk: int) -> Wait:
         """Until what was pushed or asked for of ``chunk`` is answered, and lies in place."""
-        self.core.require_handed_over(chunk)
-        return self._wait_until(lambda: self.core.is_done(chunk))
+        self.core.transfers.require_handed_over(chunk)
+        return self._wait_until(lambda: self.core.transfers.is_done(chunk))
 
     def _wait_until(self, is_done: Callable[[], bool]) -> Wait:
         """For what the machine waits for now."""
-        return Wait(is_done, self.core.awaits(), ask=self._ask_who_is_missing)
+        return Wait(is_done, self.core.awaits, ask=self._ask_who_is_missing)
 
     def _ask_who_is_missing(self) -> None:
         self._do(self.core.ask_who_is_missing())
@@ -656,11 +591,13 @@ class WorkerLoop:
         """Take turns until ``wait`` is done; after ``warn_s`` warn and ask who is missing."""
         waiting = waiting or self._waiting
         waiting.reset()
-        is_done = wait.is_done
+        is_done, what = wait.is_done, ""
         while not is_done():
             wait.rest()
             if self.turn(is_done):
                 waiting.reset()
-            elif waiting.idle(wait.what):
-                logger.warning("still waiting for %s", wait.what)
+                continue
+            what = what or wait.what()
+            if waiting.idle(what):
+                logger.warning("still waiting for %s", what)
                 wait.ask()

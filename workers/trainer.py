@@ -46,7 +46,6 @@ from psdist.workers.late.pipelined import Pipelined
 from psdist.workers.late.steps import LateSteps
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.pushes import DevicePushes
 from psdist.workers.reduction import Reduced, Reduction
 from psdist.workers.step_table import Row, StepTable, in_group, set_of
 from psdist.workers.values import Values
@@ -536,7 +535,7 @@ class Trainer:
     def _joining(self) -> Generator[Wait, None, int]:
         """The round with which the group goes on, if it has missed this one; else 0. Only who
         pushes something has been told."""
-        joins_at = self._loop.core.take_joining()
+        joins_at = self._loop.core.transfers.take_joining()
         if self._group.size == 1:
             return joins_at
         call = "optimizer.step"
@@ -551,7 +550,7 @@ class Trainer:
         if self._history is not None:
             for clock in skipped:
                 self._history.push(clock, 0.0, 0.0, set(self._mine), len(self._mine))
-        self._loop.core.miss_until(joins_at)
+        self._loop.core.transfers.miss_until(joins_at)
         self._on_missed(len(skipped))
         self._loop.begin_pull(clock=joins_at, chunks=self._mine, is_fresh=False)
         yield self._loop.wait_for_replies()
@@ -585,7 +584,7 @@ class Trainer:
             return
         self._values.look_for_writes()
         self._overlap.to_host(self._mine, terms, empty=empty, absent=gone)
-        empty |= self._loop.pushes.left_for_later(
+        empty |= self._loop.pushes.encoding.skipped(
             clock=self.clock, hyper=reduced.hyper, weight=weight, empty=empty
         )
         self._record_push(reduced.weight, weight, empty)
@@ -679,7 +678,7 @@ class Trainer:
     def coding_error(self) -> float:
         """||p - C(p)|| / ||p|| of what this worker has pushed in the iteration before; 0 without
         codecs."""
-        encoder = self._loop.pushes.encoder
+        encoder = self._loop.pushes.encoding.encoder
         return encoder.errors.of_newest(self.clock - 1) if encoder is not None else 0.0
 
     @property
@@ -697,7 +696,7 @@ class Trainer:
 
     def statistics(self) -> WorkerStatistics:
         counts = self._loop.core.counts()
-        pushes = self._loop.pushes
+        pushes = self._loop.pushes.encoding
         encoder = pushes.encoder
         errors = encoder.errors if encoder is not None else CodingErrors()
         return WorkerStatistics(
@@ -711,11 +710,12 @@ class Trainer:
             rounds_missed=self._rounds_missed,
             bytes_before_coding=(
                 pushes.bytes_before_coding,
-                self._loop.reply_bytes_before_coding,
+                self._loop.replies.bytes_before_coding,
             ),
             coding_missed=tuple(errors.missed),
             coding_wanted=tuple(errors.wanted),
             pushes_skipped=encoder.num_skipped if encoder is not None else 0,
-            encodes_there=isinstance(pushes, DevicePushes),
-            bytes_to_host=self._flat.num_bytes_to_host + pushes.num_bytes_to_host,
+            encodes_there=pushes.on_device is not None,
+            bytes_to_host=self._flat.num_bytes_to_host
+            + (encoder.coder.num_bytes_to_host if encoder is not None else 0),
         )

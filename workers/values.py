@@ -18,7 +18,7 @@ from torch import Tensor
 
 from psdist.errors import GroupReformedError, UsageError
 from psdist.history.writers import WorkerHistory
-from psdist.protocol.header import NEVER
+from psdist.protocol.header import NEVER, Flag
 from psdist.protocol.partition import Partition, Span, runs_of
 from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.loop import Wait, WorkerLoop
@@ -130,7 +130,7 @@ class Values:
         self._flat.wait_until_landed()
         if written := set(self._flat.written_by_others()):
             chunks = self._partition.chunks
-            self._loop.core.forget_values(
+            self._loop.core.transfers.held.forget(
                 chunk
                 for chunk in self._mine
                 if any(segment.piece in written for segment in chunks[chunk].segments)
@@ -181,4 +181,6 @@ class Values:
             self._min_done[chunk] = version.min_done
             if self._is_recorded:
                 self._uses.versions[chunk, 0] = version.position
-                self._uses.versions[chunk, 1] = 2 * version.clock + version.is_checksummed
+                self._uses.versions[chunk, 1] = 2 * version.clock + bool(
+                    version.flags & Flag.RECORDED
+                )

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from psdist.codecs.base import MatrixCodec
-from psdist.codecs.layout import ChunkLayout, Layouts, Stretch, filled, num_values
+from psdist.codecs.layout import ChunkLayout, Division, Layouts, Stretch, filled, num_values
 from psdist.codecs.schemes.plain import Exact
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
@@ -92,74 +91,78 @@ class Content(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the parts of a payload lie in it, in bytes; of one whose size is known before it is
-    encoded."""
+    """Where the parts of a payload lie in it, in bytes from its beginning."""
 
     form: Form
     left_out: Sequence[int]
-    coded: Sequence[Stretch]
+    """Segments that are not sent, by number."""
+    division: Division
+    """Which values are coded, and which are sent in the workers' dtype."""
     coded_at: int
-    coded_stop: int
-    exact: Sequence[Stretch]
-    exact_at: int
-    exact_stop: int
-    num_bytes: int
+    coded_bytes: int
+    """Of a :class:`Varying` codec the maximum, until :meth:`sized`."""
+    exact_bytes: int
+
+    @property
+    def exact_at(self) -> int:
+        return filled(self.coded_at + self.coded_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        stop = self.exact_at + self.exact_bytes
+        return stop if self.form is Form.RAW else filled(stop)
+
+    def sized(self, coded_bytes: int) -> Places:
+        """Return the places of a payload whose codec gives this many bytes."""
+        return self._replace(coded_bytes=coded_bytes)
 
     def finish(self, into: memoryview) -> None:
-        """Write what stands beside the parts, which are there."""
-        _write_head(into, self.form, self.left_out)
-        _write_zeros(into, self.coded_stop, self.exact_at)
-        _write_zeros(into, self.exact_stop, self.num_bytes)
+        """Write the head, the length and the padding; coded and exact values are written."""
+        num = len(self.left_out)
+        _HEAD.pack_into(into, 0, self.form, 0, num, 0)
+        struct.pack_into(f"<{num}I{num % 2 * 4}x", into, _HEAD.size, *self.left_out)
+        if self.division.length_bytes:
+            _LENGTH.pack_into(into, self.coded_at - _LENGTH.size, self.coded_bytes)
+        coded_stop, exact_stop = self.coded_at + self.coded_bytes, self.exact_at + self.exact_bytes
+        into[coded_stop : self.exact_at] = bytes(self.exact_at - coded_stop)
+        into[exact_stop : self.num_bytes] = bytes(self.num_bytes - exact_stop)
 
 
 class ChunkCoding(ChunkLayout):
-    def _left_out(self, absent: Collection[int]) -> list[int]:
-        segments = enumerate(self.chunk.segments)
-        return [number for number, segment in segments if segment.piece in absent]
-
-    def places(self, absent: Collection[int]) -> Places:
-        """As :meth:`encode` makes a push; of a codec that is not :class:`Varying`."""
-        left_out = self._left_out(absent) if absent else []
+    def places(self, absent: Collection[int] = (), form: Form = Form.VALUES) -> Places:
+        """Return the places of a payload without the pieces in ``absent``."""
+        left_out: list[int] = []
+        if absent:
+            segments = enumerate(self.chunk.segments)
+            left_out = [number for number, segment in segments if segment.piece in absent]
         if len(left_out) > _MOST_LEFT_OUT or isinstance(self.codec, Exact):
             return self.places_raw()
-        coded, exact, codec, _ = self.divided(left_out) if left_out else self.all
-        at = _HEAD.size + filled(4 * len(left_out))
-        stop = at + (codec.num_bytes(num_values(coded)) if coded else 0)
-        exact_at = filled(stop)
-        exact_stop = exact_at + num_values(exact) * self.item_bytes
+        division = self.divided(left_out) if left_out else self.all
+        num = num_values(division.coded)
         return Places(
-            form=Form.VALUES,
+            form=form,
             left_out=left_out,
-            coded=coded,
-            coded_at=at,
-            coded_stop=stop,
-            exact=exact,
-            exact_at=exact_at,
-            exact_stop=exact_stop,
-            num_bytes=filled(exact_stop),
+            division=division,
+            coded_at=_HEAD.size + filled(4 * len(left_out)) + division.length_bytes,
+            coded_bytes=division.codec.num_bytes(num) if num else 0,
+            exact_bytes=num_values(division.exact) * self.item_bytes,
         )
 
     def places_raw(self) -> Places:
-        """As :meth:`encode_raw` makes one."""
-        at = _HEAD.size
+        """Return the places of a payload that has all values in the workers' dtype."""
+        every = [Stretch(0, self.chunk.length)]
         return Places(
             form=Form.RAW,
             left_out=(),
-            coded=(),
-            coded_at=at,
-            coded_stop=at,
-            exact=[Stretch(0, self.chunk.length)],
-            exact_at=at,
-            exact_stop=at + self.chunk.num_bytes,
-            num_bytes=at + self.chunk.num_bytes,
+            division=Division([], every, self.codec, ()),
+            coded_at=_HEAD.size,
+            coded_bytes=0,
+            exact_bytes=self.chunk.num_bytes,
         )
 
     def encode_raw(self, values: Tensor, into: memoryview) -> int:
-        """``values`` as they are, in the workers' dtype; the bytes used."""
-        _write_head(into, Form.RAW, ())
-        num_bytes = self.chunk.num_bytes
-        as_tensor(into[_HEAD.size :], self.chunk.dtype, self.chunk.length).copy_(values)
-        return _HEAD.size + num_bytes
+        """Write ``values`` as they are, in the workers' dtype. Return the bytes used."""
+        return self._write_exact(self.places_raw(), values, into)
 
     def encode(
         self,
@@ -170,41 +173,27 @@ class ChunkCoding(ChunkLayout):
         seed: int,
         absent: Collection[int] = (),
         form: Form = Form.VALUES,
-        starts: dict[int, Tensor | None] | None = None,
     ) -> int:
-        """``values``: float32, what the codec is given of the whole chunk; ``whole``: of which the
-        exact pieces are sent (all, where there is no codec); ``absent``: pieces that are left out;
-        ``starts``: by segment, from where a codec of matrices goes on, brought up to date. The
-        bytes used."""
-        left_out = self._left_out(absent) if absent else []
-        if len(left_out) > _MOST_LEFT_OUT or isinstance(self.codec, Exact):
-            return self.encode_raw(whole, into)
-        division = self.divided(left_out) if left_out else self.all
-        coded, exact, codec, segments = division
-        _write_head(into, form, left_out)
-        at = _HEAD.size + filled(4 * len(left_out))
+        """Write a payload, and return the bytes used.
+
+        ``values``: float32, the chunk's input to the codec; ``whole``: the chunk's values, of which
+        exact pieces are sent (all of them where there is no codec); ``absent``: pieces that are
+        left out.
+        """
+        places = self.places(absent, form)
+        coded, _, codec, _ = places.division
         if coded:
-            given = taken(values, coded)
-            if isinstance(codec, MatrixCodec) and starts is not None:
-                last = [starts.get(number) for number in segments]
-                payload, after = codec.encode_from(given, seed=seed, starts=last)
-                starts.update(zip(segments, after, strict=True))
-            else:
-                payload = codec.encode(given, seed=seed)
-            if division.length_bytes:
-                at += _LENGTH.size
-                _LENGTH.pack_into(into, at - _LENGTH.size, len(payload))
-            stop = at + len(payload)
-            into[at:stop] = as_bytes(payload)
-            at = filled(stop)
-            _write_zeros(into, stop, at)
-        if exact:
-            num = num_values(exact)
+            payload = codec.encode(taken(values, coded), seed=seed)
+            places = places.sized(len(payload))
+            into[places.coded_at : places.coded_at + len(payload)] = as_bytes(payload)
+        return self._write_exact(places, whole, into)
+
+    def _write_exact(self, places: Places, whole: Tensor, into: memoryview) -> int:
+        if exact := places.division.exact:
+            num, at = num_values(exact), places.exact_at
             as_tensor(into[at:], self.chunk.dtype, num).copy_(taken(whole, exact))
-            stop = at + num * self.item_bytes
-            at = filled(stop)
-            _write_zeros(into, stop, at)
-        return at
+        places.finish(into)
+        return places.num_bytes
 
     @staticmethod
     def add_checksum(payload: memoryview, held: Tensor) -> None:
@@ -308,16 +297,6 @@ class ChunkCodings:
         first = made[id(layouts)]
         first._levels, first._turns = [made[id(each)] for each in layouts.levels], layouts.turns
         return first
-
-
-def _write_head(into: memoryview, form: Form, left_out: Sequence[int]) -> None:
-    num = len(left_out)
-    _HEAD.pack_into(into, 0, form, 0, num, 0)
-    struct.pack_into(f"<{num}I{num % 2 * 4}x", into, _HEAD.size, *left_out)
-
-
-def _write_zeros(into: memoryview, start: int, stop: int) -> None:
-    into[start:stop] = bytes(stop - start)
 
 
 def taken(values: Tensor, stretches: Sequence[Stretch]) -> Tensor:

@@ -1,9 +1,8 @@
 """Frames for what is not raw: encoded bytes for the network on one side, a chunk's values behind.
 
-    frame = EncodingFrame(encoder, chunk, memory.gradient_frame(chunk))
+    frame = EncodingFrame(encoder, chunk, gradient)
+    frame.begin(clock=3, terms=terms, after=[mark])  # optional, on a device
     num_bytes = frame.encode(clock=3, terms=terms)   # then send it with a header that says so
-    frame = DeviceFrame(encoder, chunk, gradient, copies.allocate)
-    frame.begin(clock=3, terms=terms, after=[mark])  # of values on a device; encode() ends it
     frame = DecodingFrame(codings, chunk, memory.parameter_frame(chunk), held=Held())
     frame.decode(clock=3)                            # when its payload has arrived
 
@@ -14,16 +13,15 @@ nothing is left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
 from psdist.codecs.feedback import PushEncoder, PushTerms
-from psdist.codecs.on_device import Begun, DevicePushEncoder
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.partition import Chunk
+from psdist.transfers import DONE, Copy, Mark
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,21 +50,33 @@ class _EncodedFrame(Frame):
 
 
 class EncodingFrame(_EncodedFrame):
+    """A push of one chunk after another round; its payload is encoded when it leaves."""
+
     __slots__ = ("encoded", "encoder")
 
-    def __init__(self, encoder: PushEncoder, chunk: Chunk, values: Frame) -> None:
-        """``values``: a frame over the chunk's values."""
-        super().__init__(encoder.codings, chunk, _values_of(chunk, values))
-        self._make_of(encoder)
-
-    def _make_of(self, encoder: PushEncoder) -> None:
+    def __init__(
+        self,
+        encoder: PushEncoder,
+        chunk: Chunk,
+        values: Tensor | None,
+        memory: Callable[[int], memoryview] = allocate,
+    ) -> None:
+        super().__init__(encoder.codings, chunk, values, memory)
         self.encoder = encoder
         self.encoded = -1, 0
         """(clock, bytes) of what the payload is."""
 
+    def begin(self, *, clock: int, terms: PushTerms, after: Iterable[Mark]) -> Copy:
+        """See :meth:`PushEncoder.begin`."""
+        if self.values is None or self.payload is None:
+            return DONE
+        return self.encoder.begin(
+            self.chunk.index, self.values, self.payload, clock=clock, terms=terms, after=after
+        )
+
     def encode(self, *, clock: int, terms: PushTerms, is_again: bool = False) -> int:
-        """Make the payload of what the values are at ``clock``; its bytes. ``is_again``: it may
-        have been made, and is what it was, for what the codec has left out of it is kept."""
+        """Make the payload from the values of ``clock``, and return its bytes. ``is_again``: a
+        payload that was made for this clock stays, because its residual is kept."""
         if is_again and self.encoded[0] == clock:
             return self.encoded[1]
         num_bytes = self.coding(clock).usual_bytes
@@ -75,38 +85,6 @@ class EncodingFrame(_EncodedFrame):
             num_bytes = self.encoder.encode(index, values, self.payload, clock=clock, terms=terms)
         self.encoded = clock, num_bytes
         return num_bytes
-
-    def again(self) -> EncodingFrame:
-        """Another frame with the same payload, for a network that may still have this one."""
-        other = copy(self)
-        other.header, other.owner = bytearray(self.header), None
-        return other
-
-
-class DeviceFrame(EncodingFrame):
-    """Of values on a device, which encodes them."""
-
-    __slots__ = ("_on_device",)
-
-    def __init__(
-        self,
-        encoder: DevicePushEncoder,
-        chunk: Chunk,
-        values: Tensor,
-        memory: Callable[[int], memoryview],
-    ) -> None:
-        """``memory``: of the host, to which the device copies."""
-        _EncodedFrame.__init__(self, encoder.codings, chunk, values, memory)
-        self._make_of(encoder)
-        self._on_device = encoder
-
-    def begin(self, *, clock: int, terms: PushTerms, after: Iterable[Any]) -> Begun:
-        """See :meth:`DevicePushEncoder.begin`."""
-        assert self.values is not None
-        assert self.payload is not None
-        return self._on_device.begin(
-            self.chunk.index, self.values, self.payload, clock=clock, terms=terms, after=after
-        )
 
 
 class Held:
@@ -120,15 +98,15 @@ class Held:
 
 
 class DecodingFrame(_EncodedFrame):
-    __slots__ = ("_held",)
+    __slots__ = ("held",)
 
     def __init__(
         self, codings: ChunkCodings, chunk: Chunk, values: Frame, *, held: Held | None = None
     ) -> None:
         """``values``: a frame over the chunk's values; ``held``: where replies are relative to the
         ones before; None where each says all."""
-        super().__init__(codings, chunk, _values_of(chunk, values))
-        self._held = held
+        super().__init__(codings, chunk, values_of(chunk, values))
+        self.held = held
 
     def decode(self, *, clock: int) -> bool:
         """Bring the payload that was received last, of this round, to where the values lie. False
@@ -136,7 +114,7 @@ class DecodingFrame(_EncodedFrame):
         if self.values is None or self.payload is None:
             return True
         content = self.coding(clock).read(self.payload[: self.num_received])
-        held = self._held
+        held = self.held
         if content.form is Form.CHANGE and (held is None or held.values is None):
             raise ProtocolError(
                 f"chunk {self.chunk.index}: a reply relative to values that this worker "
@@ -153,11 +131,11 @@ class DecodingFrame(_EncodedFrame):
 
     def restore(self) -> None:
         """What was decoded last lies where the values lie, once more."""
-        if self.values is not None and self._held is not None and self._held.values is not None:
-            self.values.copy_(self._held.values)
+        if self.values is not None and self.held is not None and self.held.values is not None:
+            self.values.copy_(self.held.values)
 
 
-def _values_of(chunk: Chunk, values: Frame) -> Tensor | None:
+def values_of(chunk: Chunk, values: Frame) -> Tensor | None:
     if values.payload is None:
         return None
     return as_tensor(values.payload, chunk.dtype, chunk.length)

@@ -9,8 +9,9 @@ runs on MPI, on the virtual network and in a simulation of sizes alone.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from psdist.errors import InvariantError
 from psdist.protocol.control import Control
@@ -43,6 +44,13 @@ class Frame:
                 f"a frame of {self.capacity} bytes behind a header that says {num_bytes}"
             )
         return num_bytes
+
+    def again(self) -> Self:
+        """Return another frame with the same payload, for a network that may still have this
+        one."""
+        other = copy(self)
+        other.header, other.owner = bytearray(self.header), None
+        return other
 
 
 @dataclass(slots=True)

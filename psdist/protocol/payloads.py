@@ -46,7 +46,8 @@ class PayloadRule:
         return self if self.turns is None else self.levels[self.turns.at(clock)]
 
     def takes(self, header: Header) -> bool:
-        rule, chunk = self.at(header.clock), header.chunk
+        turns, chunk = self.turns, header.chunk
+        rule = self if turns is None else self.levels[turns.at(header.clock)]
         return (
             header.codec == rule.codec
             and header.dtype == rule.dtypes[chunk]

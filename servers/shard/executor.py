@@ -1,9 +1,9 @@
 """The seam for what a server's actions do to memory: real tensors, or sizes with a cost model.
 
-Two implementations: :class:`psdist.servers.shard.tensors.TensorShard` computes, and
-:class:`psdist.servers.shard.sizes.SizeShard` counts bytes and seconds for simulations. The loop
-drives either. An executor decides nothing: the state machine chooses what to load, sum and step,
-and which buffer a reply reads.
+:class:`psdist.servers.shard.tensors.TensorShard` computes. Tests simulate with another executor,
+which counts bytes and seconds (tests/support/virtual/sizes.py). The loop drives either. An executor
+decides nothing: the state machine chooses what to load, sum and step, and which buffer a reply
+reads.
 
 A *slot* is a receive frame that the executor made. The action that names the slot gives the meaning
 of its bytes (:class:`~psdist.servers.protocol.actions.SlotContent`); nothing stores it.

@@ -14,11 +14,11 @@ from psdist.history.records import EventFlag
 from psdist.servers.protocol.actions import Receipt
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.set_loop import SetLoop
-from psdist.servers.shard.sizes import CostModel, SizeShard
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.one_by_one import OneByOne
 from tests.support.virtual.proof import prove_the_end
 from tests.support.virtual.schedule import AnotherSet
+from tests.support.virtual.sizes import CostModel, SizeShard
 
 FREE = CostModel(fold_s_per_byte=0.0, step_s_per_byte=0.0, copy_s_per_byte=0.0)
 BLOCK = 25
@@ -91,7 +91,7 @@ class Ahead(OneByOne):
 
     def push_next(self) -> Any:
         yield from super().push_next()
-        clocks = {clock for clock, _ in self.core._transfers.awaited.values()}
+        clocks = {clock for clock, _ in self.core.transfers.awaited.values()}
         type(self).num_ahead += len(clocks) == 2
 
 
@@ -123,8 +123,8 @@ class SuspendsBehindIt(OneByOne):
     def meet_in_the_middle(self) -> Any:
         for each in (self, *self.others):
             if each.core.is_pushing:
-                seq = self.core._collectives.seq + 1
-                each.loop._do(each.core._membership.suspend(clock=each.core.clock, seq=seq))
+                seq = self.core.collectives.seq + 1
+                each.loop._do(each.core.membership.suspend(clock=each.core.clock, seq=seq))
         yield from super().meet_in_the_middle()
 
 
@@ -211,7 +211,7 @@ class WaitsInTheMiddle(OneByOne):
         yield from super().push_next()
         if self.is_guarded:
             self.loop.wait_for_chunk(chunk)
-        yield from self._until(lambda: self.core.is_done(chunk))
+        yield from self._until(lambda: self.core.transfers.is_done(chunk))
 
 
 class WaitsAnyway(WaitsInTheMiddle):

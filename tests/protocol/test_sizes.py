@@ -10,10 +10,10 @@ import pytest
 
 from psdist.commands.check import check
 from psdist.servers.shard.executor import ShardSpec
-from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.size_worker import SizeWorker
+from tests.support.virtual.sizes import CostModel, SizeShard
 
 MODEL = CostModel(
     fold_s_per_byte=1e-8, step_s_per_byte=3e-8, copy_s_per_byte=1e-9, state_bytes_per_byte=1.0

@@ -58,18 +58,18 @@ def test_the_runs_that_are_broken_below_are_right_before(schedule: Schedule) -> 
 class HasACreditTooMany(VirtualWorker):
     def take_slice(self) -> None:
         super().take_slice()
-        self.core._transfers._credits += self.worker == 2
+        self.core.transfers.credits += self.worker == 2
 
 
 class SendsTheLastChunkFirst(VirtualWorker):
     def take_slice(self) -> None:
         super().take_slice()
-        transfers: Transfers = self.core._transfers
+        transfers: Transfers = self.core.transfers
         send_next = transfers._send_next
 
         def send_in_reverse(server: int) -> list[Any]:
-            queue = transfers._queues[server]
-            transfers._queues[server] = deque(sorted(queue, reverse=True))
+            queue = transfers.queues[server]
+            transfers.queues[server] = deque(sorted(queue, reverse=True))
             return send_next(server)
 
         if self.worker == 2:

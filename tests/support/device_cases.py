@@ -10,9 +10,9 @@ from torch import Tensor
 
 from psdist.codecs.base import Codec, OnDevice
 from psdist.codecs.chunks import ChunkCodings
+from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import CodecOf, Layouts
-from psdist.codecs.on_device import Copies, DevicePushEncoder
 from psdist.codecs.schemes.casts import Cast
 from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.quantized import Quantized
@@ -21,6 +21,7 @@ from psdist.codecs.schemes.sparse import TopK
 from psdist.protocol.memory import torch_dtype
 from psdist.protocol.partition import Partition, Piece
 from psdist.protocol.rounds import Burst, Turns
+from psdist.transfers import Transfers
 
 FORMS: Final[dict[str, OnDevice]] = {
     "fp16": Cast("fp16"),
@@ -73,7 +74,7 @@ class Pair:
     def __init__(
         self,
         parts: Sequence[tuple[int, Codec]],
-        copies: Copies,
+        copies: Transfers,
         *,
         dtype: str = "float32",
         exact: Sequence[str] = (),
@@ -101,7 +102,7 @@ class Pair:
         given: dict[str, Any] = {"mine": [0], "seed": 5, "group": 1, "has_feedback": True} | options
         self.copies = copies
         self.host = PushEncoder(codings[0], **given)
-        self.device = DevicePushEncoder(codings[1], copies=copies, **given)
+        self.device = PushEncoder(codings[1], coder=DeviceCoder(copies), **given)
         self.memories = (
             memoryview(bytearray(codings[0].largest(0))),
             copies.allocate(codings[0].largest(0)),

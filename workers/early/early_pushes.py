@@ -26,7 +26,6 @@ from psdist.protocol.partition import Partition
 from psdist.transfers import DONE, Copy, Mark
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.pushes import DevicePushes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +177,8 @@ class EarlyPushes:
         return not self.is_stopped
 
     def _is_finite(self, chunk: int) -> bool:
-        pushes = self._loop.pushes
-        if isinstance(pushes, DevicePushes):
+        pushes = self._loop.pushes.encoding.on_device
+        if pushes is not None:
             return pushes.is_finite(chunk)
         return self._flat.is_finite(self._chunks[chunk])
 
@@ -193,8 +192,8 @@ class EarlyPushes:
         return copies[number].is_done()
 
     def _begin_to_host(self, chunk: int, terms: Terms, after: Sequence[Mark]) -> Copy:
-        pushes = self._loop.pushes
-        if not isinstance(pushes, DevicePushes):
+        pushes = self._loop.pushes.encoding.on_device
+        if pushes is None:
             return self._flat.begin_to_host(self._chunks[chunk], after=after)
         if self._is_frozen(chunk):
             return DONE

@@ -85,11 +85,11 @@ class Sums:
             self.by_chunk[index] = as_tensor(allocate(chunk.num_bytes), chunk.dtype, chunk.length)
 
     def gradient_frame(self, chunk: Chunk) -> Frame:
-        """See :class:`psdist.workers.pushes.ChunkFrames`."""
+        """See :class:`psdist.workers.push_transforms.ChunkFrames`."""
         return Frame(as_bytes(self.by_chunk[chunk.index]))
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
-        """See :class:`psdist.workers.pushes.ChunkFrames`."""
+        """See :class:`psdist.workers.push_transforms.ChunkFrames`."""
         return self._flat.parameter_frame(chunk)
 
 

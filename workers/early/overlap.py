@@ -34,7 +34,6 @@ from psdist.workers.model.flat import FlatModel
 from psdist.workers.model.gradient_hooks import GradientHooks
 from psdist.workers.model.samples import same_bits
 from psdist.workers.model.shadow import Shadow
-from psdist.workers.pushes import DevicePushes
 
 logger = logging.getLogger("psdist")
 
@@ -310,8 +309,8 @@ class Overlap:
         reads. ``terms``: under which it leaves, without ``absent`` pieces."""
         left = self.early.sent
         leaving = [chunk for chunk in chunks if chunk not in empty and chunk not in left]
-        pushes = self._loop.pushes
-        if not isinstance(pushes, DevicePushes):
+        pushes = self._loop.pushes.encoding.on_device
+        if pushes is None:
             self._flat.gradients_to_host(self._partition.chunks[chunk] for chunk in leaving)
             return
         computed = [self._flat.mark()] if leaving else []
@@ -366,7 +365,7 @@ class Overlap:
             return
         pieces_of = self.early.pieces_of
         written = set(self._flat.written_by_others({p for c in chunks for p in pieces_of[c]}))
-        numbers = {chunk: self._loop.core.versions[chunk].number for chunk in chunks}
+        numbers = {chunk: self._loop.core.versions[chunk].chunk_version for chunk in chunks}
         self._shadow.move(
             [
                 chunk
@@ -461,7 +460,7 @@ class Overlap:
         self._shadow = Shadow(self._partition, self._flat, chunks=mine, newest=self._flat.values)
         self._loop.receive_into(self._shadow.parameter_frame)
         versions = self._loop.core.versions
-        self._moved = {chunk: versions[chunk].number for chunk in mine}
+        self._moved = {chunk: versions[chunk].chunk_version for chunk in mine}
         self._hooks.copies = "first"
         self._is_on, self._is_watching = True, False
         logger.info(

@@ -151,7 +151,7 @@ class Tail:
         self.resume()
 
     def _has_landed(self, chunk: int) -> bool:
-        return chunk in self._left and self._loop.core.is_done(chunk)
+        return chunk in self._left and self._loop.core.transfers.is_done(chunk)
 
     def _move(self, chunks: Sequence[int]) -> None:
         """These have landed: into place, and free to be read where they complete a piece."""

@@ -83,16 +83,8 @@ class SendControl:
 
 @dataclass(slots=True)
 class AcceptReply:
-    """Receive the offered parameters of ``chunk``: raw ones into place, others into memory of their
-    own, from where :class:`DecodeReply` brings them."""
-
-    ticket: Any
-    chunk: int
-
-
-@dataclass(slots=True)
-class AcceptCopy:
-    """As :class:`AcceptReply`, for the copy that is being made."""
+    """Receive the offered parameters of ``chunk``: raw ones where they belong, others into memory
+    of their own, from where :class:`DecodeReply` brings them."""
 
     ticket: Any
     chunk: int
@@ -100,16 +92,7 @@ class AcceptCopy:
 
 @dataclass(slots=True)
 class DecodeReply:
-    """The reply about ``chunk``, of round ``clock``, is the one that was awaited: decode it into
-    place."""
-
-    chunk: int
-    clock: int
-
-
-@dataclass(slots=True)
-class DecodeCopy:
-    """As :class:`DecodeReply`, into the copy that is being made."""
+    """Decode the awaited reply about ``chunk``, of round ``clock``, to where it belongs."""
 
     chunk: int
     clock: int
@@ -149,9 +132,7 @@ Action = (
     | KeepState
     | SendControl
     | AcceptReply
-    | AcceptCopy
     | DecodeReply
-    | DecodeCopy
     | RestoreHeld
     | DiscardReply
     | Warn

@@ -7,7 +7,7 @@ predicates (``is_...``) say what is still waited for. Time, memory and the netwo
     core = WorkerCore(Seat(worker=0, group=0, members=(0,), num_servers=2))
     core.take_slice(partition, owners=owners, credits=4, replies=rule)
     actions = core.begin_iteration(clock=0, hyper=packed, absent=(), weight=1.0)
-    actions += core.push_chunk(0, is_empty=False)       # as soon as it may leave, or
+    actions += core.transfers.push_chunk(0, is_empty=False)       # as soon as it may leave, or
     actions += core.finish_push(empty=())               # all that are left
     while not core.is_idle: actions = core.handle(event)
 
@@ -57,7 +57,7 @@ from psdist.protocol.control import (
     WhoIsMissing,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
-from psdist.protocol.header import MOST_SETS
+from psdist.protocol.header import MOST_SETS, Header
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, server_id, spare_of
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
@@ -78,7 +78,7 @@ from psdist.workers.protocol.resending import Moves, ResendingTransfers
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
 from psdist.workers.protocol.steps import FixedSteps
-from psdist.workers.protocol.transfers import Transfers, Version
+from psdist.workers.protocol.transfers import Transfers
 
 ANY_TIME = frozenset({"mean", "any", "all", "barrier", "loader"})
 """Collectives that leave parameters alone: a worker may enter them while it has pushed half an
@@ -116,9 +116,9 @@ class WorkerCore:
         self._survives_workers = survives_workers
         self.sets.append(self)
         self._describe_group = describe_group
-        self._membership = Membership(seat, set_index=self.set_index)
-        self._collectives: Collectives = (
-            self.sets[0]._collectives if self.set_index else Collectives(seat)
+        self.membership = Membership(seat, set_index=self.set_index)
+        self.collectives: Collectives = (
+            self.sets[0].collectives if self.set_index else Collectives(seat)
         )
         self.meetings: Meetings = self.sets[0].meetings if self.set_index else Meetings(seat.worker)
         self.regrouping: Regrouping = (
@@ -126,16 +126,16 @@ class WorkerCore:
         )
         self.steps: FixedSteps = self.sets[0].steps if self.set_index else FixedSteps(seat)
         """Local steps of each group, where they differ."""
-        self._settings = SettingsVersions()
-        self._state = StateTransfer(seat, set_index=self.set_index)
-        self._moves: Moves = Moves(self.sets[0]._moves if self.set_index else None)
-        self._slice: Transfers | None = None
+        self.settings = SettingsVersions()
+        self.state = StateTransfer(seat, set_index=self.set_index)
+        self.moves: Moves = Moves(self.sets[0].moves if self.set_index else None)
+        self.transfers = Transfers.of_nothing(seat)
+        """Pushes and pulls of the slice, once it is taken."""
         self._first_clock = 0
         self._turns: Turns | None = None
         self._num_levels = 0
         self._said: list[tuple[int, BeginCodecs]] = []
         """Of whom to a substitute that has not taken its slice yet."""
-        self._awaited: Collection[int] = ()
         self._is_expecting = False
         self._is_suspended = False
         """Whether the collective that was entered last has stopped this set."""
@@ -147,21 +147,21 @@ class WorkerCore:
             PeerLost: self._on_peer_lost,
         }
         self._control: dict[type, Callable[[int, Any], list[Action]]] = {
-            Registered: self._membership.on_registered,
+            Registered: self.membership.on_registered,
             Missing: self._on_missing,
-            StateTaken: self._state.on_taken,
-            StateHeld: self._state.on_held,
+            StateTaken: self.state.on_taken,
+            StateHeld: self.state.on_held,
             Moved: self._on_moved,
             BeginCodecs: self._on_begin_codecs,
         }
         if not self.set_index:
             self._control |= {
-                Stop: self._membership.on_stop,
-                Collected: self._collectives.on_collected,
-                Absent: self._collectives.on_absent,
+                Stop: self.membership.on_stop,
+                Collected: self.collectives.on_collected,
+                Absent: self.collectives.on_absent,
                 MembershipChanged: self._on_survive,
                 Regrouped: self.regrouping.on_regrouped,
-                TakePlace: self._membership.on_replace,
+                TakePlace: self.membership.on_replace,
                 JoinAccepted: self._on_welcome,
                 PauseRequest: self.meetings.on_propose,
                 Proceed: self.meetings.on_release,
@@ -200,7 +200,7 @@ class WorkerCore:
         return handler(event.peer, event.message)
 
     def _on_initial_sent(self, event: InitialSent) -> list[Action]:
-        return self._membership.on_initial_sent(event.chunk)
+        return self.membership.on_initial_sent(event.chunk)
 
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
         """Given to every set of a worker, as :class:`Moved` is."""
@@ -210,7 +210,7 @@ class WorkerCore:
             raise PeerLostError(event.who)
         if not is_spare(event.peer):  # which nothing was set up on
             self._require_set_up(event.who)
-        return self._go_on_with(self._moves.on_lost(event.peer))
+        return self._go_on_with(self.moves.on_lost(event.peer))
 
     def _on_moved(self, peer: int, message: Moved) -> list[Action]:
         server, host, count = message.server, message.host, self.seat.num_servers
@@ -221,12 +221,12 @@ class WorkerCore:
                 f"to {describe_peer(host)}; {describe_peer(COORDINATOR)} declares deaths, and "
                 f"there are {count} servers and {self.seat.num_spares} spares"
             )
-        return self._go_on_with(self._moves.on_moved(server, host=host))
+        return self._go_on_with(self.moves.on_moved(server, host=host))
 
     def _on_begin_codecs(self, peer: int, message: BeginCodecs) -> list[Action]:
         """Every server says so, before its first parameters for that round; one may be late, and
         another one's next change be here already."""
-        if self._slice is None and self.seat.is_substitute:
+        if not self.transfers.owners and self.seat.is_substitute:
             self._said.append((peer, message))
             return []
         turns, change = self._turns, (message.number, message.round, message.level)
@@ -240,9 +240,9 @@ class WorkerCore:
         return []
 
     def _require_set_up(self, who: str) -> None:
-        if self._membership.is_outside:
+        if self.membership.is_outside:
             return  # whose set-up is the job's: servers wait for nothing of a substitute's
-        if self._membership.is_joining or self._state.is_sending:
+        if self.membership.is_joining or self.state.is_sending:
             raise PeerLostError(f"{who} (while a model was being set up)")
 
     def _go_on_with(self, moved: Sequence[tuple[int, int]]) -> list[Action]:
@@ -256,42 +256,41 @@ class WorkerCore:
         actions = list[Action]()
         if not self.set_index:
             actions.append(MovePeer(server_id(server), server_id(host)))
-        is_waiting = self._collectives.is_waiting
-        waits_in = self._collectives.seq if is_waiting and self._is_suspended else 0
-        actions += self._membership.say_again(server, waits_in=waits_in)
-        transfers = self._slice
+        is_waiting = self.collectives.is_waiting
+        waits_in = self.collectives.seq if is_waiting and self._is_suspended else 0
+        actions += self.membership.say_again(server, waits_in=waits_in)
+        transfers = self.transfers
         if isinstance(transfers, ResendingTransfers):
             if server in transfers.servers:
-                newest = self._settings.newest
+                newest = self.settings.newest
                 actions += [SendControl(server_id(server), each, self.set_index) for each in newest]
             actions += transfers.send_again(server)
-        return actions + self._state.ask_again(server)
+        return actions + self.state.ask_again(server)
 
     def _on_survive(self, peer: int, message: MembershipChanged) -> list[Action]:
-        actions = self._membership.on_survive(peer, message)
+        actions = self.membership.on_survive(peer, message)
         for each in self.sets:
-            if each._slice is not None:
-                each._slice.generation = self._membership.generation
+            each.transfers.generation = self.membership.generation
         if not self.seat.group_reforms:
             return actions
         was_leader = self.seat.is_leader
-        self.regrouping.num_lost += self.seat.lose(self._membership.dead)
+        self.regrouping.num_lost += self.seat.lose(self.membership.dead)
         if was_leader or not self.seat.is_leader:
             return actions
-        is_waiting = self._collectives.is_waiting
+        is_waiting = self.collectives.is_waiting
         for each in self.sets:
-            actions += each._membership.speak_for_group(
-                is_done=self._membership.is_done,
-                waits_in=self._collectives.seq if is_waiting and each._is_suspended else 0,
+            actions += each.membership.speak_for_group(
+                is_done=self.membership.is_done,
+                waits_in=self.collectives.seq if is_waiting and each._is_suspended else 0,
                 clock=each.clock,
             )
         return actions
 
     def _on_welcome(self, peer: int, message: JoinAccepted) -> list[Action]:
-        if self._membership.on_welcome(peer, message):
+        if self.membership.on_welcome(peer, message):
             for each in self.sets[1:]:
-                each._membership.take_in(message)
-            self._collectives.go_on(message.seq)
+                each.membership.take_in(message)
+            self.collectives.go_on(message.seq)
             self.meetings.go_on(message.meeting)
         return []
 
@@ -320,10 +319,10 @@ class WorkerCore:
         parameters; ``order``: that of all chunks in which all groups send them, none of them for
         ascending; ``first_clock``: iterations that a checkpoint has which the job goes on from;
         ``turns``: which of ``num_levels`` codecs rule which rounds, where servers say so."""
-        if self._slice is not None:
+        if self.transfers.owners:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
         make = ResendingTransfers if self.seat.servers_have_buddies else Transfers
-        self._slice = make(
+        self.transfers = make(
             self.seat,
             owners=owners,
             mine=partition.slices(len(self.seat.members), order)[self.seat.place],
@@ -334,22 +333,23 @@ class WorkerCore:
             order=order,
             first_clock=first_clock,
         )
-        self._slice.generation = self.sets[0]._membership.generation
+        self.transfers.generation = self.sets[0].membership.generation
         self._first_clock = first_clock
         self._turns, self._num_levels = turns, num_levels
         for peer, message in self._said:
             self._on_begin_codecs(peer, message)
         self._said.clear()
-        self._awaited = self._slice.awaited
-        self._handlers[Offered] = self._slice.on_offered
-        self._handlers[Arrived] = self._slice.on_arrived
+        self._handlers[Offered] = self.transfers.on_offered
+        self._handlers[Arrived] = self.transfers.on_arrived
 
     def begin_setup(self, setup: Setup) -> list[Action]:
         """The chief: describe the model, and the order in which all groups send its chunks, to
         every server, and send it its chunks' values; :attr:`is_joining` until the network has given
         all of them back."""
-        transfers = self._transfers
-        return self._membership.begin_setup(
+        transfers = self.transfers
+        if not transfers.owners:
+            raise InvariantError(f"worker {self.seat.worker} has no slice yet")
+        return self.membership.begin_setup(
             replace(setup, order=transfers.order.told()),
             owners=transfers.owners,
             chunk_bytes=transfers.chunk_bytes,
@@ -359,80 +359,64 @@ class WorkerCore:
     def begin_register(self) -> list[Action]:
         """A group's leader: every server counts the group; :attr:`is_joining` until all have
         answered."""
-        return self._membership.begin_register(clock=self._first_clock)
+        return self.membership.begin_register(clock=self._first_clock)
 
     @property
     def is_joining(self) -> bool:
         """Whether the network still has initial values, or servers owe answers to the
         registration."""
-        return self._membership.is_joining
+        return self.membership.is_joining
 
     def begin_join(self) -> list[Action]:
         """A substitute whose script has prepared all :attr:`sets`: it joins the job;
         :attr:`welcome` says where, and until then it takes no slice. The job may be over before
         that (:attr:`is_stopped`)."""
-        return self._membership.begin_join(num_sets=len(self.sets))
+        return self.membership.begin_join(num_sets=len(self.sets))
 
     @property
     def place(self) -> int | None:
         """Whose part of the data this worker has; None of a substitute that idles."""
-        membership = self.sets[0]._membership
+        membership = self.sets[0].membership
         return membership.place if membership.has_place else None
 
     @property
     def welcome(self) -> JoinAccepted | None:
         """Where a substitute has joined."""
-        return self.sets[0]._membership.welcome
+        return self.sets[0].membership.welcome
 
     # -- push and pull -------------------------------------------------------------------------
-
-    @property
-    def _transfers(self) -> Transfers:
-        if self._slice is None:
-            raise InvariantError(f"worker {self.seat.worker} has no slice yet")
-        return self._slice
 
     @property
     def is_idle(self) -> bool:
         """Whether no iteration is half pushed and every push and pull is answered. The gradient
         memory is the worker's again then: a reply proves that its push has arrived, whether or not
         the network has said ``Sent``."""
-        return not self._awaited and (self._slice is None or not self._slice.is_pushing)
+        return self.transfers.is_idle
 
     @property
     def is_awaiting(self) -> bool:
         """Whether a push or pull is not answered yet."""
-        return bool(self._awaited)
+        return bool(self.transfers.awaited)
 
     @property
     def is_pushing(self) -> bool:
         """Whether an iteration has begun of which not every chunk was handed over."""
-        return self._slice is not None and self._slice.is_pushing
-
-    def is_done(self, chunk: int) -> bool:
-        """Whether nothing is awaited about ``chunk``: its gradient memory is the worker's again,
-        and its parameters are those of the newest reply."""
-        return chunk not in self._awaited
-
-    def require_handed_over(self, chunk: int | None = None) -> None:
-        """:class:`InvariantError` where a wait for the replies (about ``chunk``) would not end:
-        this worker has still to push what they are held for."""
-        self._transfers.require_handed_over(chunk)
+        return self.transfers.is_pushing
 
     @property
     def clock(self) -> int:
         """Iterations of which this worker has pushed something: what a collective suspends from."""
-        return self._slice.clock if self._slice is not None else 0
+        return self.transfers.clock
 
     @property
     def mine(self) -> Sequence[int]:
         """The chunks of this worker's slice, ascending."""
-        return self._transfers.mine
+        return self.transfers.mine
 
     @property
-    def versions(self) -> Mapping[int, Version]:
-        """What each chunk in this worker's memory contains, once a reply has brought it."""
-        return self._transfers.versions
+    def versions(self) -> Mapping[int, Header]:
+        """Chunk -> the reply whose values lie in this worker's memory, once one has come."""
+        return self.transfers.versions
 
     def expect_iteration(self) -> None:
         """Gradients of the next iteration are being made, and some may leave before the others:
@@ -459,35 +443,29 @@ class WorkerCore:
         Until :meth:`finish_push` nothing else may begin in this set, no worker of the group leaves,
         and of collectives it enters those that leave parameters alone (:data:`ANY_TIME`).
         """
-        self.sets[0]._membership.require_in_job()
-        is_stopped = self._collectives.is_waiting and self._is_suspended
-        if is_stopped or self.sets[0]._membership.is_done:
+        self.sets[0].membership.require_in_job()
+        is_stopped = self.collectives.is_waiting and self._is_suspended
+        if is_stopped or self.sets[0].membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker} pushes iteration {clock} inside a collective or after "
                 "its end"
             )
-        transfers = self._transfers
-        transfers.require_next(clock)
+        version = self.settings.version
+        self.transfers.begin_iteration(clock=clock, settings=version, weight=weight)
         self._is_expecting = False
-        settings = self._settings.update(hyper, absent)
-        transfers.begin_iteration(clock=clock, settings=self._settings.version, weight=weight)
-        return self._tell_servers(settings)
+        return self._tell_servers(self.settings.update(hyper, absent))
 
     def _tell_servers(self, settings: Settings | None) -> list[Action]:
-        """Those of this worker's slice, before the pushes that name this version."""
+        """Tell the servers of this worker's slice, before the pushes that name this version."""
         if settings is None:
             return []
-        servers = self._transfers.servers
+        self.transfers.use_settings(settings.version)
+        servers = self.transfers.servers
         return [SendControl(server_id(server), settings, self.set_index) for server in servers]
 
     def settings_of(self, version: int) -> tuple[bytes, tuple[int, ...]]:
         """Packed hyperparameters and absent pieces of a push that leaves now."""
-        return self._settings.of(version)
-
-    def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
-        """Push the next chunk of the iteration, in the order that all groups share; without bytes
-        if it ``is_empty``. The reply brings its parameters for the next iteration."""
-        return self._transfers.push_chunk(chunk, is_empty=is_empty)
+        return self.settings.of(version)
 
     def finish_push(
         self, *, empty: Collection[int], absent: Sequence[int] | None = None
@@ -497,42 +475,19 @@ class WorkerCore:
         ``absent``: the pieces without a gradient, as far as those chunks hold them, where that was
         not known yet when the iteration began.
         """
-        transfers, told = self._transfers, []
+        transfers, told = self.transfers, []
         if absent is not None and transfers.has_unpushed:
-            told = self._tell_servers(self._settings.update_absent(absent))
-            transfers.begin_rest(settings=self._settings.version)
+            told = self._tell_servers(self.settings.update_absent(absent))
         return told + transfers.finish_push(empty=empty)
-
-    def take_joining(self) -> int:
-        """The round with which the group goes on, if the one that was pushed last had closed
-        without it; else 0. Once."""
-        return self._transfers.take_joining()
-
-    def miss_until(self, clock: int) -> None:
-        """The group goes on with round ``clock``: of those before nothing is pushed."""
-        self._transfers.miss_until(clock)
-
-    def count_coded(self, num_bytes: int) -> None:
-        """A codec has made the payload of a push longer by so many bytes (shorter: negative)."""
-        self._transfers.bytes_pushed += num_bytes
-
-    def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
-        """Bring ``chunks`` into place: the newest there is (``is_fresh``), or what the mode allows
-        for iteration ``clock``."""
-        return self._transfers.begin_pull(clock=clock, chunks=chunks, is_fresh=is_fresh)
-
-    def begin_copy(self, *, clock: int, chunks: Collection[int]) -> list[Action]:
-        """Bring the newest there is of ``chunks`` into memory aside; nothing in place changes."""
-        return self._transfers.begin_copy(clock=clock, chunks=chunks)
 
     def begin_load(self, *, clock: int) -> list[Action]:
         """The chief, while everybody is in a collective: its values of all chunks become the
         servers'. Nothing in place changes."""
         self._require_chief("sets values", is_between_collectives=True)
-        return self._transfers.begin_load(clock=clock)
+        return self.transfers.begin_load(clock=clock)
 
     def _require_chief(self, does: str, *, is_between_collectives: bool = False) -> None:
-        is_waiting = self._collectives.is_waiting or self._membership.is_joining
+        is_waiting = self.collectives.is_waiting or self.membership.is_joining
         if self.seat.worker != self.chief or (is_between_collectives and is_waiting):
             raise InvariantError(
                 f"worker {self.seat.worker} {does}; the chief does, between collectives"
@@ -542,35 +497,27 @@ class WorkerCore:
         """The chief, before anybody pushes: these parts (chunk, start) of the optimizer's state go
         to the servers; until then :attr:`is_state_moved` is false."""
         self._require_chief("sends optimizer state")
-        return self._state.begin_send(self._by_owner(parts))
+        return self.state.begin_send(self._by_owner(parts))
 
     def begin_fetching_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
         """The chief, while everybody is in a collective: as :meth:`begin_sending_state`, the other
         way."""
         self._require_chief("asks for optimizer state", is_between_collectives=True)
-        return self._state.begin_fetch(self._by_owner(parts))
+        return self.state.begin_fetch(self._by_owner(parts))
 
     def _by_owner(self, parts: Iterable[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
         found: dict[int, list[tuple[int, int]]] = {}
         for chunk, start in parts:
-            found.setdefault(self._transfers.owners[chunk], []).append((chunk, start))
+            found.setdefault(self.transfers.owners[chunk], []).append((chunk, start))
         return found
 
     @property
     def is_state_moved(self) -> bool:
         """Whether no optimizer state is under way."""
-        return self._state.is_idle
-
-    def forget_values(self, chunks: Iterable[int]) -> None:
-        """Others have written to the memory of these chunks: the next replies must bring them."""
-        self._transfers.forget_values(chunks)
-
-    def drop_versions(self, chunks: Iterable[int]) -> None:
-        """What is held of these chunks is none of the server's versions."""
-        self._transfers.drop_versions(chunks)
+        return self.state.is_idle
 
     def _on_missing(self, peer: int, message: Missing) -> list[Action]:
-        awaited = dict(self._slice.missing()) if self._slice is not None else {}
+        awaited = dict(self.transfers.missing())
         if len(message.groups) != len(message.clocks) or (
             message.chunk in awaited and peer != server_id(awaited[message.chunk])
         ):
@@ -595,18 +542,18 @@ class WorkerCore:
         group is suspended meanwhile, in all sets but those in the middle of an iteration, where the
         collective is one of :data:`ANY_TIME` (docs/design.md, Single chunks). ``payload`` is
         compared with what others bring, ``values`` (float64) are summed."""
-        self.sets[0]._membership.require_in_job()
+        self.sets[0].membership.require_in_job()
         is_moved = all(each.is_state_moved for each in self.sets)
         stopped = [each for each in self.sets if not (each.is_open and name in ANY_TIME)]
         is_idle = all(each.is_idle for each in stopped)
-        if not (is_idle and is_moved) or self._membership.is_done:
+        if not (is_idle and is_moved) or self.membership.is_done:
             raise InvariantError(
                 f"worker {self.seat.worker}: {name} began during a push or pull, or after the end"
             )
-        enter = self._collectives.begin(name, payload, values)
+        enter = self.collectives.begin(name, payload, values)
         for each in self.sets:
             each._is_suspended = each in stopped
-        suspends = (each._membership.suspend(clock=each.clock, seq=enter.seq) for each in stopped)
+        suspends = (each.membership.suspend(clock=each.clock, seq=enter.seq) for each in stopped)
         return [*chain.from_iterable(suspends), SendControl(COORDINATOR, enter)]
 
     @property
@@ -622,11 +569,11 @@ class WorkerCore:
     @property
     def is_collected(self) -> bool:
         """Whether the answer to the collective is here."""
-        return self._collectives.is_answered
+        return self.collectives.is_answered
 
     def take_collected(self) -> Brought:
         """What every worker brought. Raises :class:`CollectiveError`."""
-        return self._collectives.take()
+        return self.collectives.take()
 
     def begin_leave(self) -> list[Action]:
         """The group's script has finished: nobody waits for iterations from :attr:`clock` on, of
@@ -635,92 +582,92 @@ class WorkerCore:
             raise InvariantError(
                 f"worker {self.seat.worker} leaves in the middle of an iteration that it pushes"
             )
-        leaves = (each._membership.begin_leave(clock=each.clock) for each in self.sets)
+        leaves = (each.membership.begin_leave(clock=each.clock) for each in self.sets)
         return list(chain.from_iterable(leaves))
 
     def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
         """This worker's script has finished; :attr:`is_stopped` when everybody's has.
         ``statistics`` go into summary.json."""
-        self.sets[0]._membership.require_in_job()
-        if not self._all_idle or self._collectives.is_waiting:
+        self.sets[0].membership.require_in_job()
+        if not self._all_idle or self.collectives.is_waiting:
             raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")
-        left = [each._membership.left_after for each in self.sets]
+        left = [each.membership.left_after for each in self.sets]
         is_told = self.seat.servers_have_buddies and None not in left
-        return self._membership.begin_done(
+        return self.membership.begin_done(
             statistics, left=[each or 0 for each in left] if is_told else []
         )
 
     @property
     def chief(self) -> int:
         """The worker that has the chief's duties."""
-        return self.sets[0]._membership.chief
+        return self.sets[0].membership.chief
 
     def take_over_chunks(self, mine: Collection[int]) -> list[Action]:
         """The slice is ``mine`` from now on: what it was, and chunks of workers of the group that
         have died."""
-        transfers = self._transfers
+        transfers = self.transfers
         before = set(transfers.servers)
         transfers.take_over(mine)
         return [
             SendControl(server_id(server), each, self.set_index)
             for server in transfers.servers
             if server not in before
-            for each in self._settings.newest
+            for each in self.settings.newest
         ]
 
     def push_for_the_dead(self) -> list[Action]:
         """Of the iteration that was pushed last, push the chunks that have become this worker's
         since, without a gradient and with no weight."""
-        return self._transfers.push_for_the_dead()
+        return self.transfers.push_for_the_dead()
 
     @property
     def dead(self) -> Collection[int]:
         """Workers that have died in this job."""
-        return self.sets[0]._membership.dead
+        return self.sets[0].membership.dead
 
     @property
     def is_stopped(self) -> bool:
-        return self._membership.is_stopped
+        return self.membership.is_stopped
 
     # -- for people and tests ------------------------------------------------------------------
 
     def awaits(self) -> str:
         """What is waited for now, in words that follow "still waiting for"."""
         if not self.is_idle:
-            return self._transfers.describe()
+            return self.transfers.describe()
         if not self.is_state_moved:
-            return self._state.describe()
-        if self._collectives.is_waiting:
-            return f"the other workers in {self._collectives.name}"
+            return self.state.describe()
+        if self.collectives.is_waiting:
+            return f"the other workers in {self.collectives.name}"
         if self.meetings.is_held:
             return "the other workers to come to the end of an iteration"
-        if self._membership.is_outside:
+        if self.membership.is_outside:
             return "the workers to come to where a substitute can join"
-        if self._membership.is_joining:
+        if self.membership.is_joining:
             return "the servers"
-        if self._membership.is_done and not self.is_stopped:
+        if self.membership.is_done and not self.is_stopped:
             return "the other workers to finish"
         return "nothing"
 
     def ask_who_is_missing(self) -> list[Action]:
         """A wait has become long: tell people who owes answers, and ask whoever knows more."""
-        if self._awaited:
-            chunk, server = self._transfers.missing()[0]
+        if self.transfers.awaited:
+            chunk, server = self.transfers.missing()[0]
             return [
                 Warn(f"waiting for chunk {chunk} from server {server}"),
                 SendControl(server_id(server), WhoIsMissing(chunk=chunk), self.set_index),
             ]
         if not self.is_state_moved:
-            return self._state.warnings()
-        if self._collectives.is_waiting:
-            return [self._collectives.ask_who_is_absent()]
-        return self._membership.describe_joining()
+            return self.state.warnings()
+        if self.collectives.is_waiting:
+            return [self.collectives.ask_who_is_absent()]
+        return self.membership.describe_joining()
 
     def counts(self) -> TransferCounts:
-        transfers = self._transfers
-        control = self._membership.duplicates + self._state.duplicates
+        transfers = self.transfers
+        control = self.membership.duplicates + self.state.duplicates
         if not self.set_index:
-            control += self._collectives.duplicates
+            control += self.collectives.duplicates
         return TransferCounts(
             bytes_pushed=transfers.bytes_pushed,
             bytes_pulled=transfers.bytes_pulled,
@@ -730,19 +677,18 @@ class WorkerCore:
     def check_invariants(self) -> None:
         """Raise :class:`InvariantError` if the state contradicts itself, or has gone back since the
         last check. Linear in the chunks."""
-        self._membership.check_invariants()
-        self._collectives.check_invariants()
-        if self._slice is not None:
-            self._slice.check_invariants()
-        now = (self.clock, self._settings.version, self._collectives.seq)
+        self.membership.check_invariants()
+        self.collectives.check_invariants()
+        self.transfers.check_invariants()
+        now = (self.clock, self.settings.version, self.collectives.seq)
         if not all(map(le, self._checked, now)):
             raise InvariantError(
                 f"clock, settings and collective went back from {self._checked} to {now}"
             )
         self._checked = now
-        if self._settings.version > 2 * self.clock:
+        if self.settings.version > 2 * self.clock:
             raise InvariantError(
-                f"{self._settings.version} versions of settings in {self.clock} iterations"
+                f"{self.settings.version} versions of settings in {self.clock} iterations"
             )
-        if self._membership.is_done and (not self.is_idle or self._collectives.is_waiting):
+        if self.membership.is_done and (not self.is_idle or self.collectives.is_waiting):
             raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")

@@ -63,7 +63,7 @@ class ResendingTransfers(Transfers):
         """By chunk: what was sent about it last."""
 
     def _send_next(self, server: int) -> list[Action]:
-        queue, sent = self._queues[server], self._sent
+        queue, sent = self.queues[server], self._sent
         waiting = list(queue)
         actions = super()._send_next(server)
         for header in waiting[: len(waiting) - len(queue)]:
@@ -81,20 +81,20 @@ class ResendingTransfers(Transfers):
         """``server`` has died and is served elsewhere: send again what it has not answered."""
         unanswered: list[Header] = []
         # Who was to be sent it again may have died as well: it waits still, and is sent once.
-        waiting = {header.chunk for header in self._queues[server] if header.flags & Flag.AGAIN}
+        waiting = {header.chunk for header in self.queues[server] if header.flags & Flag.AGAIN}
         for chunk, header in self._sent.items():
             is_awaited = self.awaited.get(chunk) == (header.clock, header.pull_number)
             if self.owners[chunk] != server or not is_awaited or chunk in waiting:
                 continue
-            if chunk in self._incoming:
+            if chunk in self.incoming:
                 # A part of the reply may lie in the memory already: no version any more.
-                self._incoming.discard(chunk)
-                self.forget_values([chunk])
-            self._received.discard(chunk)
-            held = self._held(chunk) if header.chunk_version else 0
+                self.incoming.discard(chunk)
+                self.held.forget([chunk])
+            self.received.discard(chunk)
+            held = self.held.number(chunk) if header.chunk_version else 0
             again = header._replace(flags=header.flags | Flag.AGAIN, chunk_version=held)
             unanswered.append(again)
         unanswered.sort(key=self._turn)
-        self._queues[server] = deque([*unanswered, *self._queues[server]])
-        self._outstanding[server] = 0
+        self.queues[server] = deque([*unanswered, *self.queues[server]])
+        self.outstanding[server] = 0
         return self._send_next(server)

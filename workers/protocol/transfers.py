@@ -1,18 +1,18 @@
 """Which pushes and pulls leave when, and which replies are taken; pure.
 
-``begin_iteration`` says under what an iteration of this worker's slice is pushed, ``push_chunk``
-pushes its chunks one by one as they become ready, ``finish_push`` all that are left; ``begin_pull``
-and ``begin_copy`` ask for chunks. Their actions and those of the events are all there is to do.
+``begin_iteration`` begins an iteration of this worker's slice. ``push_chunk`` pushes its chunks one
+by one as they become ready, ``finish_push`` all that are left. ``begin_pull`` and ``begin_copy``
+ask for chunks. Each returns its actions, as the events do.
 
 At most ``credits`` messages are outstanding at one server, in the order of chunks that all groups
-share (a server's freedom from deadlock rests on that, see the server's receive_pool); what leaves
-at once starts at another server on each worker. The reply to a push is the pull, and a chunk is
-pushed again when its own has come. A credit comes back with the reply; a
-push to a server to which there is more to push than credits asks for a receipt, and its credit
-comes back with that, where it comes first. ``begin_load`` sends the chief's values of every chunk
-of the model, which become the servers'; all that comes back are receipts.
+share (the freedom from deadlock of servers rests on this order, see their receive_pool). Messages
+that leave at once start at another server on each worker. The reply to a push is the pull, and a
+chunk is pushed again after its own reply. A credit returns with the reply. If a server has more
+chunks of the slice than credits, pushes to it ask for a receipt, and the credit returns with the
+receipt or the reply, whichever comes first. ``begin_load`` sends the chief's values of every chunk
+of the model, which become the servers'; the answers are receipts.
 
-    transfers = Transfers(seat, owners=owners, mine=range(8), chunk_bytes=sizes, credits=4)
+    transfers = Transfers(seat, owners=owners, mine=range(8), chunk_bytes=sizes, ...)
     transfers.begin_iteration(clock=0, settings=1, weight=1.0)
     for action in transfers.push_chunk(0, is_empty=False): ...
     for action in transfers.finish_push(empty=()): ...
@@ -24,8 +24,8 @@ whole.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.events import Arrived, Offered
@@ -34,36 +34,20 @@ from psdist.protocol.ids import describe_peer, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
 from psdist.workers.protocol.actions import (
-    AcceptCopy,
     AcceptReply,
     Action,
-    DecodeCopy,
-    DecodeReply,
     DiscardReply,
-    RestoreHeld,
     SendPull,
     SendPush,
     SendValues,
 )
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol.versions import Aside, Held, held_by
 
 _PUSH = int(Kind.PUSH)
 _PULL = int(Kind.PULL)
 _REPLY = int(Kind.REPLY)
-_RECEIPT = int(Kind.RECEIPT)
-_MISSED = int(Kind.MISSED)
-
-
-@dataclass(slots=True)
-class Version:
-    """What a chunk in the worker's memory contains. A copy that is made aside changes nothing."""
-
-    position: int
-    min_done: int
-    clock: int
-    is_checksummed: bool
-    number: int
-    """``chunk_version`` of the values that lie there; 0: they are none of the server's."""
+_UNCHANGED = Flag.UNCHANGED
 
 
 class Transfers:
@@ -81,9 +65,9 @@ class Transfers:
         first_clock: int = 0,
     ) -> None:
         """``owners``: chunk -> server; ``mine``: the chunks of this worker's slice;
-        ``chunk_bytes``: each chunk's gradient or parameters, as they lie in memory; ``replies``:
-        which payloads bring parameters; ``order``: that of all chunks in which all groups send,
-        none of them for ascending; ``first_clock``: the iteration that is pushed first."""
+        ``chunk_bytes``: bytes of each chunk's gradient or parameters in memory; ``replies``: the
+        payloads that bring parameters; ``order``: the order of all chunks in which all groups send,
+        () for ascending; ``first_clock``: the first iteration that is pushed."""
         self._num_chunks = len(owners)
         if len(chunk_bytes) != self._num_chunks:
             raise InvariantError(
@@ -97,95 +81,121 @@ class Transfers:
         self._seat = seat
         self._set_index = set_index
         self.owners = owners
-        self.mine = sorted(mine)
-        self._own = frozenset(mine)
-        self._mine_in_order = self.order.sorted(self.mine)
+        self._peers = [server_id(server) for server in owners]
+        """By chunk: the id of its server."""
         self._me = worker_id(seat.worker)
-        self.servers = sorted({owners[chunk] for chunk in mine})
-        """The servers of this worker's slice."""
-        self._push_order = self._rotated(self.servers)
         self.chunk_bytes = chunk_bytes
-        self._credits = credits
+        self.credits = credits
         self._replies = replies
         self.dtypes = replies.dtypes
-        """Each chunk's, of gradients and parameters alike."""
-        self._is_decoding = not replies.is_raw
-        self._displaced: set[int] = set()
-        """Chunks of relative replies to whose memory others have written: what replies are relative
-        to lies apart, and is still the version that is held."""
-        self._queues: defaultdict[int, deque[Header]] = defaultdict(deque)
-        self._outstanding: defaultdict[int, int] = defaultdict(int)
+        """By chunk, of gradients and parameters."""
+        self.held: Held = held_by(replies)
+        self._copied = Aside(self.held)
+        self._landing: Held = self.held
+        """Where the awaited replies land: in place, or aside."""
+        self.queues: defaultdict[int, deque[Header]] = defaultdict(deque)
+        self.outstanding: defaultdict[int, int] = defaultdict(int)
         """By server: messages whose credit has not come back."""
-        in_slice = Counter(owners[chunk] for chunk in self.mine)
-        self._asks_receipts = {server for server, n in in_slice.items() if n > credits}
-        self._received: set[int] = set()
+        self._asks_receipts: set[int] = set()
+        """Servers with more chunks of the slice than credits."""
+        self.received: set[int] = set()
         """Chunks whose push was received, by a receipt, and whose reply is awaited."""
         self.awaited: dict[int, tuple[int, int]] = {}
-        """Chunk -> clock of the reply that is awaited and the number of the pull that it answers
-        (0: a push), in the order in which they are sent. Replies of one clock differ by what came
-        between them, and any may come a second time. Where values are set, the receipt that is
-        awaited."""
+        """Chunk -> clock of the awaited reply and the number of the pull that it answers (0: a
+        push), in the order of sending. Replies of one clock differ by what came between them, and
+        any may come a second time. Where values are set, the awaited receipt."""
         self.is_pushing = False
-        """Whether an iteration has begun of which not everything was handed over."""
-        self._unpushed: deque[int] = deque()
+        """True while an iteration has begun of which not everything was handed over."""
+        self.unpushed: deque[int] = deque()
         """Its chunks that are still to come, in the send order."""
         self._settings, self._weight = 0, 0.0
-        """What its pushes say."""
+        """Version of the settings, and weight, of its pushes."""
         self._num_pulls = 0
-        """Pulls, and times that values were set: one count."""
+        """Count of pulls, and of times that values were set."""
         self.generation = 0
-        """Of the membership, as far as this worker knows."""
+        """View number of the membership, as far as this worker knows."""
         self._newest_load = 0
-        """Its number when values were set last."""
+        """The number of the newest time that values were set."""
         self._is_loading = False
-        """Whether what is under way sets values."""
-        self._is_copying = False
-        """Whether what is under way goes into memory aside."""
-        self._incoming: set[int] = set()
+        """True while values are being set."""
+        self.incoming: set[int] = set()
         """Chunks whose awaited reply is on its way into memory. Nothing else ever lands there: what
         a server calls unchanged must be what it has sent last."""
         self.clock = first_clock
         """Iterations whose push has begun, and rounds that were missed."""
-        self._joins_at = 0
-        """Where the group goes on, because the round that it has pushed had closed without it; 0
-        where that is not so."""
-        self.versions: dict[int, Version] = {}
-        """By chunk, once a reply has brought it."""
-        self._taken_over: set[int] = set()
-        """Chunks of dead workers of the group of which this worker has pushed nothing yet."""
+        self._next_round = 0
+        """The next round of the group if the round of its last push had closed without it; else
+        0."""
+        self._marks: dict[int, int] = {}
+        """Chunk -> flags that its next push has in addition."""
         self.bytes_pushed = 0
         self.bytes_pulled = 0
         self.duplicates = 0
+        self._others: dict[int, Callable[[int, Header], list[Action]]] = {
+            int(Kind.RECEIPT): self._on_receipt,
+            int(Kind.MISSED): self._on_missed,
+        }
+        """Answers other than replies, by kind."""
+        self._set_slice(mine)
 
-    def take_over(self, mine: Collection[int]) -> None:
-        """The slice is ``mine`` from now on: what it was, and chunks of workers of the group that
-        have died, which may have pushed the next iteration of them: so the first push says that it
-        comes again."""
-        self._taken_over.update(set(mine) - self._own)
+    @classmethod
+    def of_nothing(cls, seat: Seat) -> Transfers:
+        """Return the transfers of a worker that has no slice yet."""
+        rule = PayloadRule.of_nothing()
+        return cls(seat, owners=(), mine=(), chunk_bytes=(), credits=1, replies=rule)
+
+    def _set_slice(self, mine: Collection[int]) -> None:
         self.mine = sorted(mine)
         self._own = frozenset(mine)
         self._mine_in_order = self.order.sorted(self.mine)
-        self.servers = sorted({self.owners[chunk] for chunk in self.mine})
-        self._push_order = self._rotated(self.servers)
         in_slice = Counter(self.owners[chunk] for chunk in self.mine)
-        self._asks_receipts |= {
-            server for server, count in in_slice.items() if count > self._credits
-        }
+        self.servers = sorted(in_slice)
+        """The servers of this worker's slice."""
+        self._push_order = self._rotated(self.servers)
+        self._asks_receipts |= {server for server, n in in_slice.items() if n > self.credits}
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no iteration is half pushed and every push and pull is answered."""
+        return not self.awaited and not self.is_pushing
+
+    def is_done(self, chunk: int) -> bool:
+        """Return True if nothing is awaited about ``chunk``: its gradient memory is the worker's
+        again, and its parameters are those of the newest reply."""
+        return chunk not in self.awaited
+
+    def count_coded(self, num_bytes: int) -> None:
+        """A codec has made the payload of a push longer by this many bytes (shorter: negative)."""
+        self.bytes_pushed += num_bytes
+
+    @property
+    def versions(self) -> Mapping[int, Header]:
+        """Chunk -> the reply whose values lie in this worker's memory, once one has come."""
+        return self.held.replies
+
+    def take_over(self, mine: Collection[int]) -> None:
+        """The slice is ``mine`` from now on: the slice before, and chunks of failed workers of the
+        group. These may have pushed the next iteration of them, so the first push of such a chunk
+        is marked as sent again."""
+        for chunk in set(mine) - self._own:
+            self._marks[chunk] = Flag.AGAIN
+        self._set_slice(mine)
 
     def push_for_the_dead(self) -> list[Action]:
-        """The iteration that was pushed last, of chunks that the dead had: without a gradient, in
-        case they have not pushed it. Outside of the credits: it needs no slot, so nobody waits for
-        its turn. :attr:`awaited` has the replies."""
+        """Push the last iteration of the chunks that were taken over, without a gradient, in case
+        the failed workers have not pushed it. These pushes need no slot, so they need no credit.
+        :attr:`awaited` has the replies."""
         if self.is_pushing or self._is_bringing:
             raise InvariantError(f"worker {self._seat.worker} pushes for the dead meanwhile")
         actions: list[Action] = []
-        new, self._taken_over = self._taken_over, set()
+        self._landing = self.held
+        new, self._marks = self._marks, {}
         for chunk in self.order.sorted(new):
             header = self._push_header(chunk, self.clock - 1, is_empty=True)
             header = header._replace(weight=0.0, flags=Flag.AGAIN)
-            self._received.add(chunk)
+            self.received.add(chunk)
             self.awaited[chunk] = header.clock, 0
-            actions.append(SendPush(server_id(self.owners[chunk]), header))
+            actions.append(SendPush(self._peers[chunk], header))
         return actions
 
     def require_next(self, clock: int) -> None:
@@ -194,7 +204,7 @@ class Transfers:
         if clock != self.clock or self.is_pushing or self._is_bringing:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes iteration {clock} after {self.clock} "
-                f"iterations, {len(self._unpushed)} chunks of the last one still to be pushed, "
+                f"iterations, {len(self.unpushed)} chunks of the last one still to be pushed, "
                 f"{len(self.awaited)} replies outstanding"
             )
 
@@ -208,7 +218,7 @@ class Transfers:
             about = "replies" if chunk is None else f"the reply about chunk {chunk}"
             raise InvariantError(
                 f"worker {self._seat.worker} waits for {about} in the middle of iteration "
-                f"{self.clock - 1}, {len(self._unpushed)} chunks of it still to be pushed"
+                f"{self.clock - 1}, {len(self.unpushed)} chunks of it still to be pushed"
             )
 
     # -- commands ------------------------------------------------------------------------------
@@ -217,27 +227,27 @@ class Transfers:
         """Iteration ``clock`` of the slice is pushed from now on: in the order that all groups
         share, each chunk once its reply to the iteration before has come."""
         self.require_next(clock)
-        self.is_pushing, self._is_copying, self._is_loading = True, False, False
-        self._unpushed.extend(self._mine_in_order)
+        self.is_pushing, self._is_loading, self._landing = True, False, self.held
+        self.unpushed.extend(self._mine_in_order)
         self._settings, self._weight = settings, weight
         self.clock += 1
 
-    def begin_rest(self, *, settings: int) -> None:
+    def use_settings(self, version: int) -> None:
         """The chunks that are left were made under this version of the settings."""
-        self._settings = settings
+        self._settings = version
 
     @property
     def has_unpushed(self) -> bool:
         """Whether chunks of the iteration are still to be pushed."""
-        return bool(self._unpushed)
+        return bool(self.unpushed)
 
     def push_chunk(self, chunk: int, *, is_empty: bool) -> list[Action]:
         """Push the next chunk of the iteration; its gradient is complete, or (``is_empty``) there
         is none: the message only advances the clock."""
-        if not self._unpushed or self._unpushed[0] != chunk:
+        if not self.unpushed or self.unpushed[0] != chunk:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes chunk {chunk} of iteration {self.clock - 1}; "
-                f"to be pushed, in the order that all groups share, are {list(self._unpushed)}"
+                f"to be pushed, in the order that all groups share, are {list(self.unpushed)}"
             )
         self._push_next(is_empty)
         return self._send_next(self.owners[chunk])
@@ -246,26 +256,25 @@ class Transfers:
         """Push all chunks of the iteration that are left, those in ``empty`` without gradient."""
         if not self.is_pushing:
             raise InvariantError(f"worker {self._seat.worker} finishes a push that has not begun")
-        while self._unpushed:
-            self._push_next(self._unpushed[0] in empty)
+        while self.unpushed:
+            self._push_next(self.unpushed[0] in empty)
         self.is_pushing = False
         return [action for server in self._push_order for action in self._send_next(server)]
 
     def _push_next(self, is_empty: bool) -> None:
-        chunk, clock = self._unpushed[0], self.clock - 1
+        chunk, clock = self.unpushed[0], self.clock - 1
         if chunk in self.awaited:
             raise InvariantError(
                 f"worker {self._seat.worker} pushes chunk {chunk} of iteration {clock} before the "
                 f"reply to iteration {self.awaited[chunk][0]} has come"
             )
-        self._unpushed.popleft()
-        header = self._push_header(chunk, clock, is_empty=is_empty)
-        if chunk in self._taken_over:
-            self._taken_over.remove(chunk)
-            header = header._replace(flags=header.flags | Flag.AGAIN)
-        self._enqueue(header)
+        self.unpushed.popleft()
+        self._enqueue(self._push_header(chunk, clock, is_empty=is_empty))
 
     def _push_header(self, chunk: int, clock: int, *, is_empty: bool) -> Header:
+        flags = Flag.RECEIPT if self.owners[chunk] in self._asks_receipts else Flag.NONE
+        if self._marks:
+            flags |= self._marks.pop(chunk, Flag.NONE)
         return Header(
             kind=_PUSH,
             sender=self._me,
@@ -276,23 +285,23 @@ class Transfers:
             weight=self._weight,
             length=0 if is_empty else self.chunk_bytes[chunk],
             dtype=self.dtypes[chunk],
-            flags=Flag.RECEIPT if self.owners[chunk] in self._asks_receipts else Flag.NONE,
+            flags=flags,
             generation=self.generation,
             set_index=self._set_index,
-            chunk_version=self._held(chunk),
+            chunk_version=self.held.number(chunk),
         )
 
     def begin_pull(self, *, clock: int, chunks: Collection[int], is_fresh: bool) -> list[Action]:
         """Ask for ``chunks``, into place: the newest there is (``is_fresh``), or what the mode
         allows for iteration ``clock``."""
-        return self._begin_pull(clock, chunks, Flag.FRESH if is_fresh else Flag.NONE)
+        return self._begin_pull(clock, chunks, Flag.FRESH if is_fresh else Flag.NONE, self.held)
 
     def begin_copy(self, *, clock: int, chunks: Collection[int]) -> list[Action]:
         """Ask for the newest there is of ``chunks``, into memory of its own."""
-        return self._begin_pull(clock, chunks, Flag.FRESH, is_copying=True)
+        return self._begin_pull(clock, chunks, Flag.FRESH, self._copied)
 
     def _begin_pull(
-        self, clock: int, chunks: Collection[int], flags: int, *, is_copying: bool = False
+        self, clock: int, chunks: Collection[int], flags: int, landing: Held
     ) -> list[Action]:
         self._num_pulls += 1
         headers = (
@@ -306,12 +315,12 @@ class Transfers:
                 flags=flags,
                 generation=self.generation,
                 set_index=self._set_index,
-                chunk_version=0 if is_copying else self._held(chunk),
+                chunk_version=landing.number(chunk),
             )
             for chunk in self.order.sorted(chunks)
         )
         servers = sorted({self.owners[chunk] for chunk in chunks})
-        return self._begin(headers, self._rotated(servers), is_copying=is_copying)
+        return self._begin(headers, self._rotated(servers), landing)
 
     def begin_load(self, *, clock: int) -> list[Action]:
         """Set every chunk of the model on its server: to the values in this worker's memory."""
@@ -332,25 +341,9 @@ class Transfers:
             for chunk in self.order.chunks
         )
         self._newest_load = self._num_pulls
-        return self._begin(headers, self._rotated(sorted(set(self.owners))), is_loading=True)
-
-    def _held(self, chunk: int) -> int:
-        """``chunk_version`` of what lies in place, 0 for nothing that a server could rely on."""
-        version = self.versions.get(chunk)
-        return version.number if version is not None else 0
-
-    def forget_values(self, chunks: Iterable[int]) -> None:
-        """Others have written to the memory of these chunks: the next replies must bring them."""
-        if self._is_decoding and self._replies.keeps_versions:
-            self._displaced.update(chunks)
-        else:
-            self.drop_versions(chunks)
-
-    def drop_versions(self, chunks: Iterable[int]) -> None:
-        """What is held of these chunks is none of the server's versions."""
-        for chunk in chunks:
-            if chunk in self.versions:
-                self.versions[chunk].number = 0
+        return self._begin(
+            headers, self._rotated(sorted(set(self.owners))), self.held, is_loading=True
+        )
 
     def _rotated(self, servers: list[int]) -> list[int]:
         """In the order in which this worker sends: each worker starts at another server."""
@@ -362,8 +355,8 @@ class Transfers:
         self,
         headers: Iterable[Header],
         servers: list[int],
+        landing: Held,
         *,
-        is_copying: bool = False,
         is_loading: bool = False,
     ) -> list[Action]:
         if self.awaited or self.is_pushing:
@@ -371,7 +364,7 @@ class Transfers:
                 f"worker {self._seat.worker}: a pull, or values to be set, began before the last "
                 "push or pull was over"
             )
-        self._is_copying, self._is_loading = is_copying, is_loading
+        self._landing, self._is_loading = landing, is_loading
         for header in headers:
             self._enqueue(header)
         return [action for server in servers for action in self._send_next(server)]
@@ -382,7 +375,7 @@ class Transfers:
         return bool(self.awaited) and any(number for _, number in self.awaited.values())
 
     def _enqueue(self, header: Header) -> None:
-        queue = self._queues[self.owners[header.chunk]]
+        queue = self.queues[self.owners[header.chunk]]
         if queue and self._turn(header) <= self._turn(queue[-1]):
             raise InvariantError(
                 f"worker {self._seat.worker}: chunk {header.chunk} behind chunk {queue[-1].chunk} "
@@ -398,7 +391,7 @@ class Transfers:
     def _is_unpushed(self, chunk: int) -> bool:
         """Whether the iteration that is being pushed has still to reach this chunk."""
         rank = self.order.rank
-        return bool(self._unpushed) and rank[chunk] >= rank[self._unpushed[0]]
+        return bool(self.unpushed) and rank[chunk] >= rank[self.unpushed[0]]
 
     def _num_pushed(self, chunk: int) -> int:
         """Iterations of this chunk of the slice."""
@@ -406,11 +399,11 @@ class Transfers:
 
     def _send_next(self, server: int) -> list[Action]:
         actions: list[Action] = []
-        queue = self._queues[server]
+        queue = self.queues[server]
         if not queue:
             return actions
-        peer, outstanding = server_id(server), self._outstanding[server]
-        while queue and outstanding < self._credits:
+        peer, outstanding = server_id(server), self.outstanding[server]
+        while queue and outstanding < self.credits:
             header = queue.popleft()
             outstanding += 1
             if header.kind == _PUSH:
@@ -420,7 +413,7 @@ class Transfers:
                 actions.append(SendPull(peer, header))
             else:
                 actions.append(SendValues(peer, header))
-        self._outstanding[server] = outstanding
+        self.outstanding[server] = outstanding
         return actions
 
     # -- events --------------------------------------------------------------------------------
@@ -428,93 +421,71 @@ class Transfers:
     def on_offered(self, event: Offered) -> list[Action]:
         chunk = event.chunk
         is_awaited = self.awaited.get(chunk) == (event.clock, event.pull_number)
-        if is_awaited:
-            self._check_owed(event.peer, event)
-        else:
+        if not is_awaited:
             self._check_late(event.peer, event)
-        if not is_awaited or chunk in self._incoming:
+        elif event.peer != self._peers[chunk] or event.kind != _REPLY or self._is_loading:
+            self._refuse_owed(event.peer, event)
+        if not is_awaited or chunk in self.incoming:
             self.duplicates += 1
             return [DiscardReply(event.ticket, event.num_bytes)]
-        self._incoming.add(chunk)
-        accept = AcceptCopy if self._is_copying else AcceptReply
-        return [accept(event.ticket, chunk)]
+        self.incoming.add(chunk)
+        return [AcceptReply(event.ticket, chunk)]
 
     def on_arrived(self, event: Arrived) -> list[Action]:
         peer, header = event.peer, event.header
-        if header.kind == _RECEIPT:
-            return self._on_receipt(peer, header)
-        if header.kind == _MISSED:
-            return self._on_missed(peer, header)
+        if (kind := header.kind) != _REPLY and kind in self._others:
+            return self._others[kind](peer, header)
         chunk = header.chunk
         if self.awaited.get(chunk) != (header.clock, header.pull_number):
             self._check_late(peer, header)
             self.duplicates += 1
             return []
-        self._check_owed(peer, header)
-        if header.flags & Flag.UNCHANGED:
+        if peer != self._peers[chunk] or kind != _REPLY or self._is_loading:
+            self._refuse_owed(peer, header)
+        if header.flags & _UNCHANGED:
             self._check_unchanged(peer, header)
         elif not self._replies.takes(header):
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} {self._replies.refusal(header)}"
             )
-        self._incoming.discard(chunk)
+        self.incoming.discard(chunk)
+        self.bytes_pulled += header.length
+        return self._landing.landed(header) + self._answered(chunk)
+
+    def _answered(self, chunk: int) -> list[Action]:
+        """The awaited answer about ``chunk`` is here: send what its credit allows."""
         del self.awaited[chunk]
         server = self.owners[chunk]
-        if chunk in self._received:
-            self._received.remove(chunk)
+        if chunk in self.received:
+            self.received.remove(chunk)
         else:
-            self._outstanding[server] -= 1
-        self.bytes_pulled += header.length
-        if not self._is_copying:
-            self.versions[chunk] = Version(
-                position=header.position,
-                min_done=header.min_done,
-                clock=header.clock,
-                is_checksummed=bool(header.flags & Flag.RECORDED),
-                # What a codec has made of them may be none of the server's values.
-                number=header.chunk_version if self._replies.keeps_versions else 0,
-            )
-        if not self._is_decoding:
-            return self._send_next(server)
-        is_displaced = not self._is_copying and chunk in self._displaced
-        if is_displaced:
-            self._displaced.remove(chunk)
-        if header.flags & Flag.UNCHANGED:
-            restored = [RestoreHeld(chunk)] if is_displaced else []
-            return [*restored, *self._send_next(server)]
-        decode = DecodeCopy if self._is_copying else DecodeReply
-        return [decode(chunk, header.clock), *self._send_next(server)]
+            self.outstanding[server] -= 1
+        return self._send_next(server)
 
     def _on_missed(self, peer: int, header: Header) -> list[Action]:
-        """The round of a push had closed without the group: what it brought is dropped."""
-        chunk, clock, joins_at = header.chunk, header.clock, header.min_done
-        is_of_server = chunk in self._own and peer == server_id(self.owners[chunk])
+        """The round of a push had closed without the group: its gradient is dropped."""
+        chunk, clock, next_round = header.chunk, header.clock, header.min_done
+        is_of_server = chunk in self._own and peer == self._peers[chunk]
         is_pushed = is_of_server and 0 <= clock < self._num_pushed(chunk)
-        if not is_pushed or joins_at <= clock or header.length:
+        if not is_pushed or next_round <= clock or header.length:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} says that this group has "
-                f"missed round {clock} of chunk {chunk}, to go on with round {joins_at}, which "
+                f"missed round {clock} of chunk {chunk}, to go on with round {next_round}, which "
                 "this worker has not pushed to it, or which makes no sense"
             )
         if self.awaited.get(chunk) != (clock, 0):
             self.duplicates += 1
             return []
-        server = self.owners[chunk]
-        del self.awaited[chunk]
-        if chunk in self._received:
-            self._received.remove(chunk)
-        else:
-            self._outstanding[server] -= 1
-        self._joins_at = max(self._joins_at, joins_at)
-        return self._send_next(server)
+        self._next_round = max(self._next_round, next_round)
+        return self._answered(chunk)
 
     def take_joining(self) -> int:
-        """The round with which the group goes on, if it has missed the last one; else 0."""
-        joins_at, self._joins_at = self._joins_at, 0
-        return joins_at
+        """Return the next round of the group, once, if it has missed the last one; else 0."""
+        next_round, self._next_round = self._next_round, 0
+        return next_round
 
     def miss_until(self, clock: int) -> None:
-        """Nothing is pushed of the rounds before ``clock``; nothing is under way."""
+        """Push nothing of the rounds before ``clock``; nothing is under way."""
         if self.awaited or self.is_pushing or clock < self.clock:
             raise InvariantError(
                 f"worker {self._seat.worker} goes on with round {clock} after {self.clock}, "
@@ -524,28 +495,27 @@ class Transfers:
 
     def _on_receipt(self, peer: int, header: Header) -> list[Action]:
         chunk, clock, load = header.chunk, header.clock, header.pull_number
-        if chunk < self._num_chunks and peer == server_id(server := self.owners[chunk]):
-            queue = self._queues[server]
+        if chunk < self._num_chunks and peer == self._peers[chunk]:
+            server = self.owners[chunk]
+            queue = self.queues[server]
             is_sent = not queue or self._turn(header) < self._turn(queue[0])
             if load:
                 if self.awaited.get(chunk) != (clock, load) and load <= self._newest_load:
                     self.duplicates += 1
                     return []
                 if self._is_loading and is_sent and self.awaited.get(chunk) == (clock, load):
-                    del self.awaited[chunk]
-                    self._outstanding[server] -= 1
-                    return self._send_next(server)
+                    return self._answered(chunk)
             elif (
                 server in self._asks_receipts
                 and chunk in self._own
                 and 0 <= clock < self._num_pushed(chunk)
             ):
-                if self.awaited.get(chunk) != (clock, 0) or chunk in self._received:
+                if self.awaited.get(chunk) != (clock, 0) or chunk in self.received:
                     self.duplicates += 1
                     return []
                 if is_sent:
-                    self._received.add(chunk)
-                    self._outstanding[server] -= 1
+                    self.received.add(chunk)
+                    self.outstanding[server] -= 1
                     return self._send_next(server)
         raise ProtocolError(
             f"worker {self._seat.worker}: {describe_peer(peer)} sent a receipt of iteration "
@@ -553,21 +523,20 @@ class Transfers:
             "not sent it, or not asked one for"
         )
 
-    def _check_owed(self, peer: int, said: Offered | Header) -> None:
-        """A reply of this clock and number is awaited: it must come from the chunk's server."""
+    def _refuse_owed(self, peer: int, said: Offered | Header) -> NoReturn:
+        """An answer of this clock and number is awaited, and this is another one."""
         server = self.owners[said.chunk]
-        if peer != server_id(server) or said.kind != _REPLY or self._is_loading:
-            raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
-                f"{said.kind} about chunk {said.chunk}; server {server} owes a "
-                f"{'receipt' if self._is_loading else 'reply'}"
-            )
+        raise ProtocolError(
+            f"worker {self._seat.worker}: {describe_peer(peer)} sent a message of kind "
+            f"{said.kind} about chunk {said.chunk}; server {server} owes a "
+            f"{'receipt' if self._is_loading else 'reply'}"
+        )
 
     def _check_unchanged(self, peer: int, header: Header) -> None:
         """What a server calls unchanged must lie in place, and is not sent."""
         chunk = header.chunk
-        held = 0 if self._is_copying else self._held(chunk)
-        if not held or held != header.chunk_version or header.length or chunk in self._incoming:
+        held = self._landing.number(chunk)
+        if not held or held != header.chunk_version or header.length or chunk in self.incoming:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent {header.length} bytes of "
                 f"chunk {chunk}, which it says is unchanged since version "
@@ -580,7 +549,7 @@ class Transfers:
         chunk, pull = said.chunk, said.pull_number
         if said.kind != _REPLY or chunk >= self._num_chunks:
             problem = f"a message of kind {said.kind} about chunk {chunk}, which no worker takes"
-        elif peer != server_id(self.owners[chunk]):
+        elif peer != self._peers[chunk]:
             problem = f"a reply about chunk {chunk} of server {self.owners[chunk]}"
         elif pull > self._num_pulls:
             problem = f"a reply to pull {pull}; this worker has made {self._num_pulls}"
@@ -617,26 +586,25 @@ class Transfers:
                 raise InvariantError(
                     f"chunk {chunk} waits for clock {clock} or pull {pull}, which is not under way"
                 )
-        for server, queue in self._queues.items():
-            outstanding = self._outstanding[server]
-            if outstanding > self._credits:
+        for server, queue in self.queues.items():
+            outstanding = self.outstanding[server]
+            if outstanding > self.credits:
                 raise InvariantError(
-                    f"{outstanding} messages outstanding at server {server}, {self._credits} "
-                    "credits"
+                    f"{outstanding} messages outstanding at server {server}, {self.credits} credits"
                 )
-            received = sum(self.owners[chunk] == server for chunk in self._received)
+            received = sum(self.owners[chunk] == server for chunk in self.received)
             if outstanding + received + len(queue) != num_awaited[server]:
                 raise InvariantError(
                     f"server {server} owes {num_awaited[server]} replies; {outstanding} messages "
                     f"were sent, {received} received and {len(queue)} wait"
                 )
-            if queue and outstanding < self._credits:
+            if queue and outstanding < self.credits:
                 raise InvariantError(f"credits of server {server} are unused while chunks wait")
             turns = [(header.clock, self.order.rank[header.chunk]) for header in queue]
             chunks = [header.chunk for header in queue]
             if turns != sorted(set(turns)) or not self.awaited.keys() >= set(chunks):
                 raise InvariantError(f"chunks {chunks} wait for server {server}, not in order")
-        if self._unpushed and not self.is_pushing:
-            raise InvariantError(f"chunks {list(self._unpushed)} were never pushed")
+        if self.unpushed and not self.is_pushing:
+            raise InvariantError(f"chunks {list(self.unpushed)} were never pushed")
         if self.is_pushing and self._is_bringing:
             raise InvariantError("a pull is under way in the middle of an iteration")

@@ -93,7 +93,7 @@ class LocalTrainer(RoundTrainer):
             values = self._flat.values[chunk.buffer][stretch]
             torch.sub(anchor, values, out=self._flat.gradient_part(chunk))
         if self._pipelined is None:  # else the servers' newest values lie beside
-            self._loop.core.forget_values(self._mine)
+            self._loop.core.transfers.held.forget(self._mine)
         mine = [self._partition.chunks[each] for each in self._mine]
         return Row(
             weight=self._weight,

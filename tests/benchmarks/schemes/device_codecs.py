@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.schemes.device_codecs [--mib 64] [--chunk-mib 4] [--json FILE]
 
-As a worker does it (psdist.codecs.on_device, psdist.codecs.feedback), with feedback: from gradients
+As a worker does it (psdist.codecs.feedback), with feedback: from gradients
 on the GPU to encoded chunks in pinned memory, all begun before the first is waited for. In turns,
 the medians of all; ``copy``: the gradients' copy to pinned memory alone, which is what the host's
 way can at best take, and ``core``: seconds of the worker's core. It needs a GPU.
@@ -23,10 +23,10 @@ import torch
 
 from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings
+from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import CodecOf, Layouts
 from psdist.codecs.named import codec_of
-from psdist.codecs.on_device import DevicePushEncoder
 from psdist.codecs.schemes.raw import Raw
 from psdist.config.codec_specs import parse_codec
 from psdist.protocol.memory import as_tensor
@@ -57,7 +57,7 @@ class Ways:
         assert codings[1] is not None
         self.transfers = transfers
         self.host = PushEncoder(codings[0], **given)
-        self.device = DevicePushEncoder(codings[1], copies=transfers, **given)
+        self.device = PushEncoder(codings[1], coder=DeviceCoder(transfers), **given)
         sizes = [codings[0].largest(index) for index in given["mine"]]
         self.frames = [transfers.allocate(size) for size in sizes]
         self.pinned = [

@@ -80,7 +80,7 @@ def test_every_schedule_ends_and_keeps_its_rules_while_the_coordinator_changes_c
         try:
             job = propose(seed)
             prove(job)
-            assert all(worker.loop.num_compared_in_vain == 0 for worker in job.workers)
+            assert all(worker.loop.replies.num_differing == 0 for worker in job.workers)
             num_changes += len(job.codecs) - 1
         except Exception as error:  # say which schedule, whatever went wrong
             raise AssertionError(f"seed {seed}: {with_proposals(seed)}") from error
@@ -99,7 +99,7 @@ def test_codecs_change_where_workers_die_and_all_who_live_hold_the_same() -> Non
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         lived = [each for each in job.workers if each.worker not in job.out_of_the_job]
-        assert all(each.loop.num_compared_in_vain == 0 for each in lived), seed
+        assert all(each.loop.replies.num_differing == 0 for each in lived), seed
         met["changed and died"] += len(job.codecs) > 1 and bool(deaths_of(job))
         met += job.met
     for what in ("changed and died", "between the phases", "proposed while a death was told"):

@@ -84,7 +84,7 @@ def test_every_schedule_ends_and_keeps_its_rules_while_the_coordinator_changes_c
         try:
             job.run()
             prove(job)
-            assert all(worker.loop.num_compared_in_vain == 0 for worker in job.workers)
+            assert all(worker.loop.replies.num_differing == 0 for worker in job.workers)
             num_changes += len(job.codecs) - 1
         except Exception as error:  # say which schedule, whatever went wrong
             raise AssertionError(f"seed {seed}, {mode}, {ladder}") from error
@@ -103,7 +103,7 @@ def test_codecs_change_where_workers_die(seeds: range) -> None:
             job.run()
             prove_survival(job)
             lived = [each for each in job.workers if each.worker not in job.out_of_the_job]
-            assert all(each.loop.num_compared_in_vain == 0 for each in lived)
+            assert all(each.loop.replies.num_differing == 0 for each in lived)
         except Exception as error:
             raise AssertionError(f"seed {seed}, {mode}, {ladder}") from error
         met["changed and died"] += len(job.codecs) > 1 and bool(deaths_of(job))
@@ -211,7 +211,7 @@ def test_in_ssp_a_slow_link_brings_a_coarse_codec_and_a_fast_one_takes_it_away()
     lines = lines_of(job)
     assert violations(job, lines) == ()
     for worker in job.workers:
-        assert worker.loop.num_compared_in_vain == 0
+        assert worker.loop.replies.num_differing == 0
         mine, theirs = held(worker), copies_of(job, worker)
         assert all(torch.equal(mine[chunk], theirs[chunk]) for chunk in mine)
 

@@ -68,7 +68,7 @@ def test_every_message_names_the_codec_of_its_round_and_all_workers_hold_the_sam
     for each in in_workers(job):
         assert torch.equal(each, held_by_servers(job))
     assert not torch.equal(held_by_servers(job), parameters(job))
-    assert all(worker.loop.num_compared_in_vain == 0 for worker in job.workers)
+    assert all(worker.loop.replies.num_differing == 0 for worker in job.workers)
 
 
 def test_results_are_the_same_bit_by_bit_whatever_the_network_and_the_servers() -> None:

@@ -77,7 +77,7 @@ def test_all_workers_hold_what_their_servers_know_across_changes_in_sync() -> No
         assert torch.equal(each, held_by_servers(job))
     assert not torch.equal(held_by_servers(job), parameters(job)), "the last codec leaves nothing"
     assert torch.equal(parameters(job), parameters(again))
-    assert all(worker.loop.num_compared_in_vain == 0 for worker in job.workers)
+    assert all(worker.loop.replies.num_differing == 0 for worker in job.workers)
 
 
 def test_without_a_codec_in_the_last_rounds_workers_hold_the_servers_own() -> None:
@@ -92,7 +92,7 @@ def test_every_reader_holds_what_its_servers_know_across_changes(mode: str) -> N
     job = play(replace(SSP, mode=mode), wire=COPIES)
     prove(job)
     for worker in job.workers:
-        assert worker.loop.num_compared_in_vain == 0
+        assert worker.loop.replies.num_differing == 0
         mine, theirs = held(worker), copies_of(job, worker)
         assert mine.keys() == theirs.keys() == set(worker.mine)
         assert all(torch.equal(mine[chunk], theirs[chunk]) for chunk in mine)

@@ -22,7 +22,6 @@ from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.memory import allocate, as_tensor
-from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.transport.virtual import VirtualNetwork
 from psdist.workers.model.flat import FlatModel
 from tests.support.rounding import Dithered, Rounding
@@ -30,6 +29,7 @@ from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.numbers import gradient_of, initial_values
 from tests.support.virtual.proof import prove
 from tests.support.virtual.size_worker import SizeWorker
+from tests.support.virtual.sizes import CostModel, SizeShard
 from tests.support.virtual.virtual_worker import VirtualWorker
 
 BOTH_WAYS = Wire(push=Rounding("bfloat16"), reply=Rounding("float16"), seed=5, has_feedback=False)

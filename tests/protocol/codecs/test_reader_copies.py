@@ -41,7 +41,7 @@ def copies_of(job: VirtualJob, worker: VirtualWorker) -> dict[int, torch.Tensor]
 
 
 def held(worker: VirtualWorker) -> dict[int, torch.Tensor]:
-    return {chunk: worker.loop._held[chunk].values for chunk in worker.mine}  # type: ignore[misc]
+    return {chunk: worker.loop.replies.held(chunk) for chunk in worker.mine}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("mode", ["ssp", "async"])
@@ -51,7 +51,7 @@ def test_every_reader_holds_what_its_servers_know_that_it_holds(mode: str, push:
     prove(job)
     versions = []
     for worker in job.workers:
-        assert worker.loop.num_compared_in_vain == 0
+        assert worker.loop.replies.num_differing == 0
         mine, theirs = held(worker), copies_of(job, worker)
         assert mine.keys() == theirs.keys() == set(worker.mine)
         assert all(torch.equal(mine[chunk], theirs[chunk]) for chunk in mine)
@@ -104,7 +104,7 @@ def test_every_schedule_ends_and_keeps_the_rules() -> None:
             prove(job)
         except Exception as error:  # say which schedule, whatever went wrong
             raise AssertionError(f"seed {seed}: {schedule}") from error
-        assert all(each.loop.num_compared_in_vain == 0 for each in job.workers), f"seed {seed}"
+        assert all(each.loop.replies.num_differing == 0 for each in job.workers), f"seed {seed}"
     assert num_played > 20
 
 
@@ -113,12 +113,12 @@ def test_what_a_worker_holds_wrongly_is_found_by_its_checksum_and_healed() -> No
         def iterate(self) -> Iterator[float | None]:
             yield from super().iterate()
             if self.worker == 1 and self.clock == 3:
-                values = self.loop._held[self.mine[0]].values
+                values = self.loop.replies.held(self.mine[0])
                 assert values is not None
                 values[7] += 1.0
 
     job = play(SCHEDULE, wire=COPIES, make_worker=Corrupted)
-    assert [worker.loop.num_compared_in_vain for worker in job.workers] == [0, 1, 0, 0]
+    assert [worker.loop.replies.num_differing for worker in job.workers] == [0, 1, 0, 0]
     for worker in job.workers:
         mine, theirs = held(worker), copies_of(job, worker)
         assert all(torch.equal(mine[chunk], theirs[chunk]) for chunk in mine)

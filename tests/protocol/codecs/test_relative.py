@@ -71,7 +71,7 @@ def test_all_workers_hold_what_their_servers_know_that_they_hold(wire: Wire) -> 
     for each in in_workers(job):
         assert torch.equal(each, held)
     assert not torch.equal(held, parameters(job)), "nothing was left out: nothing is tested"
-    assert all(worker.loop.num_compared_in_vain == 0 for worker in job.workers)
+    assert all(worker.loop.replies.num_differing == 0 for worker in job.workers)
 
 
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
@@ -149,7 +149,7 @@ def test_every_schedule_in_sync_ends_and_keeps_the_rules(first: int) -> None:
             prove(job)
         except Exception as error:  # say which schedule, whatever went wrong
             raise AssertionError(f"seed {seed}: {schedule}") from error
-        assert all(each.loop.num_compared_in_vain == 0 for each in job.workers)
+        assert all(each.loop.replies.num_differing == 0 for each in job.workers)
     assert num_played > 5
 
 
@@ -158,7 +158,7 @@ def test_what_a_worker_holds_wrongly_is_found_by_its_checksum_and_healed() -> No
         def iterate(self) -> Iterator[float | None]:
             yield from super().iterate()
             if self.worker == 1 and self.clock == 3:
-                held = self.loop._held[self.mine[0]].values
+                held = self.loop.replies.held(self.mine[0])
                 assert held is not None
                 held[7] += 1.0
 
@@ -166,7 +166,7 @@ def test_what_a_worker_holds_wrongly_is_found_by_its_checksum_and_healed() -> No
     held = held_by_servers(job)
     for each in in_workers(job):
         assert torch.equal(each, held)
-    assert [worker.loop.num_compared_in_vain for worker in job.workers] == [0, 1, 0, 0]
+    assert [worker.loop.replies.num_differing for worker in job.workers] == [0, 1, 0, 0]
     never = play(SCHEDULE, wire=replace(INT4_SIGN, compare_every=1000), make_worker=Corrupted)
     assert not torch.equal(in_workers(never)[1], held_by_servers(never))
 
@@ -188,5 +188,5 @@ def test_what_a_script_writes_is_replaced_and_replies_stay_relative() -> None:
     assert torch.equal(held_by_servers(job), held_by_servers(plain))
     for one, other in zip(job.workers, plain.workers, strict=True):
         assert one.core.counts().bytes_pulled == other.core.counts().bytes_pulled
-        held = torch.cat([one.loop._held[chunk].values for chunk in one.mine])
+        held = torch.cat([one.loop.replies.held(chunk) for chunk in one.mine])
         assert torch.equal(held, held_by_servers(job).view(-1, 64)[list(one.mine)].view(-1))

@@ -14,7 +14,7 @@ from psdist.protocol.events import Offered
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.workers.protocol.actions import Action, DiscardReply
-from psdist.workers.protocol.transfers import Transfers
+from psdist.workers.protocol.versions import Held
 from tests.protocol.codecs.test_codecs import BOTH_WAYS
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.proof import prove
@@ -119,7 +119,7 @@ def test_what_a_script_has_written_is_replaced_though_nothing_has_changed(mode: 
 
 
 def test_a_worker_that_would_not_look_for_that_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transfers, "forget_values", lambda _self, _chunks: None)
+    monkeypatch.setattr(Held, "forget", lambda _self, _chunks: None)
     job = play(replace(SCHEDULE, frozen_rate=1.0), make_worker=WritesToItsParameters)
     report = check(job.history())
     assert "used bytes with checksum" in report.violations[0]
@@ -158,7 +158,7 @@ class LetsOldRepliesLand(VirtualWorker):
         self.old: list[Offered] = []
 
         def on_offered(event: Offered) -> list[Action]:
-            actions = self.core._transfers.on_offered(event)
+            actions = self.core.transfers.on_offered(event)
             if not isinstance(actions[0], DiscardReply):
                 return actions
             self.old.append(event)
@@ -169,7 +169,7 @@ class LetsOldRepliesLand(VirtualWorker):
     def iterate(self) -> Iterator[float | None]:
         for event in self.old:
             if event.clock == self.clock - 3:
-                self.loop.transport.accept(event.ticket, self.loop._parameters[event.chunk])
+                self.loop.transport.accept(event.ticket, self.loop.replies.landing[event.chunk])
         yield from super().iterate()
 
 

@@ -127,7 +127,7 @@ def test_an_update_goes_to_the_buddy_as_it_was_encoded_and_a_sum_in_full() -> No
         job = play(replace(schedule, mode=mode), wire=wire, is_watched=False)
         replications = [each._replication for each in job.servers]
         told = sum(each.outbox.num_bytes_recorded for each in replications if each is not None)
-        pushed = sum(worker.core._transfers.bytes_pushed for worker in job.workers)
+        pushed = sum(worker.core.transfers.bytes_pushed for worker in job.workers)
         assert pushed < 0.3 * 3 * iterations * model
         steps = model * iterations if mode == "sync" else pushed
         num_records = num_chunks * iterations * (1 if mode == "sync" else 3)
@@ -153,7 +153,7 @@ def play_deaths(seeds: Iterable[int]) -> Counter[str]:
             assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
             prove(job)
             for worker in job.workers:
-                assert not worker.loop.num_compared_in_vain
+                assert not worker.loop.replies.num_differing
             if not any(loop.hosted for loop in job.servers):
                 continue
             if schedule.mode == "sync":

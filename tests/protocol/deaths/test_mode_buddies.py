@@ -132,7 +132,7 @@ def play_ladders(seeds: Iterable[int], **more: Any) -> Counter[str]:
         try:
             prove_survival(job)
             for worker in job.workers:
-                assert not worker.loop.num_compared_in_vain
+                assert not worker.loop.replies.num_differing
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         met += job.met

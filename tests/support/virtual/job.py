@@ -77,7 +77,6 @@ from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.shard.executor import Executor, MakeExecutor
-from psdist.servers.shard.sizes import SizeShard
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareLoop
 from psdist.transport.base import Transport
@@ -91,6 +90,7 @@ from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.group import VirtualGroup
 from tests.support.virtual.schedule import Schedule, small_partition
 from tests.support.virtual.self_checks import check_server_after_every_event
+from tests.support.virtual.sizes import SizeShard
 from tests.support.virtual.virtual_worker import VirtualWorker
 from tests.support.virtual.watch import Watch
 
@@ -757,7 +757,7 @@ class VirtualJob(SetOfJob):
         if self.reforms:
             return dead
         out = {worker for members in self.groups if dead & set(members) for worker in members}
-        return out | {each.worker for each in self.workers if each.core._membership.is_outside}
+        return out | {each.worker for each in self.workers if each.core.membership.is_outside}
 
     def _kill(self) -> None:
         """Somebody of the kind that the schedule says, if one still works."""

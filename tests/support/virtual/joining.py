@@ -83,7 +83,7 @@ class JoiningWorker(VirtualWorker):
         clocks = [each.clock for each in (self, *self.others)]
         state = f"state-{self.clock}" if self.core.chief == self.worker else ""
         self.loop.begin_collective(JOIN, pack_join(clocks, state))
-        self.job.met_by_seq[self.core._collectives.seq] = self.num_met, len(self.kept)
+        self.job.met_by_seq[self.core.collectives.seq] = self.num_met, len(self.kept)
         yield from self._until(lambda: self.core.is_collected)
         self.core.take_collected()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from psdist.workers.protocol.transfers import Version
+from psdist.protocol.header import Header
 from tests.support.virtual.size_worker import SizeWorker
 
 
@@ -29,7 +29,7 @@ class OneByOne(SizeWorker):
         for each in sets:
             each.core.expect_iteration()
         while self.num_meetings:
-            seed = f"{self.job.schedule.seed} behind {self.core._collectives.seq}"
+            seed = f"{self.job.schedule.seed} behind {self.core.collectives.seq}"
             finished = sets[: random.Random(seed).randrange(len(sets) + 1)]
             yield from self.advance(sets, finished)
             for each in finished:
@@ -59,7 +59,7 @@ class OneByOne(SizeWorker):
         rate = self.job.schedule.absent_rate
         self.left = sorted(self.mine, key=self.job.order.index)
         self.empty_now = {chunk for chunk in self.mine if self.pick_apart.random() < rate}
-        self.used_now: dict[int, Version] = {}
+        self.used_now: dict[int, Header] = {}
         self.history.push(self.clock, 1.0, 1.0, self.empty_now, len(self.mine))
         hyper = self.hyper(self.draw_lr())
         absent = self.draw_absent()

@@ -139,7 +139,7 @@ def prove_survival(job: VirtualJob) -> None:
     has_left = out & {
         worker
         for each in job.workers
-        if each.core._membership.has_left
+        if each.core.membership.has_left
         for worker in job.groups[each.group]
     }
     assert report.proved or has_left or not report.num_uses, report.notes
@@ -181,7 +181,7 @@ def _prove_acknowledged(job: Any, history: Any) -> None:
         expected = list(range(start, start + len(clocks)))
         assert clocks == expected, f"chunk and group {key}: {clocks}"
     for worker in job.workers:
-        if worker.core._slice is None:
+        if not worker.core.transfers.owners:
             continue
         for chunk in worker.mine:
             version = worker.core.versions.get(chunk)
@@ -190,7 +190,10 @@ def _prove_acknowledged(job: Any, history: Any) -> None:
                 0
                 if version is None
                 else worker.core.clock
-                - (chunk in worker.core._slice.awaited or chunk in worker.core._slice._unpushed)
+                - (
+                    chunk in worker.core.transfers.awaited
+                    or chunk in worker.core.transfers.unpushed
+                )
             )
             contained = int(history.first[worker.group]) + len(applied[chunk, worker.group])
             assert contained >= acknowledged, (

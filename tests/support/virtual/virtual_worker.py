@@ -365,7 +365,7 @@ class VirtualWorker:
         """In place of the loop's, which refuses to wait before everything was pushed."""
         if self.empty is None:
             return WorkerLoop.wait_for_replies(self.loop)
-        return Wait(lambda: self.core.is_idle, "")
+        return Wait(lambda: self.core.is_idle, lambda: "")
 
     def push_one_by_one(self) -> Iterator[float | None]:
         """Each when its gradient is there, those after the last one together; then the script waits
@@ -418,7 +418,7 @@ class VirtualWorker:
         """The script's next collective; ``save`` is two, and the chief copies between them."""
         if self.is_put_off():
             return
-        seq, seed = self.core._collectives.seq, self.job.schedule.seed
+        seq, seed = self.core.collectives.seq, self.job.schedule.seed
         is_kept = random.Random(f"{seed} kept {seq}").random() < self.job.schedule.checkpoint_rate
         name = (CHECKPOINT_NAMES if is_kept else NAMES)[seq % len(NAMES)]
         is_wrong = is_last and self.group == len(self.job.groups) - 1
@@ -439,7 +439,7 @@ class VirtualWorker:
         if pick_of_modes(self.job.schedule, seq).random() < self.job.schedule.mode_rate:
             another = self.job.schedule.another_mode(seq)
             yield from self._collective(SET_MODE, pack_mode(another.mode, another.staleness))
-        pick = random.Random(f"{self.job.schedule.seed} push {self.core._collectives.seq}")
+        pick = random.Random(f"{self.job.schedule.seed} push {self.core.collectives.seq}")
         if not self.job.schedule.mistake and pick.random() < self.job.schedule.push_rate:
             yield from self.push()
 
@@ -458,7 +458,7 @@ class VirtualWorker:
     def is_put_off(self) -> bool:
         """Whether the next collective comes in the middle of the next iteration, on all workers."""
         schedule, clocks = self.job.schedule, self.job.schedule.collectives
-        seq = self.core._collectives.seq
+        seq = self.core.collectives.seq
         is_common = len(set(clocks)) == 1 and self.clock < min(schedule.iterations)
         pick = random.Random(f"{schedule.seed} middle {seq}")
         if not is_common or schedule.mistake or pick.random() >= schedule.middle_rate:
@@ -469,7 +469,7 @@ class VirtualWorker:
     def meet_in_the_middle(self) -> Iterator[float | None]:
         self.num_meetings -= 1
         names = sorted(ANY_TIME)
-        yield from self._collective(names[self.core._collectives.seq % len(names)])
+        yield from self._collective(names[self.core.collectives.seq % len(names)])
 
     def push(self) -> Iterator[float | None]:
         """As job.push, of all sets: what others have in memory is the chief's then."""
@@ -501,7 +501,7 @@ class VirtualWorker:
         """Each brings numbers of its own, and all ``same`` or what is different for some."""
         if self.job.schedule.report_rate:
             self.report()
-        number = self.core._collectives.seq + 1
+        number = self.core.collectives.seq + 1
         num_workers = sum(map(len, self.job.groups))
         payloads = [b"%d" % (number + worker // 3 * 10) for worker in range(num_workers)]
         if same is not None:
@@ -531,7 +531,7 @@ class VirtualWorker:
         absent = [
             worker for worker, payload in enumerate(told) if brought.of(worker) not in (payload,)
         ]
-        seq = self.core._collectives.seq
+        seq = self.core.collectives.seq
         welcomes = {each.worker: each.core.welcome for each in self.job.workers}
         later = {each for each, welcome in welcomes.items() if welcome and welcome.seq >= seq}
         assert set(absent) <= self.job.out_of_the_job | later

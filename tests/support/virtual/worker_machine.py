@@ -19,7 +19,6 @@ from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.protocol.partition import Partition, Piece
 from psdist.workers.protocol.actions import (
-    AcceptCopy,
     AcceptReply,
     Action,
     SendControl,
@@ -134,6 +133,7 @@ class Network:
         self.duplicate_rate = duplicate_rate
         self.offers: list[Header] = []
         self.transfers: list[Header] = []
+        self.is_copying = False
         self.copied: list[int] = []
         self.version = dict.fromkeys(range(len(OWNERS)), 1)
         """By chunk, at its server."""
@@ -149,12 +149,12 @@ class Network:
                 self.offers.append(reply)
                 if self.random.random() < self.duplicate_rate:
                     self.offers.append(reply._replace())
-            elif isinstance(action, AcceptReply | AcceptCopy):
+            elif isinstance(action, AcceptReply):
                 chunk = action.ticket.chunk
                 assert chunk not in [each.chunk for each in self.transfers], "one at a time"
                 self.transfers.append(action.ticket)
-                if isinstance(action, AcceptCopy):
-                    self.copied.append(action.chunk)
+                if self.is_copying:
+                    self.copied.append(chunk)
                 else:
                     self.landed[chunk] = action.ticket.chunk_version
         self.core.check_invariants()

@@ -33,11 +33,11 @@ from psdist.servers.protocol.actions import (
     num_blocks,
 )
 from psdist.servers.shard.executor import Executor, ShardSpec
-from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.servers.shard.slots import CodedGradients
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.rounding import Rounding
+from tests.support.virtual.sizes import CostModel, SizeShard
 
 HYPER = pack_hyperparameters([{"lr": 0.5, "momentum": 0.9}])
 MODEL = CostModel(
@@ -418,7 +418,7 @@ def test_sizes_have_neither_bytes_nor_chunks_of_others() -> None:
 def test_a_server_of_sizes_imports_no_torch() -> None:
     program = (
         "import sys, psdist.servers.loop, psdist.servers.protocol.state; "
-        "import psdist.servers.shard.sizes; sys.exit('torch' in sys.modules)"
+        "import tests.support.virtual.sizes; sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 0

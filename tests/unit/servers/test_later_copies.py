@@ -44,12 +44,12 @@ from psdist.servers.set_loop import SetLoop
 from psdist.servers.shard.chunk_memory import ChunkMemory
 from psdist.servers.shard.executor import Executor, ShardSpec
 from psdist.servers.shard.regions import Region
-from psdist.servers.shard.sizes import CostModel, SizeShard
 from psdist.servers.shard.snapshots import ChunkCopy, SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transfers import Transfers
 from tests.support.late_transfers import LateTransfers
 from tests.support.rounding import Rounding
+from tests.support.virtual.sizes import CostModel, SizeShard
 from tests.unit.servers.test_executors import codings_of
 from tests.unit.servers.test_sets import Wire as Network
 from tests.unit.servers.test_sets import control, from_coordinator, make_loop, registers, tell

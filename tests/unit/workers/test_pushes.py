@@ -17,7 +17,8 @@ from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Chunk, Partition, Piece
-from psdist.workers.pushes import Pushes, pushes_of
+from psdist.workers.push_transforms import transforms_of
+from psdist.workers.pushes import Pushes
 
 LENGTH = 256
 PIECE = Piece(name="a", shape=(LENGTH,), stride=(1,), dtype="float32", optimizer_group=0)
@@ -41,10 +42,10 @@ def pushes_with(codec: Any) -> Pushes:
         mine=[0],
         seat=seat,
         settings_of=lambda _version: (HYPER, ()),
-        count_coded=lambda _more: None,
+        transfers=SimpleNamespace(count_coded=lambda _more: None),
     )
     wire = Wire(push=codec, reply=Raw(), seed=0, checks=Checks("all"))
-    return pushes_of(core, PARTITION, Memory(), wire=wire)
+    return Pushes(PARTITION.chunks, [0], *transforms_of(core, PARTITION, Memory(), wire=wire))
 
 
 @pytest.mark.parametrize("codec", [Raw(), Sign()])

@@ -43,9 +43,9 @@ def test_a_turn_takes_everything_that_is_here() -> None:
 def test_a_wait_is_over_with_the_event_that_ends_it_and_leaves_what_comes_behind() -> None:
     events = three()
     loop = loop_with(events)
-    loop.carry_on(Wait(lambda: len(events) < 3, "the first event"))
+    loop.carry_on(Wait(lambda: len(events) < 3, lambda: "the first event"))
     assert len(events) == 2
-    loop.carry_on(Wait(lambda: True, "nothing"))
+    loop.carry_on(Wait(lambda: True, lambda: "nothing"))
     assert len(events) == 2
 
 
@@ -68,14 +68,14 @@ def test_who_is_told_again_and_again_who_is_missing_waits_no_longer_for_that() -
     with pytest.raises(
         WaitTimeoutError, match=r"waited 30 s for a reply, longer than failures.wait_timeout"
     ):
-        loop.carry_on(Wait(lambda: False, "a reply", ask), waiting)
+        loop.carry_on(Wait(lambda: False, lambda: "a reply", ask), waiting)
     assert [round(each) for each in asked] == [1, 2, 4, 8, 16]
     now_s[0], limit_s = 0.0, 45.0
 
     def ask_and_receive() -> None:
         events.append(Sent(Frame()))  # something has happened
 
-    wait = Wait(lambda: now_s[0] > limit_s, "a reply", ask_and_receive)
+    wait = Wait(lambda: now_s[0] > limit_s, lambda: "a reply", ask_and_receive)
     loop.carry_on(wait, waiting)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ class Flat:
 
 
 class Loop:
-    pushes = None
+    pushes = SimpleNamespace(encoding=SimpleNamespace(on_device=None))
 
     def __init__(self) -> None:
         self.pushed: list[tuple[int, bool]] = []

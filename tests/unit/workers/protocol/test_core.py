@@ -110,7 +110,7 @@ def second_slice(core: WorkerCore) -> None:
 FORBIDDEN: list[tuple[str, Callable[[WorkerCore], None], Callable[[WorkerCore], Any]]] = [
     ("a push in a push", in_a_push, push),
     ("a pull in a push", in_a_push,
-     lambda core: core.begin_pull(clock=1, chunks=[0], is_fresh=True)),
+     lambda core: core.transfers.begin_pull(clock=1, chunks=[0], is_fresh=True)),
     ("a push in a collective", in_a_collective, push),
     ("a collective in a collective", in_a_collective, in_a_collective),
     ("a collective in a push", in_a_push, in_a_collective),
@@ -171,8 +171,8 @@ def test_sizes_of_chunks_are_those_of_the_partition_one_by_one() -> None:
 def test_what_has_left_and_what_has_come_is_counted_apart() -> None:
     core = make_core(credits=9)
     sent = sum(each.header.length for each in push(core) if isinstance(each, SendPush))
-    core.count_coded(-100)
-    core.count_coded(20)
+    core.transfers.count_coded(-100)
+    core.transfers.count_coded(20)
     header = reply_to(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0))
     core.handle(Arrived(server_id(0), header, None))
     assert core.counts() == TransferCounts(bytes_pushed=sent - 80, bytes_pulled=BYTES, duplicates=0)
@@ -234,7 +234,7 @@ def test_nothing_is_awaited_once_the_job_is_complete() -> None:
 
 def test_a_long_wait_for_parameters_and_for_the_end_is_named() -> None:
     core = make_core()
-    core.begin_pull(clock=0, chunks=[3], is_fresh=True)
+    core.transfers.begin_pull(clock=0, chunks=[3], is_fresh=True)
     assert core.awaits() == "parameters"
     assert Warn("waiting for chunk 3 from server 1") in core.ask_who_is_missing()
     core = make_core()
@@ -265,61 +265,61 @@ def test_who_is_missing_is_said_while_the_chunk_is_awaited_and_not_afterwards() 
 
 
 def break_credits(core: WorkerCore) -> None:
-    core._transfers._outstanding[0] += 1
+    core.transfers.outstanding[0] += 1
 
 
 def lose_a_message(core: WorkerCore) -> None:
-    core._transfers._queues[0].pop()
+    core.transfers.queues[0].pop()
 
 
 def forget_a_reply(core: WorkerCore) -> None:
-    del core._transfers.awaited[0]
+    del core.transfers.awaited[0]
 
 
 def leave_a_credit_unused(core: WorkerCore) -> None:
-    transfers = core._transfers
-    transfers._queues[0].appendleft(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0))
-    transfers._outstanding[0] -= 1
+    transfers = core.transfers
+    transfers.queues[0].appendleft(Header(kind=Kind.PUSH, sender=worker_id(0), chunk=0))
+    transfers.outstanding[0] -= 1
 
 
 def queue_out_of_order(core: WorkerCore) -> None:
-    core._transfers._queues[0].reverse()
+    core.transfers.queues[0].reverse()
 
 
 def await_another_iteration(core: WorkerCore) -> None:
-    core._transfers.awaited[0] = (5, 0)
+    core.transfers.awaited[0] = (5, 0)
 
 
 def go_back(core: WorkerCore) -> None:
-    core._settings.version = 0
+    core.settings.version = 0
 
 
 def invent_settings(core: WorkerCore) -> None:
-    core._settings.version = 9
+    core.settings.version = 9
 
 
 def answer_the_future(core: WorkerCore) -> None:
-    core._collectives._num_answered = 4
+    core.collectives._num_answered = 4
 
 
 def be_registered_unasked(core: WorkerCore) -> None:
-    core._membership._registered.add(0)
+    core.membership._registered.add(0)
 
 
 def leave_unregistered(core: WorkerCore) -> None:
-    core._membership.has_left = True
+    core.membership.has_left = True
 
 
 def stop_before_done(core: WorkerCore) -> None:
-    core._membership.is_stopped = True
+    core.membership.is_stopped = True
 
 
 def be_done_in_a_push(core: WorkerCore) -> None:
-    core._membership.is_done = True
+    core.membership.is_done = True
 
 
 def hold_an_old_answer(core: WorkerCore) -> None:
-    core._collectives._answer = Collected(seq=3, payloads=[], runs=[], values=b"", error="")
+    core.collectives._answer = Collected(seq=3, payloads=[], runs=[], values=b"", error="")
 
 
 BREAKS = [
@@ -340,7 +340,7 @@ def test_a_worker_that_is_done_inside_a_collective_contradicts_itself() -> None:
 
 def test_one_collective_at_a_time_is_not_answered() -> None:
     core = make_core()
-    core._collectives.seq = 2
+    core.collectives.seq = 2
     with pytest.raises(InvariantError, match="0 collectives answered, 2 entered"):
         core.check_invariants()
 
@@ -349,7 +349,7 @@ def test_no_answer_is_kept_into_the_next_collective() -> None:
     core = make_core()
     answered(core)
     core.check_invariants()
-    core._collectives.seq = 2
+    core.collectives.seq = 2
     with pytest.raises(InvariantError, match="holds the answer to collective 1, not to 2"):
         core.check_invariants()
 
@@ -367,8 +367,8 @@ def test_a_state_that_contradicts_itself_is_caught(break_it: Callable[[WorkerCor
 def test_what_is_still_to_be_pushed_belongs_to_an_iteration() -> None:
     core = make_core()
     core.check_invariants()
-    core._transfers._unpushed.append(3)
-    core._transfers.is_pushing = False
+    core.transfers.unpushed.append(3)
+    core.transfers.is_pushing = False
     with pytest.raises(InvariantError, match=r"chunks \[3\] were never pushed"):
         core.check_invariants()
 
@@ -402,7 +402,7 @@ def test_who_hears_of_a_death_knows_the_chief_and_says_so_in_every_set() -> None
     second = core.next_set()
     survive(core, 3, chief=2)
     assert (core.chief, second.chief, core.dead) == (2, 2, {3})
-    assert core._transfers.generation == 1
+    assert core.transfers.generation == 1
     assert {each.header.generation for each in push(core) if isinstance(each, SendPush)} == {1}
     survive(core, 3, 4, chief=5, generation=1)  # a second delivery
     assert core.chief == 2

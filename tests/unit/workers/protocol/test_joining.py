@@ -107,7 +107,7 @@ def test_its_meetings_are_counted_on_too() -> None:
 def test_it_trains_from_its_clock_on() -> None:
     core = joined()
     network = Network(core, seed=3, duplicate_rate=0.0)
-    network.do(core.begin_pull(clock=8, chunks=range(6), is_fresh=False))
+    network.do(core.transfers.begin_pull(clock=8, chunks=range(6), is_fresh=False))
     network.run()
     for clock in (8, 9):
         network.do(push(core, clock=clock))
@@ -120,8 +120,8 @@ def test_a_second_welcome_changes_nothing() -> None:
     core = joined()
     core.begin_collective("barrier")
     hear(core, WELCOME)
-    assert core._collectives.seq == 6
-    assert core._membership.duplicates == 1
+    assert core.collectives.seq == 6
+    assert core.membership.duplicates == 1
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from psdist.protocol.events import Arrived, ControlArrived
 from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.workers.protocol.actions import (
-    AcceptCopy,
     AcceptReply,
     Action,
     DiscardReply,
@@ -232,7 +231,7 @@ class Worker(RuleBasedStateMachine):
     def push_one(self, is_empty: bool) -> None:
         chunk = self.unpushed.pop(0)
         self.enqueue(self.pushes([chunk], empty=[chunk] * is_empty))
-        actions = self.core.push_chunk(chunk, is_empty=is_empty)
+        actions = self.core.transfers.push_chunk(chunk, is_empty=is_empty)
         assert actions == self.send_next(OWNERS[chunk])
 
     @precondition(lambda self: self.is_pushing and not any(map(self.is_awaited, self.unpushed)))
@@ -290,10 +289,12 @@ class Worker(RuleBasedStateMachine):
         ]
         self.is_copying = kind == "copy"
         if self.is_copying:
-            actions = self.core.begin_copy(clock=self.clock, chunks=chunks)
+            actions = self.core.transfers.begin_copy(clock=self.clock, chunks=chunks)
         else:
             is_fresh = kind == "fresh"
-            actions = self.core.begin_pull(clock=self.clock, chunks=chunks, is_fresh=is_fresh)
+            actions = self.core.transfers.begin_pull(
+                clock=self.clock, chunks=chunks, is_fresh=is_fresh
+            )
         assert actions == self.begin(headers)
         assert not chunks or self.core.awaits() == "parameters"
 
@@ -304,8 +305,7 @@ class Worker(RuleBasedStateMachine):
         is_first = not any(each.chunk == header.chunk for each in self.offered)
         if is_first:
             self.offered.append(header)
-            accept = AcceptCopy if self.is_copying else AcceptReply
-            assert self.core.handle(offer(header, header)) == [accept(header, header.chunk)]
+            assert self.core.handle(offer(header, header)) == [AcceptReply(header, header.chunk)]
         else:
             assert self.core.handle(offer(header, header)) == [DiscardReply(header, BYTES)]
             self.duplicates += 1
@@ -326,12 +326,12 @@ class Worker(RuleBasedStateMachine):
         self.versions[header.chunk] = (position, position + 1, header.clock)
         actions = self.core.handle(Arrived(header.sender, header._replace(flags=flags), None))
         assert actions == self.send_next(OWNERS[header.chunk])
-        assert self.core.versions[header.chunk].is_checksummed == is_checked
+        assert bool(self.core.versions[header.chunk].flags & Flag.RECORDED) == is_checked
 
     @precondition(lambda self: self.is_free)
     @rule(chunks=st.sets(st.sampled_from(CHUNKS)))
     def write(self, chunks: set[int]) -> None:
-        self.core.forget_values(chunks)
+        self.core.transfers.held.forget(chunks)
         self.held.update(dict.fromkeys(chunks, 0))
 
     @precondition(lambda self: self.offered)
@@ -358,7 +358,7 @@ class Worker(RuleBasedStateMachine):
         actions = self.core.handle(Arrived(header.sender, header, None))
         assert actions == self.send_next(OWNERS[header.chunk])
         if not self.is_copying:
-            assert self.core.versions[header.chunk].is_checksummed == is_checked
+            assert bool(self.core.versions[header.chunk].flags & Flag.RECORDED) == is_checked
 
     @precondition(lambda self: any(each.flags == Flag.RECEIPT for each in self.outstanding))
     @rule(data=st.data())
@@ -462,7 +462,7 @@ class Worker(RuleBasedStateMachine):
         core = self.core
         core.check_invariants()
         assert (core.is_idle, core.is_pushing) == (self.is_idle, self.is_pushing)
-        assert [core.is_done(each) for each in CHUNKS] == [
+        assert [core.transfers.is_done(each) for each in CHUNKS] == [
             not self.is_awaited(each) for each in CHUNKS
         ]
         assert core.clock == self.clock

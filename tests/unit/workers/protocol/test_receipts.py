@@ -18,7 +18,7 @@ def receipt(chunk: int, *, clock: int = 0, server: int | None = None) -> Header:
 
 
 def outstanding(transfers: Transfers) -> dict[int, int]:
-    return {server: number for server, number in transfers._outstanding.items() if number}
+    return {server: number for server, number in transfers.outstanding.items() if number}
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_a_receipt_of_what_was_not_sent_or_has_not_asked_for_one_names_the_serve
 def test_a_reply_that_is_being_received_is_not_over_with_a_receipt() -> None:
     transfers = make(mine=(0, 2), credits=1)
     begin(transfers)
-    transfers._incoming.add(0)
+    transfers.incoming.add(0)
     arrive(transfers, receipt(0))
-    assert transfers._incoming == {0}
+    assert transfers.incoming == {0}
 
 
 def test_a_credit_that_came_back_twice_contradicts_itself() -> None:
     transfers = make(mine=(0, 2), credits=1)
     begin(transfers)
-    transfers._received.add(0)
+    transfers.received.add(0)
     with pytest.raises(InvariantError, match="owes 2 replies; 1 messages were sent, 1 received"):
         transfers.check_invariants()

@@ -201,7 +201,7 @@ def test_behind_a_push_what_the_dead_had_is_pushed_with_no_gradient_and_no_weigh
 def test_servers_that_are_new_to_it_hear_its_settings_first() -> None:
     core = made(0)
     only_first = [chunk for chunk in core.mine if OWNERS[chunk] == 0]
-    transfers = core._transfers
+    transfers = core.transfers
     transfers.take_over(only_first)
     core.begin_iteration(clock=0, hyper=HYPER, absent=(), weight=1.0)
     transfers.finish_push(empty=())

@@ -25,7 +25,7 @@ def made(*, credits: int) -> tuple[WorkerCore, ResendingTransfers]:
     seat = Seat(worker=0, group=7, members=(0,), num_servers=2, servers_have_buddies=True)
     core = WorkerCore(seat, describe_group=str)
     core.take_slice(PARTITION, owners=OWNERS, credits=credits, replies=RULE)
-    transfers = core._slice
+    transfers = core.transfers
     assert isinstance(transfers, ResendingTransfers)
     return core, transfers
 

@@ -50,7 +50,7 @@ def test_everything_that_a_set_sends_names_it() -> None:
     assert {each.set_index for each in actions if isinstance(each, SendControl)} == {1}
     assert {each.header.set_index for each in actions if isinstance(each, SendPush)} == {1}
     pulling = two()[1]
-    pulls = pulling.begin_pull(clock=0, chunks=[0, 1], is_fresh=True)
+    pulls = pulling.transfers.begin_pull(clock=0, chunks=[0, 1], is_fresh=True)
     assert {each.header.set_index for each in pulls if isinstance(each, SendPull)} == {1}
 
 

@@ -124,7 +124,7 @@ def test_pulls_and_values_are_counted_together() -> None:
     for header in headers(core.begin_load(clock=0)):
         numbers.append(header.pull_number)
         arrive(core, receipt(header))
-    (action, *_) = core.begin_pull(clock=0, chunks=[0], is_fresh=True)
+    (action, *_) = core.transfers.begin_pull(clock=0, chunks=[0], is_fresh=True)
     assert set(numbers) == {1}
     assert action.header.pull_number == 2  # type: ignore[union-attr]
 

@@ -65,8 +65,8 @@ def test_chunks_leave_one_by_one_and_the_rest_together() -> None:
     (settings,) = {str(message) for _, message in messages(begin(core, weight=0.5))}
     assert settings == str(Settings(version=1, hyper=b"hyper", absent=[]))
     assert (core.clock, core.is_pushing, core.is_idle) == (1, True, False)
-    first = headers(core.push_chunk(3, is_empty=False))
-    second = headers(core.push_chunk(4, is_empty=True))
+    first = headers(core.transfers.push_chunk(3, is_empty=False))
+    second = headers(core.transfers.push_chunk(4, is_empty=True))
     rest = headers(core.finish_push(empty=[5, 3]))
     assert [each.chunk for each in first + second] == [3, 4]
     # By server, from this worker's own on, each in the order.
@@ -85,7 +85,7 @@ def test_a_whole_slice_at_once_is_nothing_but_its_chunks_one_by_one() -> None:
     pushed = [
         header
         for chunk in range(6)
-        for header in headers(one_by_one.push_chunk(chunk, is_empty=chunk == 2))
+        for header in headers(one_by_one.transfers.push_chunk(chunk, is_empty=chunk == 2))
     ]
     assert one_by_one.finish_push(empty=()) == []
     assert sorted(whole, key=lambda each: each.chunk) == pushed
@@ -101,7 +101,7 @@ def test_credits_let_each_servers_chunks_go_in_the_order(
     waiting: list[Header] = []
     sent: list[int] = []
     for chunk in order or range(6):
-        waiting += headers(core.push_chunk(chunk, is_empty=False))
+        waiting += headers(core.transfers.push_chunk(chunk, is_empty=False))
         core.check_invariants()
     core.finish_push(empty=())
     while waiting:
@@ -119,7 +119,7 @@ def test_pulls_and_values_that_are_set_follow_the_order_too() -> None:
     sent = [each for each in core.begin_load(clock=0) if isinstance(each, SendValues)]
     assert [each.header.chunk for each in sent] == [4, 0, 2, 3, 1, 5]
     core = make_core(credits=9, order=ORDER)
-    pulls: list[Any] = core.begin_pull(clock=0, chunks=(1, 2, 3, 4), is_fresh=True)
+    pulls: list[Any] = core.transfers.begin_pull(clock=0, chunks=(1, 2, 3, 4), is_fresh=True)
     assert [each.header.chunk for each in pulls] == [4, 2, 3, 1]
 
 
@@ -150,12 +150,12 @@ def test_chunks_leave_in_the_order_only_and_once(chunk: int) -> None:
     core = make_core(credits=9, order=ORDER)
     begin(core)
     if chunk == 3:
-        core.push_chunk(3, is_empty=False)
+        core.transfers.push_chunk(3, is_empty=False)
     with pytest.raises(
         InvariantError,
         match=f"worker 0 pushes chunk {chunk} of iteration 0; to be pushed, in the order that all",
     ):
-        core.push_chunk(chunk, is_empty=False)
+        core.transfers.push_chunk(chunk, is_empty=False)
 
 
 def test_nothing_is_pushed_before_an_iteration_begins_or_after_it_is_finished() -> None:
@@ -163,7 +163,7 @@ def test_nothing_is_pushed_before_an_iteration_begins_or_after_it_is_finished() 
     push(finished)
     for core in (make_core(), finished):
         with pytest.raises(InvariantError, match="worker 0 pushes chunk 0 of iteration"):
-            core.push_chunk(0, is_empty=False)
+            core.transfers.push_chunk(0, is_empty=False)
         with pytest.raises(InvariantError, match="finishes a push that has not begun"):
             core.finish_push(empty=())
 
@@ -172,8 +172,8 @@ def test_nothing_is_pushed_before_an_iteration_begins_or_after_it_is_finished() 
 @pytest.mark.parametrize(
     "do",
     [
-        lambda core: core.begin_pull(clock=1, chunks=(0,), is_fresh=False),
-        lambda core: core.begin_copy(clock=1, chunks=(0,)),
+        lambda core: core.transfers.begin_pull(clock=1, chunks=(0,), is_fresh=False),
+        lambda core: core.transfers.begin_copy(clock=1, chunks=(0,)),
         lambda core: core.begin_load(clock=1),
         lambda core: core.begin_collective("save"),
         lambda core: core.begin_leave(),
@@ -189,7 +189,7 @@ def test_nothing_else_begins_while_an_iteration_is_half_pushed(
     register(core)
     begin(core)
     for chunk in ORDER[:num_pushed]:
-        (header,) = headers(core.push_chunk(chunk, is_empty=False))
+        (header,) = headers(core.transfers.push_chunk(chunk, is_empty=False))
         answer(core, header)
     with pytest.raises(InvariantError, match="worker 0"):
         do(core)
@@ -230,7 +230,7 @@ def test_a_set_that_is_half_pushed_is_not_suspended_and_goes_on_in_the_collectiv
 
 
 def push_of(core: WorkerCore, chunk: int) -> list[Header]:
-    return headers(core.push_chunk(chunk, is_empty=False))
+    return headers(core.transfers.push_chunk(chunk, is_empty=False))
 
 
 def test_a_set_that_waits_for_replies_keeps_the_worker_out_of_every_collective() -> None:
@@ -296,7 +296,7 @@ def test_replies_may_be_awaited_in_a_set_that_goes_on() -> None:
 def test_the_rest_of_an_iteration_may_lack_other_gradients_than_what_has_left() -> None:
     core = make_core(credits=9, order=ORDER)
     begin(core, absent=(3,))
-    early = headers(core.push_chunk(3, is_empty=False))
+    early = headers(core.transfers.push_chunk(3, is_empty=False))
     actions = core.finish_push(empty=(), absent=(3, 5))
     told = [(peer, message) for peer, message in messages(actions)]
     settings = Settings(version=2, hyper=b"hyper", absent=[3, 5])
@@ -316,7 +316,7 @@ def test_what_is_still_so_is_not_told_again_and_the_next_iteration_goes_on_from_
     for header in headers(actions):
         answer(core, header)
     begin(core, absent=(3,))
-    sent = headers(core.push_chunk(0, is_empty=False))
+    sent = headers(core.transfers.push_chunk(0, is_empty=False))
     sent += headers(core.finish_push(empty=(), absent=[]))
     assert [each.settings for each in sent] == [1, 2, 2, 2, 2, 2]
     for header in sent:
@@ -329,7 +329,7 @@ def test_where_nothing_is_left_nothing_is_told_of_the_rest() -> None:
     core = make_core(credits=9)
     begin(core)
     for chunk in range(6):
-        core.push_chunk(chunk, is_empty=False)
+        core.transfers.push_chunk(chunk, is_empty=False)
     assert core.finish_push(empty=(), absent=[1]) == []
 
 
@@ -337,11 +337,11 @@ def test_more_versions_than_two_an_iteration_are_noticed() -> None:
     core = make_core(credits=9)
     begin(core)
     for absent in ([1], [2]):
-        core._settings.update_absent(absent)
+        core.settings.update_absent(absent)
     with pytest.raises(InvariantError, match="3 versions of settings in 1 iterations"):
         core.check_invariants()
     with pytest.raises(InvariantError, match="absent pieces of an iteration that has no"):
-        make_core()._settings.update_absent([1])
+        make_core().settings.update_absent([1])
 
 
 def test_what_is_half_pushed_in_one_set_keeps_the_worker_out_of_collectives_in_all() -> None:
@@ -360,7 +360,7 @@ def test_a_collective_suspends_from_the_iteration_behind_the_one_that_was_pushed
     core = make_core(credits=9)
     register(core)
     begin(core)
-    sent = headers(core.push_chunk(0, is_empty=False))
+    sent = headers(core.transfers.push_chunk(0, is_empty=False))
     assert core.clock == 1
     sent += headers(core.finish_push(empty=()))
     for header in sent:
@@ -377,7 +377,7 @@ def test_single_chunks_are_done_as_their_replies_come() -> None:
     core = make_core(credits=9, order=ORDER)
     sent = headers(push(core))
     for place, header in enumerate(sent):
-        assert [core.is_done(each.chunk) for each in sent] == [
+        assert [core.transfers.is_done(each.chunk) for each in sent] == [
             other < place for other in range(len(sent))
         ]
         answer(core, header)
@@ -389,18 +389,18 @@ def test_a_chunk_is_pushed_again_when_its_own_reply_has_come() -> None:
     first = {each.chunk: each for each in headers(push(core))}
     answer(core, first[3])
     begin(core)
-    (again,) = headers(core.push_chunk(3, is_empty=False))
+    (again,) = headers(core.transfers.push_chunk(3, is_empty=False))
     assert again.clock == 1
     told = "worker 0 pushes chunk 4 of iteration 1 before the reply to iteration 0 has come"
     with pytest.raises(InvariantError, match=told):
-        core.push_chunk(4, is_empty=False)
+        core.transfers.push_chunk(4, is_empty=False)
     with pytest.raises(InvariantError, match=told):
         core.finish_push(empty=())
     answer(core, first[4])
-    core.push_chunk(4, is_empty=False)
+    core.transfers.push_chunk(4, is_empty=False)
     for chunk in (0, 1, 2, 5):
         answer(core, first[chunk])
-    assert not core.is_done(3)
+    assert not core.transfers.is_done(3)
     assert sorted(chunks(core.finish_push(empty=()))) == [0, 1, 2, 5]
 
 
@@ -411,7 +411,9 @@ def test_the_next_iterations_chunks_stand_behind_those_that_wait_for_a_credit() 
     assert sent.keys() == {4, 3}
     sent |= {each.chunk: each for each in headers(answer(core, sent[3]))}
     assert messages(begin(core, hyper=b"new")), "new settings"
-    assert core.push_chunk(3, is_empty=False) == [], "behind chunks 1 and 5 of iteration 0"
+    assert core.transfers.push_chunk(3, is_empty=False) == [], (
+        "behind chunks 1 and 5 of iteration 0"
+    )
     one = headers(answer(core, sent[1]))
     assert [(each.chunk, each.clock, each.settings) for each in one] == [(5, 0, 1)]
     five = headers(answer(core, one[0]))
@@ -421,19 +423,19 @@ def test_the_next_iterations_chunks_stand_behind_those_that_wait_for_a_credit() 
 def test_nobody_waits_for_a_reply_to_an_iteration_that_is_half_pushed() -> None:
     core = make_core(credits=9, order=ORDER)
     first = {each.chunk: each for each in headers(push(core))}
-    core.require_handed_over()
-    core.require_handed_over(3)
+    core.transfers.require_handed_over()
+    core.transfers.require_handed_over(3)
     answer(core, first[3])
     begin(core)
-    (again,) = headers(core.push_chunk(3, is_empty=False))
-    core.require_handed_over(4)  # of the iteration before
+    (again,) = headers(core.transfers.push_chunk(3, is_empty=False))
+    core.transfers.require_handed_over(4)  # of the iteration before
     told = "waits for the reply about chunk 3 in the middle of iteration 1, 5 chunks of it still"
     with pytest.raises(InvariantError, match=told):
-        core.require_handed_over(3)
+        core.transfers.require_handed_over(3)
     with pytest.raises(InvariantError, match="waits for replies in the middle of iteration 1, 5"):
-        core.require_handed_over()
+        core.transfers.require_handed_over()
     answer(core, again)
-    core.require_handed_over(3)
+    core.transfers.require_handed_over(3)
 
 
 def test_in_the_middle_of_an_iteration_there_is_somebody_to_wait_for_or_nobody() -> None:
@@ -441,7 +443,7 @@ def test_in_the_middle_of_an_iteration_there_is_somebody_to_wait_for_or_nobody()
     begin(core)
     assert core.awaits() == "the rest of iteration 0 to be pushed"
     assert core.ask_who_is_missing() == []
-    core.push_chunk(0, is_empty=False)
+    core.transfers.push_chunk(0, is_empty=False)
     assert core.awaits() == "the replies to iteration 0"
 
 
@@ -456,7 +458,7 @@ def test_an_answer_to_a_chunk_that_is_still_to_be_pushed_names_the_server(
     network.do(push(core))
     network.run()
     begin(core)
-    core.push_chunk(3, is_empty=False)
+    core.transfers.push_chunk(3, is_empty=False)
     header = Header(kind=kind, sender=server_id(OWNERS[chunk]), chunk=chunk, clock=1)
     with pytest.raises(ProtocolError, match=f"server 0 sent a re.* iteration 1 of chunk {chunk}"):
         core.handle(Arrived(header.sender, header, None))

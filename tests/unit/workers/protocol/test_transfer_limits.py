@@ -15,10 +15,8 @@ from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import (
-    AcceptCopy,
     AcceptReply,
     Action,
-    DecodeCopy,
     DecodeReply,
     DiscardReply,
     RestoreHeld,
@@ -28,7 +26,7 @@ from psdist.workers.protocol.actions import (
 )
 from psdist.workers.protocol.core import TransferCounts, WorkerCore
 from psdist.workers.protocol.seat import Seat
-from psdist.workers.protocol.transfers import Transfers, Version
+from psdist.workers.protocol.transfers import Transfers
 from tests.support.virtual.worker_machine import make_core, offer, register
 
 OWNERS = (0, 2, 0, 2)
@@ -173,11 +171,9 @@ def test_an_encoded_reply_is_decoded_once_it_is_known_to_be_the_awaited_one(
         transfers.begin_copy(clock=0, chunks=(0, 2))
     else:
         transfers.begin_pull(clock=0, chunks=(0, 2), is_fresh=True)
-    decode = (DecodeCopy if is_copying else DecodeReply)(0, 0)
-    accept = (AcceptCopy if is_copying else AcceptReply)("ticket", 0)
-    assert transfers.on_offered(offer(reply(0, pull=1, codec=3))) == [accept]
+    assert transfers.on_offered(offer(reply(0, pull=1, codec=3))) == [AcceptReply("ticket", 0)]
     first, then = arrive(transfers, reply(0, pull=1, codec=3))
-    assert first == decode
+    assert first == DecodeReply(0, 0)
     assert sends([then]) == [(0, 2)]
     assert arrive(transfers, reply(0, pull=1, codec=3)) == []
     assert (0 in transfers.versions) is not is_copying
@@ -295,7 +291,7 @@ def test_pushes_and_pulls_say_which_version_is_in_place_and_copies_want_all() ->
 
 def test_memory_that_others_have_written_to_is_no_version() -> None:
     transfers = holding(5)
-    transfers.forget_values([1, 3])
+    transfers.held.forget([1, 3])
     assert versions_said(begin(transfers, clock=1)) == {0: 5, 1: 0}
     assert transfers.versions[1].position == 0
 
@@ -315,7 +311,7 @@ def test_what_a_relative_reply_has_made_is_a_version_and_nothing_is_decoded_of_n
 
 def test_relative_replies_go_on_where_others_have_written_and_none_is_brought_back_once() -> None:
     relative = holding(5, codec=3)
-    relative.forget_values((0, 1))
+    relative.held.forget((0, 1))
     assert versions_said(begin(relative, clock=1)) == {0: 5, 1: 5}
     assert arrive(relative, same(0, 5)) == [RestoreHeld(0)]
     changed = reply(1, clock=1, codec=3)._replace(chunk_version=6)
@@ -323,7 +319,7 @@ def test_relative_replies_go_on_where_others_have_written_and_none_is_brought_ba
     begin(relative, clock=2)
     for chunk, version in ((0, 5), (1, 6)):
         assert arrive(relative, same(chunk, version)._replace(clock=2)) == []
-    relative.drop_versions((1,))
+    relative.held.drop((1,))
     assert versions_said(begin(relative, clock=3)) == {0: 5, 1: 0}
 
 
@@ -331,9 +327,9 @@ def test_a_reply_without_payload_renews_what_is_known_of_the_values_in_place() -
     transfers = holding(5)
     begin(transfers, clock=1)
     assert arrive(transfers, same(0, 5, min_done=2)) == []
-    assert transfers.versions[0] == Version(
-        position=30, min_done=2, clock=1, is_checksummed=True, number=5
-    )
+    expected = same(0, 5, min_done=2)
+    assert transfers.versions[0] == expected
+    assert (expected.position, expected.flags & Flag.RECORDED) == (30, Flag.RECORDED)
     assert transfers.missing() == [(1, 2)]
     assert transfers.bytes_pulled == 8
     assert arrive(transfers, same(0, 5)) == []
@@ -369,7 +365,7 @@ def test_a_reply_without_payload_is_taken_for_what_lies_in_place_only(
     transfers = holding(5)
     header = same(0, {"another version": 4, "no version": 0}.get(what, 5))
     if what == "written to" or what == "no version":
-        transfers.forget_values([0])
+        transfers.held.forget([0])
     if what == "a copy":
         transfers.begin_copy(clock=1, chunks=(0,))
         header = header._replace(pull_number=1)
@@ -414,12 +410,11 @@ def test_what_a_reply_says_is_what_the_chunk_contains() -> None:
     begin(transfers)
     header = reply(1)._replace(position=8, min_done=3, flags=Flag.RECORDED | Flag.FOR_PULL)
     arrive(transfers, header)
-    expected = Version(position=8, min_done=3, clock=0, is_checksummed=True, number=0)
-    assert transfers.versions == {1: expected}
+    assert transfers.versions == {1: header}
     transfers.begin_pull(clock=1, chunks=(1,), is_fresh=False)
-    arrive(transfers, reply(1, clock=1, pull=1)._replace(flags=Flag.FOR_PULL))
-    expected = Version(position=0, min_done=0, clock=1, is_checksummed=False, number=0)
-    assert transfers.versions == {1: expected}
+    header = reply(1, clock=1, pull=1)._replace(flags=Flag.FOR_PULL)
+    arrive(transfers, header)
+    assert transfers.versions == {1: header}
 
 
 def test_a_worker_without_a_model_has_moved_nothing() -> None:
@@ -456,30 +451,30 @@ def await_a_chunk_of_another_slice(transfers: Transfers) -> None:
 
 
 def have_more_outstanding_than_credits(transfers: Transfers) -> None:
-    transfers._credits = 0
+    transfers.credits = 0
 
 
 def have_fewer_than_none_outstanding(transfers: Transfers) -> None:
-    transfers._outstanding[0] = -1
-    transfers._queues[0].clear()
+    transfers.outstanding[0] = -1
+    transfers.queues[0].clear()
     del transfers.awaited[0], transfers.awaited[2]
 
 
 def leave_a_credit_unused(transfers: Transfers) -> None:
-    transfers._credits = 2
+    transfers.credits = 2
 
 
 def send_a_chunk_twice(transfers: Transfers) -> None:
-    queue = transfers._queues[0]
+    queue = transfers.queues[0]
     queue.append(queue[0])
-    transfers._outstanding[0] = 0
+    transfers.outstanding[0] = 0
 
 
 def send_what_is_not_awaited(transfers: Transfers) -> None:
-    transfers._queues[0][0] = transfers._queues[0][0]._replace(chunk=3)
+    transfers.queues[0][0] = transfers.queues[0][0]._replace(chunk=3)
     del transfers.awaited[3]
-    transfers._outstanding[2] = 0
-    transfers._queues[2].clear()
+    transfers.outstanding[2] = 0
+    transfers.queues[2].clear()
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_pushes_pulls_and_copies_end_whatever_the_order_and_the_duplicates(seed:
     mine = set(core.mine)
     for _ in range(8):
         what = pick.choice(["push", "push", "pull", "copy"])
+        network.is_copying = what == "copy"
         if what == "push":
             network.do(push(core, hyper=pick.choice([b"a", b"b"])))
             network.run()
@@ -49,13 +50,17 @@ def test_pushes_pulls_and_copies_end_whatever_the_order_and_the_duplicates(seed:
             in_place = {chunk: network.landed[chunk] for chunk in mine}
             assert in_place == {chunk: network.version[chunk] for chunk in mine}
         elif what == "pull":
-            network.do(core.begin_pull(clock=core.clock, chunks=mine, is_fresh=pick.random() < 0.5))
+            network.do(
+                core.transfers.begin_pull(
+                    clock=core.clock, chunks=mine, is_fresh=pick.random() < 0.5
+                )
+            )
             network.run()
             assert {core.versions[chunk].clock for chunk in mine} == {core.clock}
         else:
             before = dict(core.versions)
             network.copied.clear()
-            network.do(core.begin_copy(clock=core.clock, chunks=range(6)))
+            network.do(core.transfers.begin_copy(clock=core.clock, chunks=range(6)))
             network.run()
             assert core.versions == before
             assert set(network.copied) == set(range(6))

@@ -26,7 +26,7 @@ class Rig:
 
     def steps_of(self, term: Term) -> Generator[Wait, None, tuple[int, ...]]:
         self.asked.append(term)
-        yield Wait(lambda: True, "an answer")
+        yield Wait(lambda: True, lambda: "an answer")
         return (2, 3)
 
     def step(self, in_round: int, takes_s: float, *, clock: int = 0) -> bool:
@@ -111,7 +111,7 @@ def test_rounds_by_the_loss_are_as_long_as_was_fixed_for_their_term() -> None:
 
     def steps_of(term: Term) -> Generator[Wait, None, tuple[int, ...]]:
         told.append(term)
-        yield Wait(lambda: True, "an answer")
+        yield Wait(lambda: True, lambda: "an answer")
         return (9, 3 - term.block)
 
     length = StepsByLoss(
@@ -139,7 +139,7 @@ def test_a_round_by_the_loss_that_is_cut_says_how_many_steps_it_had() -> None:
     told: list[tuple[int, int]] = []
 
     def steps_of(_term: Term) -> Generator[Wait, None, tuple[int, ...]]:
-        yield Wait(lambda: True, "an answer")
+        yield Wait(lambda: True, lambda: "an answer")
         return (5,)
 
     length = StepsByLoss(

@@ -1,8 +1,8 @@
 """An executor of sizes alone: it counts bytes and seconds, and holds no parameters.
 
-For simulations: a run of many ranks over the virtual network takes the time that the cost model
-says, and nearly no memory. The server's actor sleeps for that time, so replies leave as late as
-from a server that computes. It imports no torch.
+Tests simulate runs of many ranks with it: a run takes the time that the cost model gives, and
+nearly no memory. The server's actor sleeps for that time, so replies leave as late as from a server
+that computes. It imports no torch.
 
     model = CostModel(fold_s_per_byte=1e-10, step_s_per_byte=4e-10, copy_s_per_byte=5e-11)
     loop = ServerLoop(transport, core, options, make_executor=partial(SizeShard, model=model))

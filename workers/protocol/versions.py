@@ -1,0 +1,102 @@
+"""What a worker's memory contains of each chunk, and what follows from a reply that has come.
+
+held = held_by(rule)               # of the payloads that bring parameters
+held.number(3)                     # chunk_version for the header of a push or pull
+held.landed(header)                # actions after the reply about a chunk has arrived
+Aside(held).landed(header)         # the same for a copy: memory and versions stay as they are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from psdist.protocol.header import Flag, Header
+from psdist.protocol.payloads import PayloadRule
+from psdist.workers.protocol.actions import Action, DecodeReply, RestoreHeld
+
+_UNCHANGED = Flag.UNCHANGED
+
+
+class Held:
+    """Of raw replies, which are received into place: each is a version of the server's."""
+
+    def __init__(self) -> None:
+        self.replies: dict[int, Header] = {}
+        """Chunk -> the reply whose values lie in place. Its ``chunk_version`` is 0 if the values
+        are none of the server's versions."""
+
+    def number(self, chunk: int) -> int:
+        """Return the version in place; 0 if a server cannot rely on it."""
+        reply = self.replies.get(chunk)
+        return reply.chunk_version if reply is not None else 0
+
+    def landed(self, header: Header) -> list[Action]:
+        """Note the awaited reply of ``header``, and return what brings its values into place."""
+        self.replies[header.chunk] = header
+        return []
+
+    def decoded(self, header: Header) -> list[Action]:
+        """Return what decodes the reply into the memory that receives it."""
+        del header
+        return []
+
+    def forget(self, chunks: Iterable[int]) -> None:
+        """Others have written to the memory of these chunks: the next replies must bring them."""
+        self.drop(chunks)
+
+    def drop(self, chunks: Iterable[int]) -> None:
+        """The values of these chunks are none of the server's versions."""
+        for chunk in chunks:
+            if (reply := self.replies.get(chunk)) is not None:
+                self.replies[chunk] = reply._replace(chunk_version=0)
+
+
+class DecodedHeld(Held):
+    """Of coded replies that encode the parameters: decoded values are no version."""
+
+    def landed(self, header: Header) -> list[Action]:
+        self.replies[header.chunk] = header._replace(chunk_version=0)
+        return self.decoded(header)
+
+    def decoded(self, header: Header) -> list[Action]:
+        return [DecodeReply(header.chunk, header.clock)]
+
+
+class RelativeHeld(DecodedHeld):
+    """Of replies that are relative to the reply before: the sum of them lies apart, and stays a
+    version when others write to the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._overwritten: set[int] = set()
+        """Chunks to whose memory others have written."""
+
+    def landed(self, header: Header) -> list[Action]:
+        chunk = header.chunk
+        self.replies[chunk] = header
+        is_overwritten = chunk in self._overwritten
+        self._overwritten.discard(chunk)
+        if not header.flags & _UNCHANGED:
+            return self.decoded(header)
+        return [RestoreHeld(chunk)] if is_overwritten else []
+
+    def forget(self, chunks: Iterable[int]) -> None:
+        self._overwritten.update(chunks)
+
+
+class Aside(Held):
+    """Of a copy, which is received into memory aside: it leaves no version."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self._held = held
+
+    def landed(self, header: Header) -> list[Action]:
+        return self._held.decoded(header)
+
+
+def held_by(rule: PayloadRule) -> Held:
+    """Return what keeps the versions of replies under this rule."""
+    if rule.is_raw:
+        return Held()
+    return RelativeHeld() if rule.keeps_versions else DecodedHeld()
