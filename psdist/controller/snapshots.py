@@ -1,4 +1,4 @@
-"""Snapshots of state machines: their state as msgpack, for another rank that goes on; pure.
+"""Snapshots of state machines: their state as msgpack, for another rank that continues; pure.
 
     class Counts(HasSnapshot):
         STATE = Fields({int: "_number", dict[int, Seen]: "_seen", Nested: "_window"})
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 from pydantic import TypeAdapter, ValidationError
@@ -21,6 +21,14 @@ from pydantic import TypeAdapter, ValidationError
 
 class Nested:
     """In place of a type: an attribute with a snapshot of its own, or None in both machines."""
+
+
+class Change(NamedTuple):
+    """An attribute of a machine gets a value."""
+
+    machine: object
+    name: str
+    value: Any
 
 
 class Fields:
@@ -43,8 +51,9 @@ class Fields:
         data: bytes = msgpack.packb(self._adapter.dump_python(tuple(values)), default=_as_list)
         return data
 
-    def load(self, machine: object, data: bytes) -> None:
-        """Raises ValueError, in one line, for anything else than such a state. msgpack bounds every
+    def read(self, machine: object, data: bytes) -> list[Change]:
+        """Return the changes that bring ``machine``, and the machines nested in it, to this state.
+        Raises ValueError, in one line, for anything else than such a state. msgpack bounds every
         length by that of ``data``."""
         try:
             found = msgpack.unpackb(data, use_list=False, strict_map_key=False)
@@ -56,11 +65,17 @@ class Fields:
             raise ValueError(f"field {where!r} of {name}: {fault['msg']}") from None
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ValueError(f"not msgpack: {error}") from error
+        changes: list[Change] = []
         for (name, kind), value in zip(self._types.items(), values, strict=True):
             if kind is not Nested:
-                setattr(machine, name, value)
+                changes.append(Change(machine, name, value))
+            elif (value is None) != (getattr(machine, name) is None):
+                raise ValueError(
+                    f"field {name!r} of {type(machine).__name__}: of another kind of job"
+                )
             elif value is not None:
-                getattr(machine, name).from_snapshot(value)
+                changes += getattr(machine, name).read_snapshot(value)
+        return changes
 
 
 class HasSnapshot:
@@ -71,10 +86,16 @@ class HasSnapshot:
         """Return the state."""
         return self.STATE.dump(self)
 
+    def read_snapshot(self, data: bytes) -> list[Change]:
+        """Check the state of a machine that was made with the same parameters, and return the
+        changes that it makes here. Raises ValueError if it is damaged."""
+        return self.STATE.read(self, data)
+
     def from_snapshot(self, data: bytes) -> None:
-        """Take in the state of a machine that was made with the same parameters. Raises ValueError
-        if it is damaged."""
-        self.STATE.load(self, data)
+        """Take the state of a machine that was made with the same parameters. Raises ValueError if
+        it is damaged; then nothing has changed."""
+        for machine, name, value in self.read_snapshot(data):
+            setattr(machine, name, value)
 
 
 def _as_list(value: Collection[Any]) -> list[Any]:

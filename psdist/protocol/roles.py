@@ -104,6 +104,16 @@ class Roles:
         """The number that it has as a worker, where spares are for either."""
         return self.num_beginning + spare
 
+    @property
+    def waits_as(self) -> dict[int, int]:
+        """By worker that may join later: the id under which it waits."""
+        if self.has_shared_spares:
+            return {
+                self.worker_of_spare(spare): spare_id(spare)
+                for spare in range(self.num_substitutes)
+            }
+        return {worker: worker_id(worker) for worker in range(self.num_beginning, self.num_workers)}
+
     @cached_property
     def rank_of_peer(self) -> dict[int, int]:
         """Of all stable ids: a spare that may become a worker has two."""

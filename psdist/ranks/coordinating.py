@@ -7,55 +7,83 @@ coordinator_log_of(context, coordinator, is_active=True)     # with a standby
 from __future__ import annotations
 
 from psdist.config.codec_rounds import is_auto
-from psdist.config.modes import (
-    judging_mode,
-    least_bound,
-    mode_by,
-)
+from psdist.config.modes import judging_mode, least_bound, mode_by
 from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.bound import BoundControl
+from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller
+from psdist.controller.kept import Fidelity
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl
+from psdist.controller.rollback import RiseGuard
 from psdist.controller.steps import StepControl
 from psdist.protocol.ids import server_id
 from psdist.ranks.checkpointing.fidelity import codec_control, loss_step_control
 from psdist.ranks.checkpointing.ruling import begins_with
 from psdist.ranks.context import RankContext
+from psdist.ranks.coordinator_parts import (
+    choosing_parts,
+    fixed_steps,
+    joining_parts,
+    missing_parts,
+    resume,
+    shrinking_parts,
+)
 from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
+from psdist.servers.protocol.round_control import RoundControl
 
 
 def coordinator_of(context: RankContext) -> Coordinator:
     """Return the coordinator, before anything has happened in the job."""
-    roles, first = context.roles, context.first_clocks(0)
-    kept_modes = context.fidelity.modes if context.fidelity is not None else None
+    config, roles, first = context.config, context.roles, context.first_clocks(0)
+    groups, mode, kept = roles.groups, judging_mode(config), context.fidelity
+    control = _controller(config, roles.num_groups_beginning)
+    rounds = RoundControl(control, groups=groups) if control is not None else None
+    steps = fixed_steps(
+        _step_control(context), num_workers=roles.num_workers, groups=groups, mode=mode
+    )
+    guard = RiseGuard(config.rollback) if config.rollback is not None else None
+    reads = isinstance(control, CodecControl) and (control.reads_losses or guard is not None)
+    if kept is not None or first is not None:
+        clocks = first.clocks[: roles.num_groups_beginning] if first is not None else (0,)
+        resume(kept or Fidelity(), max(clocks), control, steps, guard)
+    begins = kept.modes if kept is not None and kept.modes is not None else begins_with(config)
     return assemble(
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
-        mode=judging_mode(context.config),
+        mode=mode,
         # Replies to iteration c are used in c + 1 + pipeline, so who waits for them waits for as
         # many more of the others' iterations.
-        staleness=least_bound(context.config) - context.config.pipeline,
-        groups=roles.groups,
-        max_deaths=context.config.max_deaths,
-        buddies=context.buddies,
-        hosts=hosts_of(roles),
-        racks=racks_of(roles),
-        num_spares=roles.num_spares,
-        reforms=context.reforms_groups,
-        may_miss=context.config.backup > 0,
-        takes_set_mode=context.config.set_mode == "allowed",
-        control=_controller(context.config, roles.num_groups_beginning),
-        steps=_step_control(context),
+        staleness=least_bound(config) - config.pipeline,
+        groups=groups,
         num_substitutes=roles.num_substitutes,
-        rollback=context.config.rollback,
-        fidelity=context.fidelity,
-        first_round=max(first.clocks[: roles.num_groups_beginning]) if first is not None else 0,
-        modes=kept_modes if kept_modes is not None else begins_with(context.config),
+        max_deaths=config.max_deaths,
+        is_out=all if context.reforms_groups else any,
+        parts=[
+            *choosing_parts(
+                num_servers=roles.num_servers,
+                begins=begins,
+                takes_set_mode=config.set_mode == "allowed",
+                rounds=rounds,
+                steps=steps,
+                guard=guard,
+                reads_losses=reads,
+            ),
+            *shrinking_parts(groups, reforms=context.reforms_groups, rounds=rounds),
+            *joining_parts(
+                num_workers=roles.num_workers,
+                buddies=context.buddies,
+                hosts=hosts_of(roles),
+                racks=racks_of(roles),
+                num_spares=roles.num_spares,
+                num_substitutes=roles.num_substitutes,
+            ),
+            *missing_parts(backup=config.backup),
+        ],
     )
 
 

@@ -23,7 +23,7 @@ from psdist.config.modes import (
 from psdist.config.settings import RunConfig
 from psdist.history.writers import ServerHistory, history_folder
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
-from psdist.protocol.ids import COORDINATOR, is_spare, server_id
+from psdist.protocol.ids import COORDINATOR, is_spare, server_id, spare_id
 from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import FileKeeper
 from psdist.ranks.context import RankContext
@@ -43,7 +43,9 @@ from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.rules.backup import Backup
 from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.rules.switching import Switching
+from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.successor import Successor
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions
 from psdist.servers.shard.tensors import TensorShard
@@ -69,8 +71,8 @@ def serve(context: RankContext) -> int:
         lobby = Lobby(
             num_workers=roles.num_beginning,
             num_servers=roles.num_servers,
-            num_spares=roles.num_spares,
-            num_substitutes=roles.num_substitutes,
+            spares=map(spare_id, range(roles.num_spares)),
+            joining=roles.waits_as,
         )
         write_summary_if_it_fails(context)
         write_files_when_terminated(context)
@@ -138,17 +140,17 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         number: int = server,
         picture: ShardState | None = None,
     ) -> ServerCore:
+        first = context.first_clocks(set_index)
         return assemble_core(
             server=number,
             make_rule=rule_of(config, context.modes_of(set_index)),
             groups=roles.groups,
             pipeline=config.pipeline,
             resumed_up_to=resumed_up_to,
-            first=context.first_clocks(set_index),
+            start=Start(first) if picture is None else Successor(picture, first),
             survives_workers=context.survives_workers,
-            picture=picture,
             num_substitutes=roles.num_substitutes,
-            reforms=context.reforms_groups,
+            is_out=all if context.reforms_groups else any,
         )
 
     def make_history(

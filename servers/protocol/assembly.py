@@ -13,9 +13,7 @@ from functools import partial
 from typing import Final
 
 from psdist.errors import ConfigError
-from psdist.protocol.checkpoints import FirstClocks
-from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.membership import IsOut, Membership
 from psdist.servers.protocol.rules.backup import Backup
 from psdist.servers.protocol.rules.clipping import Clipped
 from psdist.servers.protocol.rules.on_arrival import Async, Ssp
@@ -23,6 +21,7 @@ from psdist.servers.protocol.rules.rule import MakeRule, RoundRule, RuleContext
 from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.protocol.rules.sync import Sync
 from psdist.servers.protocol.settings import SettingsOfWorkers
+from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
 
 RULES: Final[tuple[type[RoundRule], ...]] = (Sync, Ssp, Async, Switching, Backup, Clipped)
@@ -46,20 +45,21 @@ def assemble_core(
     server: int,
     make_rule: MakeRule,
     groups: Sequence[tuple[int, ...]],
+    start: Start | None = None,
     pipeline: int = 0,
     resumed_up_to: int = 0,
-    first: FirstClocks | None = None,
-    picture: ShardState | None = None,
     survives_workers: bool = False,
     num_substitutes: int = 0,
-    reforms: bool = False,
+    is_out: IsOut = any,
 ) -> ServerCore:
     """Return the state machine of one set on one server.
 
-    ``groups``: the workers of each group of the plan, its leader first; ``pipeline``: rounds whose
-    replies a worker may leave outstanding; ``resumed_up_to``: collectives that ended before the set
-    existed; ``first``: the checkpoint that the set continues; ``picture``: state of the failed
-    server that this one replaces. For the others see :class:`Membership`."""
+    ``groups``: the workers of each group of the plan, its leader first; ``start``: what the set
+    begins with, by default nothing; ``pipeline``: rounds whose replies a worker may leave
+    outstanding; ``resumed_up_to``: collectives that ended before the set existed. For the others
+    see :class:`Membership`."""
+    start = start or Start()
+    first = start.first
     membership = Membership(
         server=server,
         groups=groups,
@@ -67,18 +67,10 @@ def assemble_core(
         resumed_up_to=resumed_up_to,
         survives_workers=survives_workers,
         num_substitutes=num_substitutes,
-        reforms=reforms,
+        is_out=is_out,
     )
     rule = make_rule(RuleContext(server, membership, pipeline, first))
-    settings = SettingsOfWorkers(
-        server=server, pipeline=pipeline, may_begin_late=reforms or picture is not None
-    )
-    restores = first.checkpoint if first is not None else ""
+    settings = SettingsOfWorkers(server=server, pipeline=pipeline)
     return ServerCore(
-        server=server,
-        membership=membership,
-        rule=rule,
-        settings=settings,
-        restores=restores,
-        picture=picture,
+        server=server, membership=membership, rule=rule, settings=settings, start=start
     )

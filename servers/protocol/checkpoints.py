@@ -96,11 +96,8 @@ class Checkpoints(CoordinatorPart):
         num_workers: int,
         num_servers: int,
         substitutes: Collection[int] = (),
-        may_miss: bool = False,
     ) -> None:
-        """``substitutes``: workers that have still to join; ``may_miss``: True if rounds may close
-        without some groups."""
-        self._may_miss = may_miss
+        """``substitutes``: workers that have still to join."""
         self._everybody = {
             *map(server_id, range(num_servers)),
             *map(worker_id, set(range(num_workers)) - set(substitutes)),
@@ -136,16 +133,15 @@ class Checkpoints(CoordinatorPart):
         if self.is_busy:
             self._waiting = seq
             return []
-        if self._may_miss:  # a worker that missed rounds unknowingly resumes with the others
-            highest = tuple(map(max, zip(*clocks, strict=True)))
-            of_worker = dict.fromkeys(of_worker, highest)
+        for part in job.parts:
+            of_worker = part.resume_at(of_worker)
         # A job that resumes from here has the failed workers again, at the clocks of the others.
         lowest = tuple(map(min, zip(*clocks, strict=True)))
         begun = self.begin([of_worker.get(worker, lowest) for worker in range(job.num_workers)])
-        collective.checkpoint = begun.checkpoint
-        fidelity = job.kept(lowest[0])
-        kept = [] if fidelity is None else [KeepFidelity(begun.checkpoint, fidelity)]
-        return [begun, *kept, *job.resume(seq, begun.checkpoint)]
+        collective.answer_all(begun.checkpoint.encode())
+        kept = job.kept(lowest[0])
+        choices = [] if kept == Fidelity() else [KeepFidelity(begun.checkpoint, kept)]
+        return [begun, *choices, *job.resume(seq, begun.checkpoint)]
 
     def _go_on(self, job: Coordinator) -> Actions:
         """Complete the waiting collective, if no file is awaited any more."""
@@ -164,9 +160,10 @@ class Checkpoints(CoordinatorPart):
 
     def ask_again(self, server: int, job: Coordinator) -> Actions:
         is_told_again = any(
-            each.is_told and server not in each.resumed for each in job.collectives.values()
+            each.told is not None and server not in each.answered
+            for each in job.collectives.values()
         )
-        dropped = self.lose_server(server_id(server), is_resumed=not is_told_again)
+        dropped = self.lose_server(server_id(server), is_asked_again=is_told_again)
         return [*dropped, *self._go_on(job)]
 
     @property
@@ -232,12 +229,12 @@ class Checkpoints(CoordinatorPart):
         return self._end_if_all_told(writing)
 
     def lose_server(
-        self, peer: int, *, is_resumed: bool
+        self, peer: int, *, is_asked_again: bool
     ) -> list[CompleteCheckpoint | DropCheckpoint]:
         """A server failed, and another one has replaced it. An awaited file of the failed server is
-        lost, unless its successor will be asked to write it (``is_resumed`` false)."""
+        lost, unless its successor will be asked to write it (``is_asked_again``)."""
         writing = self._writing
-        if writing is None or peer not in writing.awaited or not is_resumed:
+        if writing is None or peer not in writing.awaited or is_asked_again:
             return []
         problem = "the server failed before its file was written"
         return self.on_told(peer, WriteFailed(checkpoint=writing.checkpoint, problem=problem))

@@ -12,9 +12,9 @@ it is used next, in one step for each different clock.
 A group that joins a running job has its first clock there (``Limits.begin``). Every chunk is
 notified before the group counts (``ChunkClock.begin``).
 
-A group whose worker failed stops at any clock, so each chunk is notified too (``bury``). Its
-updates that have arrived whole are *inherited*: the chunk still waits for these, and for no later
-update of the group.
+A group whose worker failed stops at any clock, so each chunk is notified too (``evict``). The
+group is *draining* in a chunk that still waits for its updates that have arrived whole; the chunk
+waits for no later update of the group.
 
     limits = Limits([0, 0])
     clock = ChunkClock(limits)
@@ -50,7 +50,7 @@ class Limits:
         """n -> groups that have stopped after n iterations."""
         self.contained = [0] * num_groups
         """By group: its updates from ``first`` on that the chunks contain, summed over them."""
-        self.changes = object()
+        self.revision = object()
         """A new object whenever a group has stopped or counts again."""
         self.admissions = object()
         """A new object whenever a group counts again."""
@@ -59,13 +59,13 @@ class Limits:
         """Every chunk contains ``clock`` updates of ``group``, and waits for no more of them."""
         self.of[group] = clock
         self.stopped[clock] = self.stopped.get(clock, 0) + 1
-        self.changes = object()
+        self.revision = object()
 
     def count(self, group: int) -> int:
         """``group`` counts from now on. Return the clock at which it had stopped."""
         clock = self._forget_stop(group)
         self.of[group] = NEVER
-        self.changes, self.admissions = object(), object()
+        self.revision, self.admissions = object(), object()
         return clock
 
     def begin(self, group: int, clock: int) -> None:
@@ -77,12 +77,12 @@ class Limits:
         self.first = tuple(first)
         self.stop(group, clock)
 
-    def bury(self, group: int) -> None:
-        """``group`` never counts again. Call :meth:`ChunkClock.bury` of every chunk."""
+    def evict(self, group: int) -> None:
+        """``group`` never counts again. Call :meth:`ChunkClock.evict` of every chunk."""
         if self.of[group] != NEVER:
             self._forget_stop(group)
         self.of[group] = DEAD
-        self.changes = object()
+        self.revision = object()
 
     def _forget_stop(self, group: int) -> int:
         clock = self.of[group]
@@ -103,7 +103,7 @@ class Limits:
 
 
 class ChunkClock:
-    __slots__ = ("_how_many", "changes", "done", "inherited", "limit", "limits", "min_done")
+    __slots__ = ("_how_many", "done", "draining", "limit", "limits", "min_done", "revision")
 
     def __init__(self, limits: Limits, done: Sequence[int] = ()) -> None:
         """``done``: updates in the chunk, by group; empty: each group's first clock."""
@@ -113,17 +113,17 @@ class ChunkClock:
         self.done = list(done or limits.first)
         # done -> number of groups at that clock, counting or stopped; evicted groups are left out
         self._how_many = dict(Counter(self.done))
-        self.inherited: dict[int, int] = {}
+        self.draining: dict[int, int] = {}
         """Failed group -> updates of it that the chunk will contain, more than now."""
-        self.changes: object = None
-        """``Limits.changes`` when this chunk last caught up."""
+        self.revision: object = None
+        """``Limits.revision`` when this chunk last caught up."""
         self.catch_up()
 
     def catch_up(self) -> None:
         """Update ``min_done`` if groups have stopped or count again since the last call."""
-        if self.changes is self.limits.changes:
+        if self.revision is self.limits.revision:
             return
-        self.changes, stopped = self.limits.changes, self.limits.stopped
+        self.revision, stopped = self.limits.revision, self.limits.stopped
         self.min_done = min(
             (done for done, groups in self._how_many.items() if groups != stopped.get(done)),
             default=NEVER,
@@ -139,8 +139,8 @@ class ChunkClock:
         left = self._take_out(before)
         if before == self.min_done and left == self.limits.stopped.get(before, 0):
             self.min_done = after
-        if self.inherited and self.inherited.get(group) == after:
-            del self.inherited[group]
+        if self.draining and self.draining.get(group) == after:
+            del self.draining[group]
             self._leave_out(group)
 
     def _take_out(self, done: int) -> int:
@@ -158,27 +158,27 @@ class ChunkClock:
         self._take_out(self.done[group])
         self.done[group] = clock = self.limits.first[group]
         self._how_many[clock] = self._how_many.get(clock, 0) + 1
-        self.changes = None
+        self.revision = None
         self.catch_up()
 
-    def bury(self, group: int, *, inherited: int) -> None:
-        """``group`` failed. ``inherited``: its updates that arrived and are not applied yet."""
-        if inherited:
-            self.inherited[group] = self.done[group] + inherited
-            self.changes = None
+    def evict(self, group: int, *, num_arrived: int) -> None:
+        """``group`` failed. ``num_arrived``: its updates that arrived and are not applied yet."""
+        if num_arrived:
+            self.draining[group] = self.done[group] + num_arrived
+            self.revision = None
         else:
             self._leave_out(group)
 
     def _leave_out(self, group: int) -> None:
         self._take_out(self.done[group])
-        self.changes = None
+        self.revision = None
         self.catch_up()
 
     def is_required(self, group: int) -> bool:
         """True if iteration ``min_done`` of this chunk waits for ``group``."""
         min_done = self.min_done
         return self.done[group] == min_done and (
-            min_done < self.limit[group] or group in self.inherited
+            min_done < self.limit[group] or group in self.draining
         )
 
     def missing(self) -> list[int]:
@@ -190,17 +190,17 @@ class ChunkClock:
         for group, (done, limit) in enumerate(zip(self.done, limits, strict=True)):
             if limit not in (done, NEVER, DEAD):
                 raise InvariantError(f"group {group} has stopped after {limit}, holds {done}")
-            if group in self.inherited and (limit != DEAD or self.inherited[group] <= done):
-                raise InvariantError(f"inherits {self.inherited} with the clocks {self.done}")
+            if group in self.draining and (limit != DEAD or self.draining[group] <= done):
+                raise InvariantError(f"drains {self.draining} with the clocks {self.done}")
         there = [
             done
             for group, done in enumerate(self.done)
-            if limits[group] != DEAD or group in self.inherited
+            if limits[group] != DEAD or group in self.draining
         ]
         if Counter(there) != self._how_many:
             raise InvariantError(f"clocks {self.done}, counted as {self._how_many}")
         lowest = min((done for done in self.done_of_counting()), default=NEVER)
-        if self.changes is self.limits.changes and self.min_done != lowest:
+        if self.revision is self.limits.revision and self.min_done != lowest:
             raise InvariantError(f"min_done {self.min_done}, but the groups are at {self.done}")
 
     def done_of_counting(self) -> list[int]:
@@ -208,5 +208,5 @@ class ChunkClock:
         return [
             done
             for group, done in enumerate(self.done)
-            if self.limits.counts(group) or group in self.inherited
+            if self.limits.counts(group) or group in self.draining
         ]

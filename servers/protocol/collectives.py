@@ -12,13 +12,13 @@ only how early the error is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.protocol.collected import MOST_TOLD
-from psdist.protocol.control import Enter, Progress
+from psdist.protocol.control import Enter, Progress, Resume
 from psdist.protocol.ids import describe_workers
 from psdist.servers.protocol.snapshots import OnWire
 
@@ -40,11 +40,10 @@ class Collective:
     entered, the progress with the fewest iterations."""
     is_complete: bool = False
     """True when all workers have entered and the collective will not be retried."""
-    is_told: bool = False
-    """True when servers have been sent Resume."""
-    resumed: set[int] = field(default_factory=set)
-    checkpoint: str = ""
-    """Name of the checkpoint that it makes, once that has begun; else ""."""
+    told: Annotated[Resume, OnWire] | None = None
+    """Message that servers have been sent; None before."""
+    answered: set[int] = field(default_factory=set)
+    """Servers that have answered it."""
     is_of_meeting: bool = False
     """True if psdist called it, on workers whose iterations differ."""
     error: str = ""
@@ -58,6 +57,11 @@ class Collective:
         return (
             f"workers called {self.name} with different numbers of prepared optimizers: {numbers}"
         )
+
+    def answer_all(self, payload: bytes) -> None:
+        """Answer every worker with ``payload``, whatever workers have brought."""
+        for worker, enter in self.entered.items():
+            self.entered[worker] = replace(enter, payload=payload, values=b"")
 
     def who_called(self) -> str:
         """Return the different calls, by worker."""
@@ -76,11 +80,11 @@ class MissedCalls(HasSnapshot):
         }
     )
 
-    def __init__(self, *, mode: str, may_miss: bool = False) -> None:
-        """``mode``: "sync" only if the job cannot change its mode; ``may_miss``: True if rounds may
-        close without some groups."""
+    def __init__(self, *, mode: str, apart: Collection[str] = ()) -> None:
+        """``mode``: "sync" only if the job cannot change its mode; ``apart``: names of collectives
+        that workers may enter after different iterations."""
         self._mode = mode
-        self._may_miss = may_miss
+        self._apart = apart
         self._warned_of: set[str] = set()
         """Names of collectives."""
 
@@ -104,9 +108,8 @@ class MissedCalls(HasSnapshot):
         if collective.error:
             return
         name = collective.name
-        is_apart = self._mode != "sync" or self._may_miss
-        if is_apart and (collective.is_of_meeting or name == "prepare"):
-            return  # workers that resume from a checkpoint prepare at different clocks
+        if collective.is_of_meeting or name in self._apart:
+            return
         alike = collective.earliest.get(other.loader_batches)
         if self._mode == "sync" and alike is not None and other.loader_until > alike.clock:
             yield (

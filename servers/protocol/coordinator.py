@@ -28,7 +28,7 @@ from typing import Annotated, Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
 import msgpack
 
 from psdist.controller.kept import Fidelity
-from psdist.controller.snapshots import Fields, HasSnapshot, Nested
+from psdist.controller.snapshots import Change, Fields, HasSnapshot, Nested
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN
 from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
@@ -107,6 +107,8 @@ class CoordinatorPart(HasSnapshot):
     """Types of the messages that ``handle`` gets. A type may have several parts."""
     COMPLETES: ClassVar[tuple[str, ...]] = ()
     """Names of the collectives that it completes."""
+    APART: ClassVar[tuple[str, ...]] = ()
+    """Names of collectives that workers may enter after different iterations because of it."""
 
     def handle(self, peer: int, message: Control, job: Coordinator) -> Actions:
         """Decide what follows from a message. Raises :class:`ProtocolError` if it is wrong."""
@@ -119,6 +121,10 @@ class CoordinatorPart(HasSnapshot):
     def complete(self, seq: int, collective: Collective, job: Coordinator) -> Actions:
         """All workers have entered ``collective``, one of ``COMPLETES``."""
         return job.resume(seq)
+
+    def waits(self, blocked: int, held: int) -> bool:
+        """See :data:`psdist.servers.protocol.pauses.Waits`. True if this part is the reason."""
+        return False
 
     @property
     def is_settling(self) -> bool:
@@ -144,6 +150,11 @@ class CoordinatorPart(HasSnapshot):
     def to_stop(self, job: Coordinator) -> list[int]:
         """Return the ids of further peers to stop when the job is complete."""
         return []
+
+    @property
+    def reads_round_times(self) -> bool:
+        """True if workers report the times of their rounds."""
+        return False
 
     @property
     def num_idle_spares(self) -> int:
@@ -192,6 +203,11 @@ class CoordinatorPart(HasSnapshot):
         """Return ``fidelity`` with what a checkpoint of ``clock`` rounds keeps of this part."""
         return fidelity
 
+    def resume_at(self, clocks: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        """Return, by worker and set, where workers resume from a checkpoint that is made at
+        ``clocks``."""
+        return clocks
+
     def know_sizes(self, sizes: list[int]) -> Actions:
         """The model is known. ``sizes``: by codec level, the bytes of one exchange."""
         return []
@@ -236,6 +252,19 @@ class Coordinator(HasSnapshot):
             for each in part.TAKES:
                 self._routes.setdefault(each, []).append(part)
         self._completes = {name: part for part in self.parts for name in part.COMPLETES}
+        self._on: dict[type[Control], Callable[[int, Any], Actions]] = {
+            Progress: self._on_progress,
+            Metrics: self._on_metrics,
+            Enter: self._on_enter,
+            Resumed: self._on_resumed,
+            Done: self._on_done,
+            Finished: self._on_finished,
+            WhoIsAbsent: self._on_who_is_absent,
+            Failure: self._on_failure,
+            Held: self._on_pause,
+            Blocked: self._on_pause,
+            EvictAck: self._on_evict_ack,
+        }
         self.is_ready = False
         """True while all workers have prepared and none prepares more."""
         self.is_finishing = False
@@ -263,34 +292,9 @@ class Coordinator(HasSnapshot):
         send it, or not now."""
         if is_worker(peer) and worker_of(peer) in self.membership.out:
             return []  # it is out of the job, and may not have received that yet
-        if isinstance(message, Progress):
-            return self._on_progress(peer, message)
-        if isinstance(message, Metrics):
-            return self._on_metrics(peer, message.line)
-        if isinstance(message, Enter):
-            self.require_worker(peer, message.worker, message)
-            return [*self._on_enter(peer, message), *self._ask(lambda each: each.on_away(self))]
-        if isinstance(message, Resumed):
-            self.require_server(peer, message.server, message)
-            return self._on_resumed(message)
-        if isinstance(message, Done):
-            self.require_worker(peer, message.worker, message)
-            return [*self._on_done(peer, message), *self._ask(lambda each: each.on_away(self))]
-        if isinstance(message, Finished):
-            self.require_server(peer, message.server, message)
-            return self._on_finished(peer, message)
-        if isinstance(message, WhoIsAbsent):
-            self.require_worker(peer, message.worker, message)
-            return self._on_who_is_absent(message)
-        if isinstance(message, Failure):
-            return [EndJob(message)]
-        if isinstance(message, Held | Blocked):
-            self.require_worker(peer, message.worker, message)
-            is_collecting = any(not each.error for each in self.collectives.values())
-            return [*self.pause.on_told(message.worker, message, is_collecting=is_collecting)]
-        if isinstance(message, EvictAck):
-            self.require_server(peer, message.server, message)
-            return self._on_buried(message)
+        handler = self._on.get(type(message))
+        if handler is not None:
+            return handler(peer, message)
         parts = self._routes.get(type(message))
         if parts is None:
             refuse(peer, f"sent {type(message).__name__}, unasked: no part of this job takes it")
@@ -329,19 +333,19 @@ class Coordinator(HasSnapshot):
         self.entered[worker] = seq
         return self._ask(lambda part: part.on_joined(worker, clocks))
 
-    def kept(self, clock: int) -> Fidelity | None:
-        """Return what a checkpoint of ``clock`` rounds of the slowest group keeps of the parts,
-        None if nothing."""
-        fidelity = nothing = Fidelity()
+    def kept(self, clock: int) -> Fidelity:
+        """Return what a checkpoint of ``clock`` rounds of the slowest group keeps of the parts."""
+        fidelity = Fidelity()
         for part in self.parts:
             fidelity = part.keep(fidelity, clock)
-        return None if fidelity == nothing else fidelity
+        return fidelity
 
     def resume(self, seq: int, checkpoint: str = "") -> Actions:
         """Tell every server that all workers have come to collective ``seq``."""
         collective = self.collectives[seq]
-        collective.is_complete = collective.is_told = True
-        return self.to_servers(Resume(seq=seq, checkpoint=checkpoint))
+        collective.is_complete = True
+        collective.told = Resume(seq=seq, checkpoint=checkpoint)
+        return self.to_servers(collective.told)
 
     def to_servers(self, message: Control) -> Actions:
         return [SendControl(server_id(server), message) for server in range(self.num_servers)]
@@ -355,7 +359,7 @@ class Coordinator(HasSnapshot):
     def retry(self, seq: int) -> Actions:
         """Complete collective ``seq`` if all live workers have entered it and nothing settles."""
         collective = self.collectives[seq]
-        if collective.error or collective.is_complete or self._is_settling:
+        if collective.error or collective.is_complete or self.is_settling:
             return []
         if not all(worker in collective.entered for worker in self.membership.live):
             return []
@@ -371,9 +375,9 @@ class Coordinator(HasSnapshot):
         """Another process serves the shard of ``server`` now: repeat the messages that it may have
         missed."""
         peer, actions = server_id(server), Actions()
-        for seq, each in self.collectives.items():
-            if each.is_told and server not in each.resumed:
-                actions.append(SendControl(peer, Resume(seq=seq, checkpoint=each.checkpoint)))
+        for each in self.collectives.values():
+            if each.told is not None and server not in each.answered:
+                actions.append(SendControl(peer, each.told))
         actions += self.membership.ask_again(server)
         if self.is_finishing:
             self.servers.pop(server, None)  # its statistics were not the last
@@ -383,9 +387,10 @@ class Coordinator(HasSnapshot):
 
     # -- collectives ---------------------------------------------------------------------------
 
-    def _on_metrics(self, peer: int, line: dict[str, Any]) -> Actions:
+    def _on_metrics(self, peer: int, message: Metrics) -> Actions:
         if is_worker(peer) and worker_of(peer) in self.membership.waiting:
             return []  # its script has not caught up with the others yet
+        line = message.line
         worker, values = line.get("worker"), line.get("values", {})
         is_of_peer = isinstance(worker, int) and peer == worker_id(worker)
         if not is_of_peer or not isinstance(values, dict) or not is_plain(line):
@@ -395,6 +400,10 @@ class Coordinator(HasSnapshot):
         return [WriteMetrics({**{k: v for k, v in line.items() if k != "values"}, **values})]
 
     def _on_enter(self, peer: int, message: Enter) -> Actions:
+        self.require_worker(peer, message.worker, message)
+        return [*self._enter(peer, message), *self._ask(lambda each: each.on_away(self))]
+
+    def _enter(self, peer: int, message: Enter) -> Actions:
         entered = self.entered.get(message.worker, 0)
         is_waiting = self._is_waiting(message.worker)
         if message.seq != entered + 1 or is_waiting or message.worker in self.done:
@@ -450,6 +459,9 @@ class Coordinator(HasSnapshot):
                 f"sent Progress at clock {message.clock} after "
                 f"{before.clock if before else 'none'}, {message.samples} samples",
             )
+        told_times = message.own_us or message.waits_us or message.errors_ppm
+        if told_times and not any(part.reads_round_times for part in self.parts):
+            refuse(peer, "told what rounds took, unasked: nothing in this job depends on it")
         self.progress[message.worker] = message
         actions = Actions()
         for seq, each in self.collectives.items():
@@ -485,7 +497,7 @@ class Coordinator(HasSnapshot):
         )
 
     @property
-    def _is_settling(self) -> bool:
+    def is_settling(self) -> bool:
         """True while servers take in what must precede everything else."""
         return self.membership.is_settling or any(part.is_settling for part in self.parts)
 
@@ -494,38 +506,29 @@ class Coordinator(HasSnapshot):
         answer = Collected(seq=seq, payloads=[], runs=[], values=b"", error=error)
         return [SendControl(worker_id(worker), answer) for worker in workers]
 
-    def _on_resumed(self, message: Resumed) -> Actions:
+    def _on_resumed(self, peer: int, message: Resumed) -> Actions:
+        self.require_server(peer, message.server, message)
         collective = self.collectives.get(message.seq)
-        if collective is None or not collective.is_told:
-            raise ProtocolError(
-                f"server {message.server} resumed collective {message.seq}, which is not complete"
-            )
-        if message.server in collective.resumed:
-            refuse(server_id(message.server), f"resumed collective {message.seq} twice")
-        collective.resumed.add(message.server)
-        if len(collective.resumed) < self.num_servers:
+        if collective is None or collective.told is None:
+            refuse(peer, f"resumed collective {message.seq}, which is not complete")
+        if message.server in collective.answered:
+            refuse(peer, f"resumed collective {message.seq} twice")
+        collective.answered.add(message.server)
+        if len(collective.answered) < self.num_servers:
             return []
         del self.collectives[message.seq]
         entered = [collective.entered.get(worker) for worker in range(self.num_workers)]
         if collective.name == "prepare":
             brought = {enter.payload for enter in collective.entered.values()}
             self.is_ready = brought == {PREPARED}
-        if collective.checkpoint:
-            answer = Collected(
-                seq=message.seq,
-                payloads=[collective.checkpoint.encode()],
-                runs=[0, self.num_workers],
-                values=b"",
-                error="",
-            )
-        else:
-            answer = collected(message.seq, entered)
+        answer = collected(message.seq, entered)
         has_come = [worker for worker in self.membership.live if worker in collective.entered]
         told = [SendControl(worker_id(worker), answer) for worker in has_come]
         name, seq = collective.name, message.seq
         return [*told, *self._ask(lambda part: part.on_collected(name, seq, self))]
 
-    def _on_who_is_absent(self, message: WhoIsAbsent) -> Actions:
+    def _on_who_is_absent(self, peer: int, message: WhoIsAbsent) -> Actions:
+        self.require_worker(peer, message.worker, message)
         collective = self.collectives.get(message.seq)
         if collective is None:
             return []  # it has ended: the question has crossed the answer
@@ -540,6 +543,10 @@ class Coordinator(HasSnapshot):
     # -- the end -------------------------------------------------------------------------------
 
     def _on_done(self, peer: int, message: Done) -> Actions:
+        self.require_worker(peer, message.worker, message)
+        return [*self._end_script(peer, message), *self._ask(lambda each: each.on_away(self))]
+
+    def _end_script(self, peer: int, message: Done) -> Actions:
         is_waiting = self._is_waiting(message.worker)
         if message.worker in self.done or is_waiting or not is_plain(message.statistics):
             refuse(peer, "sent Done twice, inside a collective, or with what is no plain data")
@@ -558,7 +565,7 @@ class Coordinator(HasSnapshot):
             part.require_finished(peer)
 
     def _finish_if_all_are_done(self) -> Actions:
-        if self.is_finishing or self._is_settling:
+        if self.is_finishing or self.is_settling:
             return []
         if not all(worker in self.done for worker in self.membership.live):
             return []
@@ -568,6 +575,7 @@ class Coordinator(HasSnapshot):
         return self.to_servers(Finish())
 
     def _on_finished(self, peer: int, message: Finished) -> Actions:
+        self.require_server(peer, message.server, message)
         is_asked = self.is_finishing
         if message.server in self.servers or not is_asked or not is_plain(message.statistics):
             refuse(peer, "sent Finished twice, unasked, or with what is no plain data")
@@ -631,9 +639,18 @@ class Coordinator(HasSnapshot):
         :class:`ServersLostError` if the job cannot continue."""
         return self._ask(lambda part: part.on_server_lost(peer, who))
 
-    def _on_buried(self, message: EvictAck) -> Actions:
+    def _on_failure(self, peer: int, message: Failure) -> Actions:
+        return [EndJob(message)]
+
+    def _on_pause(self, peer: int, message: Held | Blocked) -> Actions:
+        self.require_worker(peer, message.worker, message)
+        is_collecting = any(not each.error for each in self.collectives.values())
+        return [*self.pause.on_told(message.worker, message, is_collecting=is_collecting)]
+
+    def _on_evict_ack(self, peer: int, message: EvictAck) -> Actions:
+        self.require_server(peer, message.server, message)
         reached = self.membership.reached(message)
-        actions: Actions = [*self.membership.on_buried(message.server, message)]
+        actions: Actions = [*self.membership.on_ack(message.server, message)]
         for part in self.parts:
             part.on_evict_ack(reached)
         if self.membership.is_settling:
@@ -665,7 +682,7 @@ class Coordinator(HasSnapshot):
         data: bytes = msgpack.packb([super().to_snapshot(), parts])
         return data
 
-    def from_snapshot(self, data: bytes) -> None:
+    def read_snapshot(self, data: bytes) -> list[Change]:
         try:
             own, parts = msgpack.unpackb(data)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -673,9 +690,8 @@ class Coordinator(HasSnapshot):
         names = [part.NAME for part in self.parts]
         if not isinstance(parts, dict) or [*parts] != names:
             raise ValueError(f"not of the parts {', '.join(names)}")
-        super().from_snapshot(own)
-        for part in self.parts:
-            part.from_snapshot(parts[part.NAME])
+        of_parts = (part.read_snapshot(parts[part.NAME]) for part in self.parts)
+        return [*super().read_snapshot(own), *chain.from_iterable(of_parts)]
 
 
 def is_plain(value: Any, *, depth: int = 8) -> bool:

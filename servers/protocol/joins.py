@@ -18,7 +18,7 @@ state for its script.
 
     joins = Joins([3])
     joins.on_died(1)
-    joins.on_buried([13])
+    joins.on_evict_ack([13])
     joins.ask()                                   # [SendControl(3, TakePlace(worker=1))]
     joins.on_ready(worker_id(3), JoinReady(worker=3, num_sets=1))
     clocks = [(12,), (14,)]                       # of the live workers, which all wait
@@ -137,7 +137,7 @@ class Joins(CoordinatorPart):
 
     def on_progress(self, message: Progress, job: Coordinator) -> Actions:
         names = (each.name for each in job.collectives.values() if not each.error)
-        return [] if job.pause.is_join_due or JOIN in names else self._call(job)
+        return [] if job.pause.due == JOIN or JOIN in names else self._call(job)
 
     def _call(self, job: Coordinator) -> Actions:
         """Call a meeting if a substitute waits to join and the reported clocks allow it."""
@@ -197,9 +197,6 @@ class Joins(CoordinatorPart):
         self.on_died(worker)
         return []
 
-    def on_evict_ack(self, reached: Sequence[int]) -> None:
-        self.on_buried(reached)
-
     def on_membership_changed(self, job: Coordinator) -> Actions:
         return self._ask(job)
 
@@ -228,7 +225,7 @@ class Joins(CoordinatorPart):
                 server_id(server), AdmitWorker(worker=each.worker, clocks=list(each.clocks))
             )
             for seq, admitted in self._admitted.items()
-            if server not in job.collectives[seq].resumed
+            if server not in job.collectives[seq].answered
             for each in admitted
         ]
 
@@ -268,8 +265,7 @@ class Joins(CoordinatorPart):
         """A worker, or a substitute that had joined, is declared failed: its place is free."""
         self._free.append(self._place_of.get(worker, worker))
 
-    def on_buried(self, reached: Sequence[int]) -> None:
-        """A server has reported the most updates of a failed group, by set."""
+    def on_evict_ack(self, reached: Sequence[int]) -> None:
         pairs = zip_longest(self.reached, reached, fillvalue=0)
         self.reached = tuple(max(pair) for pair in pairs)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from psdist.errors import InvariantError, ProtocolError
@@ -22,9 +23,7 @@ from psdist.protocol.ids import (
     COORDINATOR,
     describe_peer,
     describe_workers,
-    is_worker,
     server_id,
-    spare_id,
     worker_id,
 )
 from psdist.servers.protocol.actions import SendControl
@@ -53,23 +52,19 @@ class Lobby:
         *,
         num_workers: int,
         num_servers: int,
-        num_spares: int = 0,
-        num_substitutes: int = 0,
+        spares: Iterable[int] = (),
+        joining: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """``num_workers``: workers that begin jobs; ``num_substitutes``: ranks that wait to replace
-        failed workers: the spares if there are any, else the last workers."""
+        """``num_workers``: workers that begin jobs; ``spares``: ids of ranks that wait to replace
+        failed servers; ``joining``: worker that may replace a failed one -> id under which it
+        waits."""
         self._num_workers = num_workers
-        self._servers = [server_id(server) for server in range(num_servers)]
-        """Ids of servers, spares and substitutes."""
-        self._substitutes = [
-            spare_id(each) if num_spares else worker_id(num_workers + each)
-            for each in range(num_substitutes)
-        ]
-        """Ids of the substitutes until they join."""
-        self._servers += [spare_id(spare) for spare in range(num_spares)]
-        self._servers += [each for each in self._substitutes if is_worker(each)]
-        self._joined: set[int] = set()
-        """Substitutes that have joined a job."""
+        servers = map(server_id, range(num_servers))
+        self._others = [*dict.fromkeys((*servers, *spares, *joining.values()))]
+        """Ids of the ranks that receive ``Begun`` and ``End`` and do not send ``Gone``."""
+        self._waits_as = joining
+        self._members = set(range(num_workers))
+        """Workers that send ``Gone`` when they end."""
         self._job = 1
         self._called: dict[int, Mapping[str, Any]] = {}
         """Worker -> what it has passed to psdist.init for this job."""
@@ -91,7 +86,10 @@ class Lobby:
 
     def admit(self, substitutes: Iterable[int]) -> None:
         """These have joined a job. They send ``Gone`` when they end, as other workers do."""
-        self._joined.update(substitutes)
+        joined = set(substitutes)
+        self._members |= joined
+        ids = {self._waits_as[each] for each in joined}
+        self._others = [each for each in self._others if each not in ids]
 
     def handle(self, peer: int, message: Control) -> list[LobbyAction]:
         """Return the actions for a message of a class in ``TAKES``. Raises :class:`ProtocolError`
@@ -109,8 +107,8 @@ class Lobby:
 
     def _require_worker(self, peer: int, message: Begin | Gone | WhoIsAbsent) -> None:
         worker = message.worker
-        is_late = isinstance(message, Gone) and worker in self._joined
-        if not (0 <= worker < self._num_workers or is_late) or peer != worker_id(worker):
+        allowed = self._members if isinstance(message, Gone) else range(self._num_workers)
+        if worker not in allowed or peer != worker_id(worker):
             _refuse(peer, f"sent {type(message).__name__} of worker {worker}")
 
     def _on_begin(self, peer: int, message: Begin) -> list[LobbyAction]:
@@ -131,7 +129,7 @@ class Lobby:
         begun = Begun(job=self._job, settings=message.settings)
         self._job += 1
         self._called = {}
-        others = [*self._servers, *(worker_id(worker) for worker in range(self._num_workers))]
+        others = [*self._others, *(worker_id(worker) for worker in range(self._num_workers))]
         return [Open(begun), *(SendControl(each, begun) for each in others if each != COORDINATOR)]
 
     def _on_gone(self, peer: int, message: Gone) -> list[LobbyAction]:
@@ -139,17 +137,15 @@ class Lobby:
             _refuse(peer, "sent Gone twice")
         self._gone.add(message.worker)
         self._called.pop(message.worker, None)
-        if len(self._gone) == self._num_workers + len(self._joined):
-            joined = {self._substitutes[each - self._num_workers] for each in self._joined}
-            others = [each for each in self._servers if each != COORDINATOR and each not in joined]
+        if self._gone == self._members:
+            others = (each for each in self._others if each != COORDINATOR)
             return [*(SendControl(each, End()) for each in others), AllGone()]
         return self._fail_for_the_gone() if self._called and not self._error else []
 
     def lose(self, worker: int) -> list[LobbyAction]:
         """The worker failed, after a job or in a job that continued without it. Treat it as if it
         had sent ``Gone``."""
-        is_of_job = worker < self._num_workers or worker in self._joined
-        if worker in self._gone or not is_of_job:
+        if worker in self._gone or worker not in self._members:
             return []
         self._dead.add(worker)
         return self._on_gone(worker_id(worker), Gone(worker=worker))

@@ -5,7 +5,7 @@ an event in the history. A group is *active* from its registration to its leave;
 a collective it is suspended: it keeps its weight, and no group waits for it. Its leader sends its
 messages. It stops (is suspended, leaves) only after exactly the updates that every chunk contains.
 When one of its workers fails, the group is evicted, unless groups continue without failed workers
-(``reforms``). Only the coordinator declares failures, each time as another *generation* of the
+(``is_out``). Only the coordinator declares failures, each time as another *generation* of the
 membership. The last groups may be those of *substitutes*, which join only when the coordinator
 admits them (psdist.servers.protocol.joins).
 
@@ -40,16 +40,23 @@ from psdist.servers.protocol.chunk_clock import DEAD, Limits
 
 Agrees: TypeAlias = Callable[[int, int], bool]
 """True if the updates that chunks contain (first) agree with those that a group pushed (second)."""
+IsOut: TypeAlias = Callable[[Iterable[bool]], bool]
+"""Whether a group is evicted. Takes for each of its workers whether it has failed. ``any``, or
+``all`` if groups continue without failed workers."""
 
 
 class Standing(Enum):
     """State of a group, in words that follow "group 3"."""
 
     UNREGISTERED = "has not registered"
+    WAITING = "waits until the coordinator admits it"
     ACTIVE = "is active"
     SUSPENDED = "is suspended"
     LEFT = "has left"
     DEAD = "has died"
+
+
+_NOT_REGISTERED = (Standing.UNREGISTERED, Standing.WAITING)
 
 
 class Membership:
@@ -62,19 +69,19 @@ class Membership:
         resumed_up_to: int = 0,
         survives_workers: bool = False,
         num_substitutes: int = 0,
-        reforms: bool = False,
+        is_out: IsOut = any,
     ) -> None:
         """``groups``: the workers of each group, its leader first; every worker is in one;
         ``num_substitutes``: the number of groups, the last ones, that have one substitute each;
         ``first``: where the groups' clocks begin, nothing for 0; ``resumed_up_to``: collectives
         that were over before; ``survives_workers``: the coordinator decides what follows from the
-        failure of a worker, which otherwise is an error; ``reforms``: a group continues without
-        its failed workers while one of them runs."""
+        failure of a worker, which otherwise is an error."""
         self._server = server
         self._survives_workers = survives_workers
-        self._reforms = reforms
+        self._is_out = is_out
+        self._planned = tuple(groups)
         self._groups = list(groups)
-        self._first_substitute = len(groups) - num_substitutes
+        """By group: its workers that have not failed, or all workers of a group that is out."""
         self.group_of = {
             worker_id(worker): group for group, workers in enumerate(groups) for worker in workers
         }
@@ -82,7 +89,8 @@ class Membership:
         self.limits = Limits(first or [0] * len(groups))
         self.pushing: set[int] = set()
         """The workers of groups that count; only these push new updates."""
-        self._standing = [Standing.UNREGISTERED] * len(groups)
+        self._standing = [Standing.UNREGISTERED] * (len(groups) - num_substitutes)
+        self._standing += [Standing.WAITING] * num_substitutes
         self._suspended: set[int] = set()
         self.resumed_up_to = resumed_up_to
         self.num_active_workers = 0
@@ -117,8 +125,9 @@ class Membership:
         stopped where it does not count, and what each chunk contains of every group; ``first``:
         where each begins; ``dead``: workers that had died by this ``generation``."""
         self._is_of_dead = True
-        for group in range(self._first_substitute, len(self._groups)):
-            self.limits.begin(group, first[group])
+        for group, begin in enumerate(first):
+            if begin != self.limits.first[group]:
+                self.limits.begin(group, begin)
         self.resumed_up_to = resumed_up_to
         self.generation = generation
         self._shrink(dead, self._take_out(dead))
@@ -127,11 +136,11 @@ class Membership:
                 self.limits.contained[group] += clock - first[group]
         for group, standing in enumerate(standings):
             self._standing[group] = standing
-            if standing is Standing.UNREGISTERED:
+            if standing in _NOT_REGISTERED:
                 continue
             self.limits.count(group)
             if standing is Standing.DEAD:
-                self.limits.bury(group)
+                self.limits.evict(group)
                 continue
             if standing is not Standing.LEFT:
                 self._count_in(group)
@@ -163,12 +172,7 @@ class Membership:
                 f"{self.limits.first[group]}",
             )
         if self._standing[group] is not Standing.UNREGISTERED:
-            self._refuse(peer, f"registered group {group} twice")
-        if group >= self._first_substitute:
-            self._refuse(
-                peer,
-                f"registered group {group}, a substitute's; {describe_peer(COORDINATOR)} admits it",
-            )
+            self._refuse(peer, f"registered group {group}, which {self._standing[group].value}")
         self._standing[group] = Standing.ACTIVE
         self._let_push(group)
         self._count_in(group)
@@ -176,21 +180,15 @@ class Membership:
     def admit(self, worker: int, clock: int) -> int | None:
         """The group of a substitute, which begins at ``clock``; every chunk is to be told
         (:meth:`ChunkClock.begin`) before it counts. None if a failed server had received it."""
-        group = self.group_of.get(worker_id(worker), -1)
-        if (
-            self._is_of_dead
-            and group >= self._first_substitute
-            and (self._standing[group] is not Standing.UNREGISTERED)
-        ):
+        group = self.group_of.get(worker_id(worker))
+        if group is not None and self._is_of_dead and self._standing[group] not in _NOT_REGISTERED:
             return None
-        is_free = group >= self._first_substitute and (
-            self._standing[group] is Standing.UNREGISTERED
-        )
-        if not is_free or clock < 0:
+        if group is None or self._standing[group] is not Standing.WAITING or clock < 0:
+            waiting = [at for at, each in enumerate(self._standing) if each is Standing.WAITING]
             self._refuse(
                 COORDINATOR,
-                f"admitted worker {worker} at clock {clock}; it admits substitutes, the workers of "
-                f"groups {self._first_substitute} to {len(self._groups) - 1}, each of them once",
+                f"admitted worker {worker} at clock {clock}; it admits the workers of groups that "
+                f"wait, now {waiting[:8]}, each of them once",
             )
         self.limits.begin(group, clock)
         self._standing[group] = Standing.ACTIVE
@@ -222,9 +220,10 @@ class Membership:
 
     def require_registered(self, peer: int) -> None:
         """``peer`` is a worker of a group that counts, or did: messages of its leader may
-        overtake earlier messages of another worker of the group."""
+        overtake earlier messages of another worker of the group. After a takeover any worker may
+        repeat what it sent to the failed server."""
         group = self.require_worker(peer)
-        if self._standing[group] is Standing.UNREGISTERED:
+        if self._standing[group] in _NOT_REGISTERED and not self._is_of_dead:
             self._refuse(peer, f"told its settings, but group {group} has not registered")
 
     def num_workers_of(self, group: int) -> int:
@@ -240,17 +239,21 @@ class Membership:
         self._require_leader(peer, group, "suspended")
         if message.seq <= self.resumed_up_to:
             return False  # and other workers of the group may have pushed again
-        if self._reforms and self._standing[group] in (Standing.SUSPENDED, Standing.LEFT):
-            return False  # its failed leader had sent it before
-        if self._is_of_dead and group in self._suspended:
-            return False  # the failed server had received it
+        if self._is_repeated(group, Standing.SUSPENDED, Standing.LEFT):
+            return False
         self._require_stop(peer, group, message.clock, num_chunks, has_all, "suspended")
         self._standing[group] = Standing.SUSPENDED
         self._suspended.add(group)
         self._stop(group, message.clock)
         return True
 
-    def is_resumed(self, seq: int) -> bool:
+    def _is_repeated(self, group: int, *standings: Standing) -> bool:
+        """Return True if the group stands where a message would bring it, because its failed leader
+        had sent the message before, or a failed server had received it."""
+        has_lost = self._groups[group] != self._planned[group]
+        return (has_lost or self._is_of_dead) and self._standing[group] in standings
+
+    def has_ended(self, seq: int) -> bool:
         """Return True if a failed server had received the end of collective ``seq``."""
         return self._is_of_dead and seq == self.resumed_up_to
 
@@ -274,7 +277,7 @@ class Membership:
         """Return False if a failed server had received it."""
         group = message.group
         self._require_leader(peer, group, "took leave of")
-        if (self._is_of_dead or self._reforms) and self._standing[group] is Standing.LEFT:
+        if self._is_repeated(group, Standing.LEFT):
             return False
         self._require_stop(peer, group, message.clock, num_chunks, has_all, "took leave of")
         self._standing[group] = Standing.LEFT
@@ -287,7 +290,7 @@ class Membership:
         if not self._survives_workers or not is_worker(lost.peer):
             raise PeerLostError(lost.who)
 
-    def bury(self, peer: int, message: Evict) -> dict[int, bool] | None:
+    def evict(self, peer: int, message: Evict) -> dict[int, bool] | None:
         """Return the groups that are evicted now and had not left, ascending, and whether each had
         registered; None for a repeated generation. :meth:`take_lost` names the failed workers of
         groups that continue."""
@@ -303,27 +306,26 @@ class Membership:
         before = self.dead_workers
         out = self._take_out(message.dead)
         self._shrink([each for each in message.dead if each not in before], out)
-        buried: dict[int, bool] = {}
+        evicted: dict[int, bool] = {}
         for group in out:
             standing = self._standing[group]
             if standing in (Standing.LEFT, Standing.DEAD):
                 continue
             self._standing[group] = Standing.DEAD
             self._suspended.discard(group)
-            self.limits.bury(group)
+            self.limits.evict(group)
             self.pushing.difference_update(self.peers_of(group))
-            buried[group] = standing is not Standing.UNREGISTERED
-            if buried[group]:
+            evicted[group] = standing not in _NOT_REGISTERED
+            if evicted[group]:
                 self._count_out(group)
-        return buried
+        return evicted
 
     def _take_out(self, dead: Iterable[int]) -> list[int]:
         """The groups of these workers, ascending, whose peers say nothing that counts any more."""
         self.dead_workers = tuple(dead)
         lost = set(self.dead_workers)
-        out = sorted({self.group_of[worker_id(worker)] for worker in lost})
-        if self._reforms:
-            out = [group for group in out if lost.issuperset(self._groups[group])]
+        hit = sorted({self.group_of[worker_id(worker)] for worker in lost})
+        out = [group for group in hit if self._is_out(each in lost for each in self._groups[group])]
         peers = {worker_id(worker) for group in out for worker in self._groups[group]}
         self.dead = frozenset(peers | set(map(worker_id, lost)))
         self._choose_chief()
@@ -351,7 +353,7 @@ class Membership:
         waiting = {
             peer
             for peer, group in self.group_of.items()
-            if group >= self._first_substitute and self._standing[group] is Standing.UNREGISTERED
+            if self._standing[group] is Standing.WAITING
         }
         self.chief = min(self.group_of.keys() - self.dead - waiting, default=self.chief)
 
@@ -370,10 +372,6 @@ class Membership:
     def is_dead(self, group: int) -> bool:
         """Return True if the group failed before it left."""
         return self._standing[group] is Standing.DEAD
-
-    def has_gone_on(self, group: int) -> bool:
-        """Return True if the group is in the job and continues without failed workers."""
-        return self._reforms and self._standing[group] in (Standing.ACTIVE, Standing.SUSPENDED)
 
     def peers_of(self, group: int) -> set[int]:
         """Its workers."""

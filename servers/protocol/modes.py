@@ -132,6 +132,10 @@ class ModeChanges(CoordinatorPart):
         """True if the mode may change now, without a collective: every worker trains."""
         return job.is_ready and not self.is_settling and not job.done
 
+    @property
+    def reads_round_times(self) -> bool:
+        return self._control is not None
+
     def on_progress(self, message: Progress, job: Coordinator) -> Actions:
         if self._control is None or not message.own_us:
             return []

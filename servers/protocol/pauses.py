@@ -4,11 +4,9 @@ A worker with a reason (a checkpoint is due, a signal came) holds at its next bo
 that. The others are asked to hold at theirs. A worker may be blocked: it waits in a step, or in a
 collective, for a worker that holds. It reports what it waits in, and the workers in its way proceed
 to their next boundary. When all hold, the pause begins. A worker whose script has finished never
-holds again, so the pause is aborted. With backup groups a worker that has missed several rounds
-waits for the open round to close (psdist.servers.protocol.rules.closing), so workers that hold
-before that round are in its way.
+holds again, so the pause is aborted.
 
-    pauses = Pauses(num_workers=2, groups=((0,), (1,)), staleness=0)
+    pauses = Pauses(num_workers=2, groups=((0,), (1,)), waits=[waits_within(0)])
     held = Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[7])
     pauses.on_told(0, held, is_collecting=False)                        # PauseRequest for worker 1
     blocked = Blocked(worker=1, number=1, set_index=0, clock=7)
@@ -17,8 +15,8 @@ before that round are in its way.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Annotated
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, TypeAlias
 
 from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.errors import ProtocolError
@@ -30,8 +28,20 @@ from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.snapshots import OnWire
 
 REASONS = (JOIN, "checkpoint", "requeue", "end")
-"""Purposes of a meeting, the weakest first: a substitute joins; a checkpoint is made, and the job
+"""Purposes of a pause, the weakest first: a substitute joins; a checkpoint is made, and the job
 then continues, is requeued or ends."""
+_CALLED_FOR = {"": ""} | dict.fromkeys(REASONS, CHECKPOINT) | {JOIN: JOIN}
+"""Purpose -> the collective that workers call for it after the pause."""
+
+Waits: TypeAlias = Callable[[int, int], bool]
+"""``waits(blocked, held)``: True if a worker in iteration ``blocked`` of a set may wait for one of
+another group that holds after ``held`` iterations."""
+
+
+def waits_within(staleness: int) -> Waits:
+    """Return what waits in sync (0) and ssp: a group is at most ``staleness`` iterations ahead of
+    every other group."""
+    return lambda blocked, held: held <= blocked - staleness
 
 
 class Pauses(HasSnapshot):
@@ -39,11 +49,11 @@ class Pauses(HasSnapshot):
     STATE = Fields(
         {
             int: "number _what",
-            bool: "_is_met is_join_due _is_open",
+            str: "due",
+            bool: "_is_open",
             dict[int, Annotated[Held, OnWire]]: "_held",
-            dict[int, int]: "_last_hold _busy",
-            dict[tuple[int, int], int]: "_busy_in_group",
-            dict[int, tuple[int, int]]: "_busy_at",
+            dict[int, int]: "_last_hold",
+            dict[int, tuple[int, int]]: "_blocked",
             set[int]: "_done _lost",
         }
     )
@@ -53,33 +63,26 @@ class Pauses(HasSnapshot):
         *,
         num_workers: int,
         groups: Sequence[Sequence[int]],
-        staleness: int | None,
+        waits: Sequence[Waits] = (),
         substitutes: Collection[int] = (),
-        may_miss: bool = False,
     ) -> None:
-        """``staleness``: how many iterations a group may be ahead of another before it waits for
-        it: 0 in sync, None in async; ``substitutes``: workers that have still to join;
-        ``may_miss``: whether rounds may close without some groups."""
+        """``waits``: when workers of different groups wait for one another, nothing in async;
+        ``substitutes``: workers that have still to join."""
         self._num_workers = num_workers
         self._group_of = {worker: index for index, each in enumerate(groups) for worker in each}
-        self._staleness = staleness
-        self._may_miss = may_miss
+        self._waits = waits
         self.number = 0
         """Number of the last pause that has ended."""
-        self._is_met = False
-        """Whether that one was not cancelled, and what it is for has still to follow."""
-        self.is_join_due = False
-        """True if it was for a join, and no worker has entered that collective yet."""
+        self.due = ""
+        """Purpose of that pause until a worker enters its collective; "" after that, and after a
+        pause that was aborted."""
         self._is_open = False
         self._what = 0
         self._held: dict[int, Held] = {}
         """By worker, those that hold now."""
         self._last_hold: dict[int, int] = {}
-        self._busy: dict[int, int] = {}
-        """By parameter set, the latest iteration in which a worker is blocked."""
-        self._busy_in_group: dict[tuple[int, int], int] = {}
-        self._busy_at: dict[int, tuple[int, int]] = {}
-        """By worker that has not held since, the set and the iteration in which it waits."""
+        self._blocked: dict[int, tuple[int, int]] = {}
+        """By worker that has not held since: the set and the iteration in which it waits."""
         self._done: set[int] = set()
         self._lost: set[int] = set(substitutes)
         """Workers that are not in the job: not any more, or not yet."""
@@ -98,7 +101,7 @@ class Pauses(HasSnapshot):
             )
         if isinstance(message, Held):
             return self._on_held(message, is_collecting=is_collecting)
-        return self._on_busy(message)
+        return self._on_blocked(message)
 
     def _on_held(self, message: Held, *, is_collecting: bool) -> list[SendControl]:
         worker = message.worker
@@ -110,7 +113,7 @@ class Pauses(HasSnapshot):
             return []  # a second delivery
         self._last_hold[worker] = message.hold
         self._held[worker] = message
-        self._busy_at.pop(worker, None)
+        self._blocked.pop(worker, None)
         if self._done:
             return self._end(PauseAborted(number=message.number))
         actions = [] if self._is_open else self._open(worker, message.number)
@@ -134,38 +137,30 @@ class Pauses(HasSnapshot):
             return []
         return self._open(-1, self.number + 1)
 
-    def _on_busy(self, message: Blocked) -> list[SendControl]:
+    def _on_blocked(self, message: Blocked) -> list[SendControl]:
         if message.clock < 0 or not self._is_open:
             raise ProtocolError(
                 f"worker {message.worker} waits in iteration {message.clock} of a meeting that "
                 f"{'is' if self._is_open else 'is not'} open"
             )
         self._held.pop(message.worker, None)
-        index = message.set_index
-        self._busy_at[message.worker] = index, message.clock
-        self._busy[index] = max(self._busy.get(index, -1), message.clock)
-        key = self._group(message.worker), index
-        self._busy_in_group[key] = max(self._busy_in_group.get(key, -1), message.clock)
+        self._blocked[message.worker] = message.set_index, message.clock
         return self._release(
             [each for each, held in sorted(self._held.items()) if self._is_in_the_way(held)]
         )
 
-    def _group(self, worker: int) -> int:
-        return self._group_of.get(worker, -1 - worker)
-
     def _is_in_the_way(self, held: Held) -> bool:
-        """True if a worker waits for the next push of this one."""
-        group = self._group(held.worker)
-        for index, clock in enumerate(held.clocks):
-            if clock <= self._busy_in_group.get((group, index), -1):
+        """True if a blocked worker may wait for the next push of this one."""
+        for worker, (index, clock) in self._blocked.items():
+            if index >= len(held.clocks):
+                continue
+            mine, group = held.clocks[index], self._group_of.get(held.worker)
+            is_of_group = group is not None and group == self._group_of.get(worker)
+            if is_of_group and mine <= clock:
                 return True
-            latest = self._busy.get(index, -1)
-            if self._staleness is not None and clock <= latest - self._staleness:
+            if any(waits(clock, mine) for waits in self._waits):
                 return True
-        # Who has missed just the round in which it waits is told at once.
-        return self._may_miss and any(
-            held.clocks[index] > clock + 1 for index, clock in self._busy_at.values()
-        )
+        return False
 
     def _release(self, workers: Sequence[int]) -> list[SendControl]:
         return [
@@ -176,19 +171,15 @@ class Pauses(HasSnapshot):
         ]
 
     def on_called(self, name: str) -> bool:
-        """The first worker has called a collective. True if it is called in a meeting."""
-        if name == JOIN:
-            self.is_join_due = False
-        return name in (WRITTEN, JOIN) or (name == CHECKPOINT and self._take_met())
+        """The first worker has called a collective. Return True if psdist calls it in a pause."""
+        is_due = name == _CALLED_FOR[self.due]
+        if is_due:
+            self.due = ""
+        return is_due or name in (WRITTEN, JOIN)
 
     def on_entered(self) -> list[SendControl]:
         """A worker waits in a collective. Release those that hold, which must enter it."""
         return self._release(sorted(self._held)) if self._is_open else []
-
-    def _take_met(self) -> bool:
-        """Whether the checkpoint that begins now is what all have met for; asked once of each."""
-        is_met, self._is_met = self._is_met, False
-        return is_met
 
     def on_done(self, worker: int) -> list[SendControl]:
         """A worker's script has finished."""
@@ -216,13 +207,10 @@ class Pauses(HasSnapshot):
 
     def _end(self, message: Paused | PauseAborted) -> list[SendControl]:
         self.number += 1
-        self._is_met = isinstance(message, Paused)
-        self.is_join_due = isinstance(message, Paused) and message.what == JOIN
+        self.due = message.what if isinstance(message, Paused) else ""
         self._is_open, self._what = False, 0
         self._held.clear()
-        self._busy.clear()
-        self._busy_in_group.clear()
-        self._busy_at.clear()
+        self._blocked.clear()
         return [
             SendControl(worker_id(each), message)
             for each in range(self._num_workers)

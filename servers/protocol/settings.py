@@ -30,11 +30,8 @@ class PushSettings(NamedTuple):
 
 
 class SettingsOfWorkers:
-    def __init__(self, *, server: int, pipeline: int, may_begin_late: bool = False) -> None:
-        """``may_begin_late``: True if this server replaces a failed one, or workers replace others
-        of their group. The first version that a worker sends may then be any."""
+    def __init__(self, *, server: int, pipeline: int) -> None:
         self._server = server
-        self._may_begin_late = may_begin_late
         # A worker begins iteration c when iteration c - 1 is pushed and iterations up to
         # c - 2 - ``pipeline`` are answered. An iteration has at most two versions: chunks that
         # leave early may have other settings than the rest. The second version is sent only after
@@ -55,7 +52,9 @@ class SettingsOfWorkers:
         settings = PushSettings(message.hyper, frozenset(message.absent))
         if version == newest and known.get(version) == settings:
             return  # a second delivery
-        if version != newest + 1 and (newest or not self._may_begin_late or version < 1):
+        # The first version is any: the server may replace a failed one, and the worker another
+        # worker of its group. A push needs settings that were sent, so a gap harms nothing.
+        if version < 1 or (newest and version != newest + 1):
             self._refuse(peer, f"sent version {version} of its settings after version {newest}")
         if any(not 0 <= piece < self._num_pieces for piece in message.absent):
             self._refuse(

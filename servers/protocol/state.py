@@ -75,10 +75,10 @@ from psdist.servers.protocol.chunks.values import ChiefValues
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.replication.records import ChunkRecord, SnapshotBegin
-from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.rules.changes import RoundChanges
 from psdist.servers.protocol.rules.rule import RoundRule
 from psdist.servers.protocol.settings import SettingsOfWorkers
+from psdist.servers.protocol.start import Start
 
 CHIEF = worker_id(0)
 """The worker that describes the model and sends its initial values."""
@@ -94,36 +94,22 @@ class ServerCore:
         membership: Membership,
         rule: RoundRule,
         settings: SettingsOfWorkers,
-        restores: str = "",
-        picture: ShardState | None = None,
+        start: Start,
     ) -> None:
-        """``rule``: the mode; it owns the receive pool and the replies. ``restores``: name of the
-        checkpoint that the set continues, "" for none; ``picture``: state of the failed server that
-        this one replaces."""
+        """``rule``: the mode; it owns the receive pool and the replies. ``start``: what the set
+        begins with."""
         self._server = server
         self.rule = rule
-        self._restores = restores
+        self._start = start
         self._chunks: dict[int, ChunkState] = {}  # ascending
         self._membership = membership
         self._limits, self._group_of = self._membership.limits, self._membership.group_of
         self._pushing = self._membership.pushing
         self._replies = rule.replies
         self.changes = RoundChanges(membership=membership, rule=rule)
-        self._picture = picture
-        self._is_kept = picture is not None and picture.is_kept
-        """True if a failed server made the copy for the checkpoint of a collective that has not
-        ended."""
-        if picture is not None:
-            self._membership.take_over(
-                picture.standings,
-                picture.stops,
-                picture.clocks.values(),
-                resumed_up_to=picture.resumed_up_to,
-                first=picture.first,
-                generation=picture.generation,
-                dead=picture.dead,
-            )
-            self.changes.take_over(picture)
+        self._is_kept = start.is_kept
+        """See :attr:`Start.is_kept`."""
+        start.begin(membership, self.changes)
         self._settings = settings
         self._pushed = PayloadRule.of_nothing()
         self._is_described = False
@@ -137,7 +123,7 @@ class ServerCore:
         self._before_built: list[Offered | Arrived] = []
         self._num_before_built: dict[int, int] = {}
         """By peer."""
-        self._before_restored: list[MembershipEvent] = []
+        self._events_before_built: list[MembershipEvent] = []
         self._state = StateOfSet(server=server)
         self._values = ChiefValues(
             server=server,
@@ -168,7 +154,7 @@ class ServerCore:
             Suspend: self._on_suspend,
             Resume: self._on_resume,
             Leave: self._on_leave,
-            Evict: self._on_bury,
+            Evict: self._on_evict,
             WhoIsMissing: self._on_who_is_missing,
             StateValues: self._on_state_values,
             StateWanted: self._on_state_wanted,
@@ -207,13 +193,8 @@ class ServerCore:
         if self._is_described:
             self._refuse(peer, "sent a second Setup")
         self._is_described = True
-        if message.restore != self._restores or (self._restores and message.state):
-            self._refuse(
-                peer,
-                f"sent Setup that goes on from checkpoint {message.restore or 'none'!r:.80}"
-                f"{' with optimizer state' if message.state else ''}; expected "
-                f"{self._restores or 'none'}",
-            )
+        if refusal := self._start.refusal(message):
+            self._refuse(peer, refusal)
         self._told_order = message.order
         self.rule = self.rule.for_model(peer, message)
         return [Build(message)]
@@ -232,22 +213,11 @@ class ServerCore:
             order = SendOrder(self._told_order, num_chunks=len(event.pushes.dtypes))
         except ValueError as error:
             self._refuse(CHIEF, f"sent Setup with an order that {error}")
-        picture = self._picture
         self._chunks = {
-            index: ChunkState(index, self.rule.new_clock(), is_loaded=bool(self._restores))
-            if picture is None
-            else ChunkState(
-                index,
-                self.rule.new_clock(picture.clocks[index]),
-                is_loaded=index in picture.loaded,
-                version=picture.versions[index],
-                newest_load=picture.newest_loads[index],
-            )
-            for index in sorted(event.chunks)
+            index: self._start.new_chunk(index, self.rule) for index in sorted(event.chunks)
         }
         self._num_chunks = len(self._chunks)
-        if picture is not None:
-            self._take_out_dead()
+        self._take_out_failed()
         self._rank = order.rank
         in_order = [self._chunks[index] for index in order.sorted(self._chunks)]
         self._settings.describe_model(
@@ -259,29 +229,25 @@ class ServerCore:
         self.rule.build(in_order, event, send_order=order.chunks)
         self._values.build(event.initials, self.rule.pool)
         self._state.expect(event.state, lengths=event.lengths)
-        if picture is not None:
-            self._state.take_over()
-            if event.are_replies_apart:
-                self._replies.begin_anew()
-            self._pushes = self._replies.num_made = picture.num_updates
-            self.rule.num_steps = picture.num_steps
-        self._on[Offered] = self._on_offered
+        self._start.resume(self._state, self.rule, event)
+        self._pushes = self._replies.num_made
+        self._on[Offered] = self._start.watch_offers(self._on_offered, self._chunks, self._group_of)
         self._on[Arrived] = (
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
         )
         held, self._before_built = self._before_built, []
-        actions = self.changes.build(self._chunks) + self._before_restored
+        actions = self.changes.build(self._chunks) + self._events_before_built
         for each in held:
             actions += self.handle(each)
         return actions
 
-    def _take_out_dead(self) -> None:
-        """Pushes of groups that failed before the server did are lost with it. Not earlier, because
-        the worker that describes the model may be among them."""
-        self._replies.bury(self._membership.dead)
+    def _take_out_failed(self) -> None:
+        """Wait for no group that failed before the shard was built. Not earlier, because the worker
+        that describes the model may be among them."""
+        self._replies.evict(self._membership.dead)
         for group in filter(self._membership.is_dead, range(self._membership.num_groups)):
             for chunk in self._chunks.values():
-                chunk.clock.bury(group, inherited=0)
+                chunk.clock.evict(group, num_arrived=0)
 
     def _on_state_values(self, peer: int, message: StateValues) -> list[Action]:
         if peer != CHIEF:
@@ -350,10 +316,7 @@ class ServerCore:
         return [*self._membership_event("join", group, clock), *self._count([group])]
 
     def _on_settings(self, peer: int, message: Settings) -> list[Action]:
-        if self._picture is None:
-            self._membership.require_registered(peer)
-        else:  # a repetition for the failed server
-            self._membership.require_worker(peer)
+        self._membership.require_registered(peer)
         self._settings.learn(peer, message)
         return []
 
@@ -376,13 +339,12 @@ class ServerCore:
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != COORDINATOR:
             self._refuse(peer, f"sent Resume; {describe_peer(COORDINATOR)} says what is over")
-        is_kept, self._is_kept = self._is_kept, False
-        if is_resumed := self._membership.is_resumed(message.seq):
-            is_kept = True
+        has_ended = self._membership.has_ended(message.seq)
+        is_kept, self._is_kept = self._is_kept or has_ended, False
         actions = list[Action]()
         if message.checkpoint:  # the failed server's copy is the same: no group has continued
             actions = self._snapshot(message.checkpoint, is_again=is_kept)
-        if is_resumed:
+        if has_ended:
             return actions
         resumed = self._membership.resume(message.seq)
         for each in resumed:
@@ -415,9 +377,9 @@ class ServerCore:
         """Return the event. A restored set's log begins with the restored values, so the event
         waits for them: leaders may register before the chief has described the model."""
         event = MembershipEvent(kind, group, clock, self._membership.num_workers_of(group))
-        if not self._restores or self._num_chunks is not None:
+        if not self._start.checkpoint or self._num_chunks is not None:
             return [event]
-        self._before_restored.append(event)
+        self._events_before_built.append(event)
         return []
 
     def _on_who_is_missing(self, peer: int, message: WhoIsMissing) -> list[Action]:
@@ -453,25 +415,25 @@ class ServerCore:
         pool.forget_offers({event.peer})
         return pool.give_up({event.peer})
 
-    def _on_bury(self, peer: int, message: Evict) -> list[Action]:
+    def _on_evict(self, peer: int, message: Evict) -> list[Action]:
         """Groups have failed. Their updates that arrived whole are contained, chunk by chunk; no
         other update of theirs is."""
         chief = self._membership.chief
-        groups = self._membership.bury(peer, message)
+        groups = self._membership.evict(peer, message)
         if groups is None:
             return []
         replies, actions = self._replies, list[Action]()
-        replies.bury(self._membership.dead)
+        replies.evict(self._membership.dead)
         if self._membership.chief != chief:
             for chunk in self._chunks.values():
                 actions += self._and_look(self._values.give_up(chunk))
         for group, lost in self._membership.take_lost().items():
             actions += self._go_on_without(group, lost)
-        for group, had_joined in groups.items():
+        for group, had_registered in groups.items():
             peers = self._membership.peers_of(group)
             for chunk in self._chunks.values():
-                actions += [Inherit(chunk.index, group, each) for each in chunk.bury(group, peers)]
-            if had_joined:
+                actions += [Inherit(chunk.index, group, each) for each in chunk.evict(group, peers)]
+            if had_registered:
                 clocks = (chunk.clock.done[group] for chunk in self._chunks.values())
                 fewest = min(clocks, default=self._limits.first[group])
                 actions += self._membership_event("death", group, fewest)
@@ -497,7 +459,7 @@ class ServerCore:
         for worker in dead:
             group = self._membership.group_of[worker_id(worker)]
             is_dead = self._membership.is_dead(group)
-            ends = (each.inherited.get(group, each.done[group]) for each in clocks if is_dead)
+            ends = (each.draining.get(group, each.done[group]) for each in clocks if is_dead)
             found.append(max(ends, default=0))
         return found
 
@@ -585,8 +547,6 @@ class ServerCore:
                 chunk.sent[group] = event.clock
             elif event.clock > chunk.sent.get(group, -1):
                 self._refuse_order(peer, index, event.clock)
-            if self._picture is not None and event.clock < chunk.clock.done[group]:
-                chunk.contained_offers.add(group)
         elif event.kind != Kind.INIT or peer != self._membership.chief:
             self._refuse_kind(peer, event.kind)
         return self.rule.on_offered(chunk, group, event)
@@ -723,7 +683,7 @@ class ServerCore:
         if clock < 0:
             self._refuse(peer, f"pushed iteration {clock}")
         self._duplicates += 1
-        chunk.contained_offers.discard(group)
+        chunk.duplicate_offers.discard(group)
         actions = self._answer_again(chunk, peer, header) if is_again else []
         if slot is None:
             return actions
@@ -757,8 +717,6 @@ class ServerCore:
         chunk contains the push, only this sends the reply."""
         clock, version = header.clock, header.chunk_version
         if clock >= chunk.clock.done[header.group]:
-            if not self._membership.has_gone_on(header.group):
-                return []
             chunk.hand_on(header.group, clock, peer, version=version)
             is_asked = header.flags & Flag.RECEIPT
             return [Receipt(peer, chunk.index, clock)] if is_asked else []
@@ -793,7 +751,7 @@ class ServerCore:
     @property
     def has_taken_over(self) -> bool:
         """True if this server replaces a failed one."""
-        return self._picture is not None
+        return self._start.has_taken_over
 
     @property
     def resumed_up_to(self) -> int:

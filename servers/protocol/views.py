@@ -8,8 +8,8 @@ next view.
 
     views = Views(groups=((0,), (1,)), num_servers=2, max_deaths=1)
     views.on_lost(1, "worker 1 (rank 3 on n2)", is_ready=True)   # Evict for every server
-    views.on_buried(0, EvictAck(generation=1, server=0))
-    views.on_buried(1, EvictAck(generation=1, server=1))          # MembershipChanged for workers
+    views.on_ack(0, EvictAck(generation=1, server=0))
+    views.on_ack(1, EvictAck(generation=1, server=1))          # MembershipChanged for workers
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import Evict, EvictAck, MembershipChanged
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
+from psdist.servers.protocol.membership import IsOut
 from psdist.servers.protocol.snapshots import OnWire
 
 
@@ -70,14 +71,13 @@ class Views(HasSnapshot):
         num_servers: int,
         max_deaths: int = 0,
         substitutes: Collection[int] = (),
-        reforms: bool = False,
+        is_out: IsOut = any,
     ) -> None:
         """``groups``: the workers of each; ``max_deaths``: maximum number of failed workers in the
         job; ``substitutes``: workers that have still to join, each a group of its own
-        (psdist.servers.protocol.joins); ``reforms``: True if a group continues without its failed
-        workers while one of its workers runs."""
+        (psdist.servers.protocol.joins)."""
         self._groups = groups
-        self._reforms = reforms
+        self._is_out = is_out
         self._group_of = {worker: group for group in groups for worker in group}
         self._num_servers = num_servers
         self._max_deaths = max_deaths
@@ -135,10 +135,9 @@ class Views(HasSnapshot):
             )
         self.dead.add(worker)
         group = self._group_of[worker]
-        left = tuple(each for each in group if each != worker)
-        stay: tuple[int, ...] = ()
-        if self._reforms:
-            stay, left = tuple(each for each in left if each not in self.out), ()
+        others = tuple(each for each in group if each not in self.out and each != worker)
+        is_out = self._is_out(each in self.dead for each in group)
+        left, stay = (others, ()) if is_out else ((), others)
         self.out.update((worker, *left))
         gone = self.out | self.waiting
         if all(gone.issuperset(each) for each in self._groups):
@@ -167,7 +166,7 @@ class Views(HasSnapshot):
     def reached(self, message: EvictAck) -> list[int]:
         """Return by set the most updates of a failed group that the server's chunks contain.
 
-        Empty if the generation is not the newest, which :meth:`on_buried` refuses. Raises
+        Empty if the generation is not the newest, which :meth:`on_ack` refuses. Raises
         :class:`ProtocolError` if the message is not of these workers."""
         num_dead = len(self._told.dead)
         if not num_dead or message.generation != self.generation:
@@ -180,7 +179,7 @@ class Views(HasSnapshot):
         starts = range(0, len(message.reached), num_dead)
         return [max(message.reached[start : start + num_dead]) for start in starts]
 
-    def on_buried(self, server: int, message: EvictAck) -> list[Survived | SendControl]:
+    def on_ack(self, server: int, message: EvictAck) -> list[Survived | SendControl]:
         """A server has evicted the workers. After the last one, notify the workers."""
         if message.generation != self.generation or server not in self._awaited:
             raise ProtocolError(

@@ -16,9 +16,10 @@ import pytest
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
 from psdist.protocol.ids import COORDINATOR, worker_id, worker_of
-from psdist.servers.protocol.pauses import Pauses
+from psdist.servers.protocol.pauses import Pauses, waits_within
 from psdist.workers.protocol.actions import Action, SendControl
 from psdist.workers.protocol.meetings import Meetings
+from tests.support.coordinators import assemble
 
 
 @dataclass
@@ -43,7 +44,11 @@ class Play:
         self.random = random.Random(self.seed)
         self.count = len(self.lengths)
         bound = {"sync": 0, "ssp": self.staleness}.get(self.mode)
-        self.coordinator = Pauses(num_workers=self.count, groups=self.groups, staleness=bound)
+        self.coordinator = Pauses(
+            num_workers=self.count,
+            groups=self.groups,
+            waits=[] if bound is None else [waits_within(bound)],
+        )
         self.workers = [Meetings(worker) for worker in range(self.count)]
         self.up: list[deque[object]] = [deque() for _ in range(self.count)]
         self.down: list[deque[object]] = [deque() for _ in range(self.count)]
@@ -208,7 +213,7 @@ def held(worker: int, number: int = 1, hold: int = 1, clock: int = 3) -> Held:
 
 
 def test_the_strongest_reason_counts() -> None:
-    coordinator = Pauses(num_workers=2, groups=(), staleness=0)
+    coordinator = Pauses(num_workers=2, groups=(), waits=[waits_within(0)])
     coordinator.on_told(0, held(0), is_collecting=False)
     requeue = Held(worker=1, number=1, hold=1, what="requeue", clocks=[3])
     actions = coordinator.on_told(1, requeue, is_collecting=False)
@@ -217,14 +222,14 @@ def test_the_strongest_reason_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("may_miss", "busy_at", "is_released"),
-    [(True, 5, True), (True, 6, False), (True, 7, True), (False, 5, False)],
+    ("backup", "busy_at", "is_released"),
+    [(1, 5, True), (1, 6, False), (1, 7, True), (0, 5, False)],
 )
 def test_who_has_missed_several_rounds_waits_for_those_who_hold(
-    may_miss: bool, busy_at: int, is_released: bool
+    backup: int, busy_at: int, is_released: bool
 ) -> None:
     """It sits out the round in front of which they hold; who has missed one is told at once."""
-    coordinator = Pauses(num_workers=3, groups=(), staleness=0, may_miss=may_miss)
+    coordinator = assemble(num_workers=3, num_servers=1, backup=backup).pause
     coordinator.on_told(0, held(0, clock=7), is_collecting=False)
     late = Blocked(worker=2, number=1, set_index=0, clock=busy_at)
     for actions in (
@@ -239,7 +244,7 @@ def test_who_has_missed_several_rounds_waits_for_those_who_hold(
 
 
 def test_a_second_delivery_changes_nothing() -> None:
-    coordinator = Pauses(num_workers=2, groups=(), staleness=0)
+    coordinator = Pauses(num_workers=2, groups=(), waits=[waits_within(0)])
     assert coordinator.on_told(0, held(0), is_collecting=False)
     assert coordinator.on_told(0, held(0), is_collecting=False) == []
 
@@ -255,7 +260,7 @@ def test_a_second_delivery_changes_nothing() -> None:
     ],
 )
 def test_what_no_worker_says_is_refused(message: Held | Blocked) -> None:
-    coordinator = Pauses(num_workers=2, groups=(), staleness=0)
+    coordinator = Pauses(num_workers=2, groups=(), waits=[waits_within(0)])
     with pytest.raises(ProtocolError, match="worker 0"):
         coordinator.on_told(0, message, is_collecting=False)
 

@@ -1,9 +1,89 @@
-"""Parts of a coordinator that a test looks at."""
+"""Coordinators with the parts of features, assembled as in psdist.ranks.coordinating."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from psdist.controller.codec import CodecControl
+from psdist.controller.decisions import Controller
+from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.rollback import RiseGuard
+from psdist.controller.steps import StepControl
 from psdist.errors import InvariantError
+from psdist.ranks.coordinator_parts import (
+    choosing_parts,
+    fixed_steps,
+    joining_parts,
+    missing_parts,
+    resume,
+    shrinking_parts,
+)
+from psdist.servers.protocol import coordinator_assembly
 from psdist.servers.protocol.coordinator import Coordinator, Part
+from psdist.servers.protocol.round_control import RoundControl
+
+
+def assemble(
+    *,
+    num_workers: int,
+    num_servers: int,
+    mode: str = "sync",
+    staleness: int = 0,
+    groups: Sequence[Sequence[int]] = (),
+    max_deaths: int = 0,
+    buddies: Sequence[int] = (),
+    hosts: Sequence[str] = (),
+    racks: Sequence[str] = (),
+    num_spares: int = 0,
+    num_substitutes: int = 0,
+    takes_set_mode: bool = False,
+    control: Controller | None = None,
+    steps: StepControl | LossStepControl | None = None,
+    rollback: float | None = None,
+    fidelity: Fidelity | None = None,
+    first_round: int = 0,
+    modes: KeptModes | None = None,
+    reforms: bool = False,
+    backup: int = 0,
+) -> Coordinator:
+    rounds = RoundControl(control, groups=groups) if control is not None else None
+    fixed = fixed_steps(steps, num_workers=num_workers, groups=groups, mode=mode)
+    guard = RiseGuard(rollback) if rollback is not None else None
+    reads = isinstance(control, CodecControl) and (control.reads_losses or guard is not None)
+    if fidelity is not None or first_round:
+        resume(fidelity or Fidelity(), first_round, control, fixed, guard)
+    return coordinator_assembly.assemble(
+        num_workers=num_workers,
+        num_servers=num_servers,
+        mode=mode,
+        staleness=staleness,
+        groups=groups,
+        num_substitutes=num_substitutes,
+        max_deaths=max_deaths,
+        is_out=all if reforms else any,
+        parts=[
+            *choosing_parts(
+                num_servers=num_servers,
+                begins=modes,
+                takes_set_mode=takes_set_mode,
+                rounds=rounds,
+                steps=fixed,
+                guard=guard,
+                reads_losses=reads,
+            ),
+            *shrinking_parts(groups, reforms=reforms, rounds=rounds),
+            *joining_parts(
+                num_workers=num_workers,
+                buddies=buddies,
+                hosts=hosts,
+                racks=racks,
+                num_spares=num_spares,
+                num_substitutes=num_substitutes,
+            ),
+            *missing_parts(backup=backup),
+        ],
+    )
 
 
 def part_of(coordinator: Coordinator, cls: type[Part]) -> Part:

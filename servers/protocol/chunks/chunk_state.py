@@ -79,7 +79,7 @@ class ChunkState:
     """Groups with such pushes in the order of arrival; ssp and async only."""
     sent: dict[int, int] = field(default_factory=dict)
     """Group -> its newest iteration whose push was offered."""
-    contained_offers: set[int] = field(default_factory=set)
+    duplicate_offers: set[int] = field(default_factory=set)
     """Groups that offer a push which the chunk contains. Their workers had sent the push to a
     failed server and wait for a reply. Its slot is free again at once."""
     parked: dict[int, list[PendingReply]] = field(default_factory=dict)
@@ -143,12 +143,12 @@ class ChunkState:
         now = min_done, clock.limits.admissions
         if self._turn_of != now:
             self._turn, self._turn_of = 0, now
-        inherited = clock.inherited
+        draining = clock.draining
         for group in range(self._turn, len(done)):
             # As clock.is_required(group), without a call for each group of a round.
             if (
                 done[group] == min_done
-                and (min_done < limit[group] or group in inherited)
+                and (min_done < limit[group] or group in draining)
                 and group not in gathered
             ):
                 self._turn = group
@@ -193,12 +193,12 @@ class ChunkState:
 
     # -- failures ----------------------------------------------------------------------------
 
-    def bury(self, group: int, peers: Collection[int]) -> list[int]:
+    def evict(self, group: int, peers: Collection[int]) -> list[int]:
         """``group``, of the workers ``peers``, has failed. Return its iterations that have arrived
         whole and will be contained."""
         clocks = [push.clock for push in self._received_of(group)]
         self.owe_nothing(peers)
-        self.clock.bury(group, inherited=len(clocks))
+        self.clock.evict(group, num_arrived=len(clocks))
         return clocks
 
     def lose(self, group: int, peers: Collection[int]) -> list[int]:
@@ -223,9 +223,9 @@ class ChunkState:
     def owe_nothing(self, peers: Collection[int]) -> None:
         """No reply is parked for these any more."""
         for needed, replies in tuple(self.parked.items()):
-            kept = [each for each in replies if each.peer not in peers]
-            if kept:
-                self.parked[needed] = kept
+            others = [each for each in replies if each.peer not in peers]
+            if others:
+                self.parked[needed] = others
             else:
                 del self.parked[needed]
         self.unloaded_pulls = [each for each in self.unloaded_pulls if each.peer not in peers]

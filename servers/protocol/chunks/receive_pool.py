@@ -119,11 +119,11 @@ class ReceivePool:
         """Nothing that these peers offer is received any more."""
         for chunk, groups in tuple(self._held.items()):
             for group, held in tuple(groups.items()):
-                kept = deque(each for each in held.tickets if each[0] not in peers)
-                if len(kept) == len(held.tickets):
+                others = deque(each for each in held.tickets if each[0] not in peers)
+                if len(others) == len(held.tickets):
                     continue
-                held.tickets = kept
-                if not kept:
+                held.tickets = others
+                if not others:
                     self._forget(chunk, group)
 
     def give_up(self, peers: Collection[int]) -> list[Action]:

@@ -213,7 +213,7 @@ class Replies:
         if (
             pending.flags & Flag.FOR_PULL
             or (pending.version == chunk.version and self._knows(pending.peer, chunk))
-            or window.admits(pending.peer, chunk.index)
+            or window.has_room(pending.peer, chunk.index)
         ):
             return True
         window.add(chunk, pending)
@@ -230,7 +230,7 @@ class Replies:
         for token in chunk.implied_replies(peer, clock):
             self.close(chunk, token)
 
-    def bury(self, peers: Collection[int]) -> None:
+    def evict(self, peers: Collection[int]) -> None:
         """Nothing is owed to these any more."""
         self.dead.update(peers)
         if self.window is not None:

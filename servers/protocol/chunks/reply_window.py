@@ -6,7 +6,7 @@ few (:data:`psdist.protocol.flow.REPLY_WINDOW_BYTES`); else it waits, and of tho
 leaves first that the next forward pass reads first. Replies to pulls never wait here.
 
     window = ReplyWindow(ReplyFlow(sizes=sizes, rank=rank, most_bytes=1 << 20))
-    window.admits(peer, chunk)          # False: window.add(chunk, pending)
+    window.has_room(peer, chunk)          # False: window.add(chunk, pending)
     window.open(token)
     window.close(token)                 # it has left, or something proves that it has arrived
     window.take(peer)                   # a reply that may leave now, or None
@@ -35,7 +35,7 @@ class ReplyWindow:
         """By peer, a heap: by rank; of one chunk two may wait, the earlier first."""
         self._turns = count()
 
-    def admits(self, peer: int, chunk: int) -> bool:
+    def has_room(self, peer: int, chunk: int) -> bool:
         """Whether a reply about the chunk may leave now."""
         under_way = self._under_way.get(peer)
         if not under_way:
@@ -58,7 +58,7 @@ class ReplyWindow:
     def take(self, peer: int) -> tuple[ChunkState, PendingReply] | None:
         """Remove and return a waiting reply that may leave now."""
         waiting = self._waiting.get(peer)
-        if not waiting or not self.admits(peer, waiting[0][2].index):
+        if not waiting or not self.has_room(peer, waiting[0][2].index):
             return None
         *_, chunk, pending = heappop(waiting)
         return chunk, pending
@@ -79,5 +79,5 @@ class ReplyWindow:
                     f"{describe_peer(peer)}, {self._most_bytes} may be"
                 )
         for peer, waiting in self._waiting.items():
-            if waiting and self.admits(peer, waiting[0][2].index):
+            if waiting and self.has_room(peer, waiting[0][2].index):
                 raise InvariantError(f"a reply to {describe_peer(peer)} waits that may leave")

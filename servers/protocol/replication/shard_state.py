@@ -59,12 +59,12 @@ from psdist.servers.protocol.replication.records import (
 )
 
 _STANDINGS = {
-    "join": (Standing.UNREGISTERED, Standing.ACTIVE),
-    "suspend": (Standing.ACTIVE, Standing.SUSPENDED),
-    "resume": (Standing.SUSPENDED, Standing.ACTIVE),
-    "leave": (Standing.ACTIVE, Standing.LEFT),
+    "join": ((Standing.UNREGISTERED, Standing.WAITING), Standing.ACTIVE),
+    "suspend": ((Standing.ACTIVE,), Standing.SUSPENDED),
+    "resume": ((Standing.SUSPENDED,), Standing.ACTIVE),
+    "leave": ((Standing.ACTIVE,), Standing.LEFT),
 }
-"""Kind of a membership event -> standing of the group before and after it."""
+"""Kind of a membership event -> standings of the group before it, and the one after it."""
 
 _NOTHING: Final = Frame()
 
@@ -113,7 +113,6 @@ class ShardState:
         and state come from a checkpoint; ``num_substitutes``: the last groups, which may join
         after others have failed."""
         self.first = list(first or [0] * num_groups)
-        self._first_substitute = num_groups - num_substitutes
         self.clocks = {chunk: list(self.first) for chunk in chunks}
         """Chunk -> by group: the number of its updates that the chunk contains."""
         self.versions = dict.fromkeys(chunks, 1)
@@ -121,7 +120,8 @@ class ShardState:
         """Chunks that have values."""
         self.newest_loads = dict.fromkeys(chunks, 0)
         """Chunk -> number of the values that the chief set last."""
-        self.standings = [Standing.UNREGISTERED] * num_groups
+        self.standings = [Standing.UNREGISTERED] * (num_groups - num_substitutes)
+        self.standings += [Standing.WAITING] * num_substitutes
         self.stops = list(self.first)
         """By group: the iterations after which it stopped, if it does not count."""
         self.num_updates = self.num_steps = 0
@@ -169,21 +169,13 @@ class ShardState:
         """True if values and state are here, and all groups have joined."""
         if self.is_partial:
             return False
-        planned = self.standings[: self._first_substitute]
-        has_groups = self._has_begun and Standing.UNREGISTERED not in planned
+        has_groups = self._has_begun and Standing.UNREGISTERED not in self.standings
         return has_groups and not self._num_state_parts and len(self.loaded) == len(self.clocks)
 
     @property
     def has_members(self) -> bool:
         """True if a group has not joined yet, or not left. Substitutes need not join."""
-        gone = {Standing.LEFT, Standing.DEAD}
-        planned, substitutes = (
-            self.standings[: self._first_substitute],
-            self.standings[self._first_substitute :],
-        )
-        return not gone.issuperset(planned) or not (
-            {*gone, Standing.UNREGISTERED}.issuperset(substitutes)
-        )
+        return not {Standing.LEFT, Standing.DEAD, Standing.WAITING}.issuperset(self.standings)
 
     def apply(self, record: Record, carried: Frame = _NOTHING) -> list[Change]:
         """Return the actions that make the record's change, in order.
@@ -249,19 +241,18 @@ class ShardState:
 
     def _on_member(self, record: MemberRecord, _carried: Frame) -> list[Change]:
         group = record.group
-        before, behind = _STANDINGS.get(record.kind, (None, None))
-        if not 0 <= group < len(self.standings) or self.standings[group] is not before:
+        before, after = _STANDINGS.get(record.kind, ((), Standing.DEAD))
+        if not 0 <= group < len(self.standings) or self.standings[group] not in before:
             self._refuse(f"a membership event {record.kind!r:.80} of group {group}")
-        assert behind is not None
-        self.standings[group] = behind
         if record.kind == "join":
             self._begin(group, record.clock)
+        self.standings[group] = after
         if record.kind in ("suspend", "leave"):
             self.stops[group] = record.clock
         return [MembershipEvent(record.kind, group, record.clock, record.workers)]
 
     def _begin(self, group: int, clock: int) -> None:
-        is_late = group >= self._first_substitute
+        is_late = self.standings[group] is Standing.WAITING
         if clock < 0 or (clock != self.first[group] and not is_late):
             self._refuse(f"group {group}, which joins at clock {clock}")
         self.first[group] = self.stops[group] = clock

@@ -58,8 +58,8 @@ class RoundClock(ChunkClock):
         """Rounds that the chunk has passed, with a step or without a gradient."""
 
     def catch_up(self) -> None:
-        if self.changes is not self.limits.changes:
-            self.changes = self.limits.changes
+        if self.revision is not self.limits.revision:
+            self.revision = self.limits.revision
             self.min_done = min(self.done_of_counting(), default=NEVER)
 
     def advance(self, group: int) -> None:
@@ -75,7 +75,7 @@ class RoundClock(ChunkClock):
 
     def check_invariants(self) -> None:
         lowest = min(self.done_of_counting(), default=NEVER)
-        if self.changes is self.limits.changes and self.min_done != lowest:
+        if self.revision is self.limits.revision and self.min_done != lowest:
             raise InvariantError(f"min_done {self.min_done}, but the groups are at {self.done}")
 
 

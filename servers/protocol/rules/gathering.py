@@ -64,7 +64,7 @@ class Gathered(RoundRule):
 
     def _is_past(self, chunk: ChunkState, group: int) -> bool:
         """Return True if the chunk contains the push that the group offers."""
-        return group in chunk.contained_offers
+        return group in chunk.duplicate_offers
 
     def _turn(self, chunk: ChunkState) -> int | None:
         """Return the group whose update is folded next; None if no group is in turn."""

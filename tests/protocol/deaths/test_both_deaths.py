@@ -104,7 +104,7 @@ def play_an_inheritance() -> VirtualJob:
     job.network.run(until=is_received)
     job.network.crash(worker_id(0))
     job.network.run(until=lambda: coordinator.out and not coordinator.membership.is_settling)
-    assert ("ChunkClock", "inherited") in fields_in_use(job.servers[1], {"ChunkClock"})
+    assert ("ChunkClock", "draining") in fields_in_use(job.servers[1], {"ChunkClock"})
     job.network.crash(server_id(1))
     job.run()
     return job
@@ -191,7 +191,7 @@ def test_a_generation_that_was_taken_in_is_not_taken_in_again() -> None:
             for each in hosted.sets:
                 generation = each.core.generation
                 again = Evict(generation=generation, dead=[0])
-                assert each.core._on_bury(COORDINATOR, again) == []
+                assert each.core._on_evict(COORDINATOR, again) == []
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_a_server_that_does_nothing_about_a_death_is_noticed(
         core._membership.generation = message.generation
         return []
 
-    monkeypatch.setattr(ServerCore, "_on_bury", take_in)
+    monkeypatch.setattr(ServerCore, "_on_evict", take_in)
     with pytest.raises(AssertionError, match="wait"):
         play_and_prove(SEEDS)
 

@@ -37,9 +37,9 @@ TABLE = rows()
 KINDS = {"fixed", "logged", "reproduced", "volatile", "set-up", "refused"}
 ALONE = "ends the job with one error"
 NOT_TRIED_HERE = {
-    ("ChunkClock", "inherited"),  # tests/protocol/deaths/test_both_deaths.py
+    ("ChunkClock", "draining"),  # tests/protocol/deaths/test_both_deaths.py
     # From an offer to its arrival, while one server has the shard: no scenario here has met it.
-    ("ChunkState", "contained_offers"),
+    ("ChunkState", "duplicate_offers"),
 }
 TRIED = {
     (row.cls, field): ALONE in row.remedy

@@ -67,12 +67,13 @@ from psdist.protocol.memory import as_tensor
 from psdist.servers.loop import ServerLoop, Standby
 from psdist.servers.protocol.assembly import assemble_core
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.rules.rule import MakeRule
+from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.successor import Successor
 from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.replication import ReplicationOptions
 from psdist.servers.set_loop import ServerOptions, SetLoop
@@ -84,7 +85,7 @@ from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.reforming import ReformingChannel
-from tests.support.coordinators import part_of
+from tests.support.coordinators import assemble, part_of
 from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.group import VirtualGroup
@@ -527,7 +528,7 @@ class VirtualJob(SetOfJob):
             num_spares=schedule.spares,
             num_substitutes=self.num_substitutes,
             reforms=self.reforms,
-            may_miss=schedule.backup > 0,
+            backup=schedule.backup,
         )
 
     def _options(self, server: int, wire: Wire, *, keeper: int | None = None) -> ServerOptions:
@@ -654,9 +655,9 @@ class VirtualJob(SetOfJob):
             groups=self.groups,
             resumed_up_to=resumed_up_to,
             survives_workers=self.max_deaths > 0,
-            picture=picture,
+            start=Start() if picture is None else Successor(picture),
             num_substitutes=self.num_substitutes,
-            reforms=self.reforms,
+            is_out=all if self.reforms else any,
         )
         check_server_after_every_event(core, is_large=self.schedule.is_large)
         return core

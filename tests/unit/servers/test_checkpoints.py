@@ -41,6 +41,7 @@ from psdist.servers.protocol.checkpoints import (
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
 from psdist.servers.protocol.coordinator_assembly import assemble
+from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
 from tests.unit.servers.test_state import built, core_of
 
@@ -250,7 +251,7 @@ def restored(mode: str = "sync", clocks: tuple[int, ...] = (5, 7)) -> ServerCore
         server=0,
         make_rule=rule_for(mode, staleness=1),
         groups=[(0,), (1,)],
-        first=FirstClocks(checkpoint="step-00000005", clocks=clocks),
+        start=Start(FirstClocks(checkpoint="step-00000005", clocks=clocks)),
     )
     setup = Setup(partition=b"", optimizer="", hyper=b"", restore="step-00000005")
     core.handle(ControlArrived(worker_id(0), setup))
@@ -280,10 +281,10 @@ def test_groups_begin_where_the_checkpoint_has_them() -> None:
 def test_what_leaders_say_before_the_model_is_logged_behind_what_is_restored(
     is_restored: bool,
 ) -> None:
-    """As a buddy's copy logs it, which knows of them only when it knows the model."""
+    """As a replica logs it, which knows of them only when it knows the model."""
     first = FirstClocks(checkpoint=STEP, clocks=(5, 7)) if is_restored else None
     core = assemble_core(
-        server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,), (1,)], first=first
+        server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,), (1,)], start=Start(first)
     )
     joined = MembershipEvent("join", 1, 7 if is_restored else 0, 1)
     suspended = MembershipEvent("suspend", 1, joined.clock, 1)
@@ -310,7 +311,7 @@ def test_a_group_that_begins_elsewhere_is_refused(clock: int) -> None:
 def test_the_chief_and_the_server_go_on_from_the_same_or_not_at_all() -> None:
     for first, told in ((None, STEP), (FirstClocks(checkpoint=STEP, clocks=(3,)), "")):
         core = assemble_core(
-            server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,)], first=first
+            server=0, make_rule=rule_for("sync", staleness=0), groups=[(0,)], start=Start(first)
         )
         setup = Setup(partition=b"", optimizer="", hyper=b"", restore=told)
         (failed,) = core.handle(ControlArrived(worker_id(0), setup))

@@ -95,7 +95,7 @@ class Clocks(RuleBasedStateMachine):
         assert moved_to is self.frontier.chunk or (
             moved_to is None and self.frontier.chunk is before
         )
-        assert moved_to is None or moved_to.clock.changes == self.limits.changes
+        assert moved_to is None or moved_to.clock.revision == self.limits.revision
 
     @precondition(lambda self: self.plain.may_count())
     @rule(data=st.data())

@@ -453,3 +453,10 @@ def test_numbers_that_do_not_fit_together_break_the_protocol(
     ]
     with pytest.raises(ProtocolError, match=f"to mean {what}"):
         collected(1, entered)
+
+
+def test_what_rounds_took_is_refused_where_nothing_depends_on_it() -> None:
+    for told in ({"own_us": [5], "waits_us": [1]}, {"errors_ppm": [3]}):
+        progress = Progress(worker=0, clock=1, samples=1, **told)
+        with pytest.raises(ProtocolError, match="worker 0 told what rounds took, unasked"):
+            tell(assemble(num_workers=1, num_servers=1), progress)

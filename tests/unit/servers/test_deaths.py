@@ -56,9 +56,9 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
 )
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.views import Death, Survived, Views
+from tests.support.coordinators import assemble
 from tests.unit.servers.test_coordinator_machine import sent, tell
 from tests.unit.servers.test_state import core_of, only, push
 
@@ -72,7 +72,7 @@ def deaths_of(num_workers: int = 4, num_servers: int = 2, **limits: int) -> View
 
 def buried_by(deaths: Views, *servers: int) -> list[Any]:
     told = [
-        deaths.on_buried(server, EvictAck(generation=deaths.generation, server=server))
+        deaths.on_ack(server, EvictAck(generation=deaths.generation, server=server))
         for server in servers
     ]
     return [action for actions in told for action in actions]
@@ -174,7 +174,7 @@ def test_an_answer_of_another_generation_is_refused_and_so_is_a_second_one(
     with pytest.raises(
         ProtocolError, match=r"server 0 sent EvictAck of generation \d in generation"
     ):
-        deaths.on_buried(0, message)
+        deaths.on_ack(0, message)
     buried_by(deaths, 0)
     with pytest.raises(ProtocolError, match="in generation 1, or twice"):
         buried_by(deaths, 0)
@@ -476,7 +476,7 @@ def test_an_update_of_the_dead_that_has_arrived_whole_is_in_the_step(is_folded: 
         worker_id(group) for group in {0, 1, 2} - {dead}
     }
     core.check_invariants()
-    assert core._chunks[0].clock.inherited == {}
+    assert core._chunks[0].clock.draining == {}
     (step,) = only([each for g in {0, 1, 2} - {dead} for each in push(core, g, 1)], Step)
     assert dead not in [each.group for each in step.contributions]
 

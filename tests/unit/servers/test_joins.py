@@ -56,10 +56,10 @@ from psdist.servers.protocol.checkpoints import CompleteCheckpoint
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
-from psdist.servers.protocol.pauses import Pauses
+from psdist.servers.protocol.pauses import Pauses, waits_within
 from psdist.servers.protocol.state import ServerCore
+from tests.support.coordinators import assemble
 from tests.unit.servers.test_coordinator_machine import sent, tell
 from tests.unit.servers.test_state import HYPER, Frame, built, only, push
 
@@ -110,7 +110,7 @@ def test_nobody_joins_before_one_who_lives_is_where_the_dead_have_come() -> None
     joins = asked(1)
     are_ready(joins, 3)
     for reached in ([4], [6], [], [5]):
-        joins.on_buried(reached)
+        joins.on_evict_ack(reached)
     assert joins.admit(7, [(5,)], state=STATE) == []
     assert joins.ready == [3]
     assert [joins.may_join([clock]) for clock in (5, 6, 7)] == [False, True, True]
@@ -139,7 +139,7 @@ def test_where_it_still_cannot_the_others_hold_ever_more_rarely() -> None:
 def test_of_several_sets_the_living_say_where_since_the_dead_may_be_between_two_steps() -> None:
     joins = asked(1)
     are_ready(joins, 3, num_sets=2)
-    joins.on_buried([4, 3])
+    joins.on_evict_ack([4, 3])
     assert joins.may_join([1])
     assert joins.admit(7, [(3, 3)], state=STATE) == [Joined(3, 1, (3, 3), STATE)]
 
@@ -511,7 +511,7 @@ def test_a_meeting_is_called_again_where_another_one_was_for_something_else() ->
 
 
 def meetings_of(num_workers: int = 4) -> Pauses:
-    return Pauses(num_workers=num_workers, groups=(), staleness=0, substitutes=(3,))
+    return Pauses(num_workers=num_workers, groups=(), waits=[waits_within(0)], substitutes=(3,))
 
 
 def hold(meetings: Pauses, worker: int, *, number: int = 1, hold: int = 1) -> list[Any]:
@@ -693,7 +693,7 @@ def test_the_chief_may_be_a_substitute_that_has_joined_but_none_that_waits() -> 
 )
 def test_none_but_substitutes_are_admitted(worker: int, clock: int) -> None:
     (failed,) = only(admit(core_of("ssp"), clock, worker), Fail)
-    assert "it admits substitutes, the workers of groups 2 to 2, each of them once" in str(
+    assert "it admits the workers of groups that wait, now [2], each of them once" in str(
         failed.error
     )
 
@@ -712,7 +712,7 @@ def test_a_substitute_does_not_register_itself() -> None:
     register = Register(group=2, workers=[2], clock=0)
     (failed,) = core_of("ssp").handle(ControlArrived(worker_id(2), register))
     assert isinstance(failed, Fail)
-    assert "registered group 2, a substitute's; server 0 admits it" in str(failed.error)
+    assert "registered group 2, which waits until the coordinator admits it" in str(failed.error)
 
 
 def test_a_substitute_is_not_admitted_to_a_round_that_is_over() -> None:

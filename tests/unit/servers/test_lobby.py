@@ -185,7 +185,7 @@ def test_who_has_died_is_waited_for_neither_by_the_next_job_nor_by_the_end() -> 
 
 
 def test_spares_are_told_of_a_job_and_of_the_end_as_servers_are() -> None:
-    lobby = Lobby(num_workers=1, num_servers=2, num_spares=2)
+    lobby = Lobby(num_workers=1, num_servers=2, spares=[spare_id(0), spare_id(1)])
     others = [server_id(1), spare_id(0), spare_id(1)]
     begun = Begun(job=1, settings={})
     peers = [*others, worker_id(0)]
@@ -195,7 +195,7 @@ def test_spares_are_told_of_a_job_and_of_the_end_as_servers_are() -> None:
 
 
 def test_spares_for_workers_are_told_as_servers_are_until_one_has_joined() -> None:
-    lobby = Lobby(num_workers=2, num_servers=1, num_substitutes=2)
+    lobby = Lobby(num_workers=2, num_servers=1, joining={2: worker_id(2), 3: worker_id(3)})
     call(lobby, 0)
     begun = call(lobby, 1)[1:]
     assert [each.peer for each in begun if isinstance(each, SendControl)] == [
@@ -210,14 +210,14 @@ def test_spares_for_workers_are_told_as_servers_are_until_one_has_joined() -> No
 
 
 def test_a_spare_that_has_joined_and_died_is_gone() -> None:
-    lobby = Lobby(num_workers=1, num_servers=1, num_substitutes=1)
+    lobby = Lobby(num_workers=1, num_servers=1, joining={1: worker_id(1)})
     lobby.admit([1])
     assert lobby.handle(worker_id(0), Gone(worker=0)) == []
     assert lobby.lose(1) == [AllGone()]
 
 
 def test_a_spare_that_has_not_joined_begins_no_job_and_is_not_gone() -> None:
-    lobby = Lobby(num_workers=1, num_servers=1, num_substitutes=1)
+    lobby = Lobby(num_workers=1, num_servers=1, joining={1: worker_id(1)})
     with pytest.raises(ProtocolError, match="sent Gone of worker 1"):
         lobby.handle(worker_id(1), Gone(worker=1))
     lobby.admit([1])

@@ -23,9 +23,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.modes import SET_MODE, pack_mode, unpack_mode
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import CoordinatorAction
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges
-from tests.support.coordinators import part_of
+from tests.support.coordinators import assemble, part_of
 
 
 def answer(number: int, server: int, *rounds: int) -> ModeProposed:

@@ -28,12 +28,11 @@ from psdist.protocol.modes import SET_MODE
 from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import CoordinatorAction
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved
 from psdist.servers.protocol.views import Death
-from tests.support.coordinators import part_of
+from tests.support.coordinators import assemble, part_of
 
 SKEWED = [[9000, 1000] * (WINDOW // 2), [1000, 9000] * (WINDOW // 2)]
 """Of each of two groups what its rounds have taken by themselves: by turns."""

@@ -36,13 +36,13 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.membership import Membership, Standing
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved, RoundControl
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.views import Death, Views
+from tests.support.coordinators import assemble
 from tests.unit.servers.test_state import HYPER, built, only
 
 GROUPS = ((0, 1, 2), (3,))
@@ -179,7 +179,7 @@ def declared(deaths: Views, worker: int) -> Death:
 
 
 def test_the_others_of_the_group_stay_until_the_last_one_dies() -> None:
-    deaths = Views(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
+    deaths = Views(groups=GROUPS, num_servers=1, max_deaths=9, is_out=all)
     first = declared(deaths, 0)
     assert (first.left, first.group, first.stay, first.chief) == ((), 0, (1, 2), 1)
     assert (deaths.out, deaths.live) == ({0}, [1, 2, 3])
@@ -190,7 +190,7 @@ def test_the_others_of_the_group_stay_until_the_last_one_dies() -> None:
 
 
 def test_a_group_counts_while_one_of_it_lives() -> None:
-    deaths = Views(groups=GROUPS, num_servers=1, max_deaths=9, reforms=True)
+    deaths = Views(groups=GROUPS, num_servers=1, max_deaths=9, is_out=all)
     for worker in (3, 0, 1):
         declared(deaths, worker)
     with pytest.raises(PeerLostError, match="which leaves no group: restart the job"):
@@ -221,7 +221,7 @@ def test_without_the_setting_nobody_tells() -> None:
 
 
 def membership() -> Membership:
-    made = Membership(server=0, groups=GROUPS, reforms=True)
+    made = Membership(server=0, groups=GROUPS, is_out=all)
     for members in GROUPS:
         group = GROUPS.index(members)
         made.join(worker_id(members[0]), Register(group=group, workers=list(members), clock=0))
@@ -230,7 +230,7 @@ def membership() -> Membership:
 
 
 def bury(made: Membership, *dead: int, generation: int = 1) -> Any:
-    return made.bury(COORDINATOR, Evict(generation=generation, dead=list(dead)))
+    return made.evict(COORDINATOR, Evict(generation=generation, dead=list(dead)))
 
 
 def test_a_group_goes_on_with_those_who_are_left() -> None:
@@ -243,7 +243,6 @@ def test_a_group_goes_on_with_those_who_are_left() -> None:
     assert (made.num_active_workers, made.num_active_groups) == (3, 2)
     assert made.pushing == {worker_id(1), worker_id(2), worker_id(3)}
     assert made.chief == worker_id(1)
-    assert made.has_gone_on(0)
     assert not made.is_dead(0)
     made.check_invariants()
     with pytest.raises(ProtocolError, match="worker 1 speaks"):
@@ -259,7 +258,6 @@ def test_it_dies_with_the_last_of_them() -> None:
     assert bury(made, 0, 1, 2, generation=3) == {0: True}
     assert made.take_lost() == {}
     assert made.is_dead(0)
-    assert not made.has_gone_on(0)
     assert (made.num_active_workers, made.num_active_groups) == (1, 1)
 
 
@@ -298,7 +296,7 @@ def server(mode: str = "sync", *, chunks: int = 1) -> ServerCore:
         make_rule=rule_for(mode, staleness=3),
         groups=[(0, 1), (2,)],
         survives_workers=True,
-        reforms=True,
+        is_out=all,
     )
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     core.handle(built(chunks, [Frame(capacity=4) for _ in range(4)]))
@@ -391,7 +389,7 @@ def test_what_comes_again_need_not_come_in_order_and_all_else_must() -> None:
 
 def test_settings_may_be_told_from_any_version_on_by_who_goes_on_for_others() -> None:
     core = server()
-    late = SettingsOfWorkers(server=0, pipeline=0, may_begin_late=True)
+    late = SettingsOfWorkers(server=0, pipeline=0)
     late.describe_model(num_pieces=1, num_optimizer_groups=1)
     late.learn(worker_id(7), Settings(version=5, hyper=HYPER, absent=[]))
     assert late.of(worker_id(7), 5).hyper == HYPER

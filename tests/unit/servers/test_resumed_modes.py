@@ -5,12 +5,13 @@ from __future__ import annotations
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import assemble_core
+from psdist.servers.protocol.start import Start
 from tests.support.rules import switching
 
 
 def highest_sent(first: FirstClocks | None, *changes: ChangeMode) -> int:
     rule = switching((0, "ssp", 3), *(each[:3] for each in changes))
-    core = assemble_core(server=0, make_rule=rule, groups=((0,), (1,)), first=first)
+    core = assemble_core(server=0, make_rule=rule, groups=((0,), (1,)), start=Start(first))
     return core.highest_sent
 
 

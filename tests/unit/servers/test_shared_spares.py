@@ -33,13 +33,12 @@ from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.joins import Joined, Joins, SubstituteDeath
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.pairs import next_keeper
 from psdist.servers.protocol.takeovers import SpareDeath, Takeovers
-from tests.support.coordinators import part_of
+from tests.support.coordinators import assemble, part_of
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.unit.servers.test_coordinator_machine import tell
 
@@ -266,7 +265,12 @@ def test_a_spare_that_has_not_followed_is_asked_when_it_has() -> None:
 
 
 def test_between_jobs_a_spare_is_told_once_and_who_has_joined_ends_by_itself() -> None:
-    lobby = Lobby(num_workers=1, num_servers=2, num_spares=2, num_substitutes=2)
+    lobby = Lobby(
+        num_workers=1,
+        num_servers=2,
+        spares=[spare_id(0), spare_id(1)],
+        joining={1: spare_id(0), 2: spare_id(1)},
+    )
     begun = lobby.handle(worker_id(0), Begin(worker=0, job=1, settings={}))
     peers = [peer for peer, each in said(begun) if isinstance(each, Begun)]
     assert peers == [server_id(1), spare_id(0), spare_id(1), worker_id(0)]

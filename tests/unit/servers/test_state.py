@@ -438,7 +438,7 @@ def test_every_error_names_the_server_that_found_it() -> None:
     wrong = [
         ControlArrived(worker_id(0), SETUP),
         ControlArrived(worker_id(0), register),
-        ControlArrived(worker_id(0), Settings(version=5, hyper=HYPER, absent=[])),
+        ControlArrived(worker_id(0), Settings(version=0, hyper=HYPER, absent=[])),
         Arrived(worker_id(0), second, None),
     ]
     fails = [core.handle(event)[0] for event in wrong]
@@ -506,7 +506,7 @@ TWO_GROUPS = pack_hyperparameters([{"lr": 0.1}, {"lr": 0.2}])
             [Suspend(group=1, clock=-1, seq=1)],
             "suspended group 1 after -1 iterations; the 1 chunks here contain 0 updates of it",
         ),
-        (1, [Register(group=1, workers=[1], clock=0)], "registered group 1 twice"),
+        (1, [Register(group=1, workers=[1], clock=0)], "registered group 1, which is active"),
         (
             2,
             [Register(group=2, workers=[2, 3], clock=0)],

@@ -29,10 +29,9 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepFidelity
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.losses import Losses, LossHeard
 from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
-from tests.support.coordinators import part_of
+from tests.support.coordinators import assemble, part_of
 
 
 def coordinator(*, is_by_speed: bool = True) -> Coordinator:
@@ -304,7 +303,7 @@ def test_what_was_fixed_is_kept_by_block() -> None:
 
 
 def test_where_nothing_is_chosen_by_the_loss_nothing_is_kept() -> None:
-    assert assemble(num_workers=3, num_servers=1).kept(3) is None
+    assert assemble(num_workers=3, num_servers=1).kept(3) == Fidelity()
 
 
 def test_steps_by_speed_go_on_with_nothing() -> None:

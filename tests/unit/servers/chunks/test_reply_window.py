@@ -75,10 +75,10 @@ def test_each_worker_has_a_window_of_its_own() -> None:
 
 def test_one_that_is_larger_than_the_window_leaves_alone() -> None:
     window = ReplyWindow(ReplyFlow(sizes=[50, 1], rank=[0, 1], most_bytes=20))
-    assert window.admits(ME, 0)
+    assert window.has_room(ME, 0)
     window.open(ReplyToken(ME, 0, 0, 1))
-    assert not window.admits(ME, 1)
-    assert window.admits(OTHER, 1)
+    assert not window.has_room(ME, 1)
+    assert window.has_room(OTHER, 1)
 
 
 def test_a_push_that_proves_what_has_arrived_lets_others_leave() -> None:
@@ -158,7 +158,7 @@ def test_what_waits_for_the_dead_is_forgotten_and_others_keep_theirs() -> None:
     for worker in range(2):
         for chunk in range(4):
             server.push(chunk, worker=worker)
-    server.replies.bury({ME})
+    server.replies.evict({ME})
     assert server.sent(0) == server.sent(1) == []
     assert server.sent(0, worker=1) == [3]
     assert server.replies.dead == {ME}

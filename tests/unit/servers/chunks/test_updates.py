@@ -480,6 +480,6 @@ def test_a_push_that_the_chunk_contains_takes_a_slot_out_of_its_turn() -> None:
     core = server("sync")
     needed = core.rule.slots_needed
     assert needed(0, 1) == EARLY
-    core._chunks[0].contained_offers.add(1)
+    core._chunks[0].duplicate_offers.add(1)
     assert needed(0, 1) == ADDS
     assert needed(0, 0) == FRONTIER

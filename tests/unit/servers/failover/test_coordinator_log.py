@@ -44,7 +44,6 @@ from psdist.protocol.coordinator_line import TOLD_EVERY
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import Complete, EndJob, WriteMetrics
-from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import (
     CoordinatorLog,
     EntrustAll,
@@ -53,6 +52,7 @@ from psdist.servers.protocol.failover.coordinator_log import (
     Over,
 )
 from psdist.servers.protocol.takeovers import ShardAlone
+from tests.support.coordinators import assemble
 
 NUM_WORKERS, NUM_SERVERS = 2, 3
 STANDBY = server_id(1)

@@ -43,6 +43,7 @@ from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.rules.sync import Sync
 from psdist.servers.protocol.state import ServerCore
+from psdist.servers.protocol.successor import Successor
 from tests.support.rules import switching
 from tests.unit.servers.replication.test_machines import step
 
@@ -69,7 +70,7 @@ def going_on(
 ) -> tuple[ServerCore, list[Action]]:
     """And what it does first."""
     core = assemble_core(
-        server=1, make_rule=rule, groups=[(0,), (1,)], picture=known,
+        server=1, make_rule=rule, groups=[(0,), (1,)], start=Successor(known),
     )  # fmt: skip
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     rule = PayloadRule(
@@ -106,12 +107,12 @@ def test_where_that_had_answered_nothing_it_may_have_sent_what_its_copy_allows()
     assert (core.highest_sent, core.held_above) == (4, None)
     pipelined = assemble_core(
         server=1, make_rule=switching((0, "ssp", 2)), groups=[(0,), (1,)], pipeline=1,
-        picture=picture(),
+        start=Successor(picture()),
     )  # fmt: skip
     assert pipelined.highest_sent == 5
     nothing = assemble_core(
         server=1, make_rule=SWITCHING, groups=[(0,), (1,)],
-        picture=ShardState(chunks=(), num_groups=2, num_state_parts=0),
+        start=Successor(ShardState(chunks=(), num_groups=2, num_state_parts=0)),
     )  # fmt: skip
     assert nothing.highest_sent == -1
 
