@@ -16,17 +16,15 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import add
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
 from psdist.codecs.layout import Layouts
 from psdist.codecs.schemes.raw import RAW
-from psdist.codecs.wire import RAW_WIRE, Wire, payload_rule
-from psdist.history.writers import EventCount, EventKind, ServerHistory
-from psdist.protocol.checkpoints import number_of
-from psdist.protocol.control import Setup, StateHeld
+from psdist.codecs.wire import Wire, payload_rule
+from psdist.history.writers import ServerHistory
+from psdist.protocol.control import StateHeld
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.flow import auto_receive_buffers
 from psdist.protocol.header import Flag, Header, Kind
@@ -61,8 +59,9 @@ from psdist.servers.protocol.actions import (
     num_blocks,
 )
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.shard.executor import MakeExecutor, ShardSpec
-from psdist.servers.shard.regions import Keeper, Region
+from psdist.servers.set_store import BuiltSet, SetStore, describe_set
+from psdist.servers.shard.executor import ShardSpec
+from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard_part import ShardPart
 from psdist.transport.base import Sender
@@ -85,20 +84,18 @@ class ServerOptions:
     """Maximum bytes of replies in flight to one worker, except for a single one; None: no limit."""
     extra_optimizers: tuple[str, ...] = ()
     checksum_every: int = 16
-    wire: Wire = RAW_WIRE
     compensation: float = 0.0
     """lambda of psdist.servers.shard.given; 0: no delay compensation."""
     freeze_step: int = 0
     """Number of steps after which Adam's second moment is frozen; 0: never."""
-    keeper: Keeper | None = None
-    """Writes and reads checkpoints; None if there are none."""
 
 
 def shard_spec(
-    options: ServerOptions, setup: Setup, partition: Partition, mine: Sequence[int]
+    options: ServerOptions, wire: Wire, built: BuiltSet, mine: Sequence[int]
 ) -> ShardSpec:
     """Return the chief's description of the chunks ``mine``. Raises if a mode cannot step with this
     optimizer."""
+    setup, partition = built.setup, built.partition
     marks = traits(setup.optimizer, extra=options.extra_optimizers)
     for mode in options.modes:
         check_mode(marks, mode)
@@ -108,7 +105,7 @@ def shard_spec(
         optimizer=setup.optimizer,
         traits=marks,
         hyper=setup.hyper,
-        wire=options.wire,
+        wire=wire,
         extra_optimizers=options.extra_optimizers,
         compensation=options.compensation,
         freeze_step=options.freeze_step,
@@ -157,9 +154,6 @@ _HEADERS = (-1, -1)
 _NO_BUFFER = ReplyToken(peer=-1, chunk=-1, buffer=0, implied_by=0, is_sent=True)
 """Token of frames without payload: no buffer waits until they are sent."""
 
-OnBuilt: TypeAlias = Callable[[int, Partition, tuple[int, ...], Setup], None]
-"""Called with the set's index, its partition, the server of each chunk, and the chief's Setup."""
-
 
 class SetLoop(ShardPart):
     def __init__(
@@ -170,16 +164,12 @@ class SetLoop(ShardPart):
         *,
         set_index: int,
         held: list[int],
-        make_executor: MakeExecutor,
-        history: ServerHistory | EventCount | None,
-        on_built: OnBuilt,
-        wire: Wire | None = None,
+        store: SetStore,
+        on_built: Callable[[BuiltSet], None],
     ) -> None:
         """``held``: by server, bytes of the sets described so far; this set adds its own.
-        ``make_executor`` is called when the chief has described the set, and then ``on_built``.
-        ``history``: a count of events if no history is written and another server's log
-        continues here; ``wire``: the wire of a replica's executor; None for a new one."""
-        super().__init__(options.server, wire or options.wire.of_set(), history)
+        ``on_built`` is called when the chief has described the set, and its executor exists."""
+        super().__init__(options.server, store, store.make_log(0))
         self.core = core
         self.set_index = set_index
         self.holds_nothing = False
@@ -188,14 +178,15 @@ class SetLoop(ShardPart):
         self._transport = transport
         self._me = transport.me
         self._options = options
-        self._checks = options.wire.checks
-        self._recorded = Checks("sampled", options.checksum_every)
-        self._is_relative = options.wire.is_relative
-        self._is_shared = options.wire.is_shared
+        self._keeper = store.keeper
+        self._checks = self._wire.checks
+        is_recorded = isinstance(self._log, ServerHistory)
+        self._recorded = Checks("sampled", options.checksum_every) if is_recorded else NO_CHECKS
+        self._is_relative = self._wire.is_relative
+        self._is_shared = self._wire.is_shared
         self._replies: Layouts | None = None
         """None for raw replies."""
-        self._make_executor = make_executor
-        self._has_checksums = self._checks != NO_CHECKS or self._history is not None
+        self._has_checksums = {self._checks, self._recorded} != {NO_CHECKS}
         """True if replies may have checksums, in the message or in the history."""
         self._on_built = on_built
         self._partition: Partition | None = None
@@ -262,52 +253,37 @@ class SetLoop(ShardPart):
 
     def _build(self, action: Build) -> None:
         options, setup = self._options, action.setup
-        partition = self._partition = Partition.decode(setup.partition)
-        owners = partition.shard(options.shard_weights, self._held)
-        held = partition.bytes_by_server(owners, len(self._held))
-        self._held[:] = map(add, self._held, held)
-        mine = [chunk for chunk, owner in enumerate(owners) if owner == options.server]
+        described = describe_set(self.set_index, setup, options.shard_weights, self._held)
+        partition = self._partition = described.partition
+        mine = described.chunks_of(options.server)
+        chunks = [partition.chunks[chunk] for chunk in mine]
         self.holds_nothing = not mine
         self._unreserved = mine[::-1]
-        spec = shard_spec(replace(options, wire=self._wire), setup, partition, mine)
+        spec = shard_spec(options, self._wire, described, mine)
         self._replies = self._wire.replies(partition)
         self._has_workers_values = has_workers_values(self._wire, partition)
-        self.executor = self._built = self._make_executor(spec)
-        self._on_built(self.set_index, partition, owners, setup)
+        self.executor = self._built = self._store.make_executor(spec)
+        self._on_built(described)
         count = options.receive_buffers
         if count is None:
             count, why = auto_receive_buffers(
-                [partition.chunks[chunk].num_bytes for chunk in mine],
+                [chunk.num_bytes for chunk in chunks],
                 num_groups=self.core.num_groups,
                 slot_bytes=spec.slot_bytes,
             )
             logger.info(
                 "parameter set %d: transfer.receive_buffers = %d of %d bytes (auto): %s",
-                self.set_index,
-                count,
-                spec.slot_bytes,
-                why,
+                *(self.set_index, count, spec.slot_bytes, why),
             )
-        if options.wire.has_copies and mine:
-            logger.info(
-                "parameter set %d: codec.pull_copies = on: %d bytes, of what each of %d groups "
-                "holds",
-                self.set_index,
-                self.core.num_groups * held[options.server],
-                self.core.num_groups,
-            )
+        if self._wire.has_copies and mine:
+            held = sum(chunk.num_bytes for chunk in chunks)
+            self._log_copies("codec.pull_copies = on", held, "holds")
         if options.compensation and mine:
-            chunks = [partition.chunks[chunk] for chunk in mine]
-            logger.info(
-                "parameter set %d: consistency.delay_compensation = %g: %d bytes, of what each of "
-                "%d groups was given",
-                self.set_index,
-                options.compensation,
-                self.core.num_groups * sum(chunk.num_master_bytes for chunk in chunks),
-                self.core.num_groups,
-            )
+            setting = f"consistency.delay_compensation = {options.compensation:g}"
+            given = sum(chunk.num_master_bytes for chunk in chunks)
+            self._log_copies(setting, given, "was given")
         if setup.restore and not self.core.has_taken_over:
-            self._restore(partition, mine, number_of(setup.restore))
+            self._restore_all(described, mine)
         slots = self.executor.make_slots(count)
         built = Built(
             mine,
@@ -316,7 +292,9 @@ class SetLoop(ShardPart):
             pushes=payload_rule(self._wire.pushes(partition), partition),
             num_pieces=len(partition.pieces),
             num_optimizer_groups=len(unpack_hyperparameters(setup.hyper)),
-            blocks=HeldBlocks(owners, [num_blocks(chunk.length) for chunk in partition.chunks]),
+            blocks=HeldBlocks(
+                described.owners, [num_blocks(chunk.length) for chunk in partition.chunks]
+            ),
             lengths=[chunk.length for chunk in partition.chunks],
             replies=(
                 ReplyFlow(
@@ -327,31 +305,28 @@ class SetLoop(ShardPart):
                 if options.reply_window is not None
                 else None
             ),
-            are_replies_apart=options.wire.has_copies,
+            are_replies_apart=self._wire.has_copies,
             state=state_parts(spec),
         )
         self.do(self.core.handle(built))
 
-    def _restore(self, partition: Partition, mine: Iterable[int], number: int | None) -> None:
-        keeper = self._options.keeper
-        assert keeper is not None
-        assert number is not None
-        for chunk in mine:
-            self._built.restore(chunk, keeper.regions(self.set_index, partition, chunk))
-            self._log.kept(EventKind.RESTORE, chunk, number, self._value_checksum(chunk))
+    def _log_copies(self, setting: str, num_bytes: int, what: str) -> None:
+        """Log the memory of a setting that keeps ``num_bytes`` for each group."""
+        num_groups = self.core.num_groups
+        logger.info(
+            "parameter set %d: %s: %d bytes, of what each of %d groups %s",
+            *(self.set_index, setting, num_groups * num_bytes, num_groups, what),
+        )
 
     def _take_snapshot(self, action: TakeSnapshot) -> None:
-        keeper = self._options.keeper
-        assert keeper is not None
+        keeper = self._keeper
         memory, regions = keeper.memory, list[Region]()
         for chunk in action.chunks:
             regions += self._built.snapshot(chunk, memory, set_index=self.set_index, is_later=True)
-            if not action.is_again:
-                crc = self._value_checksum(chunk)
-                self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
+        if not action.is_again:
+            self._log_snapshot(action)
         keeper.keep(self.set_index, regions, misses=action.misses)
-        if self._history is not None:
-            self._history.flush()  # `psdist check` of a resumed run needs this log
+        self._log.flush()  # `psdist check` of a resumed run needs this log
 
     def reserve_snapshot(self, memory: SnapshotMemory) -> bool:
         """Reserve snapshot memory for one more chunk. Return False if none can be reserved now."""
@@ -364,8 +339,7 @@ class SetLoop(ShardPart):
         return is_done
 
     def _write_snapshots(self, action: WriteSnapshots) -> None:
-        assert self._options.keeper is not None
-        self._options.keeper.write(action.checkpoint)
+        self._keeper.write(action.checkpoint)
 
     def _send_state(self, action: SendState) -> None:
         states, values = self._built.state(action.chunk, action.start)
@@ -445,9 +419,14 @@ class SetLoop(ShardPart):
             return header
         return self._with_record(header, key, peer, encoded)
 
-    def _unchanged(self, action: Unchanged) -> None:
+    def _send_header(self, peer: int, header: Header) -> None:
+        """Send a message without payload."""
         frame = self._reply_frame(_HEADERS)
         frame.token = _NO_BUFFER
+        header.pack_into(frame.header)
+        self._transport.send(peer, frame)
+
+    def _unchanged(self, action: Unchanged) -> None:
         header = Header(
             kind=_REPLY,
             sender=self._me,
@@ -462,21 +441,19 @@ class SetLoop(ShardPart):
             chunk_version=action.version,
         )
         key = (action.chunk, action.buffer)
-        header = self._with_record(header, key, action.peer, encoded=None)
-        header.pack_into(frame.header)
-        self._transport.send(action.peer, frame)
+        self._send_header(action.peer, self._with_record(header, key, action.peer, encoded=None))
 
     def _with_record(
         self, header: Header, key: tuple[int, int], peer: int, encoded: memoryview | None
     ) -> Header:
         """Record the checksum of the values that ``peer`` will compute on, if one is due."""
-        if self._history is None or not self._recorded.carries(header.chunk, header.clock):
+        if not self._recorded.carries(header.chunk, header.clock):
             return header
         crc = self._built.checksum(*key, encoded=encoded, clock=header.clock, reader=peer)
         if crc is None:
             return header
         worker = worker_of(peer)
-        self._history.checksum(header.chunk, crc, worker=worker, clock=header.clock)
+        self._log.checksum(header.chunk, crc, worker=worker, clock=header.clock)
         return header._replace(flags=header.flags | Flag.RECORDED)
 
     def _reply_frame(self, key: tuple[int, int]) -> ReplyFrame:
@@ -486,9 +463,7 @@ class SetLoop(ShardPart):
         return free.pop() if free else self._new_reply_frame(key, free)
 
     def _left_out(self, action: LeftOut) -> None:
-        frame = self._reply_frame(_HEADERS)
-        frame.token = _NO_BUFFER
-        Header(
+        header = Header(
             kind=Kind.MISSED,
             sender=self._me,
             chunk=action.chunk,
@@ -496,21 +471,19 @@ class SetLoop(ShardPart):
             min_done=action.joins_at,
             generation=self.core.generation,
             set_index=self.set_index,
-        ).pack_into(frame.header)
-        self._transport.send(action.peer, frame)
+        )
+        self._send_header(action.peer, header)
 
     def _receipt(self, action: Receipt) -> None:
-        frame = self._reply_frame(_HEADERS)
-        frame.token = _NO_BUFFER
-        Header(
+        header = Header(
             kind=Kind.RECEIPT,
             sender=self._me,
             chunk=action.chunk,
             clock=action.clock,
             pull_number=action.pull_number,
             set_index=self.set_index,
-        ).pack_into(frame.header)
-        self._transport.send(action.peer, frame)
+        )
+        self._send_header(action.peer, header)
 
     def _reply_bytes(self, chunk: Chunk) -> int:
         """Return the bytes of the largest reply about ``chunk``."""
@@ -538,10 +511,8 @@ class SetLoop(ShardPart):
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of the state machine and bytes of the shard, for summary.json."""
-        counts = dataclasses.asdict(self.core.statistics())
+        counts: dict[str, Any] = dataclasses.asdict(self.core.statistics())
         counts |= {"position": self._log.position, "checksums": self._log.num_checksums}
         if self.executor is not None:
             counts.update(dataclasses.asdict(self.executor.statistics()))
-        if self._options.keeper is not None:
-            counts["snapshot_bytes"] = self._options.keeper.snapshot_bytes(self.set_index)
-        return counts
+        return counts | self._keeper.statistics(self.set_index)

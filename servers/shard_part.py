@@ -10,12 +10,14 @@ and equal logs on both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from psdist.codecs.wire import Wire
 from psdist.errors import ProtocolError
-from psdist.history.writers import EventCount, EventKind, ServerHistory
+from psdist.history.writers import EventKind
+from psdist.protocol.checkpoints import number_of
 from psdist.servers.protocol.actions import (
     BeginLevel,
     EmptyStep,
@@ -26,24 +28,25 @@ from psdist.servers.protocol.actions import (
     Missed,
     ModeEvent,
     Step,
+    TakeSnapshot,
 )
+from psdist.servers.set_store import BuiltSet, Log, SetStore
 from psdist.servers.shard.executor import Executor
 
 
 class ShardPart:
-    def __init__(self, server: int, wire: Wire, history: ServerHistory | EventCount | None) -> None:
-        """``server``: the server whose part it is; ``history``: a count of events if no history is
-        written and another server's log continues here; None for a new count."""
+    def __init__(self, server: int, store: SetStore, log: Log) -> None:
+        """``server``: the server whose part it is."""
         self._server = server
+        self._store = store
         self.executor: Executor | None = None
         """None until the chief has described the set."""
         self._built: Executor
         """The same executor. Only actions after Build read it."""
-        self._wire = wire
+        self._wire = store.wire
         self._has_workers_values = True
         """True if a parameter buffer is bit by bit what workers compute on."""
-        self._history = history if isinstance(history, ServerHistory) else None
-        self._log = EventCount() if history is None else history
+        self._log = log
         self._execute: dict[type, Callable[[Any], None]] = {
             Load: self._load,
             LoadState: self._load_state,
@@ -62,27 +65,44 @@ class ShardPart:
         return self._wire
 
     @property
-    def log(self) -> ServerHistory | EventCount:
+    def log(self) -> Log:
         return self._log
 
     def execute(self, action: Any) -> None:
         self._execute[type(action)](action)
 
     def close_history(self) -> None:
-        if self._history is not None:
-            self._history.close()
+        self._log.close()
 
     def _value_checksum(self, chunk: int) -> int | None:
         """Return the checksum of the chunk's values; None without a history or without bytes."""
-        return self._built.value_checksum(chunk) if self._history is not None else None
+        return self._log.checksum_of(partial(self._built.value_checksum, chunk))
+
+    def _log_snapshot(self, action: TakeSnapshot) -> None:
+        for chunk in action.chunks:
+            crc = self._value_checksum(chunk)
+            self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
+
+    def _restore_all(self, built: BuiltSet, chunks: Iterable[int]) -> None:
+        """Begin with the values and the optimizer state of a checkpoint."""
+        number = number_of(built.setup.restore)
+        assert number is not None
+        for chunk in chunks:
+            regions = self._store.keeper.regions(built.set_index, built.partition, chunk)
+            self._built.restore(chunk, regions)
+            self._log.kept(EventKind.RESTORE, chunk, number, self._value_checksum(chunk))
 
     def _load(self, action: Load) -> None:
         self._built.load(action)
         if action.clock >= 0:
-            crc = None
-            if self._history is not None and self._has_workers_values:
-                crc = self._built.checksum(action.chunk, action.target, encoded=None)
+            crc = self._log.checksum_of(partial(self._loaded_checksum, action))
             self._log.load(action.chunk, action.group, action.clock, crc)
+
+    def _loaded_checksum(self, action: Load) -> int | None:
+        """Return the checksum of what workers compute on; None if a codec changes it."""
+        if not self._has_workers_values:
+            return None
+        return self._built.checksum(action.chunk, action.target, encoded=None)
 
     def _load_state(self, action: LoadState) -> None:
         self._built.load_state(action)

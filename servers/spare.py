@@ -1,9 +1,9 @@
-"""A spare's loop: it serves no shard until it replaces a failed server, or leaves to replace a
-failed worker.
+"""A spare: it serves no shard until it replaces a failed server, or leaves to replace a failed
+worker.
 
-    loop = SpareLoop(transport, make_core, options, make_executor=TensorShard, replication=...)
-    loop.run(waiting)
-    loop.replace, loop.heard              # the worker to replace; events for that worker
+    spare = SpareSeat(options, replication)
+    ServerLoop(transport, spare, [replication, StandbySeat(...)]).run(waiting)
+    spare.replace, spare.heard            # the worker to replace; events for that worker
 
 A spare is a server without its own shard. The chief sends it nothing. The coordinator asks it to
 keep, take over and fill replicas, and sends all its records to a spare that is its standby. Before
@@ -12,113 +12,84 @@ a server fills a replica here, it describes its parameter sets. Each shard taken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Moved, Setup, TakePlace
-from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
+from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker
-from psdist.protocol.partition import Partition
-from psdist.servers.loop import ServerLoop, Standby
-from psdist.servers.protocol.actions import Action
-from psdist.servers.protocol.state import ServerCore
-from psdist.servers.replication.replication import ReplicationOptions
-from psdist.servers.set_loop import OnBuilt, ServerOptions, SetLoop
-from psdist.servers.shard.executor import MakeExecutor
-from psdist.transport.base import Transport
+from psdist.servers.loop import Decided, Served
+from psdist.servers.replication.replication import Replication
+from psdist.servers.set_loop import ServerOptions
+from psdist.servers.set_store import describe_set
 
 
-class SpareLoop(ServerLoop):
-    def __init__(
-        self,
-        transport: Transport,
-        make_core: Callable[[int, int], ServerCore],
-        options: ServerOptions,
-        *,
-        make_executor: MakeExecutor,
-        replication: ReplicationOptions,
-        make_standby: Callable[[bytes, bytes], Standby],
-        on_built: OnBuilt = lambda _set_index, _partition, _owners, _setup: None,
-        make_set: Callable[..., SetLoop] | None = None,
-    ) -> None:
-        """Parameters as of :class:`ServerLoop`; ``options.server`` is the spare's id."""
-        super().__init__(
-            transport,
-            make_core,
-            options,
-            make_executor=make_executor,
-            make_set=make_set,
-            make_standby=make_standby,
-            on_built=on_built,
-            replication=replication,
-            has_shard=False,
-        )
+class SpareSeat(Served):
+    TAKES = (Moved,)
+
+    def __init__(self, options: ServerOptions, replication: Replication) -> None:
+        """``options.server`` is the spare's id; ``replication``: that of the same loop."""
         self.replace: TakePlace | None = None
         """The request to replace a worker; the worker's code handles all later messages."""
         self.heard: list[PeerLost | ControlArrived] = []
         """Failures of servers and moves of shards so far, which a worker must handle too."""
-        self._num_described = 0
+        self.num_described = 0
         """Number of parameter sets that were described."""
+        self._options = options
+        self._replication = replication
+        self.held = [0] * len(options.shard_weights)
+        """By server: bytes of the sets that were described."""
 
-    def _decide(self, event: Event) -> Iterable[tuple[SetLoop, Iterable[Action]]]:
-        assert self._replication is not None
-        if self._replication.handle(event):
-            return ()
-        self._note_down(event)
-        if isinstance(event, Sent | PeerLost):
-            is_of_worker = isinstance(event, PeerLost) and is_worker(event.peer)
-            return () if is_of_worker else super()._decide(event)
-        if isinstance(event, ControlArrived):
-            if isinstance(event.message, Setup):
-                self._take_description(event.peer, event.message, event.set_index)
-                return ()
-            if isinstance(event.message, TakePlace):
-                self._go_as_worker(event.peer, event.message)
-                return ()
-            if self._handle_outside_sets(event.peer, event.message):
-                return ()
+    def handle(self, event: Event) -> Decided:
+        assert isinstance(event, Offered | Arrived | ControlArrived)
         what = event.message if isinstance(event, ControlArrived) else event
-        raise ProtocolError(
-            f"{describe_peer(self._options.server)}: {describe_peer(event.peer)} sent "
-            f"{type(what).__name__}, which is for servers; a spare has no shard of its own"
-        )
+        if isinstance(event, ControlArrived) and isinstance(what, Moved):
+            self.heard.append(event)
+            return self._replication.handle(event)
+        if isinstance(event, ControlArrived) and isinstance(what, Setup):
+            self._take_description(event.peer, what, event.set_index)
+        elif isinstance(what, TakePlace):
+            self._go_as_worker(event.peer, what)
+        else:
+            raise ProtocolError(
+                f"{self._me}: {describe_peer(event.peer)} sent {type(what).__name__}, which is for "
+                "servers; a spare has no shard of its own"
+            )
+        return ()
 
-    def _note_down(self, event: Event) -> None:
-        is_death = isinstance(event, PeerLost) and not is_worker(event.peer)
-        is_move = isinstance(event, ControlArrived) and isinstance(event.message, Moved)
-        if is_death or is_move:
-            assert isinstance(event, PeerLost | ControlArrived)
+    def on_lost(self, event: PeerLost) -> None:
+        if not is_worker(event.peer):
             self.heard.append(event)
 
     def _go_as_worker(self, peer: int, message: TakePlace) -> None:
         """End the loop to become a worker. This spare serves and keeps no shard."""
-        assert self._replication is not None
-        if peer != COORDINATOR or self._replication.kept:
+        kept = sorted(self._replication.kept)
+        if peer != COORDINATOR or kept:
             raise ProtocolError(
-                f"{describe_peer(self._options.server)}: {describe_peer(peer)} sent TakePlace of "
-                f"worker {message.worker}; {describe_peer(COORDINATOR)} asks spares that have no "
-                f"shard, and here are those of servers {sorted(self._replication.kept)}"
+                f"{self._me}: {describe_peer(peer)} sent TakePlace of worker {message.worker}; "
+                f"{describe_peer(COORDINATOR)} asks spares that have no shard, and here are those "
+                f"of servers {kept}"
             )
         self.replace = message
-        self._finish()
+        self.loop.finish()
 
     def _take_description(self, peer: int, setup: Setup, set_index: int) -> None:
         """Take a set's description from a server that fills a replica; all send the same."""
-        assert self._replication is not None
-        if set_index > self._num_described or is_worker(peer):
+        if set_index > self.num_described or is_worker(peer):
             raise ProtocolError(
-                f"{describe_peer(self._options.server)}: {describe_peer(peer)} described parameter "
-                f"set {set_index}; {self._num_described} are known, and a server describes the next"
+                f"{self._me}: {describe_peer(peer)} described parameter set {set_index}; "
+                f"{self.num_described} are known, and a server describes the next"
             )
-        if set_index < self._num_described:
+        if set_index < self.num_described:
             return
-        self._num_described += 1
-        partition = Partition.decode(setup.partition)
-        owners = partition.shard(self._options.shard_weights, self._held)
-        held = partition.bytes_by_server(owners, len(self._held))
-        self._held[:] = [one + other for one, other in zip(self._held, held, strict=True)]
-        self._when_built(set_index, partition, owners, setup)
+        self.num_described += 1
+        built = describe_set(set_index, setup, self._options.shard_weights, self.held)
+        for part in self.loop.parts:
+            part.on_built(built)
 
-    def statistics(self) -> dict[str, Any]:
+    @property
+    def _me(self) -> str:
+        return describe_peer(self._options.server)
+
+    def statistics(self) -> list[dict[str, Any]]:
         raise InvariantError("a spare was asked to finish: it is stopped")

@@ -135,6 +135,21 @@ class EventCount:
         """Count an event; its fields are not kept."""
         self.position += 1
 
+    def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
+        """Add crc32 of the chunk's bytes as workers must receive them, computed from the shard, for
+        the reply to ``worker`` that is made now and stamped with ``clock``."""
+
+    def checksum_of(self, _compute: Callable[[], int | None]) -> int | None:
+        """Return the checksum to add, which ``compute`` returns; None if none is kept."""
+        return None
+
+    def flush(self) -> None:
+        """Pass buffered records to the operating system. This happens by itself, with the first
+        record after ``FLUSH_EVERY_S``; call it after a failure is noticed."""
+
+    def close(self, *, is_complete: bool = True) -> None:
+        """Flush and end the files; ``is_complete=False`` if the run failed. May be repeated."""
+
 
 class ServerHistory(EventCount):
     """One server's log. With ``path_dir`` None it stays in memory (:meth:`log`).
@@ -185,9 +200,10 @@ class ServerHistory(EventCount):
         flags = is_last | is_empty << 1
         self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, flags, codec)
 
+    def checksum_of(self, compute: Callable[[], int | None]) -> int | None:
+        return compute()
+
     def checksum(self, chunk: int, crc: int, *, worker: int, clock: int) -> None:
-        """crc32 of the chunk's bytes as workers must see them now, taken from the shard itself,
-        for the reply to ``worker`` that is made now and stamped with ``clock``."""
         sums = self._checksums
         if sums.used == sums.CAPACITY:
             sums.flush()
@@ -200,13 +216,10 @@ class ServerHistory(EventCount):
             sums.flush()
 
     def flush(self) -> None:
-        """Hand what is buffered to the operating system. It happens by itself, with the first
-        record after ``FLUSH_EVERY_S``; call it where a failure is noticed."""
         self._events.flush()
         self._checksums.flush()
 
     def close(self, *, is_complete: bool = True) -> None:
-        """Flush and end the files; ``is_complete=False`` when the run failed. May be repeated."""
         self._events.close(is_complete=is_complete)
         self._checksums.close(is_complete=is_complete)
 

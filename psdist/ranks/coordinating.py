@@ -1,7 +1,11 @@
-"""Make the coordinator of a job out of the settings and roles of its ranks.
+"""The coordinator of a job on its rank: made from settings and roles, and reported on.
 
 coordinator = coordinator_of(context)
-coordinator_log_of(context, coordinator, is_active=True)     # with a standby
+coordinator_log_of(context, coordinator, is_active=True)                # with a standby
+duty = Duty(context)
+seat = CoordinatorSeat(coordinator, duty.report_on(coordinator))        # on server 0
+loop = plain_loop(..., seats=[duty, seat])
+loop.run(waiting, on_idle=duty.on_idle)
 """
 
 from __future__ import annotations
@@ -31,10 +35,15 @@ from psdist.ranks.coordinator_parts import (
     shrinking_parts,
 )
 from psdist.ranks.pairing import hosts_of, racks_of
+from psdist.ranks.reporter import Reporter
+from psdist.servers.loop import ServerPart
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.round_control import RoundControl
+from psdist.servers.replication.standby import Standby
+from psdist.servers.set_loop import SetLoop
+from psdist.servers.set_store import BuiltSet
 
 
 def coordinator_of(context: RankContext) -> Coordinator:
@@ -125,3 +134,63 @@ def coordinator_log_of(
         num_substitutes=roles.num_substitutes,
         is_active=is_active,
     )
+
+
+class Duty(ServerPart):
+    """Tells the reporter of this rank, if it has one, about the sets of its server."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._reporter: Reporter | None = None
+        self._sets: list[SetLoop] = []
+        self._built: list[BuiltSet] = []
+
+    def report_on(
+        self,
+        coordinator: Coordinator,
+        coordinator_log: CoordinatorLog | None = None,
+        *,
+        is_active: bool = True,
+    ) -> Reporter:
+        """Return the reporter of this rank. ``coordinator_log``: None without a standby;
+        ``is_active``: False on the standby."""
+        reporter = Reporter(
+            self._context, coordinator, coordinator_log=coordinator_log, is_active=is_active
+        )
+        reporter.contained = self._contained
+        for built in self._built:
+            reporter.on_built(*built)
+        self._reporter = reporter
+        return reporter
+
+    def _contained(self) -> list[list[int]]:
+        """Return, by set and by group, the iterations that the chunks of this server contain."""
+        return [each.core.contained() for each in self._sets]
+
+    def make_standby(self, state: bytes, told: bytes) -> Standby:
+        """Make this rank a later standby. ``state``: the snapshot of the coordinator's log;
+        ``told``: what users have been told (:meth:`Reporter.to_snapshot`)."""
+        coordinator_log = coordinator_log_of(
+            self._context, coordinator_of(self._context), is_active=False
+        )
+        coordinator_log.from_snapshot(state)
+        return self.standby(coordinator_log, told)
+
+    def standby(self, coordinator_log: CoordinatorLog, told: bytes = b"") -> Standby:
+        """Make this rank the standby; ``told``: see :meth:`make_standby`."""
+        reporter = self.report_on(coordinator_log.coordinator, coordinator_log, is_active=False)
+        if told:
+            reporter.from_snapshot(told)
+        return Standby(coordinator_log, reporter)
+
+    def on_set(self, each: SetLoop) -> None:
+        self._sets.append(each)
+
+    def on_built(self, built: BuiltSet) -> None:
+        self._built.append(built)
+        if self._reporter is not None:
+            self._reporter.on_built(*built)
+
+    def on_idle(self) -> None:
+        if self._reporter is not None:
+            self._reporter.on_idle()

@@ -4,7 +4,7 @@
     reporter.on_action(action), reporter.on_idle()          # as the job runs
 
 psdist.ranks.reporting.run_status has the model that the reports are made from. psdist.report and
-psdist.history write the files. psdist.ranks.duty decides which rank reports, and from when on.
+psdist.history write the files. psdist.ranks.coordinating decides which rank reports.
 
 Longer than other modules: all reports are made from one state of the job.
 """

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from psdist.config.codec_rounds import is_auto
@@ -27,17 +26,16 @@ from psdist.protocol.ids import COORDINATOR, is_spare, server_id, spare_id
 from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import FileKeeper
 from psdist.ranks.context import RankContext
-from psdist.ranks.coordinating import coordinator_log_of, coordinator_of
-from psdist.ranks.duty import Duty
+from psdist.ranks.coordinating import Duty, coordinator_log_of, coordinator_of
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.reporter import Reporter, write_files_when_terminated
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.wire import wire_of
-from psdist.servers.loop import ServerLoop
+from psdist.servers.coordinator_seat import CoordinatorSeat
+from psdist.servers.loop import ServerLoop, ServerPart
+from psdist.servers.parts import ModeSwitches, codec_sizes, plain_loop
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import assemble_core, rule_for
-from psdist.servers.protocol.coordinator import Coordinator
-from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.rules.backup import Backup
@@ -46,10 +44,13 @@ from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.successor import Successor
-from psdist.servers.replication.replication import ReplicationOptions
-from psdist.servers.set_loop import ServerOptions
+from psdist.servers.replication.keeping import ReplicationOptions
+from psdist.servers.replication.replication import Replication
+from psdist.servers.replication.standby import LoggedSeat, StandbySeat
+from psdist.servers.set_loop import ServerOptions, SetLoop
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.tensors import TensorShard
-from psdist.servers.spare import SpareLoop
+from psdist.servers.spare import SpareSeat
 from psdist.servers.traced import TracedSetLoop
 from psdist.transfers import transfers_for
 from psdist.transport.base import Transport
@@ -92,8 +93,9 @@ def serve_job(context: RankContext) -> None:
     """Serve in the job that has begun, until all workers are done with it."""
     loop, duty = build_loop(context, context.transport)
     loop.run(context.waiting(has_deadline=False), on_idle=duty.on_idle)
-    if isinstance(loop, SpareLoop) and loop.replace is not None:
-        context.go_on_as_worker(loop.replace, loop.heard)
+    served = loop.served
+    if isinstance(served, SpareSeat) and served.replace is not None:
+        context.go_on_as_worker(served.replace, served.heard)
 
 
 def serve_beside(context: RankContext) -> None:
@@ -129,49 +131,9 @@ def num_threads(context: RankContext) -> int:
 
 
 def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, Duty]:
-    """The server of the job that has begun, and what it has to report."""
+    """Return the server of the job that has begun, and what it has to report."""
     config, roles, server = context.config, context.roles, transport.me
-
-    restored = context.restored
-
-    def make_core(
-        set_index: int,
-        resumed_up_to: int,
-        number: int = server,
-        picture: ShardState | None = None,
-    ) -> ServerCore:
-        first = context.first_clocks(set_index)
-        return assemble_core(
-            server=number,
-            make_rule=rule_of(config, context.modes_of(set_index)),
-            groups=roles.groups,
-            pipeline=config.pipeline,
-            resumed_up_to=resumed_up_to,
-            start=Start(first) if picture is None else Successor(picture, first),
-            survives_workers=context.survives_workers,
-            num_substitutes=roles.num_substitutes,
-            is_out=all if context.reforms_groups else any,
-        )
-
-    def make_history(
-        set_index: int, number: int = server, copy: int = 0, position: int = 0
-    ) -> ServerHistory | None:
-        if not config.record:
-            return None
-        folder = history_folder(context.run_directory.path, set_index)
-        history = ServerHistory(folder, number, copy=copy, position=position)
-        context.flushes.append(history.flush)
-        return history
-
-    def make_keeper(number: int) -> FileKeeper:
-        return FileKeeper(
-            context.folder,
-            number,
-            restored=restored.checkpoint if restored is not None else None,
-            is_behind=context.writes_behind,
-            is_expecting=config.checkpoint_every is not None and number == server,
-        )
-
+    duty = Duty(context)
     options = ServerOptions(
         server=server,
         shard_weights=roles.shard_weights,
@@ -180,73 +142,130 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         reply_window=REPLY_WINDOW_BYTES if config.overlap == "full" else None,
         extra_optimizers=config.optimizers,
         checksum_every=config.checksum_every,
-        wire=wire_of(config, levels_of(context.fidelity)),
         compensation=config.delay_compensation,
         freeze_step=config.freeze_step,
-        keeper=make_keeper(server),
     )
-    make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
+    build = _replicated if context.buddies else _plain
+    return build(context, transport, options, duty), duty
+
+
+def _plain(
+    context: RankContext, transport: Transport, options: ServerOptions, duty: Duty
+) -> ServerLoop:
+    store = _make_store(context, options.server)(options.server, 0)
+    seats: list[ServerPart] = [duty]
+    if options.server == COORDINATOR:
+        coordinator = coordinator_of(context)
+        seat = CoordinatorSeat(coordinator, duty.report_on(coordinator))
+        seats += [seat, *codec_sizes(store.wire, seat.know_sizes)]
     tracer = context.tracer
-    make_set = None if tracer is None else partial(TracedSetLoop, tracer=tracer)
-    replication = None
-    if context.buddies:
-        replication = ReplicationOptions(
-            buddies=context.buddies,
+    return plain_loop(
+        transport,
+        partial(_make_core, context, options.server),
+        options,
+        store,
+        seats=seats,
+        make_set=SetLoop if tracer is None else partial(TracedSetLoop, tracer=tracer),
+    )
+
+
+def _replicated(
+    context: RankContext, transport: Transport, options: ServerOptions, duty: Duty
+) -> ServerLoop:
+    """The server of a job with replicas, or a spare."""
+    server, buddies, roles = options.server, context.buddies, context.roles
+    make_store = _make_store(context, server)
+    replication = Replication(
+        transport,
+        ReplicationOptions(
+            buddies=buddies,
             num_groups=len(roles.groups),
             num_substitutes=roles.num_substitutes,
-            make_core=lambda number, index, resumed, picture: make_core(
-                index, resumed, number, picture
-            ),
-            make_history=lambda number, index, copy, position: make_history(
-                index, number, copy, position
-            ),
-            make_keeper=make_keeper,
+            make_core=partial(_make_core, context),
+            make_store=make_store,
             first_clocks=context.first_clocks,
-        )
-    duty = Duty(context)
-    if is_spare(server):
-        assert replication is not None
-        spare = SpareLoop(
-            transport,
-            make_core,
-            replace(options, keeper=None),
-            make_executor=make_executor,
-            replication=replication,
-            make_standby=duty.make_standby,
-            on_built=duty.on_built,
-        )
-        return spare, duty
-    is_standby = bool(context.buddies) and server == server_id(context.buddies[0])
-    coordinator: Coordinator | CoordinatorLog | None = None
-    standby = None
-    if is_standby:
-        standby = duty.standby(
-            coordinator_log_of(context, coordinator_of(context), is_active=False)
-        )
-    elif server == COORDINATOR:
-        coordinator = coordinator_of(context)
-        coordinator_log = (
-            coordinator_log_of(context, coordinator, is_active=True) if context.buddies else None
-        )
-        duty.begin(coordinator, coordinator_log, is_active=True)
-        coordinator = coordinator_log or coordinator
-    loop = ServerLoop(
-        transport,
-        make_core,
+        ),
         options,
-        make_executor=make_executor,
-        make_history=make_history,
-        coordinator=coordinator,
-        on_coordinator=duty.on_action,
-        standby=standby,
-        what_was_told=duty.what_was_told,
-        make_standby=duty.make_standby,
-        on_built=duty.on_built,
-        make_set=make_set,
-        replication=replication,
+        buddy=None if is_spare(server) else buddies[server],
     )
-    duty.contained = lambda: [each.core.contained() for each in loop.sets]
-    return loop, duty
+    wire = wire_of(context.config, levels_of(context.fidelity))
+    seat: LoggedSeat | StandbySeat
+    if server == COORDINATOR:
+        log = coordinator_log_of(context, coordinator_of(context), is_active=True)
+        seat = LoggedSeat(log, duty.report_on(log.coordinator, log), replication)
+    else:
+        is_standby = server == server_id(buddies[0])
+        standby = (
+            duty.standby(coordinator_log_of(context, coordinator_of(context), is_active=False))
+            if is_standby
+            else None
+        )
+        seat = StandbySeat(duty.make_standby, replication, wire, standby)
+    seats = (duty, seat, *codec_sizes(wire, seat.know_sizes))
+    if is_spare(server):
+        return ServerLoop(transport, SpareSeat(options, replication), (replication, *seats))
+    make_core = partial(_make_core, context, server)
+    return replication.make_loop(make_core, make_store(server, 0), seats=(*seats, ModeSwitches()))
+
+
+def _make_store(context: RankContext, here: int) -> Callable[[int, int], ShardStore]:
+    """Return the function that makes the store of a server's shard, or the ``copy``-th replica of
+    a shard, on server ``here``."""
+    wire = wire_of(context.config, levels_of(context.fidelity))
+    make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
+
+    def make_store(server: int, copy: int) -> ShardStore:
+        return ShardStore(
+            make_executor,
+            wire=wire,
+            make_history=partial(_make_history, context, server, copy),
+            keeper=_make_keeper(context, server, is_expecting=server == here),
+        )
+
+    return make_store
+
+
+def _make_core(
+    context: RankContext,
+    server: int,
+    set_index: int,
+    resumed_up_to: int,
+    state: ShardState | None = None,
+) -> ServerCore:
+    roles, first = context.roles, context.first_clocks(set_index)
+    return assemble_core(
+        server=server,
+        make_rule=rule_of(context.config, context.modes_of(set_index)),
+        groups=roles.groups,
+        pipeline=context.config.pipeline,
+        resumed_up_to=resumed_up_to,
+        start=Start(first) if state is None else Successor(state, first),
+        survives_workers=context.survives_workers,
+        num_substitutes=roles.num_substitutes,
+        is_out=all if context.reforms_groups else any,
+    )
+
+
+def _make_history(
+    context: RankContext, server: int, copy: int, set_index: int, position: int
+) -> ServerHistory | None:
+    if not context.config.record:
+        return None
+    folder = history_folder(context.run_directory.path, set_index)
+    history = ServerHistory(folder, server, copy=copy, position=position)
+    context.flushes.append(history.flush)
+    return history
+
+
+def _make_keeper(context: RankContext, server: int, *, is_expecting: bool) -> FileKeeper:
+    restored = context.restored
+    return FileKeeper(
+        context.folder,
+        server,
+        restored=restored.checkpoint if restored is not None else None,
+        is_behind=context.writes_behind,
+        is_expecting=is_expecting and context.config.checkpoint_every is not None,
+    )
 
 
 def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:

@@ -1,6 +1,6 @@
 """The replica of another server's shard, with all its parameter sets.
 
-    kept = KeptShard(options, server_options, make_executor, me=2, transport=transport, number=1)
+    kept = KeptShard(options, server_options, transport=transport, server=1, number=1)
     kept.on_built(built)                  # a set was described: its records can be applied
     kept.on_offered(event)
     kept.on_arrived(event)                # applied in order, and acknowledged
@@ -12,25 +12,21 @@ Decisions are made in psdist.servers.protocol.replication.replica.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from psdist.errors import InvariantError, PeerLostError
-from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.checkpoints import FirstClocks
-from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Frame, Offered
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id
-from psdist.protocol.partition import Partition
 from psdist.servers.protocol.replication.records import SnapshotBegin, SnapshotEnd, unpack_record
 from psdist.servers.protocol.replication.replica import NumberedRecord, Replica, TakeRecord
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.replication.shard_replica import ShardReplica
 from psdist.servers.set_loop import ServerOptions
-from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
+from psdist.servers.set_store import BuiltSet, SetStore, ShardStore
 from psdist.servers.shard.regions import Keeper
 from psdist.transport.base import Transport
 
@@ -47,23 +43,12 @@ class ReplicationOptions:
     make_core: Callable[[int, int, int, ShardState | None], ServerCore]
     """(server, set index, ended collectives, state of the replica): the machine that continues a
     failed server's set; None for the state of a later set."""
-    make_history: Callable[[int, int, int, int], ServerHistory | None]
-    """(server, set index, number of the replica, position of its first event): the replica's log;
-    None without a history."""
-    make_keeper: Callable[[int], Keeper | None]
-    """The destination of a server's checkpoints after a takeover."""
+    make_store: Callable[[int, int], ShardStore]
+    """(server, number of the replica): where the replica is kept. Its checkpoints are those of the
+    server after a takeover."""
     first_clocks: Callable[[int], FirstClocks | None] = lambda _set_index: None
     num_substitutes: int = 0
     """The last groups, which may join after others have failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltSet:
-    """A parameter set as the chief described it."""
-
-    partition: Partition
-    owners: Sequence[int]
-    setup: Setup
 
 
 class KeptShard:
@@ -71,7 +56,6 @@ class KeptShard:
         self,
         options: ReplicationOptions,
         server_options: ServerOptions,
-        make_executor: MakeExecutor,
         *,
         transport: Transport,
         server: int,
@@ -80,18 +64,14 @@ class KeptShard:
         """``server_options``: this server's own; ``server``: the primary; ``number``: of the
         replica."""
         self.number = number
-        self.server_options = dataclasses.replace(
-            server_options, server=server, keeper=options.make_keeper(server)
-        )
+        self.server_options = dataclasses.replace(server_options, server=server)
         """The options of the primary."""
         self.replicas: list[ShardReplica] = []
         """By parameter set, from its first record on."""
         self._options = options
         self._transport = transport
         self._server = server
-        self._make_executor = make_executor
-        self._executors: Iterator[Executor | None] = iter(())
-        """By set, after the takeover."""
+        self._store = options.make_store(server, number)
         self._replica = Replica(server=server_options.server, primary=server)
         self._built: list[BuiltSet] = []
         self._free: list[Frame] = []
@@ -143,18 +123,14 @@ class KeptShard:
 
     def _begin(self, set_index: int, *, is_filled: bool) -> None:
         """The first record of a set has arrived."""
-        built, options, server = self._built[set_index], self._options, self._server
+        options = self._options
         self.replicas.append(
             ShardReplica(
                 self.server_options,
-                built.setup,
-                built.partition,
-                [chunk for chunk, owner in enumerate(built.owners) if owner == server],
-                set_index=set_index,
+                self._store.of_set(set_index),
+                self._built[set_index],
                 num_groups=options.num_groups,
                 num_substitutes=options.num_substitutes,
-                make_executor=self._make_executor,
-                make_history=partial(self._make_history, set_index),
                 first=options.first_clocks(set_index),
                 is_filled=is_filled,
             )
@@ -175,21 +151,19 @@ class KeptShard:
         if not is_known or not all(replica.state.is_complete for replica in self.replicas):
             who = self._transport.lost.get(server_id(self._server), f"server {self._server}")
             raise PeerLostError(f"{who} (while a model was being set up)")
-        self._executors = iter([replica.executor for replica in self.replicas])
         return self.replicas
 
-    def make_executor(self, spec: ShardSpec) -> Executor:
-        """Return the executor of the next set: that of its replica, or a new one after the last."""
-        return next(self._executors, None) or self._make_executor(spec)
+    @property
+    def keeper(self) -> Keeper:
+        """The checkpoints of the server after the takeover."""
+        return self._store.keeper
 
-    def log_of(self, set_index: int) -> ServerHistory | EventCount | None:
-        """Return the log of a set: that of its replica, or a new one for a later set."""
+    def of_set(self, set_index: int) -> SetStore:
+        """Return where the server that takes over keeps a set: in its replica, or in a new store
+        for a later set."""
         if set_index < len(self.replicas):
-            return self.replicas[set_index].log
-        return self._make_history(set_index, 0)
-
-    def _make_history(self, set_index: int, position: int) -> ServerHistory | None:
-        return self._options.make_history(self._server, set_index, self.number, position)
+            return self.replicas[set_index].as_store()
+        return self._store.of_set(set_index)
 
     def close_histories(self) -> None:
         for replica in self.replicas:

@@ -1,6 +1,6 @@
 """The loop of a parameter set that sends the server's replica a record of every change of its part.
 
-    ServerLoop(..., make_set=RecordingSetLoop, replication=...)
+    ShardSets(replication.outbox, ..., make_set=RecordingSetLoop)
 
 A record is sent before its change is made, because a step overwrites its gradient.
 """
@@ -135,8 +135,7 @@ class RecordingSetLoop(SetLoop):
             num_steps=self.core.num_steps,
         )
         self._log.filled(keeper, position)
-        if self._history is not None:
-            self._history.flush()
+        self._log.flush()
         self._append(record)
 
     # -- changes -------------------------------------------------------------------------------

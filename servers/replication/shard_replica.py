@@ -14,15 +14,10 @@ chunk as it is at that time; its log begins when it is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-
 from psdist.errors import ProtocolError
-from psdist.history.writers import EventCount, EventKind, ServerHistory
-from psdist.protocol.checkpoints import FirstClocks, number_of
-from psdist.protocol.control import Setup
+from psdist.history.writers import EventCount
+from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.events import Frame
-from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import Load, SlotContent, Step, TakeSnapshot
 from psdist.servers.protocol.replication.records import Record
 from psdist.servers.protocol.replication.shard_state import (
@@ -33,7 +28,7 @@ from psdist.servers.protocol.replication.shard_state import (
 )
 from psdist.servers.replication.chunk_bytes import unpack_regions
 from psdist.servers.set_loop import ServerOptions, has_workers_values, shard_spec, state_parts
-from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.set_store import BuiltSet, SetStore
 from psdist.servers.shard_part import ShardPart
 
 
@@ -41,32 +36,24 @@ class ShardReplica(ShardPart):
     def __init__(
         self,
         options: ServerOptions,
-        setup: Setup,
-        partition: Partition,
-        chunks: Sequence[int],
+        store: SetStore,
+        built: BuiltSet,
         *,
-        set_index: int,
         num_groups: int,
         num_substitutes: int = 0,
-        make_executor: MakeExecutor,
-        make_history: Callable[[int], ServerHistory | None],
         first: FirstClocks | None,
         is_filled: bool = False,
     ) -> None:
-        """``options``: the primary's; ``make_history(position)``: its log from there on, None
-        without a history; ``first``: the clocks of the checkpoint that the set was restored from;
-        ``is_filled``: True if the replica is made during training."""
-        super().__init__(
-            options.server, options.wire.of_set(), None if is_filled else make_history(0)
-        )
-        self.setup = setup
-        spec = shard_spec(replace(options, wire=self.wire), setup, partition, chunks)
-        self.executor = self._built = make_executor(spec)
-        self._partition = partition
-        self._pushes = spec.wire.pushes(partition)
-        self._has_workers_values = has_workers_values(spec.wire, partition)
-        self._make_history = make_history
-        is_restored = bool(setup.restore) and not is_filled
+        """``options``: the primary's; ``first``: the clocks of the checkpoint that the set was
+        restored from; ``is_filled``: True if the replica is made during training."""
+        super().__init__(options.server, store, EventCount() if is_filled else store.make_log(0))
+        self.setup, self._partition = built.setup, built.partition
+        chunks = built.chunks_of(options.server)
+        spec = shard_spec(options, self._wire, built, chunks)
+        self.executor = self._built = store.make_executor(spec)
+        self._pushes = self._wire.pushes(built.partition)
+        self._has_workers_values = has_workers_values(self._wire, built.partition)
+        is_restored = bool(built.setup.restore) and not is_filled
         self.state = ShardState(
             chunks=chunks,
             num_groups=num_groups,
@@ -82,12 +69,13 @@ class ShardReplica(ShardPart):
             BeginLog: self._begin_log,
         }
         if is_restored:
-            number, keeper = number_of(setup.restore), options.keeper
-            assert keeper is not None
-            assert number is not None
-            for chunk in chunks:
-                self._built.restore(chunk, keeper.regions(set_index, partition, chunk))
-                self._log.kept(EventKind.RESTORE, chunk, number, self._value_checksum(chunk))
+            self._restore_all(built, chunks)
+
+    def as_store(self) -> SetStore:
+        """Return the store of the set for the server that takes over."""
+        return self._store._replace(
+            make_executor=lambda _spec: self._built, make_log=lambda _position: self._log
+        )
 
     def apply(self, record: Record, carried: Frame) -> None:
         """Make the change of the record. Raises :class:`ProtocolError` for a record that cannot
@@ -130,11 +118,6 @@ class ShardReplica(ShardPart):
             "hosts, and make it give the same bytes for the same values and seed"
         )
 
-    def _log_snapshot(self, action: TakeSnapshot) -> None:
-        for chunk in action.chunks:
-            crc = self._value_checksum(chunk)
-            self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
-
     def _restore(self, action: RestoreChunk) -> None:
         carried = action.carried
         assert carried.payload is not None
@@ -143,6 +126,5 @@ class ShardReplica(ShardPart):
         self._built.restore(action.record.chunk, regions)
 
     def _begin_log(self, action: BeginLog) -> None:
-        self._history = self._make_history(action.position)
-        self._log = self._history or EventCount(action.position)
+        self._log = self._store.make_log(action.position)
         self._log.filled(action.keeper, action.position)

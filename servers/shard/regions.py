@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from psdist.errors import InvariantError
 from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.optimizer_state import PieceState
@@ -47,50 +48,51 @@ class Region:
     """State tensors, flattened: entries with a value per element, and entries kept whole."""
 
 
-class Keeper(Protocol):
-    """Writes a server's part of checkpoints, and reads it back."""
+class Keeper:
+    """Writes a server's part of checkpoints, and reads it back. This one keeps no checkpoints."""
 
     @property
     def is_busy(self) -> bool:
         """True while a checkpoint waits or is being written, or its outcome was not taken."""
-        ...
+        return False
 
     @property
     def is_reserving(self) -> bool:
         """True if memory for copies is to be allocated before the first checkpoint."""
-        ...
+        return False
 
     @property
     def memory(self) -> SnapshotMemory:
         """Memory for the copies. Raises InvariantError while :attr:`is_busy`."""
-        ...
+        raise InvariantError("a checkpoint began on a server that keeps none")
 
-    def snapshot_bytes(self, set_index: int) -> int:
-        """Return the bytes of that memory that are held for a set."""
-        ...
+    def statistics(self, set_index: int) -> dict[str, int]:  # noqa: ARG002 - for those that keep
+        """Return ``snapshot_bytes``, the bytes of that memory that are held for a set; nothing if
+        this server keeps no checkpoints."""
+        return {}
 
     def keep(self, set_index: int, regions: list[Region], *, misses: Misses | None = None) -> None:
         """Add a set's part to the next checkpoint; :attr:`memory` may still owe its copies.
         ``misses``: rounds that groups have missed, on the server that decides this."""
-        ...
+        raise NotImplementedError
 
     def write(self, checkpoint: str) -> None:
         """Write the parts that were added since the last call, once all are copied. The server
         continues meanwhile."""
-        ...
+        raise NotImplementedError
 
     def go_on(self) -> bool:
         """When the server is idle: copy one chunk of the next file, or begin to write the file.
         False if neither is left to do."""
-        ...
+        return False
 
     def outcome(self) -> Written | WriteFailed | None:
         """Return the outcome of the last write, once; None while there is none."""
-        ...
+        return None
 
     def regions(self, set_index: int, partition: Partition, chunk: int) -> list[Region]:
         """Return the contents of a chunk restored from a checkpoint."""
-        ...
+        raise NotImplementedError
 
 
 def starts_of(partition: Partition, chunk: Chunk) -> list[int]:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from psdist.protocol.control import Done, Finish, Register
+from psdist.protocol.control import Done, Register
 from psdist.protocol.events import Offered
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import COORDINATOR
@@ -261,22 +261,17 @@ def _in_shutting_down(strike: Strike) -> None:
     from psdist.servers.protocol.coordinator import Complete
     from psdist.workers.loop import WorkerLoop
 
-    send, handle, report = (
-        WorkerLoop._send_control,
-        ServerLoop._handle_outside_sets,
-        Reporter.on_action,
-    )
+    send, finish, report = WorkerLoop._send_control, ServerLoop._on_finish, Reporter.on_action
 
     def sending(loop: WorkerLoop, action: Any) -> None:
         send(loop, action)
         if isinstance(action.message, Done) and strike.is_on("worker", loop.core.seat.worker):
             strike.fall()
 
-    def handling(loop: ServerLoop, peer: int, message: Any) -> bool:
-        is_its = strike.victim != "coordinator" and strike.is_on("server", loop._options.server)
-        if isinstance(message, Finish) and is_its:
+    def finishing(loop: ServerLoop, peer: int) -> Any:
+        if strike.victim != "coordinator" and strike.is_on("server", loop.transport.me):
             strike.fall()
-        return handle(loop, peer, message)
+        return finish(loop, peer)
 
     def reporting(reporter: Reporter, action: Any) -> None:
         if isinstance(action, Complete) and strike.victim == "coordinator":
@@ -284,7 +279,7 @@ def _in_shutting_down(strike: Strike) -> None:
         report(reporter, action)
 
     _replace(WorkerLoop, "_send_control", sending)
-    _replace(ServerLoop, "_handle_outside_sets", handling)
+    _replace(ServerLoop, "_on_finish", finishing)
     _replace(Reporter, "on_action", reporting)
 
 

@@ -46,12 +46,14 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
+from psdist.servers.coordinator_seat import CoordinatorSeat, NoReports
 from psdist.servers.loop import ServerLoop
+from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
-from psdist.servers.protocol.coordinator import EndJob
+from psdist.servers.protocol.coordinator import CoordinatorAction, EndJob
 from psdist.servers.protocol.coordinator_assembly import assemble
-from psdist.servers.protocol.failover.coordinator_log import LogAction
 from psdist.servers.set_loop import ServerOptions
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
@@ -141,12 +143,25 @@ class _Side(Shards):
         self.context, self.between = context, between
 
 
+class _Failures(NoReports):
+    """Ends the job if a worker reports an error."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+
+    def on_action(self, action: CoordinatorAction) -> None:
+        if isinstance(action, EndJob):
+            failure = action.failure
+            self._context.abort(failure.heading, failure.text, failure.exit_status)
+
+
 class _ServerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
         context, roles = self.context, self.context.roles
         buffers = context.config.receive_buffers
         coordinator = assemble(num_workers=roles.num_workers, num_servers=roles.num_servers)
-        loop = ServerLoop(
+        seat = CoordinatorSeat(coordinator, _Failures(context))
+        loop = plain_loop(
             context.transport,
             lambda _set_index, _resumed_up_to: assemble_core(
                 server=context.me, make_rule=rule_for("async"), groups=roles.groups
@@ -157,9 +172,8 @@ class _ServerSide(_Side):
                 modes=("async",),
                 receive_buffers=None if buffers == "auto" else buffers,
             ),
-            make_executor=TensorShard,
-            coordinator=coordinator if context.me == COORDINATOR else None,
-            on_coordinator=self._on_coordinator,
+            ShardStore(TensorShard),
+            seats=[seat] if context.me == COORDINATOR else [],
         )
         waiting = context.waiting(has_deadline=False)
         self._serve(loop, waiting)  # set-up
@@ -177,11 +191,6 @@ class _ServerSide(_Side):
             echo(self.between, parts, roles.worker_ranks)
         loop.run(waiting)
         return []
-
-    def _on_coordinator(self, action: LogAction) -> None:
-        if isinstance(action, EndJob):
-            failure = action.failure
-            self.context.abort(failure.heading, failure.text, failure.exit_status)
 
     def _serve(self, loop: ServerLoop, waiting: Any) -> None:
         """Serve until every worker has said that its part of the repetition is over."""

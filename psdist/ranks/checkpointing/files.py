@@ -41,7 +41,7 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
     KeepFidelity,
 )
-from psdist.servers.shard.regions import Region, starts_of
+from psdist.servers.shard.regions import Keeper, Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.version import VERSION
 
@@ -96,8 +96,8 @@ class Writing:
         return self._told
 
 
-class FileKeeper:
-    """A server's part of checkpoints; see :class:`psdist.servers.shard.regions.Keeper`."""
+class FileKeeper(Keeper):
+    """A server's part of checkpoints on the disk."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class FileKeeper:
         self._require_idle()
         return self._memory
 
-    def snapshot_bytes(self, set_index: int) -> int:
-        return self._memory.num_bytes(set_index)
+    def statistics(self, set_index: int) -> dict[str, int]:
+        return {"snapshot_bytes": self._memory.num_bytes(set_index)}
 
     def keep(self, set_index: int, regions: list[Region], *, misses: Misses | None = None) -> None:
         if misses is not None:

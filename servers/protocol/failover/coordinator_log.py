@@ -222,6 +222,10 @@ class CoordinatorLog(HasSnapshot):
 
     on_server_lost = on_lost
 
+    def know_sizes(self, sizes: list[int]) -> list[LogAction]:
+        """As :meth:`Coordinator.know_sizes`. The standby computes the sizes itself: no entry."""
+        return self.coordinator.know_sizes(sizes)
+
     def _take(self, peer: int, message: Control | None, who: str = "") -> list[LogAction]:
         """Append ``message`` of ``peer``, or without a message its failure, to the log."""
         self._number += 1

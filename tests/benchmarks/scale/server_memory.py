@@ -19,10 +19,12 @@ from psdist.protocol.control import Setup
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.loop import ServerLoop
+from psdist.servers.coordinator_seat import CoordinatorSeat, NoReports
+from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.set_loop import ServerOptions
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
@@ -50,7 +52,8 @@ def measure(
     network = VirtualNetwork(
         seed=1, link=LinkModel(latency_s=1e-5, jitter_s=1e-3), verify_open_sends=False
     )
-    server = ServerLoop(
+    coordinator = assemble(num_workers=num_groups, num_servers=1)
+    server = plain_loop(
         network.endpoint(server_id(0)),
         lambda _set_index, _resumed_up_to: assemble_core(
             server=0,
@@ -60,8 +63,8 @@ def measure(
         ServerOptions(
             server=0, shard_weights=(1.0,), modes=(mode,), receive_buffers=receive_buffers
         ),
-        make_executor=TensorShard,
-        coordinator=assemble(num_workers=num_groups, num_servers=1),
+        ShardStore(TensorShard),
+        seats=[CoordinatorSeat(coordinator, NoReports())],
     )
     network.spawn(server_id(0), server.actor())
     gradients = allocate_buffers(partition)

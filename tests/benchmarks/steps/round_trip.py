@@ -25,9 +25,10 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.loop import ServerLoop
+from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.set_loop import ServerOptions
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.mpi import MpiTransport
 from psdist.transport.waiting import Waiting
@@ -83,13 +84,13 @@ class RoundTrip:
         assert len(partition.chunks) == 1
         of_worker, of_server = _transports()
         waiting = Waiting(is_spinning=True)
-        self.server = ServerLoop(
+        self.server = plain_loop(
             of_server,
             lambda _set_index, _resumed_up_to: assemble_core(
                 server=0, make_rule=rule_for("async"), groups=[(0,)]
             ),
             ServerOptions(server=0, shard_weights=(1.0,), modes=("async",), receive_buffers=None),
-            make_executor=TensorShard,
+            ShardStore(TensorShard),
         )
         memory = PlainMemory(partition)
         for chunk in partition.chunks:

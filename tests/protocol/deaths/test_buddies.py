@@ -20,7 +20,7 @@ from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import COORDINATOR, is_worker, server_id
 from psdist.servers.shard.tensors import TensorShard
-from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.job import Schedule, VirtualJob, play, replication_of
 from tests.support.virtual.proof import prove
 from tests.support.virtual.server_deaths import play_with_server_death, with_buddies
 
@@ -29,7 +29,7 @@ SETTING_UP = "while a model was being set up"
 
 
 def copy_of(job: VirtualJob, set_index: int, server: int) -> TensorShard:
-    replication = job.servers[job.schedule.buddies[server]]._replication
+    replication = replication_of(job.servers[job.schedule.buddies[server]])
     assert replication is not None
     executor = replication.kept[server].replicas[set_index].executor
     assert isinstance(executor, TensorShard)
@@ -58,8 +58,8 @@ def test_a_buddy_has_the_same_bits_and_the_same_log(first: int) -> None:
 
 def watch_replies(job: VirtualJob, server: int, held: Counter[bool]) -> None:
     """Count what the server holds; whenever a reply leaves, look how far its buddy's copy is."""
-    own = job.servers[server]._replication
-    buddy = job.servers[job.schedule.buddies[server]]._replication
+    own = replication_of(job.servers[server])
+    buddy = replication_of(job.servers[job.schedule.buddies[server]])
     assert own is not None
     assert buddy is not None
     copies, primary, transport = (
@@ -119,8 +119,7 @@ def test_bytes_to_the_buddy_are_the_folded_mean_or_each_update(mode: str) -> Non
     model = 4 * elements * num_chunks
     told = 0
     for loop in job.servers:
-        assert loop._replication is not None
-        told += loop._replication.outbox.num_bytes_recorded
+        told += replication_of(loop).outbox.num_bytes_recorded
     steps = iterations * (1 if mode == "sync" else num_groups)
     num_records = steps * num_chunks
     least = model * (1 + steps)
@@ -189,8 +188,8 @@ def test_without_its_buddy_a_server_acknowledges_nothing_until_the_coordinator_h
     job = VirtualJob(schedule, is_watched=False)
     while min(each.core.clock for each in job.workers) < 2:
         assert job.network.step()
-    coordinator = job.servers[0].coordinator
-    assert coordinator is not None
+    assert job.seat is not None
+    coordinator = job.seat.coordinator
     kept: list[tuple[int, str]] = []
     on_lost = coordinator.on_server_lost
     coordinator.on_server_lost = lambda peer, who: kept.append((peer, who)) or []  # type: ignore[method-assign, func-returns-value]
@@ -198,11 +197,11 @@ def test_without_its_buddy_a_server_acknowledges_nothing_until_the_coordinator_h
     job.network.crash(server_id(2))
     job.network.run()
     assert kept == [(2, "server 2")]
-    outbox = job.servers[1]._replication.outbox  # type: ignore[union-attr]
+    outbox = replication_of(job.servers[1]).outbox
     assert outbox.primary._outputs, "nothing was held"
     assert {peer for peer in job.network.unfinished if is_worker(peer)}
     coordinator.on_server_lost = on_lost  # type: ignore[method-assign]
-    job.servers[0]._do_as_coordinator(on_lost(2, "server 2"))
+    job.seat.do(on_lost(2, "server 2"))
     job.dead = None
     job.run()
     assert not outbox.primary._outputs

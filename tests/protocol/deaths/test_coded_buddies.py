@@ -29,7 +29,7 @@ from psdist.protocol.ids import server_id
 from psdist.servers.shard.tensors import TensorShard
 from tests.protocol.codecs.test_relative import SCHEDULE, in_workers
 from tests.protocol.deaths.test_buddies import SETTING_UP, assert_copies_are_the_shards, copy_of
-from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.job import Schedule, VirtualJob, play, replication_of
 from tests.support.virtual.proof import prove, prove_values
 from tests.support.virtual.refills import play_and_prove, play_refills, schedule_with_refills
 from tests.support.virtual.server_deaths import play_with_server_death, with_buddies
@@ -125,7 +125,7 @@ def test_an_update_goes_to_the_buddy_as_it_was_encoded_and_a_sum_in_full() -> No
     for mode in ("sync", "ssp"):
         wire = replace(APART["int8"], push=Quantized("int8"), reply=Cast("fp16"))
         job = play(replace(schedule, mode=mode), wire=wire, is_watched=False)
-        replications = [each._replication for each in job.servers]
+        replications = [replication_of(each) for each in job.servers]
         told = sum(each.outbox.num_bytes_recorded for each in replications if each is not None)
         pushed = sum(worker.core.transfers.bytes_pushed for worker in job.workers)
         assert pushed < 0.3 * 3 * iterations * model

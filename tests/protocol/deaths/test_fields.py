@@ -123,7 +123,7 @@ def scenarios_of(seed: int) -> list[Scenario]:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new standby gets the coordinator's state in many parts."""
-    monkeypatch.setattr("psdist.servers.loop._PART_BYTES", 64)
+    monkeypatch.setattr("psdist.servers.replication.standby._PART_BYTES", 64)
 
 
 def kill_in_each(seeds: range) -> dict[tuple[str, str], bool]:

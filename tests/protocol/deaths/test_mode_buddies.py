@@ -21,7 +21,7 @@ from psdist.servers.protocol.takeovers import Takeovers
 from tests.protocol.codecs.test_auto_codec import LADDER
 from tests.protocol.deaths.test_buddies import assert_copies_are_the_shards
 from tests.support.coordinators import part_of
-from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.job import Schedule, VirtualJob, play, replication_of
 from tests.support.virtual.mode_buddies import (
     Telling,
     play_mode_refills,
@@ -117,7 +117,7 @@ def test_a_copy_that_was_filled_knows_the_modes_of_before(mode_by: str) -> None:
         shard = job.loop_of(server)
         keeper = part_of(job.coordinator, Takeovers)._shards[server].keeper
         assert keeper is not None
-        replication = job.servers[keeper]._replication
+        replication = replication_of(job.servers[keeper])
         assert replication is not None
         (copy,) = replication.kept[server].replicas
         assert copy.state.modes == shard.sets[0].core.changes.modes

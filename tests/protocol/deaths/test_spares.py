@@ -13,7 +13,7 @@ from psdist.protocol.control import CopyLost
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id
 from psdist.servers.protocol.takeovers import Takeovers
 from tests.support.coordinators import part_of
-from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.job import Schedule, VirtualJob, replication_of, spare_seat
 from tests.support.virtual.refills import by_hand, play_and_prove
 from tests.support.virtual.spares import play_with_spares
 from tests.support.virtual.surviving import prove_survival
@@ -104,14 +104,12 @@ def test_that_a_spare_s_copy_is_lost_is_said_by_the_standby_where_the_coordinato
 def test_a_spare_hears_of_a_set_that_is_described_once_it_keeps_a_copy() -> None:
     job = with_one_spare()
     until_whole(job)
-    replication = job.servers[2]._replication
-    assert replication is not None
+    replication = replication_of(job.servers[2])
     built = replication._built[0]
-    replication.on_built(1, built.partition, built.owners, built.setup)
+    replication.on_built(built._replace(set_index=1))
     spare = job.spares[0]
-    job.network.run(until=lambda: spare._num_described == 2)
-    kept = spare._replication
-    assert kept is not None
+    job.network.run(until=lambda: spare_seat(spare).num_described == 2)
+    kept = replication_of(spare)
     assert [len(each.owners) for each in kept._built] == [len(built.owners)] * 2
 
 

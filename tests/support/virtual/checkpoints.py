@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from psdist.protocol.checkpoints import Misses
 from psdist.protocol.control import WriteFailed, Written
 from psdist.protocol.partition import Partition
-from psdist.servers.shard.regions import Region, starts_of
+from psdist.servers.shard.regions import Keeper, Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
 
 Parts = dict[tuple[int, int, int], Region]
@@ -27,11 +27,10 @@ class MemoryCheckpoint:
     parts: Parts
 
 
-class MemoryKeeper:
-    """See :class:`psdist.servers.shard.regions.Keeper`."""
+class MemoryKeeper(Keeper):
+    """Keeps checkpoints in memory."""
 
     fail_rate = 0.0
-    is_reserving = False
 
     def __init__(self, seed: int, restored: Parts | None = None) -> None:
         """``restored``: everything of the checkpoint that the job goes on from."""
@@ -54,8 +53,8 @@ class MemoryKeeper:
         assert not self.is_busy, "a checkpoint began before the last one was over"
         return self._memory
 
-    def snapshot_bytes(self, set_index: int) -> int:  # noqa: ARG002 - a keeper's
-        return 0
+    def statistics(self, set_index: int) -> dict[str, int]:  # noqa: ARG002 - a keeper's
+        return {"snapshot_bytes": 0}
 
     def keep(
         self,

@@ -57,8 +57,6 @@ def play_with_groups_that_go_on(
     num_events = 0
     while job.network.step():
         num_events += 1
-        coordinator = job.servers[0].coordinator
-        assert coordinator is not None
         while wanted and num_events >= wanted[0] and job.coordinator.is_ready:
             wanted.pop(0)
             victim = worker_id(victims.pop())

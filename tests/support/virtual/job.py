@@ -64,7 +64,9 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.memory import as_tensor
-from psdist.servers.loop import ServerLoop, Standby
+from psdist.servers.coordinator_seat import CoordinatorSeat, NoReports
+from psdist.servers.loop import ServerLoop, ServerPart
+from psdist.servers.parts import ModeSwitches, codec_sizes, plain_loop
 from psdist.servers.protocol.assembly import assemble_core
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
@@ -75,11 +77,14 @@ from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.successor import Successor
 from psdist.servers.protocol.takeovers import Takeovers
-from psdist.servers.replication.replication import ReplicationOptions
+from psdist.servers.replication.keeping import ReplicationOptions
+from psdist.servers.replication.replication import Replication
+from psdist.servers.replication.standby import LoggedSeat, Standby, StandbySeat
 from psdist.servers.set_loop import ServerOptions, SetLoop
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.tensors import TensorShard
-from psdist.servers.spare import SpareLoop
+from psdist.servers.spare import SpareSeat
 from psdist.transport.base import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
@@ -147,13 +152,48 @@ def since(part: ModeFrom) -> ModeSince:
     return ModeSince(round=part.round, mode=part.mode, staleness=staleness)
 
 
+TOLD = b"what people have heard"
+
+
+class _Reports(NoReports):
+    """What the coordinator on ``peer`` reports goes into the list of the job."""
+
+    def __init__(self, job: VirtualJob, peer: int) -> None:
+        self._job, self._peer = job, peer
+
+    def on_action(self, action: LogAction) -> None:
+        self._job.reported.append(action)
+
+    def succeed(self, undone: Sequence[LogAction]) -> None:
+        job = self._job
+        job.has_succeeded = True
+        job.num_successions += 1
+        job.coordinator_log, job.second, job.standby = job.second, None, None
+        job.coordinator_at = self._peer
+        job.reported += undone[num_done(job.reported, undone) :]
+
+    def to_snapshot(self) -> bytes:
+        return TOLD
+
+
+def replication_of(loop: ServerLoop) -> Replication:
+    """The part of a server's loop that is about replicas."""
+    return next(each for each in loop.parts if isinstance(each, Replication))
+
+
+def spare_seat(loop: ServerLoop) -> SpareSeat:
+    """What a spare is asked."""
+    assert isinstance(loop.served, SpareSeat)
+    return loop.served
+
+
 class SetOfJob:
     """One parameter set of a virtual job; of the first, the job itself."""
 
     schedule: Schedule
     groups: list[tuple[int, ...]]
     servers: list[ServerLoop]
-    spares: list[SpareLoop]
+    spares: list[ServerLoop]
     dead: int | None
     network: VirtualNetwork
     reported: list[LogAction]
@@ -437,30 +477,20 @@ class VirtualJob(SetOfJob):
             self.coordinator_log = self._coordinator_log(num_workers, is_active=True)
             self.second = self._coordinator_log(num_workers, is_active=False)
             self.standby = self._first_standby
+        self.seat: CoordinatorSeat | None = None
+        """The coordinator's, on server 0."""
         for server in range(schedule.servers):
-            coordinator = self.coordinator_log or self._coordinator(num_workers)
-            loop = ServerLoop(
-                self.transport(server_id(server)),
-                partial(self._make_core, server, rule_of),
-                self._options(server, wire, keeper=self.keepers[server]),
-                make_executor=self._watched(server, slowed(schedule, server, make_executor)),
-                make_history=lambda index, server=server: self.sets[index].server_histories[server],
-                coordinator=coordinator if server == 0 else None,
-                on_coordinator=self.reported.append,
-                what_was_told=self._what_was_told,
-                make_set=make_set,
-                replication=self._replication(rule_of) if schedule.has_buddies else None,
-                standby=(
-                    self._standby(self.second, server)
-                    if self.second is not None and server_id(server) == self._first_standby
-                    else None
-                ),
-                make_standby=partial(self._make_standby, server_id(server)),
+            loop = self._server(
+                server,
+                rule_of,
+                self._watched(server, slowed(schedule, server, make_executor)),
+                {} if make_set is None else {"make_set": make_set},
             )
             self.servers.append(loop)
             self._spawn(server_id(server), napping(schedule, server, loop.actor()))
         self.spares = [
-            self._spare(spare, rule_of, make_executor, make_set) for spare in range(schedule.spares)
+            self._spare(spare, rule_of, slowed(schedule, 0, make_executor))
+            for spare in range(schedule.spares)
         ]
         self.workers = [
             make_worker(self, worker, group)
@@ -491,8 +521,8 @@ class VirtualJob(SetOfJob):
         if self.has_succeeded:
             assert self.coordinator_log is not None
             return self.coordinator_log.coordinator
-        coordinator = self.servers[COORDINATOR].coordinator
-        assert coordinator is not None
+        assert self.seat is not None
+        coordinator = self.seat.coordinator
         return coordinator.coordinator if isinstance(coordinator, CoordinatorLog) else coordinator
 
     def clocks_once_ready(self) -> list[int]:
@@ -531,7 +561,46 @@ class VirtualJob(SetOfJob):
             backup=schedule.backup,
         )
 
-    def _options(self, server: int, wire: Wire, *, keeper: int | None = None) -> ServerOptions:
+    def _server(
+        self,
+        server: int,
+        rule_of: Callable[[int], MakeRule],
+        make_executor: MakeExecutor,
+        make_set: dict[str, Callable[..., SetLoop]],
+    ) -> ServerLoop:
+        transport, options = self.transport(server_id(server)), self._options(server)
+        make_core = partial(self._make_core, server, rule_of)
+        store = ShardStore(
+            make_executor,
+            wire=self.wire,
+            make_history=lambda index, _position: self.sets[index].server_histories[server],
+            keeper=self.keepers[server],
+        )
+        seat: CoordinatorSeat | StandbySeat
+        if self.coordinator_log is None:
+            seats: list[ServerPart] = []
+            if server == COORDINATOR:
+                seat = CoordinatorSeat(self._coordinator(self._num_workers), _Reports(self, server))
+                self.seat = seat
+                seats = [seat, *codec_sizes(self.wire, seat.know_sizes)]
+            return plain_loop(transport, make_core, options, store, seats=seats, **make_set)
+        replication = self._replication(
+            transport, options, rule_of, make_executor, buddy=self.schedule.buddies[server]
+        )
+        if server == COORDINATOR:
+            seat = LoggedSeat(self.coordinator_log, _Reports(self, server), replication)
+            self.seat = seat
+        else:
+            assert self.second is not None
+            is_standby = server_id(server) == self._first_standby
+            standby = Standby(self.second, _Reports(self, server)) if is_standby else None
+            make_standby = partial(self._make_standby, server_id(server))
+            seat = StandbySeat(make_standby, replication, self.wire, standby)
+        seats = [seat, *codec_sizes(self.wire, seat.know_sizes)]
+        seats += [ModeSwitches()]
+        return replication.make_loop(make_core, store, seats=seats, **make_set)
+
+    def _options(self, server: int) -> ServerOptions:
         return ServerOptions(
             server=server,
             shard_weights=(1.0,) * self.schedule.servers,
@@ -539,9 +608,7 @@ class VirtualJob(SetOfJob):
             receive_buffers=self.schedule.receive_buffers,
             reply_window=self.schedule.reply_window,
             checksum_every=1,
-            wire=wire,
             compensation=self.schedule.compensation,
-            keeper=keeper,
         )
 
     def _spare(
@@ -549,20 +616,15 @@ class VirtualJob(SetOfJob):
         spare: int,
         rule_of: Callable[[int], MakeRule],
         make_executor: MakeExecutor,
-        make_set: Callable[..., SetLoop] | None,
-    ) -> SpareLoop:
+    ) -> ServerLoop:
         peer = spare_id(spare)
         if self.num_substitutes:
             self.network.share(peer, worker_id(self._first_substitute + spare))
-        loop = SpareLoop(
-            self.transport(peer),
-            partial(self._make_core, peer, rule_of),
-            self._options(peer, self.wire),
-            make_executor=slowed(self.schedule, 0, make_executor),
-            make_set=make_set,
-            make_standby=partial(self._make_standby, peer),
-            replication=self._replication(rule_of),
-        )
+        transport, options = self.transport(peer), self._options(peer)
+        replication = self._replication(transport, options, rule_of, make_executor, buddy=None)
+        seat = StandbySeat(partial(self._make_standby, peer), replication, self.wire)
+        seats = [seat, *codec_sizes(self.wire, seat.know_sizes)]
+        loop = ServerLoop(transport, SpareSeat(options, replication), (replication, *seats))
         self._spawn(peer, self._process_of(spare, loop))
         return loop
 
@@ -570,21 +632,22 @@ class VirtualJob(SetOfJob):
         """Whether it is one of the spares, which take the places of servers, too."""
         return bool(self.schedule.spares) and worker >= self._first_substitute
 
-    def _process_of(self, spare: int, loop: SpareLoop) -> Actor:
+    def _process_of(self, spare: int, loop: ServerLoop) -> Actor:
         """A spare, and the worker that it becomes if it is asked."""
         yield from loop.actor()
-        if loop.replace is None:
+        served = spare_seat(loop)
+        if served.replace is None:
             return
         worker = self.workers[self._first_substitute + spare]
         loop.transport.become(worker_id(worker.worker))
-        for event in (*loop.heard, ControlArrived(COORDINATOR, loop.replace)):
+        for event in (*served.heard, ControlArrived(COORDINATOR, served.replace)):
             worker.loop.hear(event)
         yield from worker.script()
 
     @property
     def never_asked(self) -> set[int]:
         """Workers that spares could have become that have not."""
-        idle = [number for number, each in enumerate(self.spares) if each.replace is None]
+        idle = [number for number, each in enumerate(self.spares) if not spare_seat(each).replace]
         return {self._first_substitute + each for each in idle if self.num_substitutes}
 
     def _coordinator_log(self, num_workers: int, *, is_active: bool) -> CoordinatorLog:
@@ -599,47 +662,45 @@ class VirtualJob(SetOfJob):
             is_active=is_active,
         )
 
-    def _standby(self, coordinator_log: CoordinatorLog, peer: int) -> Standby:
-        def succeed(undone: Sequence[LogAction]) -> None:
-            self.has_succeeded = True
-            self.num_successions += 1
-            self.coordinator_log, self.second, self.standby = coordinator_log, None, None
-            self.coordinator_at = peer
-            self.reported += undone[num_done(self.reported, undone) :]
-
-        return Standby(
-            coordinator_log=coordinator_log,
-            on_succeed=succeed,
-            on_action=self.reported.append,
-            what_was_told=self._what_was_told,
-        )
-
-    def _what_was_told(self) -> bytes:
-        return b"what people have heard"
-
     def _make_standby(self, peer: int, state: bytes, told: bytes) -> Standby:
-        assert told == self._what_was_told()
+        assert told == TOLD
         coordinator_log = self._coordinator_log(self._num_workers, is_active=False)
         coordinator_log.from_snapshot(state)
         self.second, self.standby = coordinator_log, peer
-        return self._standby(coordinator_log, peer)
+        return Standby(coordinator_log, _Reports(self, peer))
 
-    def _replication(self, rule_of: Callable[[int], MakeRule]) -> ReplicationOptions:
+    def _replication(
+        self,
+        transport: Transport,
+        server_options: ServerOptions,
+        rule_of: Callable[[int], MakeRule],
+        make_executor: MakeExecutor,
+        *,
+        buddy: int | None,
+    ) -> Replication:
         def make_core(
             server: int, set_index: int, resumed_up_to: int, picture: ShardState | None
         ) -> ServerCore:
             return self._make_core(server, rule_of, set_index, resumed_up_to, picture)
 
-        return ReplicationOptions(
+        def make_store(server: int, number: int) -> ShardStore:
+            return ShardStore(
+                make_executor,
+                wire=self.wire,
+                make_history=lambda index, position: self.sets[index].make_copied_history(
+                    server, number, position
+                ),
+                keeper=MemoryKeeper(self.schedule.seed - 1 - server),
+            )
+
+        options = ReplicationOptions(
             buddies=self.schedule.buddies,
             num_groups=len(self.groups),
             num_substitutes=self.num_substitutes,
             make_core=make_core,
-            make_history=lambda server, index, number, position: self.sets[
-                index
-            ].make_copied_history(server, number, position),
-            make_keeper=lambda server: MemoryKeeper(self.schedule.seed - 1 - server),
+            make_store=make_store,
         )
+        return Replication(transport, options, server_options, buddy=buddy)
 
     def _make_core(
         self,
@@ -739,7 +800,7 @@ class VirtualJob(SetOfJob):
 
     def _propose(self, number: int) -> None:
         """The coordinator changes the mode, unless it cannot now."""
-        loop, another = self.servers[0], self.schedule.another_mode(number)
+        another = self.schedule.another_mode(number)
         coordinator = self.coordinator
         decided = Decision(another.mode, another.staleness, "a test")
         if self.wire.is_ladder:
@@ -748,8 +809,8 @@ class VirtualJob(SetOfJob):
             )
             decided = replace(decided, mode=self.schedule.mode, level=level)
         modes = coordinator.part(ModeChanges)
-        if modes is not None and modes.may_change(coordinator):
-            loop._do_as_coordinator(modes.propose(decided))
+        if self.seat is not None and modes is not None and modes.may_change(coordinator):
+            self.seat.do(modes.propose(decided))
 
     @property
     def out_of_the_job(self) -> set[int]:

@@ -14,6 +14,7 @@ from typing import Any
 from psdist.protocol.ids import COORDINATOR, is_spare, spare_id, worker_id
 from psdist.servers.protocol.joins import Joins
 from tests.support.coordinators import part_of
+from tests.support.virtual.job import spare_seat
 from tests.support.virtual.joining import JoiningJob, schedule_with_joins, with_buddies
 from tests.support.virtual.refills import RefillJob, dead_processes, end
 from tests.support.virtual.schedule import Schedule
@@ -30,7 +31,7 @@ class SharedSparesJob(JoiningJob, RefillJob):
     @property
     def of_workers(self) -> list[int]:
         """Spares that live and were asked to be workers."""
-        asked = [number for number, each in enumerate(self.spares) if each.replace is not None]
+        asked = [number for number, each in enumerate(self.spares) if spare_seat(each).replace]
         return [each for each in asked if spare_id(each) not in self.network._dead]
 
 
@@ -143,7 +144,9 @@ def _candidates(
 
 def _dead_processes(job: SharedSparesJob) -> set[int]:
     """Servers, and spares that were for them."""
-    return dead_processes(job, [at for at, each in enumerate(job.spares) if not each.replace])
+    return dead_processes(
+        job, [at for at, each in enumerate(job.spares) if not spare_seat(each).replace]
+    )
 
 
 def _end(job: SharedSparesJob, victim: int, why: str, pick: random.Random) -> None:
@@ -160,6 +163,6 @@ def _note_met(job: SharedSparesJob) -> None:
         is_spare(each) for each in keeps | serves if each is not None
     )
     job.met["joined behind a move"] += any(
-        each.replace is not None and bool(each.heard) for each in job.spares
+        each.replace is not None and bool(each.heard) for each in map(spare_seat, job.spares)
     )
     job.met["several sets"] += joined and bool(job.others)

@@ -5,7 +5,7 @@ nearly no memory. The server's actor sleeps for that time, so replies leave as l
 that computes. It imports no torch.
 
     model = CostModel(fold_s_per_byte=1e-10, step_s_per_byte=4e-10, copy_s_per_byte=5e-11)
-    loop = ServerLoop(transport, core, options, make_executor=partial(SizeShard, model=model))
+    store = ShardStore(partial(SizeShard, model=model))
 """
 
 from __future__ import annotations

@@ -65,9 +65,7 @@ def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: A
     num_events = 0
     while job.network.step():
         num_events += 1
-        coordinator = job.servers[0].coordinator
-        assert coordinator is not None
-        while wanted and num_events >= wanted[0] and coordinator.is_ready:
+        while wanted and num_events >= wanted[0] and job.coordinator.is_ready:
             wanted.pop(0)
             victim = worker_id(victims.pop())
             if victim in job.network._actors:
@@ -153,7 +151,8 @@ def prove_survival(job: VirtualJob) -> None:
 def _prove_reached(job: VirtualJob) -> None:
     """By set, the coordinator stores the most updates of a failed group that a chunk contains. A
     group whose leave had reached some servers before its failure may count or not."""
-    coordinator = job.servers[0].coordinator
+    assert job.seat is not None
+    coordinator = job.seat.coordinator
     joins = coordinator.part(Joins) if isinstance(coordinator, Coordinator) else None
     if joins is None:
         return

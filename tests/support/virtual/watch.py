@@ -14,7 +14,7 @@ AssertionError at the moment it happens:
 * a reply brings parameters that its reader has said to hold, or none that have changed since.
 
     watch = Watch(network, credits=2, orders=[[0, 2, 1]])
-    loop = ServerLoop(watch.transport(endpoint), ..., make_executor=watch.executor(0, TensorShard))
+    loop = plain_loop(watch.transport(endpoint), ..., ShardStore(watch.executor(0, TensorShard)))
     watch.check_end()
 """
 

@@ -20,7 +20,7 @@ from psdist.ranks.context import RankContext
 from psdist.ranks.run_files import _rank_table
 from psdist.ranks.seats.placing import _make_plan, refusal_of_substitutes, roles_of_plan
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.spare import SpareLoop
+from psdist.servers.spare import SpareSeat
 from psdist.transport.virtual import VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
@@ -145,7 +145,9 @@ class Asked:
     """In place of a spare's loop: it ends at once, asked or not."""
 
     def __init__(self, replace: TakePlace | None) -> None:
-        self.replace, self.heard = replace, [PeerLost(server_id(1), "server 1")]
+        self.served = object.__new__(SpareSeat)
+        self.served.replace = replace
+        self.served.heard = [PeerLost(server_id(1), "server 1")]
 
     def run(self, *_waiting: Any, **_more: Any) -> None: ...
 
@@ -155,8 +157,7 @@ def test_serving_ends_in_the_job_where_a_worker_is_wanted(
     replace: TakePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, ends = context_of(tmp_path), []
-    loop = object.__new__(type("Loop", (Asked, SpareLoop), {}))
-    Asked.__init__(loop, replace)
+    loop = Asked(replace)
     begun = iter([True, False])
     monkeypatch.setattr(server, "wait_for_job", lambda *_: next(begun))
     monkeypatch.setattr(server, "build_loop", lambda *_: (loop, server.Duty(context)))

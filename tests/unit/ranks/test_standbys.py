@@ -12,8 +12,7 @@ from psdist.protocol.control import Progress
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.ranks import coordinating
 from psdist.ranks.context import RankContext
-from psdist.ranks.coordinating import coordinator_of
-from psdist.ranks.duty import Duty
+from psdist.ranks.coordinating import Duty, coordinator_of
 from psdist.servers.protocol.coordinator import WriteMetrics
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Entrusted
 from psdist.servers.protocol.takeovers import ServerDeath, ShardAlone
@@ -36,22 +35,22 @@ def test_the_next_standby_tells_what_the_coordinator_has_told(
 ) -> None:
     first = Duty(context_of(tmp_path, COORDINATOR))
     active = coordinator_log_of(first._context, is_active=True)
-    first.begin(active.coordinator, active, is_active=True)
+    reports = first.report_on(active.coordinator, active)
     first._context.joined[2] = 0
     for told in (ServerDeath(1, "server 1", host=COORDINATOR), ShardAlone(0, COORDINATOR)):
-        first.on_action(told)
+        reports.on_action(told)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="psdist"):
-        first.on_action(Entrusted(SPARE))
+        reports.on_action(Entrusted(SPARE))
     assert caplog.messages == ["the coordinator, in server 0, has a standby again: spare 1"]
 
     active.standby = SPARE
     active.coordinator.progress[0] = Progress(worker=0, clock=3, samples=1)
     second = Duty(context_of(tmp_path, SPARE))
-    standby = second.make_standby(active.to_snapshot(), first.what_was_told())
-    assert standby.what_was_told() == first.what_was_told()
+    standby = second.make_standby(active.to_snapshot(), reports.to_snapshot())
+    assert standby.reports.to_snapshot() == reports.to_snapshot()
     assert second._context.joined == {2: 0}
-    standby.on_succeed([WriteMetrics({"worker": 0, "clock": 3})])
+    standby.reports.succeed([WriteMetrics({"worker": 0, "clock": 3})])
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"worker": 0, "clock": 3}
     assert second._context.on_abort is not None
     second._context.on_abort("ended", 1)
@@ -64,7 +63,9 @@ def test_the_next_standby_tells_what_the_coordinator_has_told(
 def test_status_says_where_the_coordinator_is_when_it_has_moved(tmp_path: Path) -> None:
     context = context_of(tmp_path, COORDINATOR)
     coordinator_log = coordinator_log_of(context, is_active=True)
-    reporter = Duty(context).begin(coordinator_log.coordinator, coordinator_log, is_active=False)
+    reporter = Duty(context).report_on(
+        coordinator_log.coordinator, coordinator_log, is_active=False
+    )
     assert reporter.coordinator_line == "", "as at the start"
     coordinator_log.standby = None
     assert reporter.coordinator_line == "in server 0, without a standby"

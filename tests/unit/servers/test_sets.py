@@ -36,6 +36,7 @@ from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop
+from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.actions import (
     BeginLevel,
     Contribution,
@@ -47,6 +48,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.set_loop import ReplyFrame, ServerOptions
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.rules import switching
@@ -166,17 +168,16 @@ def make_loop(
     switches = is_changed and not codecs.is_ladder
     rule = switching((0, "sync", 0)) if switches else rule_for("sync")
     wire = Wire()
-    loop = ServerLoop(
+    loop = plain_loop(
         wire,  # type: ignore[arg-type] # as much of a transport as it needs
         lambda _set_index, resumed_up_to: assemble_core(
             server=1, make_rule=rule, groups=[(0,), (1,)],
             resumed_up_to=resumed_up_to,
         ),
         ServerOptions(
-            server=1, shard_weights=(1.0, 1.0), modes=("sync",), receive_buffers=2, keeper=keeper,
-            wire=codecs,
+            server=1, shard_weights=(1.0, 1.0), modes=("sync",), receive_buffers=2
         ),
-        make_executor=TensorShard,
+        ShardStore(TensorShard, wire=codecs, keeper=keeper),
     )  # fmt: skip
     return loop, wire
 

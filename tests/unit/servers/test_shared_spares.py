@@ -39,7 +39,7 @@ from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.pairs import next_keeper
 from psdist.servers.protocol.takeovers import SpareDeath, Takeovers
 from tests.support.coordinators import assemble, part_of
-from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.job import Schedule, VirtualJob, spare_seat
 from tests.unit.servers.test_coordinator_machine import tell
 
 WORKERS, SERVERS = 2, 2
@@ -298,11 +298,12 @@ def test_a_spare_that_is_asked_ends_with_what_it_has_heard_of_servers() -> None:
         ControlArrived(COORDINATOR, Moved(server=1, host=0)),
     ]
     for event in (*heard, PeerLost(worker_id(0), "worker 0")):
-        loop._decide(event)
+        loop.decide(event)
     assert not loop.is_finished
-    loop._decide(ControlArrived(COORDINATOR, TakePlace(worker=0)))
+    loop.decide(ControlArrived(COORDINATOR, TakePlace(worker=0)))
     assert loop.is_finished
-    assert (loop.replace, loop.heard) == (TakePlace(worker=0), heard)
+    spare = spare_seat(loop)
+    assert (spare.replace, spare.heard) == (TakePlace(worker=0), heard)
 
 
 def test_what_comes_behind_is_the_workers() -> None:
@@ -310,18 +311,18 @@ def test_what_comes_behind_is_the_workers() -> None:
     for message in (TakePlace(worker=0), Stop()):
         loop.transport._transport.inbox.append(ControlArrived(COORDINATOR, message))
     loop.turn()
-    assert loop.replace == TakePlace(worker=0)
+    assert spare_seat(loop).replace == TakePlace(worker=0)
     assert loop.transport.poll() == ControlArrived(COORDINATOR, Stop())
 
 
 def test_a_spare_with_a_copy_is_asked_by_nobody_nor_by_a_server() -> None:
     loop = idle_spare()
     with pytest.raises(ProtocolError, match="spare 0: server 1 sent TakePlace of worker 0"):
-        loop._decide(ControlArrived(server_id(1), TakePlace(worker=0)))
-    loop._decide(ControlArrived(COORDINATOR, KeepCopy(server=0, number=2)))
+        loop.decide(ControlArrived(server_id(1), TakePlace(worker=0)))
+    loop.decide(ControlArrived(COORDINATOR, KeepCopy(server=0, number=2)))
     with pytest.raises(ProtocolError, match=r"and here are those of servers \[0\]"):
-        loop._decide(ControlArrived(COORDINATOR, TakePlace(worker=0)))
-    assert loop.replace is None
+        loop.decide(ControlArrived(COORDINATOR, TakePlace(worker=0)))
+    assert spare_seat(loop).replace is None
 
 
 def test_who_has_joined_is_reported_by_its_number_as_a_worker() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.errors import InvariantError, ProtocolError
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Entrust
 from psdist.protocol.events import ControlArrived, Sent
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id
-from psdist.servers import loop as loops
 from psdist.servers.protocol.failover.coordinator_log import Entrusted
+from psdist.servers.replication import standby
 from psdist.servers.replication.outbox import RecordFrame
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
@@ -35,7 +35,7 @@ def entrusted_job() -> VirtualJob:
 def test_a_spare_goes_on_where_the_second_coordinator_dies(
     part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(standby, "_PART_BYTES", part_bytes)
     job = entrusted_job()
     assert job.standby == spare_id(0)
     assert job.reported.count(Entrusted(spare_id(0))) == 1
@@ -60,12 +60,7 @@ def test_what_is_not_asked_for_is_refused(spare: int, peer: int, part: int) -> N
     job = entrusted_job()
     told = Entrust(number=1, part=part, num_parts=2, state=b"")
     with pytest.raises(ProtocolError, match=f"spare {spare}: server {peer} sent part {part} of"):
-        job.spares[spare]._decide(ControlArrived(peer, told))
-
-
-def test_no_server_is_a_standby_that_nobody_has_said_how_to_make() -> None:
-    with pytest.raises(InvariantError, match="was entrusted with what the coordinator knows"):
-        loops._no_standby(b"", b"")
+        job.spares[spare].decide(ControlArrived(peer, told))
 
 
 def test_to_the_shard_of_a_coordinator_that_has_moved_nothing_is_sent_before_all_know() -> None:

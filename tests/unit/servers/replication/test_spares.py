@@ -26,9 +26,10 @@ from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.replication.pairs import next_keeper
 from psdist.servers.protocol.takeovers import ShardAlone, SpareDeath, Takeovers
+from psdist.servers.set_store import BuiltSet
 from psdist.transport.waiting import Waiting
 from tests.support.coordinators import part_of
-from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.job import Schedule, VirtualJob, replication_of, spare_seat
 from tests.support.virtual.schedule import small_partition
 from tests.unit.servers.replication.test_refills import sent
 
@@ -163,22 +164,22 @@ def idle_spare() -> Any:
 def test_a_spare_takes_nothing_that_is_a_server_s() -> None:
     loop = idle_spare()
     with pytest.raises(ProtocolError, match="spare 0: server 1 sent TakenOver, which is for"):
-        loop._decide(ControlArrived(server_id(1), TakenOver(server=1)))
-    assert tuple(loop._decide(PeerLost(worker_id(0), "worker 0"))) == ()
+        loop.decide(ControlArrived(server_id(1), TakenOver(server=1)))
+    assert tuple(loop.decide(PeerLost(worker_id(0), "worker 0"))) == ()
 
 
 def test_a_set_is_described_to_a_spare_once_and_by_servers() -> None:
     loop = idle_spare()
     setup = Setup(partition=small_partition(2).encode(), optimizer="SGD", hyper=b"")
     for index in (0, 0, 1):
-        loop._decide(ControlArrived(server_id(0), setup, index))
-    assert loop._num_described == 2
-    assert [len(each.owners) for each in loop._replication._built] == [2, 2]
-    assert sum(loop._held) == 2 * small_partition(2).num_bytes
+        loop.decide(ControlArrived(server_id(0), setup, index))
+    assert spare_seat(loop).num_described == 2
+    assert [len(each.owners) for each in replication_of(loop)._built] == [2, 2]
+    assert sum(spare_seat(loop).held) == 2 * small_partition(2).num_bytes
     with pytest.raises(ProtocolError, match="server 1 described parameter set 3; 2 are known"):
-        loop._decide(ControlArrived(server_id(1), setup, 3))
+        loop.decide(ControlArrived(server_id(1), setup, 3))
     with pytest.raises(ProtocolError, match="worker 0 described parameter set 2"):
-        loop._decide(ControlArrived(worker_id(0), setup, 2))
+        loop.decide(ControlArrived(worker_id(0), setup, 2))
 
 
 def test_the_coordinator_begins_without_a_spare_that_has_died_before() -> None:
@@ -217,19 +218,19 @@ class _Listening:
 @pytest.mark.parametrize("keeper", [SPARE, server_id(0)])
 def test_who_fills_a_spare_describes_its_sets_first_and_those_that_come_later(keeper: int) -> None:
     schedule = Schedule(seed=3, servers=2, spares=1, iterations=(2, 2), has_buddies=True)
-    replication = VirtualJob(schedule, is_watched=False).servers[1]._replication
-    assert replication is not None
+    replication = replication_of(VirtualJob(schedule, is_watched=False).servers[1])
     partition = small_partition(2)
     setups = [
         Setup(partition=partition.encode(), optimizer=name, hyper=b"") for name in ("SGD", "Adam")
     ]
     transport = replication._transport = _Listening()  # type: ignore[assignment]
     replication.on_moved(0)
-    replication.on_built(0, partition, [0, 1], setups[0])
-    replication.fill([], keeper=keeper, number=2)
-    replication.on_built(1, partition, [0, 1], setups[1])
+    sets = [BuiltSet(index, partition, (0, 1), setups[min(index, 1)]) for index in range(3)]
+    replication.on_built(sets[0])
+    replication.fill(keeper=keeper, number=2)
+    replication.on_built(sets[1])
     replication.on_copy_lost()
-    replication.on_built(2, partition, [0, 1], setups[1])
+    replication.on_built(sets[2])
     described = [(SPARE, setups[0], 0), (SPARE, setups[1], 1)] if keeper == SPARE else []
     assert [each for each in transport.said if isinstance(each[1], Setup)] == described
     filled = (COORDINATOR, CopyFilled(server=1, number=2), 0)
@@ -239,6 +240,6 @@ def test_who_fills_a_spare_describes_its_sets_first_and_those_that_come_later(ke
 def test_what_a_spare_does_not_serve_it_does_not_fill() -> None:
     loop = idle_spare()
     with pytest.raises(ProtocolError, match=r"spare 0: .* CopyLost of the shard of server 1"):
-        loop._decide(ControlArrived(COORDINATOR, CopyLost(server=1)))
+        loop.decide(ControlArrived(COORDINATOR, CopyLost(server=1)))
     with pytest.raises(ProtocolError, match="server 1 sent Finish"):
-        loop._decide(ControlArrived(server_id(1), Finish()))
+        loop.decide(ControlArrived(server_id(1), Finish()))

@@ -1,0 +1,188 @@
+"""Parts of every server's loop: its checkpoints, and changes of all its parameter sets at once.
+
+    loop = plain_loop(transport, make_core, options, ShardStore(TensorShard), seats=[seat])
+
+Each set changes at a round or clock of its own. The server answers the coordinator once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from psdist.codecs.wire import Wire
+from psdist.errors import ProtocolError
+from psdist.protocol.control import (
+    AdmitWorker,
+    CommitMode,
+    Departed,
+    Leave,
+    ModeProposed,
+    ProposeMode,
+)
+from psdist.protocol.events import ControlArrived, Event
+from psdist.protocol.ids import COORDINATOR, describe_peer, worker_id
+from psdist.servers.loop import Decided, ServerLoop, ServerPart
+from psdist.servers.protocol.actions import AdmitGroup, ChangeCodecs, ChangeMode, SendControl
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.set_loop import ServerOptions, SetLoop
+from psdist.servers.set_store import BuiltSet, ShardStore
+from psdist.servers.shard.regions import Keeper
+from psdist.servers.shard_sets import ShardSets
+from psdist.transport.base import Sender, Transport
+
+
+def plain_loop(
+    transport: Transport,
+    make_core: Callable[[int, int], ServerCore],
+    options: ServerOptions,
+    store: ShardStore,
+    *,
+    seats: Sequence[ServerPart] = (),
+    make_set: Callable[..., SetLoop] = SetLoop,
+) -> ServerLoop:
+    """Return the loop of a server whose shard has no replica. ``seats``: further parts, such as the
+    coordinator; ``make_set``: for spans, and for tests that break a server on purpose. See
+    :class:`ShardSets`."""
+    served = ShardSets(transport, make_core, options, make_store=store.of_set, make_set=make_set)
+    parts = (CheckpointCopies(store.keeper, transport), *seats, ModeSwitches(), Admissions())
+    return ServerLoop(transport, served, parts)
+
+
+class CheckpointCopies(ServerPart):
+    def __init__(self, keeper: Keeper, sender: Sender) -> None:
+        """``sender`` sends the coordinator the outcome of each file."""
+        self._keeper = keeper
+        self._sender = sender
+
+    def go_on(self) -> bool:
+        """Report the outcome of the last file, once it is known. Then reserve memory for the first
+        checkpoint, or copy a chunk for the next, or begin to write its file. True if a chunk was
+        copied or the file begun."""
+        keeper = self._keeper
+        if keeper.is_busy and (told := keeper.outcome()) is not None:
+            self._sender.send_control(COORDINATOR, told)
+        if keeper.is_reserving:
+            any(each.reserve_snapshot(keeper.memory) for each in self.loop.sets)
+        return keeper.go_on()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._keeper.is_busy
+
+
+class ModeSwitches(ServerPart):
+    """Changes of the mode, and of the level of codecs."""
+
+    TAKES = (ProposeMode, CommitMode)
+
+    def __init__(self) -> None:
+        self._last: list[ChangeMode] = []
+        """The last change of the mode, for sets that are added later; nothing before it."""
+
+    def go_on_from(self, modes: Sequence[ChangeMode]) -> None:
+        """Continue a failed server, whose sets have changed to these modes."""
+        self._last = [each._replace(round=0) for each in modes if each.number][-1:]
+
+    def on_set(self, each: SetLoop) -> None:
+        for change in self._last:
+            each.do(each.core.handle(change))
+
+    def handle(self, event: Event) -> Decided:
+        assert isinstance(event, ControlArrived)
+        message, sets, me = event.message, self.loop.sets, self.loop.transport.me
+        if event.peer != COORDINATOR:
+            raise ProtocolError(
+                f"server {me}: {describe_peer(event.peer)} sent {type(message).__name__}; "
+                f"{describe_peer(COORDINATOR)} changes the mode"
+            )
+        if isinstance(message, ProposeMode):
+            decided: Decided = [(each, each.hold_rounds()) for each in sets]
+            rounds = [each.core.highest_sent for each in sets]
+            answer = ModeProposed(number=message.number, server=me, rounds=rounds)
+            return [*decided, (sets[0], [SendControl(event.peer, answer)])]
+        assert isinstance(message, CommitMode)
+        if len(message.rounds) < len(sets):
+            raise ProtocolError(
+                f"server {me}: {describe_peer(event.peer)} sent CommitMode of "
+                f"{len(message.rounds)} parameter sets; there are {len(sets)}"
+            )
+        change = ChangeMode(0, message.mode, message.staleness, message.number)
+        if message.level < 0:
+            self._last = [change]
+        return [
+            (
+                each,
+                each.core.handle(
+                    change._replace(round=start)
+                    if message.level < 0
+                    else ChangeCodecs(message.number, start, message.level)
+                ),
+            )
+            for each, start in zip(sets, message.rounds, strict=False)
+        ]
+
+
+class Admissions(ServerPart):
+    """Workers that join the running job."""
+
+    TAKES = (AdmitWorker,)
+
+    def handle(self, event: Event) -> Decided:
+        """Admit a substitute in every set. Resumed confirms it to the coordinator."""
+        assert isinstance(event, ControlArrived)
+        message, sets = event.message, self.loop.sets
+        assert isinstance(message, AdmitWorker)
+        if event.peer != COORDINATOR or len(message.clocks) != len(sets):
+            raise ProtocolError(
+                f"server {self.loop.transport.me}: {describe_peer(event.peer)} sent AdmitWorker of "
+                f"{len(message.clocks)} parameter sets; {describe_peer(COORDINATOR)} admits who "
+                f"joins, and there are {len(sets)}"
+            )
+        return [
+            (each, each.core.handle(AdmitGroup(message.worker, clock)))
+            for each, clock in zip(sets, message.clocks, strict=True)
+        ]
+
+
+class Departures(ServerPart):
+    """Leaves that workers had sent only to the failed server that this loop continues."""
+
+    TAKES = (Departed,)
+
+    def handle(self, event: Event) -> Decided:
+        assert isinstance(event, ControlArrived)
+        message, sets = event.message, self.loop.sets
+        assert isinstance(message, Departed)
+        worker, left = worker_id(message.worker), message.left
+        group = sets[0].core.group_of(worker)
+        if event.peer != COORDINATOR or group is None or len(left) != len(sets):
+            raise ProtocolError(
+                f"server {self.loop.transport.me}: {describe_peer(event.peer)} sent Departed of "
+                f"worker {message.worker} with clocks of {len(left)} sets; "
+                f"{describe_peer(COORDINATOR)} sends it, and this server has {len(sets)}"
+            )
+        return [
+            (each, each.decide(ControlArrived(worker, Leave(group=group, clock=clock), index)))
+            for index, (each, clock) in enumerate(zip(sets, left, strict=True))
+        ]
+
+
+class CodecSizes(ServerPart):
+    """The bytes of each codec level, for the coordinator that chooses the level."""
+
+    def __init__(self, wire: Wire, know: Callable[[list[int]], None], num_known: int) -> None:
+        """``num_known``: sets whose sizes the coordinator has."""
+        self._wire = wire
+        self._know = know
+        self._num_known = num_known
+
+    def on_built(self, built: BuiltSet) -> None:
+        if built.set_index >= self._num_known:
+            self._know(self._wire.sizes(built.partition))
+
+
+def codec_sizes(
+    wire: Wire, know: Callable[[list[int]], None], *, num_known: int = 0
+) -> Sequence[ServerPart]:
+    """Return the part that sends ``know`` the sizes; nothing if no level is chosen."""
+    return [CodecSizes(wire, know, num_known)] if wire.is_ladder else []
