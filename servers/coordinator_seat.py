@@ -2,14 +2,14 @@
 
     CoordinatorSeat(assemble(num_workers=2, num_servers=1), reports)
 
-Decisions are made in psdist.servers.protocol.coordinator. What they mean for files and users is
-done by ``reports`` (psdist.ranks.reporter).
+psdist.servers.protocol.coordinator decides. ``reports`` (psdist.ranks.reporter) writes files and
+output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from psdist.protocol.coordinator_line import FOR_COORDINATOR
 from psdist.protocol.events import ControlArrived, Event, PeerLost
@@ -20,8 +20,8 @@ from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 
 
-class Reports(Protocol):
-    """What a coordinator and its standby do for files and users."""
+class Reports:
+    """Files and output of a coordinator and its standby. This class writes none."""
 
     def on_action(self, action: CoordinatorAction) -> None:
         """The coordinator of this process has decided this."""
@@ -34,22 +34,6 @@ class Reports(Protocol):
 
     def to_snapshot(self) -> bytes:
         """Return what users have been told, for the next standby."""
-        ...
-
-
-class NoReports:
-    """Reports nothing: for benchmarks and tests."""
-
-    def on_action(self, action: CoordinatorAction) -> None:
-        pass
-
-    def note(self, action: CoordinatorAction) -> None:
-        pass
-
-    def succeed(self, undone: Sequence[CoordinatorAction]) -> None:
-        pass
-
-    def to_snapshot(self) -> bytes:
         return b""
 
 

@@ -36,7 +36,7 @@ class ServerPart:
     """One subject of a server's loop. A method that a part does not need does nothing."""
 
     TAKES: ClassVar[Sequence[type | int]] = ()
-    """What the part takes: types of control messages and of sent frames, kinds of data messages."""
+    """Types of control messages and of sent frames, and kinds of data messages, for the part."""
     outlasts_shard: ClassVar[bool] = False
     """True if the loop continues after all groups have left the shard, until :meth:`finish`."""
 
@@ -80,7 +80,7 @@ class ServerPart:
 
 
 class Served(ServerPart):
-    """What a server is for: the shard of a server (psdist.servers.shard_sets), or a spare."""
+    """The shard of a server (psdist.servers.shard_sets), or the duties of a spare."""
 
     sets: Sequence[SetLoop] = ()
     """The parameter sets, by index."""
@@ -173,7 +173,7 @@ class ServerLoop:
         return None
 
     def turn(self) -> bool:
-        """Handle all events that have arrived; if there are none, let the parts go on.
+        """Handle all events that have arrived; if there are none, let the parts work.
         Return False if there was nothing to do."""
         poll = self.transport.poll
         event = first = poll()
@@ -188,7 +188,7 @@ class ServerLoop:
         return has_handled or self.is_finished
 
     def _go_on(self) -> bool:
-        """Let each part go on. True if one of them has more to do at once."""
+        """Let each part work. Return True if one of them has more to do at once."""
         has_more = False
         for part in self.parts:
             has_more |= part.go_on()

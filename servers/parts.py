@@ -71,7 +71,7 @@ class CheckpointCopies(ServerPart):
 
 
 class ModeSwitches(ServerPart):
-    """Changes of the mode, and of the level of codecs."""
+    """Changes of the mode, and of the level of codecs, in every set."""
 
     TAKES = (ProposeMode, CommitMode)
 
@@ -90,22 +90,15 @@ class ModeSwitches(ServerPart):
     def handle(self, event: Event) -> Decided:
         assert isinstance(event, ControlArrived)
         message, sets, me = event.message, self.loop.sets, self.loop.transport.me
-        if event.peer != COORDINATOR:
-            raise ProtocolError(
-                f"server {me}: {describe_peer(event.peer)} sent {type(message).__name__}; "
-                f"{describe_peer(COORDINATOR)} changes the mode"
-            )
         if isinstance(message, ProposeMode):
+            _check(self.loop, event)
             decided: Decided = [(each, each.hold_rounds()) for each in sets]
             rounds = [each.core.highest_sent for each in sets]
             answer = ModeProposed(number=message.number, server=me, rounds=rounds)
             return [*decided, (sets[0], [SendControl(event.peer, answer)])]
         assert isinstance(message, CommitMode)
-        if len(message.rounds) < len(sets):
-            raise ProtocolError(
-                f"server {me}: {describe_peer(event.peer)} sent CommitMode of "
-                f"{len(message.rounds)} parameter sets; there are {len(sets)}"
-            )
+        # A set that the coordinator does not know begins later.
+        _check(self.loop, event, message.rounds[: len(sets)])
         change = ChangeMode(0, message.mode, message.staleness, message.number)
         if message.level < 0:
             self._last = [change]
@@ -132,12 +125,7 @@ class Admissions(ServerPart):
         assert isinstance(event, ControlArrived)
         message, sets = event.message, self.loop.sets
         assert isinstance(message, AdmitWorker)
-        if event.peer != COORDINATOR or len(message.clocks) != len(sets):
-            raise ProtocolError(
-                f"server {self.loop.transport.me}: {describe_peer(event.peer)} sent AdmitWorker of "
-                f"{len(message.clocks)} parameter sets; {describe_peer(COORDINATOR)} admits who "
-                f"joins, and there are {len(sets)}"
-            )
+        _check(self.loop, event, message.clocks)
         return [
             (each, each.core.handle(AdmitGroup(message.worker, clock)))
             for each, clock in zip(sets, message.clocks, strict=True)
@@ -153,18 +141,26 @@ class Departures(ServerPart):
         assert isinstance(event, ControlArrived)
         message, sets = event.message, self.loop.sets
         assert isinstance(message, Departed)
-        worker, left = worker_id(message.worker), message.left
+        worker = worker_id(message.worker)
         group = sets[0].core.group_of(worker)
-        if event.peer != COORDINATOR or group is None or len(left) != len(sets):
-            raise ProtocolError(
-                f"server {self.loop.transport.me}: {describe_peer(event.peer)} sent Departed of "
-                f"worker {message.worker} with clocks of {len(left)} sets; "
-                f"{describe_peer(COORDINATOR)} sends it, and this server has {len(sets)}"
-            )
+        _check(self.loop, event, message.left if group is not None else ())
         return [
-            (each, each.decide(ControlArrived(worker, Leave(group=group, clock=clock), index)))
-            for index, (each, clock) in enumerate(zip(sets, left, strict=True))
+            (each, each.decide(ControlArrived(worker, Leave(group=group or 0, clock=clock), index)))
+            for index, (each, clock) in enumerate(zip(sets, message.left, strict=True))
         ]
+
+
+def _check(loop: ServerLoop, event: ControlArrived, clocks: Sequence[int] | None = None) -> None:
+    """Raise :class:`ProtocolError` if another rank than the coordinator sent the message, or if
+    it does not have one clock for each set."""
+    num_sets = len(loop.sets)
+    if event.peer == COORDINATOR and (clocks is None or len(clocks) == num_sets):
+        return
+    raise ProtocolError(
+        f"{describe_peer(loop.transport.me)}: {describe_peer(event.peer)} sent "
+        f"{type(event.message).__name__} for {len(clocks or ())} parameter sets; "
+        f"{describe_peer(COORDINATOR)} sends it, and there are {num_sets}"
+    )
 
 
 class CodecSizes(ServerPart):

@@ -80,7 +80,7 @@ def describe_set(
     set_index: int, setup: Setup, weights: Sequence[float], held: list[int]
 ) -> BuiltSet:
     """Return a set that the chief describes. ``weights``: by server, for the part of each;
-    ``held``: by server, the bytes of the sets before it, to which those of this set are added."""
+    ``held``: by server, the bytes of the sets before it; this set adds its own."""
     partition = Partition.decode(setup.partition)
     owners = partition.shard(weights, held)
     held[:] = map(add, held, partition.bytes_by_server(owners, len(held)))

@@ -1,8 +1,6 @@
-"""What a server does, recorded as spans: ``SetLoop`` with a tracer, where ``--trace`` asks for it.
+"""Spans of a server: ``SetLoop`` with a tracer, for ``--trace``.
 
-    ServerLoop(..., make_set=partial(TracedSetLoop, tracer=tracer))
-
-Without one nothing here is called.
+plain_loop(..., make_set=partial(TracedSetLoop, tracer=tracer))
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class TracedSetLoop(SetLoop):
         )
 
     def _reply_frame(self, key: tuple[int, int]) -> ReplyFrame:
-        # The frame that a reply goes out in is chosen here, and known to nobody else.
+        # Only this method has the frame of the reply.
         frame = super()._reply_frame(key)
         self._frame = frame
         return frame

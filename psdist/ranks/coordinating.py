@@ -122,8 +122,7 @@ def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
 def coordinator_log_of(
     context: RankContext, coordinator: Coordinator, *, is_active: bool
 ) -> CoordinatorLog:
-    """Return the coordinator with what lets the standby go on in its place; ``is_active``: False
-    on the standby."""
+    """Return the coordinator with a log for its standby; ``is_active``: False on the standby."""
     roles = context.roles
     return CoordinatorLog(
         coordinator,

@@ -53,6 +53,7 @@ from psdist.ranks.reporting.summary import BuiltSet, counts_of_run
 from psdist.ranks.run_json import promise
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
+from psdist.servers.coordinator_seat import Reports
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob, WriteMetrics
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Entrusted, LogAction
@@ -78,7 +79,7 @@ def write_files_when_terminated(context: RankContext) -> None:
     signal.signal(signal.SIGTERM, write_and_end)
 
 
-class Reporter:
+class Reporter(Reports):
     """The reports of one job. On the standby it is silent until the coordinator fails."""
 
     def __init__(

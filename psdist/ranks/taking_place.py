@@ -1,9 +1,9 @@
-"""A spare's wait for a dead worker's place, and a script that has been told that none is left.
+"""A spare waits for the place of a failed worker.
 
-    if not take_place(context): ...      # the job has ended, and this rank had no part in it
-    context.replace.worker               # whose place it is; psdist.init() goes on from here
+    if not take_place(context): ...      # the job has ended without this rank
+    context.replace.worker               # the failed worker; psdist.init() continues
 
-Who is asked to take a place is decided by psdist.servers.protocol.joins, on the coordinator.
+The coordinator selects the spare (psdist.servers.protocol.joins).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ logger = logging.getLogger("psdist")
 
 
 def take_place(context: RankContext) -> bool:
-    """Returns when this rank is asked to take a worker's place in a job that goes on; False when
-    no job can begin any more."""
+    """Wait until this rank receives a worker's place in a running job. Return False if no job can
+    begin any more."""
     while wait_for_job(context, None):
         if _is_asked(context):
             return True
@@ -32,7 +32,7 @@ def take_place(context: RankContext) -> bool:
 
 
 def _is_asked(context: RankContext) -> bool:
-    """Whether that comes before the job's end."""
+    """True if this rank receives a place before the job ends."""
     waiting = context.waiting(has_deadline=False)
     waiting.relax()
     while True:

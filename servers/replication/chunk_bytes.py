@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, TypeAlias
 
 import msgpack
+from pydantic import Field, TypeAdapter
 
 from psdist.errors import ProtocolError
 from psdist.protocol.optimizer_state import (
@@ -33,10 +35,10 @@ from psdist.servers.shard.regions import Region, Shape, starts_of
 if TYPE_CHECKING:
     import torch
 
-_Wholes: TypeAlias = dict[tuple[int, str], tuple[str, Shape]]
-"""(piece, key) -> dtype and shape."""
-
-_MOST_DIMS = 16
+_Size: TypeAlias = Annotated[int, Field(ge=0, lt=2**40, strict=True)]
+_WHOLES: Final = TypeAdapter(
+    list[tuple[int, str, str, Annotated[tuple[_Size, ...], Field(max_length=16)]]]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def unpack_regions(record: ChunkRecord, data: memoryview, partition: Partition) 
                 if whole is None:
                     _refuse(record, f"does not describe the state {key!r}")
                 shapes[key] = whole[1]
-                elements[key] = take(whole[0], _count(whole[1]))
+                elements[key] = take(whole[0], prod(whole[1]))
         regions.append(
             Region(
                 piece=segment.piece,
@@ -127,28 +129,16 @@ def _tensor(data: memoryview, dtype: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=state_dtype(dtype))
 
 
-def _wholes(data: bytes) -> _Wholes:
-    found: _Wholes = {}
+def _wholes(data: bytes) -> dict[tuple[int, str], tuple[str, Shape]]:
+    """Return the dtype and the shape of each tensor with a shape of its own, by piece and key."""
     try:
-        for piece, key, dtype, shape in msgpack.unpackb(data):
-            is_shape = len(shape) <= _MOST_DIMS and all(_is_size(each) for each in shape)
-            if dtype not in STATE_ITEM_BYTES or not is_shape:
-                raise ValueError(f"{dtype!r:.40} of shape {shape!r:.80}")
-            found[piece, key] = dtype, tuple(shape)
+        found = _WHOLES.validate_python(msgpack.unpackb(data))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a ChunkRecord that cannot be read: {error!r:.200}") from None
-    return found
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**40
-
-
-def _count(shape: Shape) -> int:
-    num = 1
-    for each in shape:
-        num *= each
-    return num
+    for _, _, dtype, shape in found:
+        if dtype not in STATE_ITEM_BYTES:
+            raise ProtocolError(f"a ChunkRecord has {dtype!r:.40} of shape {shape!r:.80}")
+    return {(piece, key): (dtype, shape) for piece, key, dtype, shape in found}
 
 
 def _refuse(record: ChunkRecord, why: str) -> NoReturn:

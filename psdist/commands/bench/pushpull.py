@@ -46,7 +46,7 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
-from psdist.servers.coordinator_seat import CoordinatorSeat, NoReports
+from psdist.servers.coordinator_seat import CoordinatorSeat, Reports
 from psdist.servers.loop import ServerLoop
 from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
@@ -143,7 +143,7 @@ class _Side(Shards):
         self.context, self.between = context, between
 
 
-class _Failures(NoReports):
+class _Failures(Reports):
     """Ends the job if a worker reports an error."""
 
     def __init__(self, context: RankContext) -> None:

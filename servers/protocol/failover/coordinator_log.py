@@ -263,8 +263,8 @@ class CoordinatorLog(HasSnapshot):
         if standby is None or peer != standby or not self._num_done < number <= self._number:
             who = "there is no standby, which" if standby is None else describe_peer(standby)
             raise ProtocolError(
-                f"the coordinator: {describe_peer(peer)} says that it knows {number} notes; "
-                f"{who} has been sent {self._number}, and knew {self._num_done}"
+                f"the coordinator: {describe_peer(peer)} acknowledged {number} log entries; {who} "
+                f"was sent {self._number} and has acknowledged {self._num_done}"
             )
         return self._let_go(number)
 

@@ -1,17 +1,17 @@
 """The coordinator's ends of its lines to all other ranks; pure.
 
-The other end is psdist.protocol.coordinator_line, which says what lines are for. Both the
-coordinator and its standby have these, in the same state behind the same messages.
+psdist.protocol.coordinator_line has the other end and says why there are lines. The coordinator and
+its standby have these ends in the same state after the same messages.
 
     lines = Lines()
     lines.hear(worker_id(0))              # 1: its first message
-    lines.say(worker_id(0), answer)       # kept until it has come there
+    lines.say(worker_id(0), answer)       # kept until the rank has received it
     lines.on_received(worker_id(0), 1)
-    lines.close()                         # at the standby, which takes the coordinator's place
-    lines.on_follows(worker_id(0), 0)     # [answer]: say this again
+    lines.close()                         # on the standby, which replaces the coordinator
+    lines.on_follows(worker_id(0), 0)     # [answer]: send this again
 
-What was said is kept until the other end has told that it is there, also while there is no standby:
-there may be another one later.
+A message is kept until its rank has reported its arrival, also without a standby: there may be a
+standby later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Line:
     num_heard: int = 0
     num_said: int = 0
     kept: deque[Annotated[Control, OnWire]] = field(default_factory=deque)
-    """The last that were said: those that may not have come there."""
+    """The last messages, which may not have arrived."""
     num_wanted: int = 0
     """Number of sent messages that must arrive before a nominee is trusted."""
     is_open: bool = True
@@ -66,7 +66,7 @@ class Lines(HasSnapshot):
         return self._of(peer).num_heard
 
     def hear(self, peer: int) -> int:
-        """Another message of ``peer`` is here: the how manieth."""
+        """Count a message received from ``peer``. Return their number."""
         line = self._of(peer)
         line.num_heard += 1
         return line.num_heard
@@ -78,11 +78,11 @@ class Lines(HasSnapshot):
             line.kept.append(message)
 
     def is_open(self, peer: int) -> bool:
-        """Whether what is said leaves at once."""
+        """True if messages leave at once."""
         return self._of(peer).is_open
 
     def on_received(self, peer: int, count: int) -> None:
-        """``peer`` has the first ``count`` messages."""
+        """``peer`` has received the first ``count`` messages."""
         line = self._of(peer)
         if not line.is_lost:
             self._forget(peer, line, count)
@@ -91,41 +91,41 @@ class Lines(HasSnapshot):
         if not line.num_received <= count <= line.num_said:
             raise ProtocolError(
                 f"the coordinator: {describe_peer(peer)} has received {count} messages; it was "
-                f"sent {line.num_said}, and has told of {line.num_received}"
+                f"sent {line.num_said} and had reported {line.num_received}"
             )
         while line.num_received < count:
             line.kept.popleft()
 
     def has_received_all(self, peers: Iterable[int]) -> bool:
-        """Whether each of these that lives has told so."""
+        """True if each running rank of these has reported that all messages arrived."""
         return not any(self._of(peer).kept for peer in peers)
 
     def has_told_all(self, peers: Iterable[int]) -> bool:
-        """Whether to each of these that lives all has left that was said."""
+        """True if all messages for the running ranks of these have left."""
         return all(line.is_open or not line.kept for line in map(self._of, peers))
 
     def want(self, peer: int) -> None:
-        """Somebody waits until all that was said to ``peer`` up to now has come there."""
+        """Remember to wait until ``peer`` has received all messages so far."""
         line = self._of(peer)
         line.num_wanted = line.num_said
 
     def has_received_wanted(self, peers: Iterable[int]) -> bool:
-        """Whether each of these that lives has told so."""
+        """True if each running rank of these has received the messages of :meth:`want`."""
         lines = map(self._of, peers)
         return all(line.is_lost or line.num_received >= line.num_wanted for line in lines)
 
     def lose(self, peer: int) -> None:
-        """``peer`` has died."""
+        """``peer`` has failed."""
         line = self._of(peer)
         line.is_lost = True
         line.kept.clear()
 
     def reset(self, peer: int) -> None:
-        """Another one has taken the place of ``peer``, and begins from nothing."""
+        """Another process has replaced ``peer`` and begins a new line."""
         self._lines[peer] = _Line(is_open=self._are_open)
 
     def rename(self, peer: int, now: int) -> None:
-        """``peer`` has another id from now on, and the same line."""
+        """``peer`` has the id ``now``, and keeps its line."""
         self._lines[now] = self._of(peer)
         del self._lines[peer]
 
@@ -137,10 +137,12 @@ class Lines(HasSnapshot):
             line.is_open = False
 
     def on_follows(self, peer: int, received: int) -> list[Control]:
-        """``peer`` knows who the coordinator is now: what it has still to be told."""
+        """``peer`` follows this coordinator. Return the messages that it lacks."""
         line = self._of(peer)
         if line.is_open:
-            raise ProtocolError(f"the coordinator: {describe_peer(peer)} follows it, unasked")
+            raise ProtocolError(
+                f"the coordinator: {describe_peer(peer)} sent Rejoined without a failover"
+            )
         self._forget(peer, line, received)
         line.is_open = True
         return list(line.kept)
@@ -149,4 +151,6 @@ class Lines(HasSnapshot):
         """Raise :class:`InvariantError` if the state contradicts itself."""
         for peer, line in self._lines.items():
             if line.kept and line.is_lost:
-                raise InvariantError(f"messages to {describe_peer(peer)} are kept for nobody")
+                raise InvariantError(
+                    f"messages are kept for {describe_peer(peer)}, which has failed"
+                )

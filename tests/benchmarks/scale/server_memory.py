@@ -19,7 +19,7 @@ from psdist.protocol.control import Setup
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.coordinator_seat import CoordinatorSeat, NoReports
+from psdist.servers.coordinator_seat import CoordinatorSeat, Reports
 from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
@@ -64,7 +64,7 @@ def measure(
             server=0, shard_weights=(1.0,), modes=(mode,), receive_buffers=receive_buffers
         ),
         ShardStore(TensorShard),
-        seats=[CoordinatorSeat(coordinator, NoReports())],
+        seats=[CoordinatorSeat(coordinator, Reports())],
     )
     network.spawn(server_id(0), server.actor())
     gradients = allocate_buffers(partition)

@@ -64,7 +64,7 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.memory import as_tensor
-from psdist.servers.coordinator_seat import CoordinatorSeat, NoReports
+from psdist.servers.coordinator_seat import CoordinatorSeat, Reports
 from psdist.servers.loop import ServerLoop, ServerPart
 from psdist.servers.parts import ModeSwitches, codec_sizes, plain_loop
 from psdist.servers.protocol.assembly import assemble_core
@@ -155,8 +155,8 @@ def since(part: ModeFrom) -> ModeSince:
 TOLD = b"what people have heard"
 
 
-class _Reports(NoReports):
-    """What the coordinator on ``peer`` reports goes into the list of the job."""
+class _Reports(Reports):
+    """The coordinator on ``peer`` reports to the list of the job."""
 
     def __init__(self, job: VirtualJob, peer: int) -> None:
         self._job, self._peer = job, peer
@@ -182,7 +182,7 @@ def replication_of(loop: ServerLoop) -> Replication:
 
 
 def spare_seat(loop: ServerLoop) -> SpareSeat:
-    """What a spare is asked."""
+    """Return the duties of a spare."""
     assert isinstance(loop.served, SpareSeat)
     return loop.served
 

@@ -213,11 +213,14 @@ def test_memory_of_copies_is_not_written_to_while_a_file_is_made_of_it(tmp_path:
     keeper = FileKeeper(Folder(tmp_path), 0, restored=None, is_behind=True, is_expecting=True)
     assert keeper.is_reserving
     keeper.memory.room((0, 0, 0, ""), torch.ones(4))
-    assert (keeper.snapshot_bytes(0), keeper.snapshot_bytes(1)) == (16, 0)
+    assert [keeper.statistics(index) for index in (0, 1)] == [
+        {"snapshot_bytes": 16},
+        {"snapshot_bytes": 0},
+    ]
     keeper.write("step-00000004")
     assert not keeper.is_reserving
     with pytest.raises(InvariantError, match="before the last one was written"):
         _ = keeper.memory
     finished(keeper)
     assert keeper.is_reserving
-    assert keeper.snapshot_bytes(0) == 16
+    assert keeper.statistics(0) == {"snapshot_bytes": 16}

@@ -46,15 +46,15 @@ def test_who_has_said_nothing_and_was_told_nothing_follows_too() -> None:
 def test_a_count_that_cannot_be_is_refused(received: int) -> None:
     lines = lines_with(SAID)
     lines.on_received(PEER, 1)
-    with pytest.raises(ProtocolError, match=r"it was sent 3, and has told of 1"):
+    with pytest.raises(ProtocolError, match=r"it was sent 3 and had reported 1"):
         lines.on_received(PEER, received)
     lines.close()
-    with pytest.raises(ProtocolError, match=r"it was sent 3, and has told of 1"):
+    with pytest.raises(ProtocolError, match=r"it was sent 3 and had reported 1"):
         lines.on_follows(PEER, received)
 
 
 def test_nobody_follows_unasked() -> None:
-    with pytest.raises(ProtocolError, match="worker 1 follows it, unasked"):
+    with pytest.raises(ProtocolError, match="worker 1 sent Rejoined without a failover"):
         lines_with(SAID).on_follows(PEER, 3)
 
 
