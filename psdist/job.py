@@ -244,7 +244,7 @@ class Job:
             losses=self._losses if reads and is_auto(context.config) else None,
         )
         if context.reforms_groups and (
-            formed := group_tier.reforming(
+            formed := group_tier.shrinking(
                 self._group,
                 members=members,
                 device=self.device,

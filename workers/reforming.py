@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 from psdist.errors import MemberLostError, ProtocolError
 from psdist.protocol.ids import describe_workers
 from psdist.workers.group.channel import CALLS, GroupChannel, Pending
-from psdist.workers.group.reforming import Agreed, ReformingChannel, Rows
+from psdist.workers.group.shrinking import Agreed, Rows, ShrinkingChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.trainer import Trainer
 
@@ -114,7 +114,7 @@ class Reforming:
     def __init__(
         self,
         loop: WorkerLoop,
-        channel: ReformingChannel,
+        channel: ShrinkingChannel,
         former: Former,
         *,
         trainers: Callable[[], Sequence[Trainer]],

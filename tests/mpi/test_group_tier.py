@@ -53,7 +53,7 @@ def test_nccl_is_refused_for_models_on_the_cpu_in_one_line(tmp_path: Path) -> No
     done = run("group_of_three.py", tmp_path / "run", group_tier="nccl")
     assert done.returncode == 2, done.text
     (line,) = {each for each in done.stderr.splitlines() if "group_tier" in each}
-    assert "hosts.group_tier = nccl: the model is on the CPU, of which NCCL moves nothing" in line
+    assert "hosts.group_tier = nccl: the model is on the CPU, whose memory NCCL does not" in line
 
 
 @pytest.mark.slow

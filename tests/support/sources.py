@@ -204,15 +204,17 @@ def identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 OF_NAMED_TUPLES = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 """Documented methods of every NamedTuple."""
+OWN_PACKAGES = {"psdist", "servers", "workers", "topology", "tests"}
 
 
 def private_attributes(tree: ast.Module) -> list[ast.Attribute]:
     """Return accesses to private attributes (``x._name``) of objects that the file does not define.
 
-    ``x`` is neither ``self``, ``cls`` nor a class of the file. Methods of NamedTuples and modules
-    of torch (``torch._dynamo``) do not count.
+    ``x`` is neither ``self``, ``cls`` nor a class of the file. Methods of NamedTuples and names of
+    other libraries (``os._exit``, ``torch._dynamo``) do not count.
     """
     own = {"self", "cls", *(cls.name for _, cls in classes_of({"": tree}))}
+    foreign = set(_foreign_names(tree))
     return [
         node
         for node in nodes_of(tree)
@@ -221,8 +223,18 @@ def private_attributes(tree: ast.Module) -> list[ast.Attribute]:
         and not node.attr.startswith("__")
         and node.attr not in OF_NAMED_TUPLES
         and not (isinstance(node.value, ast.Name) and node.value.id in own)
-        and _root(node) != "torch"
+        and _root(node) not in foreign
     ]
+
+
+def _foreign_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that the file imports from other projects."""
+    for node in nodes_of(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for each in node.names:
+                module = node.module if isinstance(node, ast.ImportFrom) else each.name
+                if (module or "").partition(".")[0] not in OWN_PACKAGES:
+                    yield (each.asname or each.name).partition(".")[0]
 
 
 def _root(node: ast.AST) -> str:

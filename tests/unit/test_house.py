@@ -222,7 +222,8 @@ def test_a_module_that_tells_records_apart_is_a_dispatcher() -> None:
 def test_private_attributes_of_other_files_count() -> None:
     source = """
         import torch
-        from made import Loop, Point
+        from torch import nn
+        from psdist.made import Loop, Point
 
         class Fake:
             def __init__(self):
@@ -230,10 +231,11 @@ def test_private_attributes_of_other_files_count() -> None:
 
         def test_it(loop: Loop, point: Point, fake: Fake):
             assert loop._core._slots == fake._own
-            assert point._replace(x=1) and torch._dynamo.config and loop.__class__
+            assert point._replace(x=1) and torch._dynamo.config and nn.Linear._version
+            assert loop.__class__
         """
     (tree,) = trees(source).values()
     found = [each.attr for each in sources.private_attributes(tree)]
     assert sorted(found) == ["_core", "_own", "_slots"]
     reads = house.private_reads({"tests/test_made.py": tree})
-    assert sorted(reads)[0] == "tests/test_made.py:10: _core"
+    assert sorted(reads)[0] == "tests/test_made.py:11: _core"

@@ -1,13 +1,13 @@
-"""Over which network interface a group's workers on different hosts talk, before they do.
+"""The network interface of a group's workers on different hosts, chosen before they connect.
 
     mine = offer(host="h3", wanted=os.environ.get("GLOO_SOCKET_IFNAME", ""), preferred=["ib0"])
     at = choose([Offer.decode(row) for row in table], hosts, place)       # At("eth0", "10.0.0.3")
 
-Everybody brings what its host has; all choose by the same rule. An interface that the user names
-(GLOO_SOCKET_IFNAME) is taken. Else it is one of a network in which every host of the group has an
-address of its own (a bridge for containers has the same one everywhere): first those that MPI or
-the plan uses, then the fastest. Where no network is common, as where hosts are joined by routers,
-it is the interface by which the kernel reaches the leader. :func:`unreachable` then tries it.
+Every worker offers the addresses of its host, and all choose by the same rule. An interface that
+the user names (GLOO_SOCKET_IFNAME) comes first. Otherwise it is an interface of a network in which
+every host of the group has its own address (a bridge for containers has the same one everywhere):
+first those that MPI or the plan uses, then the fastest. Without a common network, as between
+routers, it is the interface by which the kernel reaches the leader. :func:`unreachable` tests it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFFLAGS = 0x8915, 0x891B, 0x8913
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 REMEDY: Final = "GLOO_SOCKET_IFNAME=NAME, set where the job starts, names the interface to use"
 HINTS: Final = ("OMPI_MCA_btl_tcp_if_include", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES")
-"""Variables that name interfaces for MPI or NCCL, or networks."""
+"""Environment variables that name interfaces or networks for MPI or NCCL."""
 
 
 class Address(NamedTuple):
@@ -45,7 +45,7 @@ class Address(NamedTuple):
 class Offer(NamedTuple):
     host: str
     wanted: str
-    """Interfaces that the user names, with commas, or ""."""
+    """Interfaces that the user names, separated by commas; "" for none."""
     addresses: list[Address]
 
     def encode(self) -> bytes:
@@ -58,7 +58,7 @@ class Offer(NamedTuple):
 
 
 class At(NamedTuple):
-    """Where a worker is to be reached."""
+    """The address at which a worker can be reached."""
 
     interface: str
     ip: str
@@ -88,9 +88,8 @@ def offer(*, host: str, wanted: str, preferred: Iterable[str] = ()) -> Offer:
 
 
 def choose(offers: Sequence[Offer], hosts: Sequence[int], place: int) -> At:
-    """Where the worker at ``place`` is to be reached; ``hosts``: the number of each one's host.
-
-    :class:`UsageError`, on all workers or on those whose interface is not there.
+    """Return the address of the worker at ``place``; ``hosts``: for each place the number of its
+    host. Raises :class:`UsageError`, on all workers or on those without the named interface.
     """
     mine = offers[place]
     if mine.wanted:
@@ -110,7 +109,7 @@ def choose(offers: Sequence[Offer], hosts: Sequence[int], place: int) -> At:
     own = [[each for each in their.addresses if len(owners[each.ip]) == 1] for their in offers]
     common = set.intersection(*({each.network for each in their} for their in own))
     if common:
-        # By the leader's order, so that all take the same one.
+        # By the leader's order, so that all choose the same one.
         network = min(
             (each for each in own[0] if each.network in common),
             key=lambda each: (each.rank, each.network),
@@ -129,19 +128,19 @@ def choose(offers: Sequence[Offer], hosts: Sequence[int], place: int) -> At:
     interface = next((each.interface for each in mine.addresses if each.ip == ip), "")
     if not interface:
         raise UsageError(
-            f"a group over several hosts: {mine.host} knows no way to {leader.ip} of "
+            f"a group over several hosts: {mine.host} has no route to {leader.ip} of "
             f"{offers[0].host}; {REMEDY}"
         )
     return At(interface, ip)
 
 
 def listen(at: At) -> socket.socket:
-    """Something that others can reach while it is open. Raises :class:`OSError`."""
+    """Open a socket that others can reach. Raises :class:`OSError`."""
     return socket.create_server((at.ip, 0), backlog=socket.SOMAXCONN)
 
 
 def unreachable(host: str, there: tuple[str, int], at: At, timeout_s: float) -> str:
-    """Why ``there``, on ``host``, cannot be reached from here; "" where it can."""
+    """Return why ``there``, on ``host``, cannot be reached from here; "" if it can."""
     try:
         with socket.create_connection(there, timeout=timeout_s, source_address=(at.ip, 0)):
             return ""
@@ -150,7 +149,8 @@ def unreachable(host: str, there: tuple[str, int], at: At, timeout_s: float) -> 
 
 
 def _source_of(ip: str) -> str:
-    """The address of this host from which the kernel would talk to ``ip``; nothing is sent."""
+    """Return the address of this host that the kernel would use to reach ``ip``, without
+    sending."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect((ip, 9))
         return str(probe.getsockname()[0])
@@ -158,7 +158,8 @@ def _source_of(ip: str) -> str:
 
 
 def _interfaces_of(hint: str) -> list[str]:
-    """``mlx5_0:1`` -> that and the interfaces of the card; ``eth0,10.0.0.0/8`` -> both."""
+    """Return ``mlx5_0`` and the card's interfaces for ``mlx5_0:1``; both for
+    ``eth0,10.0.0.0/8``."""
     found: list[str] = []
     for word in hint.split(","):
         name = word.partition(":")[0].strip()
@@ -180,7 +181,7 @@ def _is_in(ip: str, network: str) -> bool:
 
 
 def _megabits(interface: str) -> int:
-    """Of the link; 0 where the kernel does not say."""
+    """Return the speed of the link; 0 if the kernel does not report it."""
     with suppress(OSError, ValueError):
         return max(0, int(Path("/sys/class/net", interface, "speed").read_text(encoding="ascii")))
     return 0

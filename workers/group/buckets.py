@@ -1,20 +1,20 @@
-"""A group's gradients, reduced bucket by bucket while they are still being made.
+"""Reduction of a group's gradients bucket by bucket during the backward pass.
 
-An iteration is *opened* by an agreement at the first complete bucket, of every worker: where all
-mean the same one, and all are willing, buckets follow strictly in order, one at a time, each as
-soon as all have it complete. Nothing here waits. Who calls ``step()`` asks how far anybody has got
-(``num_begun``), and then all get there (``catch_up``): nobody leaves another one waiting.
+Each worker *opens* an iteration by an agreement at its first complete bucket. If all workers mean
+the same iteration and are willing, buckets follow strictly in order, one at a time, each as soon as
+it is complete on all workers. No function here waits. In ``step()`` the workers compare their
+progress (``num_begun``), and all catch up with the furthest one (``catch_up``).
 
-The local gradients stay as they are: what is added are copies, times the worker's share.
+The local gradients do not change: copies, times the worker's share, are added.
 
     buckets = Buckets(channel, partition, order, gradients=flats, sums={3: tensor, ...})
     buckets.open(Opening(set_index=0, clock=7, hyper=b"...", weight=1.0, num_buckets=5))
     buckets.num_complete = 1
-    while ...: for chunk in buckets.advance(): ...      # its sum is there
+    while ...: for chunk in buckets.advance(): ...      # its sum is complete
     buckets.catch_up(most)
     buckets.reset()
 
-The channel's operations are those of this machine alone (:meth:`GroupChannel.duplicate`).
+The channel is used by these buckets only (:meth:`GroupChannel.duplicate`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from psdist.workers.group.channel import GroupChannel, Pending, Slices
 _DIGEST_BYTES = 6
 """A float64 carries 48 bits exactly."""
 _WEIGHT_AT, _FROZEN_AT = 3, 5
-"""In an opening's row."""
+"""Indices in an opening's row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a worker brings to an iteration whose gradients shall leave early."""
+    """A worker's part of the agreement that opens an iteration."""
 
     set_index: int
     clock: int
@@ -46,9 +46,9 @@ class Opening:
     """Packed hyperparameters."""
     weight: float
     num_buckets: int
-    """So many, the first of the order, may leave early; 0: this worker is not willing."""
+    """The first buckets of the order that may leave early; 0: this worker is not willing."""
     frozen: frozenset[int] = frozenset()
-    """Pieces that get no gradient here."""
+    """Pieces without a gradient on this worker."""
 
     def row(self) -> list[float]:
         digest = hashlib.blake2b(self.hyper, digest_size=_DIGEST_BYTES).digest()
@@ -60,10 +60,10 @@ class Opening:
 class _Bucket:
     chunks: Sequence[int]
     slices: Slices
-    """Of the copies of its chunks."""
+    """Slices of the copies of its chunks."""
     own: Sequence[int]
-    """Those of this worker: one, or none. More where chunks leave in the order of memory, in which
-    a slice is a run of neighbours."""
+    """Chunks of this worker: at most one. More if chunks leave in the order of memory, where a
+    slice is a run of neighbours."""
 
 
 class Buckets:
@@ -76,8 +76,8 @@ class Buckets:
         gradients: Sequence[torch.Tensor],
         sums: Mapping[int, torch.Tensor],
     ) -> None:
-        """``order``: in which all groups send the chunks; ``gradients``: this worker's, by flat
-        buffer; ``sums``: for each chunk of its slice where the group's gradient goes."""
+        """``order``: of the chunks, the same in all groups; ``gradients``: this worker's, by flat
+        buffer; ``sums``: for each chunk of its slice the memory for the group's gradient."""
         self._channel = channel
         self._gradients = gradients
         self._sums = sums
@@ -88,7 +88,7 @@ class Buckets:
             for chunk in chunks
         }
         self._buckets = [self._bucket(bucket, owner) for bucket in buckets_of(order, channel.size)]
-        # An operation's copies are free again when the next one is done.
+        # The copies of an operation are free when the next one is done.
         num_bytes = partition.max_chunk_bytes
         self._copies = [
             [channel.allocate(num_bytes) for _ in range(channel.size)] for _ in range(2)
@@ -97,14 +97,14 @@ class Buckets:
         self._agreeing: Pending[list[list[float]]] | None = None
         self._reducing: Pending[None] | None = None
         self.num_complete = 0
-        """Buckets, the first ones of the order, whose gradients this worker has."""
+        """The first buckets of the order that are complete on this worker."""
         self.num_open = 0
-        """Buckets that all let leave early in this iteration; 0 before it is open."""
+        """Buckets that may leave early on all workers in this iteration; 0 before it is open."""
         self.is_agreed = False
-        """Whether all have come to the opening."""
+        """True when the opening agreement is complete."""
         self.group_weight = 0.0
         self.absent: frozenset[int] = frozenset()
-        """Pieces that are frozen on all, once they have agreed."""
+        """Pieces that are frozen on all workers, after the agreement."""
         self._share = 0.0
         self._num_reduced = 0
 
@@ -122,42 +122,42 @@ class Buckets:
         return len(self._buckets)
 
     def num_within(self, num_chunks: int) -> int:
-        """Buckets within so many chunks, the first of the order."""
+        """Return the buckets within the first ``num_chunks`` chunks of the order."""
         if num_chunks == self.num_chunks_in(self.num_buckets):
             return self.num_buckets
         return num_chunks // self._channel.size
 
     def num_chunks_in(self, num_buckets: int) -> int:
-        """Chunks of so many buckets, the first of the order."""
+        """Return the chunks of the first ``num_buckets`` buckets of the order."""
         return sum(len(bucket.chunks) for bucket in self._buckets[:num_buckets])
 
     @property
     def num_begun(self) -> int:
-        """Operations of this iteration that this worker has begun: its opening is the first."""
+        """Operations of this iteration that this worker has begun, with its opening."""
         if self._opening is None:
             return 0
         return 1 + self._num_reduced + (self._reducing is not None)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether others have still to come to what this worker has begun."""
+        """True if an operation of this worker still waits for other workers."""
         return self._reducing is not None or (self._agreeing is not None and not self.is_agreed)
 
     @property
     def chunks_begun(self) -> list[int]:
-        """Chunks of buckets that this worker has given away."""
+        """Chunks of buckets that this worker has begun to reduce."""
         begun = self._buckets[: max(self.num_begun - 1, 0)]
         return [chunk for bucket in begun for chunk in bucket.chunks]
 
     def open(self, opening: Opening) -> None:
-        """The first bucket is complete here, or others have begun."""
+        """Open the iteration: the first bucket is complete here, or other workers have begun."""
         if self._opening is not None:
             raise InvariantError(f"iteration {opening.clock} was opened twice in a group")
         self._opening = opening
         self._agreeing = self._channel.agree("optimizer.step", opening.row())
 
     def advance(self) -> list[int]:
-        """Go on as far as the others allow; chunks of this worker whose sums are there now."""
+        """Advance as far as the other workers allow. Return this worker's newly summed chunks."""
         self._agree()
         found: list[int] = []
         while self._finish(found) and self._num_reduced < min(self.num_open, self.num_complete):
@@ -165,29 +165,29 @@ class Buckets:
         return found
 
     def catch_up(self, num_begun: int) -> list[int]:
-        """Begin so many operations, which others have begun; as :meth:`advance`. All gradients of
-        the iteration are there."""
+        """As :meth:`advance`, up to ``num_begun`` operations, which other workers have begun. All
+        gradients of the iteration must be complete."""
         if num_begun and self._opening is None:
             raise InvariantError("a group's iteration is caught up with that was not opened here")
         self.num_complete = max(num_begun - 1, 0)
         return self.advance()
 
     def has_caught_up(self, num_begun: int) -> bool:
-        """Whether so many operations are over."""
+        """True if ``num_begun`` operations are complete."""
         return not num_begun or (self.is_agreed and self._num_reduced >= num_begun - 1)
 
     def catching_up(self, num_begun: int) -> Pending[None]:
-        """:meth:`catch_up`, to the end; the sums lie where they belong."""
+        """Return an operation that ends when :meth:`has_caught_up`."""
         return _CatchingUp(self, num_begun)
 
     def wait(self, at_most_s: float) -> None:
-        """As :meth:`Pending.wait`, for what is under way."""
+        """As :meth:`Pending.wait`, for the current operation."""
         pending = self._reducing or self._agreeing
         if pending is not None:
             pending.wait(at_most_s)
 
     def reset(self) -> None:
-        """The iteration is over."""
+        """End the iteration."""
         if self.is_under_way:
             raise InvariantError("an iteration of a group ends while it is being reduced")
         self._opening = self._agreeing = None

@@ -1,21 +1,21 @@
-"""The seam for a group's own collectives: what a worker may ask of the other workers of its group.
+"""The seam for the collectives of a group.
 
-The implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one host),
+Implementations: :mod:`~psdist.workers.group.shared_memory` (workers of one host),
 :mod:`~psdist.workers.group.process_group` (torch.distributed),
 :mod:`~psdist.workers.group.mpi`, :mod:`~psdist.workers.group.reductions` (NCCL's own),
-:mod:`~psdist.workers.group.two_levels` (several hosts: one of the others on each, and one between
-them), :class:`AloneChannel` (a group of one), and in the tests
+:mod:`~psdist.workers.group.two_levels` (several hosts: another channel on each host, and one
+between them), :class:`AloneChannel` (a group of one), and in the tests
 ``tests.support.virtual.group`` (one process, a virtual clock). The rules:
 
 * All workers of a group call the same operations in the same order; :meth:`GroupChannel.agree`
-  carries what the script has called, so that calls that differ end in an error.
-* Nothing here waits: every operation returns a :class:`Pending`. Until it is done, the memory that
+  carries the script's call, so that different calls end in an error.
+* No operation blocks: each returns a :class:`Pending`. Until it is done, the memory that
   was passed belongs to the operation; that of :meth:`GroupChannel.reduce_scatter`, outside the
   worker's own slice, until the next operation that this worker begins is done.
-* Sums are made **in worker order**, in the dtype of the memory, one worker after the other: in a
-  group of several hosts so on each host, then, in the order of hosts (by their first workers), of
-  these sums. Only *two_levels* is offered there. So results do not depend on the implementation, on
-  delays, or on who holds which slice. *reductions* is the exception: the order is the back end's.
+* Sums are made **in worker order**, in the dtype of the memory, one worker after the other. In a
+  group of several hosts (*two_levels*) this is done on each host, then with the hosts' sums, in the
+  order of hosts (by their first workers). So results do not depend on the implementation, on
+  delays, or on the owner of a slice. *reductions* is the exception: the back end chooses the order.
 
     rows = loop.wait_for(channel.agree("optimizer.step", [1.0, 0.0]), "the group")
     loop.wait_for(channel.reduce_scatter(gradients, slices), "the group")
@@ -41,30 +41,30 @@ CALLS = (
     *("any", "all", "loader", "push", "optimizer_state", "start", "checkpoint", "written"),
     SET_MODE,
 )
-"""What workers of a group may meet in; an agreement carries the index."""
+"""Calls of a script that an agreement names, by index."""
 
 Slices = Sequence[Sequence[Span]]
-"""For each place in the group, the stretches of flat memory that the worker there owns; no two
-places share any. What was passed once is not changed any more."""
+"""For each place in the group the spans of flat memory that the worker there owns. Spans do not
+overlap. Callers must not change slices that they have passed."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
 class Pending(Protocol[T_co]):
-    """An operation that was begun."""
+    """An operation in progress."""
 
     def is_done(self) -> bool:
-        """Whether :meth:`result` returns at once; makes progress. May raise what that would."""
+        """Make progress; True if :meth:`result` returns at once. May raise the same errors."""
         ...
 
     def wait(self, at_most_s: float) -> None:
-        """Block until it is done, or for so many seconds; may return earlier."""
+        """Block until it is done, for at most ``at_most_s`` seconds; may return earlier."""
         ...
 
     def result(self) -> T_co:
-        """What the operation brought; call it once, when it is done. Raises what went wrong:
-        :class:`CollectiveError`, :class:`TransportError`."""
+        """Return the result; call it once, when it is done. Raises :class:`CollectiveError` or
+        :class:`TransportError` if the operation has failed."""
         ...
 
 
@@ -80,22 +80,22 @@ class GroupChannel(Protocol):
     def size(self) -> int: ...
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Zeroed memory for flats: as good as any, or one that is reduced without a copy. Raises
-        :class:`TransportError` where there is not so much."""
+        """Return zeroed memory for flats, which some channels reduce without a copy. Raises
+        :class:`TransportError` if the memory is not available."""
         ...
 
     def agree(self, call: str, values: Sequence[float] = ()) -> Pending[list[list[float]]]:
-        """Meet the others in ``call`` (one of :data:`CALLS`): every worker's ``values``, by place.
+        """Exchange ``values`` in ``call`` (one of :data:`CALLS`). The result has the values of
+        each worker, by place.
 
-        Values are float64 and arrive bit by bit; workers may bring different numbers of them.
-        :class:`CollectiveError`, the same on every worker, if they have made different calls.
+        Values are float64 and arrive with the same bits; their number may differ by worker. Raises
+        :class:`CollectiveError`, the same on every worker, if the calls differ.
         """
         ...
 
     def duplicate(self) -> GroupChannel:
-        """Another end of the same group: its operations and these do not meet, and a worker may be
-        in one of each. Memory that either has allocated is as good for both. All workers of the
-        group call it at the same time; it blocks."""
+        """Return another end of the same group, with its own sequence of operations. Memory that
+        one end has allocated serves both. A blocking collective over the group."""
         ...
 
     def reduce_scatter(
@@ -104,16 +104,16 @@ class GroupChannel(Protocol):
         slices: Slices,
         sums: Sequence[torch.Tensor] | None = None,
     ) -> Pending[None]:
-        """This worker's slice of ``flats`` becomes the sum over the group, in the order above; or
-        ``sums`` do, a tensor for each span of the slice, and ``flats`` stay as they are.
+        """Sum this worker's slice of ``flats`` over the group, in the order above, in place. With
+        ``sums``, a tensor for each span of the slice, write there and leave ``flats`` unchanged.
 
-        ``flats``: 1-D tensors, of the same lengths and dtypes on every worker. What is in nobody's
-        slice takes no part, and stays the caller's. Outside this worker's slice nothing changes.
+        ``flats``: 1-D tensors, of the same lengths and dtypes on every worker. Elements in no slice
+        take no part and stay the caller's. Elements outside this worker's slice do not change.
         """
         ...
 
     def all_gather(self, flats: Sequence[torch.Tensor], slices: Slices) -> Pending[None]:
-        """Every worker's slice of ``flats`` is copied to all others, in place."""
+        """Copy every worker's slice of ``flats`` to all other workers, in place."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, place: int) -> Pending[None]:
@@ -122,7 +122,7 @@ class GroupChannel(Protocol):
 
 
 class Exchanging(GroupChannel, Protocol):
-    """An end over which bytes go from each worker to each: what joins hosts."""
+    """A channel that can also send bytes from each worker to each, between hosts."""
 
     def duplicate(self) -> Exchanging: ...
 
@@ -135,9 +135,9 @@ class Exchanging(GroupChannel, Protocol):
         *,
         in_turns: int = 1,
     ) -> Pending[None]:
-        """The first ``to[0]`` bytes of ``given`` go to place 0, the next ``to[1]`` to place 1, and
-        so on; ``of[p]`` bytes of place p come into ``taken``, one place behind the other.
-        ``in_turns``: in so many parts, the same number on all workers; how, not what."""
+        """Send the first ``to[0]`` bytes of ``given`` to place 0, the next ``to[1]`` to place 1,
+        and so on. Receive ``of[p]`` bytes of place p into ``taken``, in the order of places.
+        ``in_turns``: number of parts in which they are sent, the same on all workers."""
         ...
 
 
@@ -158,7 +158,7 @@ class Done(Generic[T]):
 
 
 def check_calls(codes: Sequence[int]) -> None:
-    """:class:`CollectiveError` unless the workers of a group, by place, have called the same."""
+    """Raise :class:`CollectiveError` if workers, by place, have made different calls."""
     if len(set(codes)) > 1:
         called = "; ".join(
             f"the worker at place {place} of the group called {CALLS[code]}"
@@ -171,17 +171,17 @@ def check_calls(codes: Sequence[int]) -> None:
 
 
 class Stretch(NamedTuple):
-    """Neighbouring spans of one flat, of places in their order, one of each at most."""
+    """Neighbouring spans of one flat, in the order of places, at most one span of each."""
 
     buffer: int
     start: int
     lengths: list[int]
-    """Elements of each place, one place behind the other."""
+    """Elements of each place, in the order of places."""
 
 
 def stretches_of(flats: Sequence[torch.Tensor], slices: Slices) -> list[Stretch]:
-    """The spans of all places, as few stretches as there can be. :class:`InvariantError` where
-    places share elements, or a flat has not so many."""
+    """Join the spans of all places into the fewest stretches. Raises :class:`InvariantError` if
+    spans overlap or exceed their flat."""
     stretches: list[Stretch] = []
     at, last = (-1, 0), -1
     for (buffer, start, stop), place in _owned(slices):
@@ -201,8 +201,8 @@ def _owned(slices: Slices) -> list[tuple[Span, int]]:
 
 
 def add_in_worker_order(rows: Iterable[torch.Tensor], total: torch.Tensor) -> None:
-    """total = ((rows[0] + rows[1]) + rows[2]) + ..., of two rows or more; ``total`` is none of
-    them."""
+    """total = ((rows[0] + rows[1]) + rows[2]) + ..., for at least two rows. ``total`` must not be
+    one of them."""
     first, second, *others = rows
     torch.add(first, second, out=total)
     for row in others:
@@ -213,22 +213,22 @@ _MOST: Final = 256
 
 
 class KnownSlices(Generic[T]):
-    """A cache of what flat memory and slices determine: trainers pass the same ones again."""
+    """A cache of values that follow from flats and slices: trainers pass the same ones again."""
 
     def __init__(self, make: Callable[[Sequence[torch.Tensor], Slices], T]) -> None:
-        """``make`` may look at lengths and dtypes of the flats only: they are what is compared."""
+        """``make`` must use only lengths and dtypes of the flats, which are compared."""
         self._make = make
         self._known: dict[int, tuple[Slices, list[tuple[int, torch.dtype]], T]] = {}
-        """By slices' id: they, which keeps the id theirs, what memory they were used with, and
-        what came of it."""
+        """id of the slices -> (the slices, which keeps the id valid; lengths and dtypes of the
+        flats; the value)."""
 
     def of(self, flats: Sequence[torch.Tensor], slices: Slices) -> T:
-        """:class:`InvariantError` where slices share elements, or leave the flats."""
+        """Return the value. Raises :class:`InvariantError` for invalid slices."""
         shapes = [(len(flat), flat.dtype) for flat in flats]
         known = self._known.get(id(slices))
         if known is not None and known[0] is slices and known[1] == shapes:
             return known[2]
-        stretches_of(flats, slices)  # which refuses what is wrong
+        stretches_of(flats, slices)  # raises for invalid slices
         if len(self._known) == _MOST:
             self._known.clear()
         made = self._make(flats, slices)

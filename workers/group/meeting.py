@@ -1,6 +1,6 @@
-"""How the workers of a group on several hosts find each other, before torch connects them.
+"""The rendezvous of a group's workers on several hosts, before torch connects them.
 
-at = meet(hosts, index)              # where this worker is reached; one error for all, if nowhere
+at = meet(hosts, index)              # this worker's address; the same error on all workers
 host_named_in("Read error [10.0.0.2]:10372")      # ", on h2,"
 forget()                             # when the group ends
 """
@@ -32,19 +32,19 @@ _REACH_S = 10.0
 """How long a worker tries to reach another host of its group."""
 
 _names: dict[str, str] = {}
-"""Of the group's hosts, by the address at which each is reached."""
+"""Address -> name, of the group's hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """Of a group that lies on several."""
+    """The hosts of a group on several hosts."""
 
     numbers: Sequence[int]
     """For each place the number of its host."""
     names: Sequence[str]
     """For each place the name of its host."""
     gather: Callable[[bytes], list[bytes]]
-    """What every worker of the group brings, by place; collective over them."""
+    """Return the bytes of every worker of the group, by place. A collective."""
     preferred: Sequence[str] = ()
     """Interfaces, cards or networks that this worker's MPI or its plan uses."""
 
@@ -55,8 +55,8 @@ def address_of(data: bytes) -> tuple[str, int]:
 
 
 def meet(hosts: Hosts, index: int) -> At:
-    """Choose where this worker is to be reached, and try whether the others are: an error is the
-    same on all of them. Collective."""
+    """Choose this worker's address, and test the addresses of the other hosts. An error is the
+    same on all workers. A collective."""
     hints = [os.environ[name] for name in HINTS if name in os.environ]
     mine = offer(
         host=hosts.names[index],
@@ -95,7 +95,7 @@ def meet(hosts: Hosts, index: int) -> At:
 
 
 def host_named_in(text: str) -> str:
-    """Which host of the group torch's words are about."""
+    """Return the host of the group that torch's message names, for an error."""
     found = [name for ip, name in _names.items() if re.search(rf"\b{re.escape(ip)}\b", text)]
     return f", on {found[0]}," if len(found) == 1 else ""
 
@@ -112,21 +112,40 @@ def all_connected(store: Any, place: int, size: int) -> None:
     serves this process group only. Place 0, which may hold it, returns last. Raises
     :class:`MemberLostError` after the timeout of ``store``, or if the store is gone.
     """
-    come = [f"connected {each}" for each in range(size)]
-    heard = [f"all have connected, says {each}" for each in range(size)]
     try:
-        store.set(come[place], b"")
-        store.wait(come)
-        store.set(heard[place], b"")
-        if place == 0:
-            store.wait(heard)
+        exchange(store, "connected", place, size, wait=store.wait)
     except RuntimeError as error:
-        missing = [f"{each}" for each, key in enumerate(come) if not _is_there(store, key)]
+        missing = [f"{each}" for each in range(size) if not _is_there(store, f"connected {each}")]
         who = f"nothing from place {', '.join(missing)}" if missing else "all had connected"
         raise MemberLostError(
             f"the {size} workers of this worker's group wait for each other to have connected, and "
-            f"the one at place {place} waits in vain ({who}): {error}"
+            f"the one at place {place} waits without success ({who}): {error}"
         ) from error
+
+
+def exchange(
+    store: Any,
+    what: str,
+    place: int,
+    size: int,
+    *,
+    word: str = "",
+    wait: Callable[[list[str]], None],
+) -> list[str]:
+    """Return the ``word`` of each of ``size`` processes, once all have written it to ``store``.
+
+    ``wait(keys)``: return when the store has these keys. Place 0, which may hold the store, returns
+    last. Raises torch's RuntimeError if the store is gone.
+    """
+    keys = [f"{what} {each}" for each in range(size)]
+    read = [f"{what}, read by {each}" for each in range(size)]
+    store.set(keys[place], word)
+    wait(keys)
+    words = [store.get(key).decode("utf-8") for key in keys]
+    store.set(read[place], "")
+    if place == 0:
+        wait(read)
+    return words
 
 
 def _is_there(store: Any, key: str) -> bool:

@@ -1,19 +1,19 @@
 """A group over MPI, on a communicator of its own: messages from each worker to each.
 
-MPI's own reductions are not used: in which order they add is the library's choice. Slices are
-exchanged and their owner adds, in worker order.
+MPI's own reductions are not used: the library chooses their order of addition. Slices are exchanged
+and their owner adds, in worker order.
 
     channel = MpiChannel(comm, is_spinning=False)    # comm: of this group's workers, by place
     ...
-    channel.close()                                  # collective, when nothing is under way
+    channel.close()                                  # collective, when no operation is in progress
 
-Messages of an operation carry its number as their tag, and those of a pair keep their order. They
-are sent from where they lie and received where they belong, so whoever calls decides how long that
-memory is MPI's: until the operation is done. MPI wakes nobody, so a wait backs off.
+Messages of an operation carry its number as their tag, and messages of a pair keep their order.
+They are sent from the caller's memory and received into it, so this memory is MPI's until the
+operation is done. MPI does not wake a waiting worker, so a wait backs off.
 
-Whichever thread calls owns the channel, one at a time: the rule for MPI in a worker
-(:mod:`psdist.workers.early.progress`). Memory of a GPU needs an MPI that takes it; the device has
-made what is sent before MPI reads it.
+One thread at a time uses the channel: the rule for MPI in a worker
+(:mod:`psdist.workers.early.progress`). Memory of a GPU needs an MPI that supports it. The device
+completes the values before MPI reads them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from psdist.workers.group.channel import CALLS, KnownSlices, Pending, Slices, T,
 from psdist.workers.group.operations import BackOff, Operation, Steps
 
 _HEAD: Final = 16
-"""Numbers that every worker sends to an agreement: call, how many values, and the first of them.
-The others follow in a second message."""
+"""Numbers in a worker's first message of an agreement: call, number of values, first values. The
+others follow in a second message."""
 _TAGS_OF_OPERATION: Final = 2
 _LEAST_TAG_LIMIT: Final = 32767
 _LONGEST: Final = 1 << 30
@@ -43,7 +43,7 @@ class MpiChannel:
     """A worker's end of its group, of two workers or more."""
 
     def __init__(self, comm: MPI.Comm, *, is_spinning: bool) -> None:
-        """``comm`` becomes the channel's own. ``is_spinning``: a core is to spare for waits."""
+        """The channel owns ``comm``. ``is_spinning``: a core is to spare for waits."""
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.place = comm.Get_rank()
         self.size = comm.Get_size()
@@ -56,8 +56,8 @@ class MpiChannel:
         self._duplicates: list[MpiChannel] = []
         self._checked = KnownSlices(lambda _flats, _slices: None)
         self._received: dict[tuple[int, int, torch.dtype, torch.device], torch.Tensor] = {}
-        """[size - 1, length], by where a span begins. Kept, because fresh pages cost as much as the
-        exchange."""
+        """(buffer, start, dtype, device) -> [size - 1, length]. Kept, because new pages are as slow
+        as the exchange."""
 
     def allocate(self, num_bytes: int) -> memoryview:
         return allocate(num_bytes)
@@ -100,7 +100,7 @@ class MpiChannel:
         return self._begin("exchange between the hosts", steps)
 
     def close(self) -> None:
-        """The group is over. Collective; nothing is under way."""
+        """End the channel. A collective; no operation may be in progress."""
         for duplicate in self._duplicates:
             duplicate.close()
         self._comm.Free()
@@ -241,7 +241,7 @@ def _turn_of(memory: torch.Tensor, turn: int, num_turns: int) -> torch.Tensor:
 
 
 def _messages(memory: torch.Tensor) -> Iterator[Any]:
-    """The bytes of a contiguous 1-D tensor as mpi4py takes them; none of an empty one."""
+    """Return the bytes of a contiguous 1-D tensor as mpi4py takes them; empty for no elements."""
     octets = memory.detach().view(torch.uint8)
     for start in range(0, len(octets), _LONGEST):
         part = octets[start : start + _LONGEST]
@@ -249,8 +249,8 @@ def _messages(memory: torch.Tensor) -> Iterator[Any]:
 
 
 def _add(parts: list[torch.Tensor], own: int, total: torch.Tensor) -> None:
-    """``total``, which may be the part at ``own``, becomes the sum, in their order; the others are
-    used up."""
+    """Sum ``parts`` in order into ``total``, which may be the part at ``own``. Other parts are
+    overwritten."""
     first = parts[0]
     for part in parts[1:own]:
         first.add_(part)
@@ -261,7 +261,7 @@ def _add(parts: list[torch.Tensor], own: int, total: torch.Tensor) -> None:
 
 
 def _finish_on_device(tensors: Sequence[torch.Tensor]) -> None:
-    """MPI knows nothing of streams."""
+    """Wait for the device's streams, which MPI does not see."""
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 

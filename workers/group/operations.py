@@ -31,7 +31,7 @@ _LAST_SLEEP_S: Final = 1e-3
 
 
 class Waiter(Protocol):
-    """What an operation waits for."""
+    """Waits for progress of an operation."""
 
     def wait(self, at_most_s: float) -> None:
         """Block until another look is worthwhile, for at most ``at_most_s`` seconds."""

@@ -1,19 +1,19 @@
 """A group over torch.distributed, whose default process group *is* the group in a worker.
 
 It is started over MPI: the leader opens a store on a port that the system chooses and sends its
-address round; no port is fixed. NCCL carries tensors on GPUs (each worker its own), gloo those on
-the CPU.
+address to the others; no port is fixed. NCCL carries tensors on GPUs (one GPU per worker), gloo
+those on the CPU.
 
-Neither's own reductions are used here (:mod:`~psdist.workers.group.reductions` does): they add in
-orders of their own. Slices are exchanged and their owner adds, in worker order, which is faster on
-the CPU, too (docs/performance.md).
+Their own reductions add in another order (see :mod:`~psdist.workers.group.reductions`). Here slices
+are exchanged and their owner adds, in worker order. On the CPU this is also faster
+(docs/performance.md).
 
     channel = start(index=0, size=2, device=device, timeout_s=1800.0, broadcast=broadcast)
     ...
     stop()
 
-Longer than other modules: how a process group is made, abandoned and ended, and the channel over
-it, go by what torch keeps of them for the whole process.
+Longer than other modules: making, abandoning and ending a process group, and the channel over it,
+depend on the state that torch keeps for the whole process.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ from psdist.workers.group.meeting import (
 from psdist.workers.group.operations import Operation, Steps, until_done
 
 GRACE_S = 10.0
-"""How much later than the worker's own wait, which can say what for, torch gives up."""
+"""Time from the end of the worker's own wait, whose error is clearer, to torch's timeout."""
 
 _ours: dict[str, str | None] = {}
-"""Variables that a group sets, with what they were before: so they are again when it ends."""
+"""Environment variables that a group sets -> their values before, restored at its end."""
 
 _HEAD = 16
-"""Numbers that every worker sends to an agreement: call, how many values, and the first of them.
-Only if some worker has more, all of them follow in a second exchange."""
+"""Numbers in the first exchange of an agreement: call, number of values, first values. If a worker
+has more, a second exchange has all values."""
 
 _SHORTEST_WAIT_S = 1e-3
-"""torch counts timeouts in milliseconds, and 0 means for ever."""
+"""torch counts timeouts in milliseconds, and 0 means no timeout."""
 
 _NCCL_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _NCCL_REPORTS_NOTHING: Final = "0"
-"""As it is, torch's watchdog ends the process when another one of the group has died. With this it
-does not, and a wait raises nothing either: what has become of an operation has to be looked up."""
+"""By default torch's watchdog ends the process when another process of the group has failed. This
+value prevents that, and then a wait raises no error: look up the error of each operation."""
 
 _CPU: Final = torch.device("cpu")
 
-_NOBODYS_TAG: Final = 7
-"""Of a message that nobody sends."""
+_UNUSED_TAG: Final = 7
+"""No message has this tag."""
 
 
 def start(
@@ -88,13 +88,13 @@ def start(
     hosts: Hosts | None = None,
     reforms: bool = False,
 ) -> GroupChannel:
-    """Make the group torch.distributed's default process group; this worker's end of it.
+    """Make the group torch.distributed's default process group; return this worker's end of it.
 
-    ``index``: this worker's place in the group of ``size``; ``broadcast`` hands the leader's bytes
-    to all of the group. A group on one host (without ``hosts``) talks over loopback, another one
-    over an interface that all its hosts reach (:mod:`psdist.workers.group.addresses`).
-    ``reforms``: the group goes on without those of it that die, so NCCL is not to end the process.
-    Raises :class:`UsageError` where the script has made a default process group.
+    ``index``: this worker's place in the group of ``size``; ``broadcast``: sends the leader's bytes
+    to the whole group. A group on one host (without ``hosts``) uses loopback, other groups an
+    interface that all its hosts reach (:mod:`psdist.workers.group.addresses`).
+    ``reforms``: the group survives failed workers, so NCCL must not end the process.
+    Raises :class:`UsageError` if the script has made a default process group.
     """
     if dist.is_initialized():
         raise UsageError(
@@ -119,28 +119,28 @@ def start(
 
 @dataclass(frozen=True)
 class Network:
-    """What joins a group's workers."""
+    """The network of a group."""
 
     at: At
-    """Where this worker is reached."""
+    """This worker's address."""
     hosts: Sequence[str]
-    """Those of the group, where there are several."""
+    """Names of the hosts; empty for a group on one host."""
 
 
 _LOOPBACK: Final = At("lo", "127.0.0.1")
 
 _networks: list[Network] = []
-"""That of this process's group."""
+"""The network of this process's group."""
 
 
 def network() -> Network:
-    """Of the group that was made last."""
+    """Return the network of the last group."""
     return _networks[-1]
 
 
 @contextmanager
 def joining(size: int, device: torch.device) -> Iterator[None]:
-    """What torch says of GPUs that cannot be joined as an error that says whose."""
+    """Raise torch's error about GPUs that cannot be joined with the hosts and a remedy."""
     try:
         yield
     except RuntimeError as error:
@@ -157,7 +157,7 @@ def joining(size: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _naming(network: Network) -> Iterator[None]:
-    """What torch says of a group over several hosts as an error that names them."""
+    """Raise torch's error about a group over several hosts with their names."""
     try:
         yield
     except RuntimeError as error:
@@ -179,8 +179,8 @@ def join(
     device: torch.device,
     timeout: datetime.timedelta,
 ) -> None:
-    """Make torch.distributed's default process group of the ``size`` workers that meet in
-    ``store``; it blocks until all do."""
+    """Make torch.distributed's default process group of the ``size`` workers that use ``store``.
+    Blocks until all have called it."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     is_chosen = INTERFACE in os.environ
     if not is_chosen:  # gloo would resolve the host's name, which need not lead to this host
@@ -190,7 +190,7 @@ def join(
     finally:
         if not is_chosen and not network.hosts:
             del os.environ[INTERFACE]
-        # Else it stays: process groups of the script's own are made on these hosts, too.
+        # Else it stays, because the script makes its own process groups on these hosts, too.
     if network.hosts and not is_chosen:
         _ours[INTERFACE] = None
 
@@ -219,14 +219,14 @@ def _store(
 
 
 def _store_of(group: dist.ProcessGroup | None) -> Any:
-    """In which the members of this process group alone met."""
+    """Return the store that belongs to this process group alone."""
     if group is None:
         raise InvariantError("there is no process group, or this worker is not in it")
     return dist.distributed_c10d._get_process_group_store(group)
 
 
 def set_timeout(timeout: datetime.timedelta) -> None:
-    """Of what is begun from now on in any process group of this process."""
+    """Set the timeout of later operations in all process groups of this process."""
     for group in dist.distributed_c10d._world.pg_names:
         dist.distributed_c10d._set_pg_timeout(timeout, group)
 
@@ -244,21 +244,21 @@ def stop() -> None:
 
 
 def abandon() -> None:
-    """End what is under way in all process groups of this process, and these: nothing of it touches
-    memory any more. The others of a group see its connections close.
+    """End all process groups of this process with their operations, which no longer touch memory.
+    The other members see closed connections.
 
-    gloo has no abort. But it closes all connections of a process group in which a receive has
-    timed out, and what was under way over them ends in an error.
+    gloo has no abort. But after a timeout of a receive it closes all connections of the process
+    group, and their operations end in an error.
     """
     if not dist.is_initialized():
-        dist.distributed_c10d._world.group_count = 0  # of one that could not be made
+        dist.distributed_c10d._world.group_count = 0  # counted by a failed attempt
         return
     for group in list(dist.distributed_c10d._world.pg_names):
         if group.size() > 1:
             peer = (group.rank() + 1) % group.size()
-            with suppress(RuntimeError):  # as it is to be, or there is no gloo in this one
+            with suppress(RuntimeError):  # the expected timeout, or a process group without gloo
                 nothing = torch.empty(1, dtype=torch.uint8)
-                work = group.recv([nothing], peer, _NOBODYS_TAG)
+                work = group.recv([nothing], peer, _UNUSED_TAG)
                 work.wait(datetime.timedelta(seconds=_SHORTEST_WAIT_S))
     dist.distributed_c10d._abort_process_group()  # which ends NCCL's
 
@@ -266,7 +266,8 @@ def abandon() -> None:
 def of_host(
     channel: ProcessGroupChannel, hosts: Sequence[int], *, timeout: datetime.timedelta | None = None
 ) -> GroupChannel:
-    """This worker's end of its host's part of the whole group ``channel``; collective over that."""
+    """Return this worker's end of its host's part of the group ``channel``. A collective over
+    ``channel``."""
     here = [place for place, host in enumerate(hosts) if host == hosts[channel.place]]
     inner: GroupChannel = AloneChannel()
     if len(here) > 1:
@@ -275,7 +276,7 @@ def of_host(
         inner = ProcessGroupChannel.joined(
             place=place, size=len(here), device=device, group=group, ranks=here
         )
-    # All of all hosts: who keeps the store may be at another one.
+    # All workers of all hosts, because the store may be in a process of another host.
     store = dist.PrefixStore("hosts", _store_of(dist.group.WORLD))  # type: ignore[attr-defined] # as HashStore
     all_connected(store, channel.place, channel.size)
     return inner
@@ -293,7 +294,7 @@ class ProcessGroupChannel:
         group: dist.ProcessGroup | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        """``device``: where what is reduced lies; ``group``: another process group, of the same
+        """``device``: of the reduced tensors; ``group``: another process group, of the same
         workers, or of those with ``ranks`` in the default one."""
         self.place = place
         self.size = size
@@ -304,10 +305,10 @@ class ProcessGroupChannel:
 
     @classmethod
     def joined(cls, **of: Any) -> Self:
-        """An end as it is made with these, when the workers can reach each other's GPUs; collective
-        over the group. NCCL joins them in the first operation of each kind: whoever begins it waits
-        there for all others, who may wait for this worker elsewhere. So one of each is made now.
-        Raises torch's RuntimeError where they cannot be joined.
+        """Return an end after one operation of each kind on a GPU. A collective over the group.
+        NCCL connects GPUs in the first operation of each kind and blocks until all workers begin
+        it. Later, another worker might wait elsewhere for this one. Raises torch's RuntimeError if
+        the GPUs cannot be connected.
         """
         made = cls(**of)
         if made.device.type == "cuda":
@@ -315,7 +316,7 @@ class ProcessGroupChannel:
         return made
 
     def _operate_once(self) -> None:
-        """Each kind of operation that is NCCL's."""
+        """Run each kind of operation that NCCL carries."""
         mine = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
         dist.all_to_all_single(torch.empty_like(mine), mine, group=self._group)
         dist.broadcast(mine, src=self._rank_of(0), group=self._group)
@@ -327,8 +328,8 @@ class ProcessGroupChannel:
         return Operation(_agree(CALLS.index(call), values, self.size, self._group))
 
     def duplicate(self) -> ProcessGroupChannel:
-        """Another end; behind that of a part of the group comes that of the whole group, in which
-        may be who keeps the store."""
+        """Return another end. Duplicate the end of a part of the group before that of the whole
+        group, which may have the process of the store."""
         group = (
             dist.new_group()
             if self._ranks is None
@@ -341,7 +342,7 @@ class ProcessGroupChannel:
 
     @classmethod
     def like(cls, other: ProcessGroupChannel) -> Self:
-        """An end of this kind over the process group of another end, in place of it."""
+        """Return an end of this class that replaces another end of the same process group."""
         return cls.joined(
             place=other.place,
             size=other.size,
@@ -366,7 +367,7 @@ class ProcessGroupChannel:
             span = Span(buffer, first, first + lengths[self.place])
             own = flats[buffer][first : span.stop]
             rows = self._rows((buffer, start), own)
-            # As bytes: which dtypes a back end can move is no question then.
+            # As bytes, because back ends do not move all dtypes.
             works += begun(
                 dist.all_to_all_single,
                 rows.view(torch.uint8).view(-1),
@@ -408,7 +409,7 @@ class ProcessGroupChannel:
         for turn in range(num_turns):
             out, sizes = _parts(given, to, turn, num_turns), _sizes(to, turn, num_turns)
             into, taken_sizes = _parts(taken, of, turn, num_turns), _sizes(of, turn, num_turns)
-            # Parts of several places lie apart, and have to lie together.
+            # torch sends and receives contiguous memory only.
             brought = into[0] if len(into) == 1 else taken.new_empty(sum(taken_sizes))
             sent = out[0] if len(out) == 1 else torch.cat([given[:0], *out])
             works += begun(
@@ -434,8 +435,8 @@ class ProcessGroupChannel:
         return place if self._ranks is None else self._ranks[place]
 
     def _rows(self, where: tuple[int, int], mine: torch.Tensor) -> torch.Tensor:
-        """[size, len(mine)]: where everybody's part of the stretch that begins there lands. Kept,
-        because fresh pages cost as much as the exchange."""
+        """Return memory for all workers' parts of a stretch, [size, len(mine)]. Kept, because new
+        pages are as slow as the exchange."""
         key = *where, mine.dtype, mine.device
         rows = self._received.get(key)
         if rows is None or rows.shape[1] != len(mine):
@@ -449,14 +450,14 @@ def _bounds(size: int, turn: int, num_turns: int) -> tuple[int, int]:
 
 
 def _sizes(sizes: Sequence[int], turn: int, num_turns: int) -> list[int]:
-    """Bytes of each place in this turn."""
+    """Return the bytes of each place in this turn."""
     return [stop - start for start, stop in (_bounds(each, turn, num_turns) for each in sizes)]
 
 
 def _parts(
     memory: torch.Tensor, sizes: Sequence[int], turn: int, num_turns: int
 ) -> list[torch.Tensor]:
-    """Those stretches of ``memory``, where places lie one behind the other, of this turn."""
+    """Return the stretches of this turn in ``memory``, which has the places in order."""
     found, end = [], 0
     for size in sizes:
         start, stop = _bounds(size, turn, num_turns)
@@ -467,8 +468,8 @@ def _parts(
 
 
 def begun(operation: Callable[..., dist.Work | None], *of: Any, **options: Any) -> list[dist.Work]:
-    """What torch has begun. NCCL says already here that a worker is gone; it counts at the end. Any
-    other error, such as no memory or an assertion of the script's, is raised."""
+    """Begin an operation of torch. NCCL raises here if a worker has failed; that error is kept for
+    the end of the operation. Other errors (memory, an assertion of the script) are raised."""
     try:
         work = operation(*of, async_op=True, **options)
     except RuntimeError as error:
@@ -479,7 +480,7 @@ def begun(operation: Callable[..., dist.Work | None], *of: Any, **options: Any) 
 
 
 class _Failed(dist.Work):
-    """What could not be begun."""
+    """An operation that could not begin."""
 
     def __init__(self, error: RuntimeError) -> None:
         super().__init__()
@@ -493,7 +494,7 @@ class _Failed(dist.Work):
 
 
 class Works(Generic[T]):
-    """What torch has begun on ``tensors``, and what is to be done when all of it is over."""
+    """Operations of torch on ``tensors``, and the function to call when all are complete."""
 
     def __init__(
         self,
@@ -504,9 +505,9 @@ class Works(Generic[T]):
     ) -> None:
         self._what = what
         failed = [work for work in works if isinstance(work, _Failed)]
-        self._works = failed or works  # nobody waits for the rest then
+        self._works = failed or works  # the rest is not waited for
         self._can_block = not any(tensor.is_cuda for tensor in tensors)
-        """NCCL would take a wait's timeout for its own and end the communicator."""
+        """False for NCCL, which would end the communicator after the timeout of a wait."""
         self._finish = finish
 
     def is_done(self) -> bool:
@@ -516,7 +517,7 @@ class Works(Generic[T]):
         unfinished = next((work for work in self._works if not work.is_completed()), None)
         if self._can_block and unfinished is not None:
             timeout = datetime.timedelta(seconds=max(at_most_s, _SHORTEST_WAIT_S))
-            with suppress(RuntimeError):  # not yet; or it has failed, as result() will say
+            with suppress(RuntimeError):  # a timeout, or a failure that result() raises
                 unfinished.wait(timeout)
 
     def result(self) -> T:
@@ -530,7 +531,7 @@ class Works(Generic[T]):
 
 @contextmanager
 def _lost(what: str) -> Iterator[None]:
-    """What torch says of an operation as an error that says what may have happened."""
+    """Raise torch's error in an operation as :class:`MemberLostError`."""
     try:
         yield
     except RuntimeError as error:

@@ -1,10 +1,10 @@
 """A group by the back end's own reduce-scatter and all-gather: NCCL's, by ``group_tier = nccl``.
 
-NCCL adds while it receives, and may have the switches between GPUs add. **In which order is its own
-choice**: results differ in their last bits from those of the other tiers.
+NCCL adds while it receives, or lets the switches between GPUs add. **It chooses the order of
+addition**: results differ in their last bits from those of the other tiers.
 
-Both calls want as much of every worker, so slices are laid out one behind the other, by dtype, and
-padded to the longest.
+Both calls need the same size on every worker. So slices are laid out in order, by dtype, and padded
+to the longest.
 
     channel = ReducingChannel.like(over)
 
@@ -25,7 +25,7 @@ from psdist.workers.group.process_group import ProcessGroupChannel, Works, begun
 
 
 class ReducingChannel(ProcessGroupChannel):
-    """A worker's end of its group, of two workers or more, whose sums are the back end's."""
+    """A worker's end of its group, of at least two workers, with the back end's sums."""
 
     def __init__(self, **of: Any) -> None:
         super().__init__(**of)
@@ -91,11 +91,11 @@ class _Rows(NamedTuple):
     spans: list[list[Span]]
     """By place."""
     longest: int
-    """Elements of the largest of them."""
+    """Elements of the largest slice."""
 
 
 def _rows(flats: Sequence[torch.Tensor], slices: Slices) -> list[_Rows]:
-    """In the order of the flats, which is the same on all workers."""
+    """Return the rows in the order of the flats, which is the same on all workers."""
     rows = []
     for dtype in dict.fromkeys(flat.dtype for flat in flats):
         spans = [[span for span in its if flats[span.buffer].dtype == dtype] for its in slices]
@@ -108,7 +108,7 @@ def _rows(flats: Sequence[torch.Tensor], slices: Slices) -> list[_Rows]:
 def _staging(
     flats: Sequence[torch.Tensor], rows: _Rows, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[size, longest] and [longest]. Padding is reduced, too, and nobody looks at it."""
+    """Return [size, longest] and [longest]. The padding is reduced, too, and never read."""
     flat = next(flats[span.buffer] for spans in rows.spans for span in spans)
     return flat.new_zeros((size, rows.longest)), flat.new_empty(rows.longest)
 
@@ -118,7 +118,7 @@ def _part(flats: Sequence[torch.Tensor], span: Span) -> torch.Tensor:
 
 
 def _lay_out(parts: Sequence[torch.Tensor], row: torch.Tensor) -> None:
-    """``parts`` come into ``row``, one behind the other."""
+    """Copy ``parts`` into ``row``, in order."""
     if parts:
         targets = torch.split(row[: sum(map(len, parts))], list(map(len, parts)))
         torch._foreach_copy_(targets, list(parts))

@@ -1,13 +1,13 @@
-"""Memory that the processes of one host share, without a name anywhere: memfd.
+"""Anonymous shared memory of the processes of one host: memfd.
 
     segment = Segment(1 << 20)                    # mine, to write
     theirs = open_segment(pid, fd, 1 << 20)       # another process's, to read
     bell = Bell()                                 # others wake me: ring(open_bell(pid, bell.fd))
 
-A memfd is no file of /dev/shm: it is in no one's way, its room is the host's memory (a container's
-/dev/shm often has 64 MiB), and the kernel frees it with the last process that has mapped it, also
-after kill -9. Others open it by ``/proc/PID/fd/FD``, which needs the same kernel, user and space of
-process ids; whoever gets there must compare what lies in it with what was to be there.
+A memfd is not a file of /dev/shm. Its limit is the host's memory (a container's /dev/shm often has
+64 MiB), and the kernel frees it with the last process that has mapped it, also after kill -9. Other
+processes open it by ``/proc/PID/fd/FD``, which needs the same kernel, user and space of process
+ids. They must check its contents, because the process id may belong to another process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from psdist.protocol.memory import PAGE_BYTES
 
 _NOEXEC_SEAL = 0x8
-"""MFD_NOEXEC_SEAL, which hosts may demand (vm.memfd_noexec = 2), and kernels before 6.3 refuse."""
+"""MFD_NOEXEC_SEAL: some hosts require it (vm.memfd_noexec = 2), kernels before 6.3 refuse it."""
 
 _HUGE_FROM_BYTES = 4 << 20
 
@@ -37,19 +37,19 @@ _lock.acquire()
 
 
 def fence() -> None:
-    """What this process has read and written before, it has before all that follows.
+    """Complete all earlier reads and writes of this process before all later ones.
 
-    x86 needs that of stores and later loads only; ARM of everything. Releasing and then acquiring a
-    lock orders both sides in both: POSIX asks it of locks, and a load-acquire of ARMv8 does not
-    overtake a store-release.
+    x86 needs this for stores before loads only; ARM for all accesses. To release and then acquire a
+    lock orders both: POSIX requires it of locks, and a load-acquire of ARMv8 does not overtake a
+    store-release.
     """
     _lock.release()
     _lock.acquire()
 
 
 _CACHES = {"inactive_file", "active_file", "total_inactive_file", "total_active_file"}
-"""Memory of a cgroup that the kernel reclaims when it is short: in v2; in v1, which also has the
-first two for the cgroup without its children."""
+"""Memory of a cgroup that the kernel can reclaim: names of v2, then of v1, which uses the first two
+for the cgroup without its children."""
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
@@ -79,8 +79,8 @@ def _of_host(file: Path) -> int | None:
 
 
 def _of_cgroups(mount: Path, path: str, limit: str, usage: str) -> list[int | None]:
-    """Of the one at ``path`` and all above it. In a container the path may be the host's, and only
-    the mount itself be there."""
+    """Return the free bytes of the cgroup at ``path`` and of each one above it. In a container the
+    path may be the host's, and only the mount itself exists."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     return [
         _of_cgroup(mount.joinpath(*parts[:depth]), limit, usage) for depth in range(len(parts) + 1)
@@ -106,13 +106,13 @@ def _read(file: Path) -> str:
 
 
 class Segment:
-    """Zeroed memory of this process that others of the host can open while it is not closed."""
+    """Zeroed memory that other processes of the host can open until it is closed."""
 
     def __init__(
         self, num_bytes: int, *, free_bytes: Callable[[], int | None] = free_bytes
     ) -> None:
-        """Raises :class:`OSError` where there is none, or not so much: all of it is there then.
-        ``free_bytes()``: what may be taken; None: unknown."""
+        """Reserve all of the memory. Raises :class:`OSError` if it is not available.
+        ``free_bytes()``: bytes that may be taken; None: unknown."""
         self.num_bytes = max(-(-num_bytes // PAGE_BYTES) * PAGE_BYTES, PAGE_BYTES)
         left = free_bytes()
         if left is not None and self.num_bytes > left:
@@ -131,13 +131,13 @@ class Segment:
         self.address = self.bytes.data_ptr()
 
     def close(self) -> None:
-        """Nobody can open it any more; it stays with those who have."""
+        """Stop others from opening it. Processes that have opened it keep it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def free(self) -> None:
-        """Give the memory back: nobody, here or elsewhere, may touch it again."""
+        """Return the memory to the host. No process may touch it again."""
         if self.fd >= 0:
             os.ftruncate(self.fd, 0)
         self.close()
@@ -164,7 +164,7 @@ def open_segment(pid: int, fd: int, num_bytes: int) -> mmap.mmap:
 def bytes_of(memory: mmap.mmap) -> torch.Tensor:
     """The same memory as a tensor, which keeps it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it cannot be written: so it is meant
+        warnings.simplefilter("ignore")  # torch warns of memory that cannot be written
         return torch.frombuffer(memory, dtype=torch.uint8)
 
 
@@ -194,13 +194,13 @@ def open_bell(pid: int, fd: int) -> int:
 
 
 def ring(fd: int) -> None:
-    with suppress(BlockingIOError, BrokenPipeError):  # it rings already; nobody is there any more
+    with suppress(BlockingIOError, BrokenPipeError):  # it rings already; the process has ended
         os.write(fd, b"!")
 
 
 def started_at(pid: int) -> int:
-    """When the process began, in ticks since boot; -1 where there is none that lives. A number of
-    a process may be another's later; together they name one."""
+    """Return the start time of the process in ticks since boot; -1 if it has ended. A later process
+    may have the same id, but not the same start time."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -210,8 +210,8 @@ def started_at(pid: int) -> int:
 
 
 def has_ended(pid: int, start: int, *, within_s: float = 1.0) -> bool:
-    """Whether the process with that number and :func:`started_at` has ended. One that is about to
-    has closed its files while it is still listed: so long it is waited for."""
+    """True if the process with that id and :func:`started_at` has ended. A process that is ending
+    has closed its files but is still listed, so wait ``within_s`` for it."""
     until_s = time.monotonic() + within_s
     while started_at(pid) == start:
         if time.monotonic() >= until_s:

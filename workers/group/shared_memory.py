@@ -1,33 +1,33 @@
-"""A group of one host whose workers read one another's memory: nothing is sent.
+"""A group of one host whose workers read one another's memory, without messages.
 
-Every worker has a *book*, a segment of its own (:mod:`~psdist.workers.group.segments`) that only it
-writes. For its operation n it writes an entry (what it does, and where what it brings lies), then
-the number n; the others wait for that number and read. So a word of 8 bytes, aligned, which the
-hardware writes and reads whole, says that all before it is there; :func:`fence` keeps that order.
+Every worker has a *book*, a segment (:mod:`~psdist.workers.group.segments`) that only it writes.
+For operation n it writes an entry (the operation, and the location of its data), then the number n;
+the others wait for that number and read. The number is an aligned word of 8 bytes, which the
+hardware reads and writes as a whole. It shows that the entry is complete; :func:`fence` keeps that
+order.
 
-What lies where:
+Locations of data:
 
-* Memory from :meth:`SharedMemoryChannel.allocate` is added from where it lies. A trainer's flat
-  gradients live there.
-* All else is copied into staging memory first, which grows with what is asked for: the flat
-  parameters (the script may write to those as soon as an operation is done, and a process that it
-  forks has to see them as they were), and long entries.
+* Memory from :meth:`SharedMemoryChannel.allocate` is added in place. A trainer's flat gradients are
+  there.
+* Other data is copied into staging memory first, which grows on demand: the flat parameters (the
+  script may write to them as soon as an operation is done, and a process that it forks must see the
+  old values), and long entries.
 
-When memory may be written again follows from the order of operations. A worker is done with
-operation n only after all have begun n, and none begins n before it is done with n - 1. So who is
-done with n knows that nobody reads any more what was brought to n - 1 or before. Hence entries are
-written into two places in turn, staging memory is used again two operations later, and shared
-memory that was passed to ``reduce_scatter`` is the caller's again, outside its own slice, when the
-next operation is done: that is the seam's rule.
+The order of operations determines when memory may be reused. A worker has finished operation n only
+after all have begun n, and no worker begins n before it has finished n - 1. So when a worker has
+finished n, no other worker reads data of n - 1 or before. Therefore entries alternate between two
+locations, and staging memory is reused two operations later. Shared memory that was passed to
+``reduce_scatter`` is the caller's again, outside its own slice, when the next operation is done:
+the rule of the seam.
 
-Who waits looks a few times, between which others may run, and then sleeps until the worker that it
-waits for rings: an idle worker takes no core. The others look at /proc a few times a second, and
-notice one that has died.
+A waiting worker looks a few times, yields the core in between, and then sleeps until the awaited
+worker rings: an idle worker takes no core. Waiting workers check /proc a few times a second for
+failed workers.
 
     channel, why_not = connect(over, is_spinning=False)      # over another channel
 
-Longer than other modules: who writes when and who reads when is one argument, and both
-sides of it stand together.
+Longer than other modules: the order of writes and reads is one argument about both sides.
 """
 
 from __future__ import annotations
@@ -70,31 +70,31 @@ from psdist.workers.group.segments import (
 )
 
 _TOKEN, _BEGUN, _AWAITS = 0, 8, 16
-"""Words of a book: what proves that it is the right one; the number of the last operation begun;
-for whom its worker sleeps, as 1 + place, or 0. Each in a cache line of its own."""
+"""Words of a book, each in its own cache line: a token that identifies it; the number of the last
+operation; 1 + place of the worker for which its worker sleeps, or 0."""
 _ENTRY_AT: Final = (512, 1024)
 _ENTRY_WORDS: Final = 511
-"""Entries of even and of odd operations: how many words, and these; or -1, how many, and where
-they lie."""
+"""Entries of even and of odd operations: (number of words, words), or (-1, number of words,
+location of the words)."""
 _BOOK_BYTES: Final = 8 * 1536
 
 _WHERE_WORDS: Final = 4
-"""Of a stretch of a worker's memory: serial number, file descriptor and bytes of its segment, and
-where in it the stretch begins."""
+"""A location in a worker's memory: serial number, file descriptor and bytes of its segment, and
+offset in the segment."""
 _NOWHERE: Final = (0, 0, 0, 0)
 
 _ALIGN: Final = 64
 _BLOCK_BYTES: Final = 256 << 10
-"""Sums of more than two are made by blocks, which stay in a core's cache."""
+"""Sums of more than two rows are made by blocks, which stay in a core's cache."""
 
 _LOOK_S: Final = 0.1
-"""How often a worker that waits looks whether the others live."""
+"""Interval at which a waiting worker checks that the others run."""
 _SET_UP_S: Final = 0.05
 
 _NO_OFFER: Final = (0.0, 0.0, -1.0, -1.0, 0.0)
 
 _serials = itertools.count(1)
-"""Of the segments of this process: one may get the file descriptor of another that is closed."""
+"""Serial numbers of this process's segments. A file descriptor may be reused after a close."""
 
 _AGREE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = range(4)
 _KINDS: Final = ("agree", "reduce_scatter", "all_gather", "broadcast")
@@ -105,15 +105,15 @@ Make = Callable[[int], Segment]
 def connect(
     over: GroupChannel, *, is_spinning: bool, make: Make = Segment
 ) -> tuple[SharedMemoryChannel | None, str]:
-    """This worker's end of a group in shared memory; or None, on all workers, and why.
+    """Return this worker's end of a group in shared memory; or None, on all workers, and a reason.
 
-    A collective over the channel ``over``, which blocks. ``make`` makes segments.
+    A blocking collective over the channel ``over``. ``make`` makes segments.
     """
     offer, why_not = None, ""
     try:
         offer = Offer(make)
     except OSError as error:
-        why_not = f"no memory to share is to be had: {error}"
+        why_not = f"cannot allocate shared memory: {error}"
     table = _wait(over.agree("start", _NO_OFFER if offer is None else offer.row))
     channel = None
     if offer is not None:
@@ -138,23 +138,23 @@ def _wait(pending: Pending[T]) -> T:
 
 
 class Offer:
-    """What a worker has for the others before there is a group."""
+    """A worker's book and bell, offered to the others before the group exists."""
 
     def __init__(self, make: Make = Segment) -> None:
-        """Raises :class:`OSError` where the host has none."""
+        """Raises :class:`OSError` if the host has no memory."""
         self._make = make
         self._book = make(_BOOK_BYTES)
         self._bell = Bell()
         token, pid = secrets.randbits(53), os.getpid()
         self._book.bytes.view(torch.int64)[_TOKEN] = token
         self.row: list[float] = [pid, started_at(pid), self._book.fd, self._bell.fd, token]
-        """What the others must know."""
+        """Numbers that the others need to open them."""
 
     def accept(
         self, place: int, table: Sequence[Sequence[float]], *, is_spinning: bool
     ) -> SharedMemoryChannel:
-        """The end at ``place`` of the group of those whose rows these are. Raises OSError or
-        ValueError where what another has offered cannot be read."""
+        """Return the end at ``place`` of the group with these rows. Raises OSError or ValueError
+        if another worker's memory cannot be opened."""
         others: list[_Other] = []
         try:
             for at, row in enumerate(table):
@@ -172,34 +172,34 @@ class Offer:
 
 
 class _Own:
-    """A segment of this worker, as its entries name it."""
+    """A segment of this worker, with its serial number."""
 
     def __init__(self, segment: Segment, serial: int) -> None:
         self.segment = segment
         self.serial = serial
         self.used_by = 0
-        """The number of the operation that has used it last."""
+        """Number of the last operation that has used it."""
 
     def where(self, offset: int) -> tuple[int, int, int, int]:
         return self.serial, self.segment.fd, self.segment.num_bytes, offset
 
     def offset_of(self, tensor: torch.Tensor) -> int | None:
-        """Where in it ``tensor`` lies, if it does."""
+        """Return the offset of ``tensor`` in this segment; None if it is elsewhere."""
         offset = tensor.data_ptr() - self.segment.address
         return offset if 0 <= offset <= self.segment.num_bytes - tensor.nbytes else None
 
 
 class _Other:
-    """Another worker of the group, as this one sees it."""
+    """Another worker of the group."""
 
     def __init__(self, place: int, pid: int, start: int, book: int, bell: int, token: int) -> None:
-        """Raises :class:`OSError` or ValueError where its memory cannot be read."""
+        """Raises :class:`OSError` or ValueError if its memory cannot be opened."""
         self.place = place
         self._pid, self._start = pid, start
         self._opened: dict[int, tuple[int, torch.Tensor]] = {}
-        """File descriptor -> serial number and bytes of the segment there."""
+        """File descriptor -> (serial number, bytes) of the segment."""
         if book < 0:
-            raise ValueError(f"the worker at place {place} of the group has none to be had")
+            raise ValueError(f"the worker at place {place} of the group could not allocate any")
         try:
             self._words = memoryview(open_segment(pid, book, _BOOK_BYTES)).cast("q")
             if self._words[_TOKEN] != token:
@@ -215,7 +215,7 @@ class _Other:
         os.close(self._bell)
 
     def wake(self, place: int) -> None:
-        """If it sleeps until the worker at ``place`` has begun something."""
+        """Wake it if it sleeps until the worker at ``place`` begins an operation."""
         if self._words[_AWAITS] == 1 + place:
             ring(self._bell)
 
@@ -226,7 +226,7 @@ class _Other:
         return bool(self._words[_BEGUN] >= number)
 
     def entry(self, number: int) -> list[int]:
-        """What it has written of operation ``number``, which it has begun."""
+        """Return its entry for operation ``number``, which it has begun."""
         at = _ENTRY_AT[number & 1]
         length = self._words[at]
         if length >= 0:
@@ -236,7 +236,7 @@ class _Other:
         return words
 
     def bytes_at(self, where: Sequence[int]) -> torch.Tensor:
-        """From there to the end of the segment."""
+        """Return the bytes from this location to the end of the segment."""
         serial, fd, num_bytes, offset = where
         known, memory = self._opened.get(fd, (-1, None))
         if memory is None or known != serial:
@@ -272,13 +272,13 @@ class SharedMemoryChannel:
         self._others = others
         self._make = make
         self._number = 0
-        """Of the operation that was begun last."""
+        """Number of the last operation."""
         self._is_closed = False
         self._line: deque[Operation[Any]] = deque()
         """Unfinished operations. One runs at a time."""
         self._duplicates: list[SharedMemoryChannel] = []
         self._shared: list[_Own] = []
-        """What :meth:`allocate` has handed out: one list for all ends beside one another."""
+        """Segments of :meth:`allocate`: one list for this end and its duplicates."""
         self._staging: list[_Own] = []
         self._scratch = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
         self._signatures = KnownSlices(_signature)
@@ -294,8 +294,8 @@ class SharedMemoryChannel:
         duplicate, why_not = connect(self, is_spinning=self.is_spinning, make=self._make)
         if duplicate is None:
             raise TransportError(
-                f"memory for more operations of this worker's group is not to be had: {why_not}; "
-                "hosts.group_tier = torch needs none"
+                f"cannot allocate memory for more operations of this worker's group: {why_not}; "
+                "use hosts.group_tier = torch, which needs none"
             )
         duplicate._shared = self._shared
         self._duplicates.append(duplicate)
@@ -317,23 +317,22 @@ class SharedMemoryChannel:
         return self._begin(self._broadcast(tensor, place))
 
     def succeed(self, over: GroupChannel) -> SharedMemoryChannel:
-        """This worker's end of another group, of those who are left of this one: what ``over``
-        joins. What is under way here never ends; memory that this one has handed out is as good for
-        that. A collective over ``over``, which blocks; :class:`TransportError` on all of them, if
-        they cannot read one another's memory."""
+        """Return this worker's end of the group of the remaining workers, which ``over`` joins.
+        Operations in progress never end. The memory of :meth:`allocate` serves the new end. A
+        blocking collective over ``over``. Raises :class:`TransportError` on all workers if they
+        cannot open one another's memory."""
         channel, why_not = connect(over, is_spinning=self.is_spinning, make=self._make)
         if channel is None:
-            _wait(over.agree("start"))  # whose memory has gone with it does not come to this
+            _wait(over.agree("start"))  # raises if the reason is a failed worker
             raise TransportError(
-                f"no memory to share is to be had, with which this worker's group could go on: "
-                f"{why_not}"
+                f"cannot allocate shared memory for the remaining workers of the group: {why_not}"
             )
         channel._shared, self._shared = self._shared, []
         self.close()
         return channel
 
     def close(self) -> None:
-        """The group is over; memory that was handed out stays. Another time it does nothing."""
+        """End the channel; memory of :meth:`allocate` stays. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -419,7 +418,7 @@ class SharedMemoryChannel:
 
     @staticmethod
     def _copy(other: _Other, entry: list[int], parts: Sequence[torch.Tensor]) -> None:
-        """What the other has staged comes into ``parts``."""
+        """Copy the other worker's staged data into ``parts``."""
         if any(part.nbytes for part in parts):
             theirs = other.bytes_at(entry[2:])
             at = 0
@@ -428,7 +427,7 @@ class SharedMemoryChannel:
                 at += _aligned(part.nbytes)
 
     def _add(self, rows: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-        """``target``, which may be this worker's row, becomes the sum of all, in worker order."""
+        """Sum all rows in worker order into ``target``, which may be this worker's row."""
         before = rows[: self.place]
         if self.size == 2:
             torch.add(rows[0], rows[1], out=target)
@@ -449,12 +448,13 @@ class SharedMemoryChannel:
             for part in rest:
                 block.add_(part)
 
-    # -- what is brought to them ---------------------------------------------------------------
+    # -- the data of this worker ---------------------------------------------------------------
 
     def _places_of(
         self, flats: Sequence[torch.Tensor], slices: Slices, number: int
     ) -> list[tuple[int, int, int, int]]:
-        """Where the others read ``flats``: copied into staging memory, if they are not shared."""
+        """Return the locations of ``flats`` for the others. Copy flats that are not shared into
+        staging memory."""
         used = {span.buffer for spans in slices for span in spans}
         return [
             self._place_of(index, flat, slices, number) if index in used else _NOWHERE
@@ -477,7 +477,7 @@ class SharedMemoryChannel:
         return staging.where(0)
 
     def _stage(self, parts: Sequence[torch.Tensor], number: int) -> tuple[int, int, int, int]:
-        """Where ``parts``, bytes, lie for the others, one behind the other."""
+        """Copy ``parts``, bytes, into staging memory, in order; return the location."""
         num_bytes = sum(_aligned(part.nbytes) for part in parts)
         if not num_bytes:
             return _NOWHERE
@@ -489,7 +489,7 @@ class SharedMemoryChannel:
         return staging.where(0)
 
     def _staging_for(self, num_bytes: int, number: int) -> _Own:
-        """Memory of this worker, for its operation ``number``, that nobody reads any more."""
+        """Return staging memory for operation ``number`` that no worker reads any more."""
         free = [own for own in self._staging if own.used_by < number - 1]
         large = [own for own in free if own.segment.num_bytes >= num_bytes]
         if large:
@@ -507,8 +507,8 @@ class SharedMemoryChannel:
             segment = self._make(num_bytes)
         except OSError as error:
             raise TransportError(
-                f"{num_bytes} bytes of memory to share in this worker's group are not to be had: "
-                f"{error}; hosts.group_tier = torch needs none"
+                f"cannot allocate {num_bytes} bytes of shared memory for this worker's group: "
+                f"{error}; use hosts.group_tier = torch, which needs none"
             ) from error
         own = _Own(segment, next(_serials))
         to.append(own)
@@ -521,13 +521,13 @@ class SharedMemoryChannel:
         return self._number
 
     def _meet(self, what: str, number: int, words: list[int]) -> Steps[list[list[int]]]:
-        """Begin operation ``number`` with this entry; the entries of all, by place, when all have
-        begun it."""
+        """Begin operation ``number`` with this entry. Return the entries of all, by place, when
+        all have begun it."""
         self._write(number, words)
         for other in self._others:
             awaited = _Awaited(self._words, self._bell, other, number, is_spinning=self.is_spinning)
             while not other.has_begun(number):
-                self._look_for_the_dead(what, number)
+                self._check_members(what, number)
                 yield awaited
         fence()
         entries = [words] * self.size
@@ -559,13 +559,13 @@ class SharedMemoryChannel:
         for other in self._others:
             other.wake(self.place)
 
-    def _look_for_the_dead(self, what: str, number: int) -> None:
+    def _check_members(self, what: str, number: int) -> None:
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_S:
             return
         self._looked_s = now_s
         for other in self._others:
-            # What it has begun before it ended, it has brought.
+            # The data of operations that it had begun is complete.
             if not other.is_alive() and not other.has_begun(number):
                 raise MemberLostError(
                     f"the {what} of this worker's group failed, because the worker at place "
@@ -601,6 +601,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _signature(flats: Sequence[torch.Tensor], slices: Slices) -> int:
-    """The same where workers do the same with the same shapes."""
+    """Return a number that is equal on workers with the same shapes and slices."""
     shapes = [(len(flat), flat.dtype) for flat in flats]
     return zlib.crc32(repr((shapes, [list(map(tuple, spans)) for spans in slices])).encode())

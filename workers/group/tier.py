@@ -1,19 +1,19 @@
-"""Which implementation of GroupChannel carries psdist's traffic in a group: ``group_tier``.
+"""The choice of the GroupChannel that carries psdist's traffic in a group: ``group_tier``.
 
     channel = start("auto", index=0, size=2, device=device, ...)
     ...
     stop(channel)
 
-torch.distributed's default process group is made in any case: scripts use it. On the CPU the
-workers' shared memory is the faster at every size that was measured (docs/performance.md), so
-*auto* times nothing: it is taken where all workers of the group can open one another's, and
-torch.distributed (gloo) elsewhere. On GPUs it is NCCL's, by torch.distributed.
+torch.distributed's default process group is made in any case, because scripts use it. On the CPU
+shared memory was faster at every measured size (docs/performance.md), so *auto* measures nothing.
+It uses shared memory if all workers of the group can open one another's, and otherwise
+torch.distributed (gloo). On GPUs it uses NCCL by torch.distributed.
 
-A group of several hosts is one of these on each of them, and torch.distributed between
+A group of several hosts has one of these channels on each host, and torch.distributed between them
 (:mod:`~psdist.workers.group.two_levels`); with "mpi", MPI.
 
-Results are the same bit for bit: all of them add in worker order, and over hosts in one order. But
-for "nccl", which leaves adding to NCCL: *auto* never takes it.
+Results have the same bits: all channels add in worker order, and over hosts in one order. "nccl" is
+the exception, because NCCL adds; *auto* never chooses it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ import torch
 from psdist.errors import UsageError
 from psdist.workers.group import process_group
 from psdist.workers.group.channel import AloneChannel, GroupChannel
-from psdist.workers.group.forming import GroupFormer
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import ProcessGroupChannel
+from psdist.workers.group.rebuilding import GroupRebuilder
 from psdist.workers.group.reductions import ReducingChannel
-from psdist.workers.group.reforming import ReformingChannel
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.shared_memory import Make, connect
+from psdist.workers.group.shrinking import ShrinkingChannel
 from psdist.workers.group.two_levels import TwoLevelChannel
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ Tier = Literal["auto", "shared_memory", "torch", "mpi", "nccl"]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMpi:
-    """The group's workers in MPI."""
+    """MPI for the workers of a group."""
 
     comm: MPI.Comm
-    """Of them, by place."""
+    """Communicator of the workers, by place."""
     takes_gpu_memory: Callable[[], bool]
-    """Whether the library says that messages may lie there."""
+    """True if the library reports that it can send memory of a GPU."""
 
 
 def start(
@@ -69,12 +69,11 @@ def start(
     mpi: GroupMpi | None = None,
     reforms: bool = False,
 ) -> GroupChannel:
-    """This worker's end of its group; the rest as in :func:`process_group.start`.
+    """Return this worker's end of its group; other parameters as in :func:`process_group.start`.
 
-    ``is_spinning``: a core is to spare for waits; ``make`` makes memory to share; ``mpi``: None
-    where there is none. Of a group on several ``hosts`` the choice is each host's, of what joins
-    its own workers. Raises :class:`UsageError`, on all workers of the group, where ``tier`` is what
-    cannot be.
+    ``is_spinning``: a core is to spare for waits; ``make``: makes shared memory; ``mpi``: None
+    in a job without MPI. In a group on several ``hosts`` each host chooses the channel of its own
+    workers. Raises :class:`UsageError`, on all workers of the group, if ``tier`` is not possible.
     """
     over = process_group.start(
         index=index,
@@ -103,27 +102,27 @@ def start(
         return TwoLevelChannel(inner, over, hosts=hosts.numbers)
 
 
-def reforming(
+def shrinking(
     channel: GroupChannel,
     *,
     members: Sequence[int],
     device: torch.device,
     timeout_s: float,
     hosts: Hosts | None,
-) -> tuple[ReformingChannel, GroupFormer] | None:
-    """An end of the same group that goes on when others of it have died, and what makes the channel
-    of those who are left; None of a group of one. ``members``: its workers, by place; the rest as
-    given to :func:`start`."""
+) -> tuple[ShrinkingChannel, GroupRebuilder] | None:
+    """Return an end of the same group that survives failed members, and the maker of the channel of
+    the remaining ones. Return None for a group of one. ``members``: the workers, by place; other
+    parameters as in :func:`start`."""
     if isinstance(channel, AloneChannel):
         return None
-    former = GroupFormer(
+    rebuilder = GroupRebuilder(
         channel,
         members=members,
         device=device,
         timeout_s=timeout_s,
         hosts=() if hosts is None else hosts.numbers,
     )
-    return ReformingChannel(channel), former
+    return ShrinkingChannel(channel), rebuilder
 
 
 def _over_mpi(
@@ -166,8 +165,8 @@ def _over_mpi(
 def _require_possible(tier: Tier, device: torch.device) -> None:
     if tier == "nccl" and device.type == "cpu":
         raise UsageError(
-            "hosts.group_tier = nccl: the model is on the CPU, of which NCCL moves nothing; use "
-            "hosts.group_tier = auto"
+            "hosts.group_tier = nccl: the model is on the CPU, whose memory NCCL does not move; "
+            "use hosts.group_tier = auto"
         )
     if tier == "shared_memory" and device.type != "cpu":
         raise UsageError(
@@ -208,14 +207,14 @@ def _of_one_host(
 
 @runtime_checkable
 class _Closed(Protocol):
-    """What holds more than the process group does."""
+    """A channel with resources of its own."""
 
     def close(self) -> None: ...
 
 
 def stop(channel: GroupChannel) -> None:
-    """The group is over, on all of its workers."""
-    if isinstance(channel, ReformingChannel):
+    """End the group, on all of its workers."""
+    if isinstance(channel, ShrinkingChannel):
         channel = channel.inner
     ends = (channel.inner, channel.over) if isinstance(channel, TwoLevelChannel) else (channel,)
     for end in ends:

@@ -1,22 +1,20 @@
 """A group of several hosts: on each host first, then between the hosts.
 
-Two ends of groups are put together: *inner* is this worker's end of its host's own group, *over*
-its end of the whole group, which can also hand bytes from each to each (:class:`Exchanging`). A
-host's workers share out all slices among them: the one at index k there takes those of every worker
-whose index on its own host is k, or k plus a multiple of the number of workers here. So
-``reduce_scatter`` is
+The channel combines two ends: *inner* of the host's own group, and *over* of the whole group, which
+can also send bytes from each worker to each (:class:`Exchanging`). The workers of a host divide all
+slices: the worker at index k takes those of every worker whose index on its own host is k, or k
+plus a multiple of the number of workers here. So ``reduce_scatter`` is
 
 1. on each host: the sum over its workers, each worker's part of the slices;
-2. between hosts: a slice's owner gets one such sum from every other host;
+2. between hosts: the owner of a slice gets one such sum from every other host;
 3. the owner adds them, in the order of hosts.
 
-A slice crosses the network once for each other host, however many workers that has, and hosts may
-have different numbers of them. ``all_gather`` is the reverse. Sums are made per host in worker
-order, then in the order of hosts (by their first workers): the one order of a group of several
-hosts, whichever implementations *inner* and *over* are.
+A slice crosses the network once for each other host, for any number of workers there, and hosts may
+have different numbers of workers. ``all_gather`` is the reverse. Sums are made per host in worker
+order, then in the order of hosts (by their first workers), for all implementations of *inner* and
+*over*.
 
-Operations are carried out one after the other: none begins here before the one before it is done,
-on which the rules of *inner* for memory rest.
+Operations run one at a time, as the memory rules of *inner* require.
 
     channel = TwoLevelChannel(inner, over, hosts=[0, 0, 1, 1])      # of places 0 .. 3
 """
@@ -43,10 +41,10 @@ from psdist.workers.group.channel import (
 from psdist.workers.group.operations import Operation, Steps, until_done
 
 _ALIGN: Final = 16
-"""Of spans in staging memory: the largest element."""
+"""Alignment of spans in staging memory: the largest element."""
 _TURN_BYTES: Final = 256 << 10
-"""A long message each way between two hosts at once shares a link's time among both directions, now
-and then, over TCP: measured, twice the time. Short ones alternate (docs/performance.md)."""
+"""Two long messages at once, one in each direction, sometimes halve the speed of a TCP link. Short
+messages alternate (docs/performance.md)."""
 _MOST_TURNS: Final = 64
 
 
@@ -54,8 +52,8 @@ class TwoLevelChannel:
     """A worker's end of its group, on two hosts or more."""
 
     def __init__(self, inner: GroupChannel, over: Exchanging, *, hosts: Sequence[int]) -> None:
-        """``hosts``: for each place the number of its host; ``inner``: of those at this one's host,
-        in their order."""
+        """``hosts``: for each place the number of its host; ``inner``: the group of the places on
+        this host, in their order."""
         self.place = over.place
         self.size = over.size
         self.inner = inner
@@ -70,7 +68,7 @@ class TwoLevelChannel:
         """Unfinished operations. One runs at a time."""
         self._cuts = KnownSlices(self._cut)
         self._memory: dict[tuple[int, torch.device], torch.Tensor] = {}
-        """Staging memory, of what goes to other hosts and of what comes from them."""
+        """Staging memory: 0: for slices of other hosts, 1: for this worker's slice."""
 
     def allocate(self, num_bytes: int) -> memoryview:
         return self.inner.allocate(num_bytes)
@@ -149,7 +147,7 @@ class TwoLevelChannel:
                 part.copy_(_part(there, at, span, flats))
         yield from _of_host(until_done(self.inner.all_gather(flats, cut.inner)))
 
-    # -- who takes which slices ----------------------------------------------------------------
+    # -- the division of slices ----------------------------------------------------------------
 
     def _cut(self, flats: Sequence[torch.Tensor], slices: Slices) -> _Cut:
         host = self._hosts[self.place]
@@ -163,7 +161,7 @@ class TwoLevelChannel:
         for other, members in self._members.items():
             if other != host:
                 rows_of[members[index % len(members)]] = num_own
-        # Of other hosts' workers first, by place: so they lie in the order of the exchange.
+        # Slices of other hosts' workers come first, by place: the order of the exchange.
         others = [place for place in range(self.size) if self._hosts[place] != host]
         end = 0
         for place in others:
@@ -195,7 +193,7 @@ class TwoLevelChannel:
         )
 
     def _staging(self, which: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """Kept and grown, since fresh pages cost as much as the exchange."""
+        """Return staging memory. Kept, because new pages are as slow as the exchange."""
         memory = self._memory.get((which, device))
         if memory is None or len(memory) < num_bytes:
             memory = torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -204,28 +202,28 @@ class TwoLevelChannel:
 
 
 class _Cut(NamedTuple):
-    """Of slices: what of them this worker adds up for whom, and where that lies."""
+    """The spans that this worker sums for its host, and their layout in staging memory."""
 
     inner: Slices
-    """For each worker of this host the stretches of which it makes the host's sum: those of other
-    hosts' workers, then its own."""
+    """For each worker of this host the spans that it sums: those of other hosts' workers, then its
+    own."""
     at: list[int]
-    """Where this worker's lie in staging memory, in bytes."""
+    """Offsets of this worker's spans in staging memory, in bytes."""
     num_there: list[int]
-    """Bytes of other hosts' slices in it, by the place of the owner."""
+    """Bytes of other hosts' slices there, by the place of the owner."""
     num_here: list[int]
-    """Bytes of this worker's slice that each place has of it: its host's sum."""
+    """Bytes that each place sends for this worker's slice: the sum of its host."""
     own_at: list[int]
-    """Where the stretches of this worker's slice begin in such a row."""
+    """Offsets of the spans of this worker's slice in such a row."""
     num_own: int
     rows_at: list[int]
-    """Where each host's row begins, in the order of hosts; -1: this worker's own host."""
+    """Offset of each host's row, in the order of hosts; -1: this worker's own host."""
     num_turns: int
-    """Of an exchange: by the largest slice, so the same on all workers."""
+    """Turns of an exchange, by the largest slice, so the same on all workers."""
 
 
 def _laid_out(flats: Sequence[torch.Tensor], spans: Sequence[Span]) -> tuple[list[int], int]:
-    """Where spans begin one behind the other, in bytes, and where they end."""
+    """Return the offsets of spans in sequence, and their end, in bytes."""
     starts, end = [], 0
     for span in spans:
         starts.append(end)
@@ -235,7 +233,7 @@ def _laid_out(flats: Sequence[torch.Tensor], spans: Sequence[Span]) -> tuple[lis
 
 
 def _part(memory: torch.Tensor, at: int, span: Span, flats: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As much staging memory as ``span`` needs, as its elements."""
+    """Return the staging memory of ``span``, in its dtype."""
     flat = flats[span.buffer]
     num_bytes = (span.stop - span.start) * flat.itemsize
     return memory[at : at + num_bytes].view(flat.dtype)
@@ -247,7 +245,7 @@ def _start(begin: Callable[[], Pending[T]]) -> Steps[T]:
 
 
 def _of_host(steps: Steps[T]) -> Steps[T]:
-    """Steps of a host's own group, in whose errors places are those of that."""
+    """Run steps of a host's own group. Its errors name places in that group."""
     try:
         return (yield from steps)
     except TransportError as error:

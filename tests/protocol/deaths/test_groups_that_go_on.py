@@ -18,7 +18,7 @@ from psdist.errors import PsdistError
 from psdist.history.records import EventKind
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
 from psdist.servers.set_loop import SetLoop
-from psdist.workers.group.reforming import Agreed
+from psdist.workers.group.shrinking import Agreed
 from psdist.workers.protocol.transfers import Transfers
 from psdist.workers.reforming import Outcome, Standing
 from tests.support.virtual.going_on import (

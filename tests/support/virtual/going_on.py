@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from psdist.protocol.ids import worker_id
-from psdist.workers.group.reforming import ReformingChannel
+from psdist.workers.group.shrinking import ShrinkingChannel
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import NOTICES_S
@@ -91,7 +91,7 @@ def _places_of(job: VirtualJob, members: tuple[int, ...]) -> set[tuple[int, bool
     found = set()
     for worker in (job.workers[each] for each in members):
         channel = job.channels[worker.group][members.index(worker.worker)]
-        assert isinstance(channel, ReformingChannel)
+        assert isinstance(channel, ShrinkingChannel)
         is_open = any(each.trainer.is_open for each in (worker, *worker.others))
         found.add((channel.agreed.number, is_open))
     return found

@@ -89,7 +89,7 @@ from psdist.transport.base import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.workers.group.channel import AloneChannel, GroupChannel
-from psdist.workers.group.reforming import ReformingChannel
+from psdist.workers.group.shrinking import ShrinkingChannel
 from tests.support.coordinators import assemble, part_of
 from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
@@ -737,7 +737,7 @@ class VirtualJob(SetOfJob):
         if len(members) > 1:
             group = self._virtual_group(members)
             channels = [group.channel(place) for place in range(len(members))]
-        return [ReformingChannel(each) for each in channels] if self.reforms else channels
+        return [ShrinkingChannel(each) for each in channels] if self.reforms else channels
 
     def _virtual_group(self, members: Sequence[int]) -> VirtualGroup:
         schedule = self.schedule

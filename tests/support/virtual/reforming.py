@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from psdist.workers.group.channel import Done, GroupChannel, Pending
-from psdist.workers.group.reforming import ReformingChannel
+from psdist.workers.group.shrinking import ShrinkingChannel
 from psdist.workers.loop import Wait
 from psdist.workers.reforming import Outcome, Reforming
 from psdist.workers.step_table import Row
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class VirtualFormer:
-    def __init__(self, job: VirtualJob, channel: ReformingChannel) -> None:
+    def __init__(self, job: VirtualJob, channel: ShrinkingChannel) -> None:
         self._job, self._channel = job, channel
 
     def offer(self, place: int) -> list[float]:  # noqa: ARG002 - the seam's
@@ -55,7 +55,7 @@ class NotingReforming(Reforming):
 def form_anew(worker: VirtualWorker) -> None:
     """The worker's group goes on without its dead."""
     channel = worker.job.channels[worker.group][worker.seat.place]
-    assert isinstance(channel, ReformingChannel)
+    assert isinstance(channel, ShrinkingChannel)
     reforming = NotingReforming(
         worker.loop,
         channel,

@@ -11,7 +11,7 @@ import pytest
 
 from psdist.errors import MemberLostError, ProtocolError
 from psdist.workers.group.channel import AloneChannel, Done, GroupChannel, Pending
-from psdist.workers.group.reforming import Agreed, ReformingChannel
+from psdist.workers.group.shrinking import Agreed, ShrinkingChannel
 from psdist.workers.protocol.regrouping import Regrouping
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.reforming import Outcome, Reforming, Standing
@@ -136,7 +136,7 @@ class Trainer:
 
 def reforming(*, is_open: bool = False) -> tuple[Reforming, Loop, Former, Trainer]:
     loop, former, trainer = Loop(), Former(), Trainer(is_open=is_open)
-    channel = ReformingChannel(AloneChannel())
+    channel = ShrinkingChannel(AloneChannel())
     made = Reforming(loop, channel, former, trainers=lambda: [trainer])  # type: ignore[arg-type,list-item]
     return made, loop, former, trainer
 

@@ -97,6 +97,9 @@ class Slow:
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)
 
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(key))
+
     def wait(self, keys: list[str]) -> None:
         time.sleep(0.2)
         self._store.wait(keys)
@@ -126,5 +129,7 @@ def test_who_waits_in_vain_says_for_whom(come: list[int], said: str) -> None:
     store.set_timeout(datetime.timedelta(seconds=0.01))
     for each in come:
         store.set(f"connected {each}", b"")
-    with pytest.raises(MemberLostError, match=f"the 4 workers.*at place 0 waits in vain.*{said}"):
+    with pytest.raises(
+        MemberLostError, match=f"the 4 workers.*at place 0 waits without success.*{said}"
+    ):
         all_connected(store, 0, 4)

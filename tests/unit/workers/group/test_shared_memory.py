@@ -400,7 +400,7 @@ def test_one_worker_without_memory_to_share_means_none_for_all_and_each_says_why
     found = set_up([Segment, no_memory, Segment])
     assert [channel for channel, _ in found] == [None] * 3
     reasons = [why_not for _, why_not in found]
-    assert reasons[0] == reasons[2] == "the worker at place 1 of the group has none to be had"
+    assert reasons[0] == reasons[2] == "the worker at place 1 of the group could not allocate any"
     assert "No space left for 12288 bytes" in reasons[1]
 
 

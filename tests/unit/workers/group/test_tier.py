@@ -43,7 +43,7 @@ def test_nccl_adds_on_gpus_only_where_it_is_asked_for() -> None:
         (
             "nccl",
             "cpu",
-            "hosts.group_tier = nccl: the model is on the CPU, of which NCCL moves nothing",
+            "hosts.group_tier = nccl: the model is on the CPU, whose memory NCCL does not move",
         ),
         ("shared_memory", "cuda:1", "hosts.group_tier = shared_memory: the model is on a GPU"),
     ],

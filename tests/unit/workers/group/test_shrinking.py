@@ -10,7 +10,7 @@ import torch
 from psdist.errors import CollectiveError, GroupReformedError, InvariantError, MemberLostError
 from psdist.protocol.partition import Span
 from psdist.workers.group.channel import AloneChannel, Pending
-from psdist.workers.group.reforming import Agreed, ReformingChannel
+from psdist.workers.group.shrinking import Agreed, ShrinkingChannel
 
 SLICES = [[Span(0, 0, 2)]]
 
@@ -64,7 +64,7 @@ class Slow(AloneChannel):
         return pending
 
 
-def go_on(channel: ReformingChannel, **given: Any) -> Slow:
+def go_on(channel: ShrinkingChannel, **given: Any) -> Slow:
     inner = Slow()
     channel.go_on(inner, **{"agreed": None, "has_values": False, "is_given_up": False, **given})
     return inner
@@ -72,7 +72,7 @@ def go_on(channel: ReformingChannel, **given: Any) -> Slow:
 
 def test_without_a_death_it_is_the_channel_that_it_has() -> None:
     inner = Slow()
-    channel = ReformingChannel(inner)
+    channel = ShrinkingChannel(inner)
     assert (channel.place, channel.size, channel.inner) == (0, 2, inner)
     assert len(channel.allocate(8)) == 8
     pending = channel.agree("save", [3.0])
@@ -100,12 +100,12 @@ def test_without_a_death_it_is_the_channel_that_it_has() -> None:
 
 def test_a_result_that_nobody_waits_for_is_an_error() -> None:
     with pytest.raises(InvariantError, match="before it was done"):
-        ReformingChannel(Slow()).agree("save").result()
+        ShrinkingChannel(Slow()).agree("save").result()
 
 
 def test_an_agreement_that_nobody_has_is_begun_anew() -> None:
     first = Slow()
-    channel = ReformingChannel(first)
+    channel = ShrinkingChannel(first)
     pending = channel.agree("optimizer.step", [1.0])
     first.begun[0][1].results.append([[1.0], [2.0]])
     assert pending.is_done()
@@ -119,7 +119,7 @@ def test_an_agreement_that_nobody_has_is_begun_anew() -> None:
 
 
 def test_an_agreement_that_others_have_is_theirs() -> None:
-    channel = ReformingChannel(Slow())
+    channel = ShrinkingChannel(Slow())
     pending = channel.agree("optimizer.step", [1.0])
     channel.cut()
     inner = go_on(channel, agreed=Agreed(1, "optimizer.step", [[1.0], [5.0]]))
@@ -129,7 +129,7 @@ def test_an_agreement_that_others_have_is_theirs() -> None:
 
 
 def test_others_that_have_agreed_to_another_call_are_an_error() -> None:
-    channel = ReformingChannel(Slow())
+    channel = ShrinkingChannel(Slow())
     channel.agree("save")
     channel.cut()
     with pytest.raises(CollectiveError, match="different calls"):
@@ -137,7 +137,7 @@ def test_others_that_have_agreed_to_another_call_are_an_error() -> None:
 
 
 def test_a_sum_under_way_is_nobodys_and_nor_is_one_that_comes_later() -> None:
-    channel = ReformingChannel(Slow())
+    channel = ShrinkingChannel(Slow())
     pending = channel.reduce_scatter([torch.zeros(2)], SLICES)
     channel.cut()
     inner = go_on(channel, is_given_up=True)
@@ -153,7 +153,7 @@ def test_a_sum_under_way_is_nobodys_and_nor_is_one_that_comes_later() -> None:
 
 
 def test_a_sum_that_comes_while_nobody_knows_who_is_left_is_nobodys() -> None:
-    channel = ReformingChannel(Slow())
+    channel = ShrinkingChannel(Slow())
     channel.cut()
     pending = channel.reduce_scatter([torch.zeros(2)], SLICES)
     assert not pending.is_done()
@@ -164,7 +164,7 @@ def test_a_sum_that_comes_while_nobody_knows_who_is_left_is_nobodys() -> None:
 
 def test_a_gathering_is_over_where_the_values_have_come_and_else_begun_anew_by_its_caller() -> None:
     for has_values in (True, False):
-        channel = ReformingChannel(Slow())
+        channel = ShrinkingChannel(Slow())
         pending = channel.all_gather([torch.zeros(2)], SLICES)
         channel.cut()
         inner = go_on(channel, has_values=has_values, is_given_up=not has_values)
@@ -177,7 +177,7 @@ def test_a_gathering_is_over_where_the_values_have_come_and_else_begun_anew_by_i
 
 
 def test_a_gathering_while_nobody_knows_who_is_left_ends_no_iteration() -> None:
-    channel = ReformingChannel(Slow())
+    channel = ShrinkingChannel(Slow())
     channel.cut()
     go_on(channel, is_given_up=True)
     channel.cut()
@@ -187,7 +187,7 @@ def test_a_gathering_while_nobody_knows_who_is_left_ends_no_iteration() -> None:
 
 def test_who_waits_for_somebody_that_has_ended_waits_on() -> None:
     first = Slow()
-    channel = ReformingChannel(first)
+    channel = ShrinkingChannel(first)
     pending = channel.agree("save")
     first.begun[0][1].error = MemberLostError("it has ended")
     assert not pending.is_done()
@@ -208,7 +208,7 @@ def test_who_hears_of_it_when_it_looks_waits_on_as_well() -> None:
         def _wait(self, name: str) -> Any:  # noqa: ARG002 - as its base
             return Looks()
 
-    channel = ReformingChannel(Lost())
+    channel = ShrinkingChannel(Lost())
     pending = channel.agree("save")
     assert not pending.is_done()
     channel.cut()
@@ -217,14 +217,14 @@ def test_who_hears_of_it_when_it_looks_waits_on_as_well() -> None:
 
 def test_other_errors_are_the_callers() -> None:
     first = Slow()
-    pending = ReformingChannel(first).agree("save")
+    pending = ShrinkingChannel(first).agree("save")
     first.begun[0][1].error = CollectiveError("different calls")
     with pytest.raises(CollectiveError):
         pending.result()
 
 
 def test_what_was_taken_is_not_cut() -> None:
-    channel = ReformingChannel(AloneChannel())
+    channel = ShrinkingChannel(AloneChannel())
     assert channel.agree("save", [1.0]).result() == [[1.0]]
     pending = channel.all_gather([torch.zeros(2)], SLICES)
     assert pending.result() is None

@@ -1,19 +1,18 @@
-"""A group that goes on without those of its workers that have died: an end whose operations outlive
-the channel that carries them.
+"""A group that continues without failed members: its operations outlive the channel below.
 
-Until the others of the group know of a death (psdist.workers.reforming) an operation in which
-somebody is missing stays as it is. Then all of them ``cut`` what is under way, and ``go_on`` over
-another channel, which joins those who are left. Of what was under way
+An operation with a failed member waits until the membership has changed (psdist.workers.reforming).
+Then all remaining members ``cut`` the operations in progress, and ``go_on`` over another channel,
+which joins them. Operations in progress end as follows:
 
-* an agreement is whole: where one worker has its result, the others get that; where none has, all
-  begin it anew, without the dead;
-* a sum is nobody's: who reduces an iteration's gradients is told so
-  (:class:`~psdist.errors.GroupReformedError`), and so is whoever comes to that operation later;
-* so is a gathering, which is then begun anew with what has become everybody's slice, but where
-  somebody has its result: those who have not get the values from there, meanwhile.
+* An agreement is complete on all members or on none. If one member has its result, the others get
+  that. Otherwise all repeat it without the failed member.
+* A sum raises :class:`~psdist.errors.GroupReformedError` on all members, also on those that begin
+  it later.
+* A gathering raises it, too, and its caller repeats it with the new slices. But if a member has the
+  values, the others get them from there.
 
-    channel = ReformingChannel(inner)
-    standing = channel.cut()                    # agreements so far, and the last one's result
+    channel = ShrinkingChannel(inner)
+    agreed = channel.cut()                      # number and result of the last agreement
     channel.go_on(another, agreed=None, has_values=False, is_given_up=True)
 """
 
@@ -35,29 +34,29 @@ logger = logging.getLogger("psdist")
 Rows = list[list[float]]
 
 _LOOK_S = 1e-3
-"""Between two looks of a worker that waits while its group has no channel."""
+"""Interval between two looks while the group has no channel."""
 
 
 class Agreed(NamedTuple):
-    """What the workers of a group have agreed upon last."""
+    """The last agreement of a group."""
 
     number: int
-    """Agreements so far."""
+    """Agreements so far, with this one."""
     call: str
     rows: Rows
-    """As every worker got them."""
+    """The result."""
 
 
 class _UnderWay(NamedTuple):
     operation: Operation[Any]
     call: str
-    """Of an agreement; "" of any other operation."""
+    """Call of an agreement; "" for other operations."""
     begin: Callable[[], Steps[Any]]
     """Return the steps over the current channel."""
     is_gathering: bool
 
 
-class ReformingChannel:
+class ShrinkingChannel:
     def __init__(self, inner: GroupChannel) -> None:
         self._inner: GroupChannel | None = inner
         """None while the group has no channel."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any, cast
 from unittest import mock
 
@@ -20,15 +20,15 @@ import torch.distributed as dist
 
 from psdist.errors import GroupReformedError, MemberLostError, TransportError
 from psdist.protocol.partition import Span
-from psdist.workers.group import forming, process_group, shared_memory
+from psdist.workers.group import process_group, rebuilding, shared_memory
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.addresses import At
 from psdist.workers.group.channel import GroupChannel, Pending
-from psdist.workers.group.forming import GroupFormer
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import GRACE_S, Network
-from psdist.workers.group.reforming import ReformingChannel
+from psdist.workers.group.rebuilding import GroupRebuilder
 from psdist.workers.group.segments import Segment
+from psdist.workers.group.shrinking import ShrinkingChannel
 from psdist.workers.group.tier import Tier
 from tests.support.group_operations import expected, finish, operations
 from tests.support.process_groups import run_in_group
@@ -61,8 +61,8 @@ def begin(
 
 def reforming(
     channel: GroupChannel, hosts: Sequence[int], device: str = "cpu"
-) -> tuple[ReformingChannel, GroupFormer]:
-    formed = group_tier.reforming(
+) -> tuple[ShrinkingChannel, GroupRebuilder]:
+    formed = group_tier.shrinking(
         channel,
         members=range(channel.size),
         device=torch.device(device),
@@ -166,7 +166,7 @@ def test_a_death_in_every_operation_is_outlived(
 
 
 def die_meanwhile(channel: GroupChannel, *, folder: Path, ends: str, last: int) -> Any:
-    """Three are left of four, of whom one ends while the group is formed anew."""
+    """Three are left of four, of whom one ends while the group is rebuilt."""
     worker = channel.place
     group, former = reforming(channel, [])
     if worker == 3:
@@ -212,7 +212,7 @@ def test_a_death_while_it_is_formed_begins_it_again(ends: str, last: int, tmp_pa
 
 def go_on_without(
     dead: int, channel: GroupChannel, hosts: Sequence[int], folder: Path
-) -> ReformingChannel:
+) -> ShrinkingChannel:
     """The end of those who are left when that one, the last, has ended."""
     worker = channel.place
     group, former = reforming(channel, hosts)
@@ -277,7 +277,7 @@ def be_late(channel: GroupChannel, *, folder: Path) -> Any:
     attempts = [datetime.timedelta(seconds=each) for each in (0.2, 30.0)]
     with (
         mock.patch.object(process_group, "join", join),
-        mock.patch.object(forming, "_ATTEMPTS", attempts),
+        mock.patch.object(rebuilding, "ATTEMPTS", attempts),
     ):
         group = go_on_without(3, channel, [], folder)
     return finish(operations(group, group)) == expected(channel.place, 3)
@@ -314,7 +314,7 @@ def never_join(channel: GroupChannel, *, folder: Path) -> Any:
 
     with (
         mock.patch.object(process_group, "join", join),
-        pytest.raises(TransportError, match="all alive, have tried to join 4 times") as raised,
+        pytest.raises(TransportError, match="workers have tried to join 4 times") as raised,
     ):
         go_on_without(2, channel, [], folder)
     assert not isinstance(raised.value, MemberLostError), "for whose death it would wait"
@@ -326,47 +326,13 @@ def test_who_is_left_and_cannot_join_ends_in_an_error_that_says_why_on_all(tmp_p
     assert results == ["no way from 0; no way from 1"] * 2 + ["exit 3"]
 
 
-class Slow:
-    """A store whose user comes late to look."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.has_heard = False
-
-    def set(self, key: str, value: str) -> None:
-        self._store.set(key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        time.sleep(0.2)
-        return bool(self._store.check(keys))
-
-    def get(self, key: str) -> bytes:
-        self.has_heard = True
-        return bytes(self._store.get(key))
-
-
-def test_who_keeps_the_store_stays_until_all_have_heard() -> None:
-    store = dist.HashStore()  # type: ignore[attr-defined] # not in __all__
-    slow, told = Slow(store), []
-
-    def tell() -> None:
-        told.append(forming._tell_all(slow, "done", 1, 2, "again: no", Event()))
-
-    other = Thread(target=tell)
-    other.start()
-    assert forming._tell_all(store, "done", 0, 2, "", Event()) == ["", "again: no"]
-    assert slow.has_heard
-    other.join()
-    assert told == [["", "again: no"]]
-
-
 def lack_memory(channel: GroupChannel, *, folder: Path) -> str:
     def make(_num_bytes: int) -> Segment:
         raise OSError("none")
 
     if channel.place == 1:
         cast("Any", channel)._make = make
-    with pytest.raises(TransportError, match="with which this worker's group could go on") as error:
+    with pytest.raises(TransportError, match="shared memory for the remaining workers") as error:
         go_on_without(2, channel, [], folder)
     assert not isinstance(error.value, MemberLostError)
     assert "have tried" not in str(error.value), "another attempt would not mend it"
@@ -376,7 +342,7 @@ def lack_memory(channel: GroupChannel, *, folder: Path) -> str:
 def test_no_memory_to_go_on_with_is_an_error_on_all(tmp_path: Path) -> None:
     results = run_in_group(3, partial(lack_memory, folder=tmp_path), tier="auto")
     assert "the worker at place 1" in results[0]
-    assert "no memory to share is to be had: none" in results[1]
+    assert "cannot allocate shared memory: none" in results[1]
 
 
 def test_that_the_first_one_does_not_answer_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,18 +356,18 @@ def test_that_the_first_one_does_not_answer_is_no_death(monkeypatch: pytest.Monk
         return store
 
     monkeypatch.setattr(dist, "TCPStore", connect)
-    assert forming._reach([float(0x7F000001), 7.0], Event()) == "store"
+    assert rebuilding.reach([float(0x7F000001), 7.0], Event()) == "store"
     answers = iter([None])
     is_abandoned = Event()
     is_abandoned.set()
     with pytest.raises(MemberLostError):
-        forming._reach([float(0x7F000001), 7.0], is_abandoned)
+        rebuilding.reach([float(0x7F000001), 7.0], is_abandoned)
 
 
-def former_at(ip: str, monkeypatch: pytest.MonkeyPatch) -> GroupFormer:
+def former_at(ip: str, monkeypatch: pytest.MonkeyPatch) -> GroupRebuilder:
     monkeypatch.setattr("psdist.workers.group.process_group._networks", [Network(At("lo", ip), ())])
     channel: Any = None
-    return GroupFormer(channel, members=[0, 1], device=torch.device("cpu"), timeout_s=1.0)
+    return GroupRebuilder(channel, members=[0, 1], device=torch.device("cpu"), timeout_s=1.0)
 
 
 def test_who_is_not_the_first_offers_nothing_and_each_offer_is_another(
@@ -421,21 +387,21 @@ def test_a_place_to_meet_that_cannot_be_had_is_an_error_that_names_it(
         raise RuntimeError("too many open files")
 
     monkeypatch.setattr(dist, "TCPStore", refuse)
-    with pytest.raises(TransportError, match=r"10\.0\.0\.7, where this worker's group could meet"):
+    with pytest.raises(TransportError, match=r"cannot listen at 10\.0\.0\.7, where"):
         former_at("10.0.0.7", monkeypatch).offer(0)
 
 
 def test_what_was_begun_before_and_does_not_end_is_waited_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forming, "_MOST_S", 0.05)
+    monkeypatch.setattr(rebuilding, "MOST_S", 0.05)
     ends, store = Event(), object()
 
     def reach(_offer: Any, _is_abandoned: Event) -> Any:
         ends.wait(60.0)
         return store
 
-    monkeypatch.setattr(forming, "_reach", reach)
+    monkeypatch.setattr(rebuilding, "reach", reach)
     monkeypatch.setattr(process_group, "abandon", lambda: None)
     former = former_at("127.0.0.1", monkeypatch)
     first = former.form([0, 1], 1, [[0.0, 0.0]])
@@ -444,7 +410,7 @@ def test_what_was_begun_before_and_does_not_end_is_waited_for_a_while_only(
     third = former.form([0, 1], 1, [[0.0, 0.0]])  # the first one has still not ended
     third.wait(60.0)
     for each in (second, third):
-        with pytest.raises(TransportError, match=r"before the last death has not ended in 0\.05 s"):
+        with pytest.raises(TransportError, match=r"last failure has not ended in 0\.05 s"):
             each.result()
     ends.set()
     first.wait(60.0)
