@@ -170,7 +170,7 @@ def test_it_does_nothing_in_the_job_before_it_has_joined() -> None:
     ):
         with pytest.raises(InvariantError, match="is a substitute and has not joined"):
             do()
-    with pytest.raises(InvariantError, match="registered group 3; its leader"):
+    with pytest.raises(InvariantError, match="registered group 3 at 0; a substitute joins"):
         core.begin_register()
     core = asked()
     with pytest.raises(InvariantError, match="substitutes that are asked do, once"):
