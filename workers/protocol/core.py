@@ -32,7 +32,6 @@ from operator import le
 from typing import Any
 
 from psdist.errors import InvariantError, PeerLostError, ProtocolError, UsageError
-from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
     BeginCodecs,
@@ -303,8 +302,8 @@ class WorkerCore:
 
     def begin_setup(self, setup: Setup) -> list[Action]:
         """The chief: describe the model, and the order in which all groups send its chunks, to
-        every server, and send it its chunks' values; :attr:`is_joining` until the network has given
-        all of them back."""
+        every server, and send it its chunks' values. ``membership.is_joining`` until the network
+        has given back all of them."""
         transfers = self.transfers
         if not transfers.owners:
             raise InvariantError(f"worker {self.seat.worker} has no slice yet")
@@ -316,31 +315,9 @@ class WorkerCore:
         )
 
     def begin_register(self) -> list[Action]:
-        """A group's leader: every server counts the group; :attr:`is_joining` until all have
+        """A group's leader: every server counts the group; ``membership.is_joining`` until all have
         answered."""
         return self.membership.begin_register(clock=self._first_clock)
-
-    @property
-    def is_joining(self) -> bool:
-        """Whether the network still has initial values, or servers owe answers to the
-        registration."""
-        return self.membership.is_joining
-
-    def begin_join(self) -> list[Action]:
-        """A substitute whose script has prepared all :attr:`sets`: it joins the job;
-        :attr:`welcome` says where, and until then it takes no slice. The job may be over before
-        that (:attr:`is_stopped`)."""
-        return self.membership.begin_join(num_sets=len(self.sets))
-
-    @property
-    def place(self) -> int | None:
-        """Whose part of the data this worker has; None of a substitute that idles."""
-        return self.sets[0].membership.place
-
-    @property
-    def welcome(self) -> JoinAccepted | None:
-        """Where a substitute has joined."""
-        return self.sets[0].membership.welcome
 
     # -- push and pull -------------------------------------------------------------------------
 
@@ -453,7 +430,7 @@ class WorkerCore:
 
     def begin_sending_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
         """The chief, before anybody pushes: these parts (chunk, start) of the optimizer's state go
-        to the servers; until then :attr:`is_state_moved` is false."""
+        to the servers; ``state.is_idle`` is false until then."""
         self._require_chief("sends optimizer state")
         return self.state.begin_send(self._by_owner(parts))
 
@@ -468,11 +445,6 @@ class WorkerCore:
         for chunk, start in parts:
             found.setdefault(self.transfers.owners[chunk], []).append((chunk, start))
         return found
-
-    @property
-    def is_state_moved(self) -> bool:
-        """Whether no optimizer state is under way."""
-        return self.state.is_idle
 
     def _on_missing(self, peer: int, message: Missing) -> list[Action]:
         awaited = dict(self.transfers.missing())
@@ -496,12 +468,12 @@ class WorkerCore:
     def begin_collective(
         self, name: str, payload: bytes = b"", *, values: bytes = b""
     ) -> list[Action]:
-        """Enter the next collective of the job; :attr:`is_collected` when everybody has come. A
+        """Enter the next collective of the job; ``collectives.is_answered`` when all have come. A
         group is suspended meanwhile, in all sets but those in the middle of an iteration, where the
         collective is one of :data:`ANY_TIME` (docs/design.md, Single chunks). ``payload`` is
         compared with what others bring, ``values`` (float64) are summed."""
         self.sets[0].membership.require_in_job()
-        is_moved = all(each.is_state_moved for each in self.sets)
+        is_moved = all(each.state.is_idle for each in self.sets)
         stopped = [each for each in self.sets if not (each.is_open and name in ANY_TIME)]
         is_idle = all(each.is_idle for each in stopped)
         if not (is_idle and is_moved) or self.membership.is_done:
@@ -524,15 +496,6 @@ class WorkerCore:
     def _all_idle(self) -> bool:
         return all(each.is_idle for each in self.sets)
 
-    @property
-    def is_collected(self) -> bool:
-        """Whether the answer to the collective is here."""
-        return self.collectives.is_answered
-
-    def take_collected(self) -> Brought:
-        """What every worker brought. Raises :class:`CollectiveError`."""
-        return self.collectives.take()
-
     def begin_leave(self) -> list[Action]:
         """The group's script has finished: nobody waits for iterations from :attr:`clock` on, of
         any set. Only the leader of a registered group has something to send."""
@@ -544,7 +507,7 @@ class WorkerCore:
         return list(chain.from_iterable(leaves))
 
     def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
-        """This worker's script has finished; :attr:`is_stopped` when everybody's has.
+        """This worker's script has finished; ``membership.is_stopped`` when everybody's has.
         ``statistics`` go into summary.json."""
         self.sets[0].membership.require_in_job()
         if not self._all_idle or self.collectives.is_waiting:
@@ -580,17 +543,13 @@ class WorkerCore:
         """Workers that have died in this job."""
         return self.sets[0].membership.dead
 
-    @property
-    def is_stopped(self) -> bool:
-        return self.membership.is_stopped
-
     # -- for people and tests ------------------------------------------------------------------
 
     def awaits(self) -> str:
         """What is waited for now, in words that follow "still waiting for"."""
         if not self.is_idle:
             return self.transfers.describe()
-        if not self.is_state_moved:
+        if not self.state.is_idle:
             return self.state.describe()
         if self.collectives.is_waiting:
             return f"the other workers in {self.collectives.name}"
@@ -606,7 +565,7 @@ class WorkerCore:
                 Warn(f"waiting for chunk {chunk} from server {server}"),
                 SendControl(server_id(server), WhoIsMissing(chunk=chunk), self.set_index),
             ]
-        if not self.is_state_moved:
+        if not self.state.is_idle:
             return self.state.warnings()
         if self.collectives.is_waiting:
             return [self.collectives.ask_who_is_absent()]
