@@ -924,7 +924,7 @@ class Job:
         """Report to the others and wait for them; psdist calls it at the script's end, once."""
         if self._is_finished:
             return 0
-        if self._context.is_substitute and self._loop.core.welcome is None:
+        if self._context.is_substitute and self._loop.core.membership.welcome is None:
             self._end()
             return 0
         self._refuse_untrained("the script has ended")

@@ -460,7 +460,7 @@ class ParameterSets:
             held=self._trained_ids(),
         )
         described = zip(descriptions, on_servers, strict=True)
-        if self._loop.core.welcome is not None:
+        if self._loop.core.membership.welcome is not None:
             return self._join(model, optimizers[0], descriptions[0], overlap=overlap)
         agree_on_model(
             [
@@ -656,7 +656,7 @@ class ParameterSets:
         config, index = self._config, len(self.sets)
         first = self._context.first_clocks(index)
         first_clock = first.clocks[self._loop.core.seat.group] if first is not None else 0
-        welcome = self._loop.core.welcome
+        welcome = self._loop.core.membership.welcome
         if welcome is not None:
             first_clock = welcome.clocks[index]
         if not index:

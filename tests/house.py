@@ -100,7 +100,11 @@ FEATURE_MODULES = (
     "servers/protocol/steps.py",
     "servers/protocol/failover/",
     "servers/protocol/takeovers.py",
+    "workers/protocol/codec_levels.py",
+    "workers/protocol/joining.py",
     "workers/protocol/regrouping.py",
+    "workers/protocol/resending.py",
+    "workers/protocol/steps.py",
 )
 """Modules in the core's folders that belong to one feature each."""
 

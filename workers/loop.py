@@ -388,8 +388,8 @@ class WorkerLoop:
         self._do(self.core.begin_register())
 
     def begin_join(self) -> None:
-        """See :meth:`WorkerCore.begin_join`."""
-        self._do(self.core.begin_join())
+        """A substitute has prepared all sets, and joins the job."""
+        self._do(self.core.membership.begin_join(num_sets=len(self.core.sets)))
 
     def begin_push(
         self,
@@ -458,17 +458,17 @@ class WorkerLoop:
             self.begin_setup(setup)
         if self.core.seat.is_leader:
             self.begin_register()
-        self.carry_on(self._wait_until(lambda: not self.core.is_joining))
+        self.carry_on(self._wait_until(lambda: not self.core.membership.is_joining))
 
     def join_running(self, waiting: Waiting) -> JoinAccepted | None:
         """A substitute: come into the job that goes on; where, or None if it is over before."""
-        core = self.core
+        membership = self.core.membership
         self.turn()
-        if not core.is_stopped:
+        if not membership.is_stopped:
             self.begin_join()
-            wait = self._wait_until(lambda: core.welcome is not None or core.is_stopped)
+            wait = self._wait_until(lambda: membership.welcome is not None or membership.is_stopped)
             self.carry_on(wait, waiting)
-        return core.welcome
+        return membership.welcome
 
     def push(
         self,
@@ -501,7 +501,7 @@ class WorkerLoop:
         try:
             self._state_source = source
             self._do(self.core.begin_sending_state(parts))
-            self.carry_on(self._wait_until(lambda: self.core.is_state_moved))
+            self.carry_on(self._wait_until(lambda: self.core.state.is_idle))
         finally:
             self._state_source = None
 
@@ -510,7 +510,7 @@ class WorkerLoop:
         try:
             self._state_sink = sink
             self._do(self.core.begin_fetching_state(parts))
-            self.carry_on(self._wait_until(lambda: self.core.is_state_moved))
+            self.carry_on(self._wait_until(lambda: self.core.state.is_idle))
         finally:
             self._state_sink = None
 
@@ -518,8 +518,8 @@ class WorkerLoop:
         """What every worker brought to this collective, once all have come. Raises
         :class:`CollectiveError`."""
         self.begin_collective(name, payload, values=values)
-        self.carry_on(self._wait_until(lambda: self.core.is_collected))
-        return self.core.take_collected()
+        self.carry_on(self._wait_until(lambda: self.core.collectives.is_answered))
+        return self.core.collectives.take()
 
     def hold(self, what: str, clocks: Sequence[int]) -> str | None:
         """This worker is at a boundary of iterations, and waits for the others there; what all of
@@ -544,7 +544,7 @@ class WorkerLoop:
 
     def wait_until_stopped(self, waiting: Waiting) -> None:
         """Until everybody's script has finished; that may take as long as it takes."""
-        self.carry_on(self._wait_until(lambda: self.core.is_stopped), waiting)
+        self.carry_on(self._wait_until(lambda: self.core.membership.is_stopped), waiting)
 
     def wait_for(self, pending: Pending[T], what: str) -> T:
         """The result of an operation of this worker's group, when it has come."""

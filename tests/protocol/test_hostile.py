@@ -582,8 +582,8 @@ class HostileWorker:
         event = self.hostile.event()
         try:
             self.core.handle(event)
-            if self.core.is_collected:
-                self.core.take_collected()
+            if self.core.collectives.is_answered:
+                self.core.collectives.take()
         except (ProtocolError, CollectiveError):
             self.errors += 1
             self.start()

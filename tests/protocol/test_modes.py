@@ -57,7 +57,7 @@ class PreparesLater(VirtualWorker):
         for each in (self, other):
             each.history.close()
         self.loop.finish({})
-        yield from self._until(lambda: self.core.is_stopped)
+        yield from self._until(lambda: self.core.membership.is_stopped)
 
 
 def test_a_set_that_is_prepared_later_begins_with_the_mode_of_then() -> None:

@@ -144,14 +144,14 @@ def test_a_pull_waits_for_the_slowest_group_and_a_fresh_one_does_not() -> None:
 
         def pull(worker: VirtualWorker = puller, is_fresh: bool = is_fresh) -> Iterator[Any]:
             worker.loop.begin_register()
-            yield from worker._until(lambda: not worker.core.is_joining)
+            yield from worker._until(lambda: not worker.core.membership.is_joining)
             yield from worker._collective("prepare", PREPARED)
             worker.loop.begin_pull(clock=1, chunks=worker.mine, is_fresh=is_fresh)
             yield from worker._until(lambda: worker.core.is_idle)
             waited[is_fresh] = worker.job.network.now_s
             worker.history.close()
             worker.loop.finish({})
-            yield from worker._until(lambda: worker.core.is_stopped)
+            yield from worker._until(lambda: worker.core.membership.is_stopped)
 
         job.network._actors[puller.loop.transport.me] = pull()
         job.network.run(until=lambda is_fresh=is_fresh: is_fresh in waited)
@@ -222,8 +222,8 @@ def test_a_worker_after_another_is_not_told_that_its_setup_is_sent() -> None:
     assert not first.turn()
     network.run()
     assert second.turn()
-    assert not second.core.is_joining
-    assert first.core.is_joining
+    assert not second.core.membership.is_joining
+    assert first.core.membership.is_joining
 
 
 # -- broken on purpose -------------------------------------------------------------------------

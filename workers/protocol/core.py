@@ -32,7 +32,6 @@ from operator import le
 from typing import Any
 
 from psdist.errors import InvariantError, PeerLostError, ProtocolError, UsageError
-from psdist.protocol.collected import Brought
 from psdist.protocol.control import (
     Absent,
     BeginCodecs,
@@ -58,7 +57,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.header import MOST_SETS, Header
-from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, server_id, spare_of
+from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker, server_id
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.rounds import Turns
@@ -69,16 +68,16 @@ from psdist.workers.protocol.actions import (
     SendControl,
     Warn,
 )
+from psdist.workers.protocol.codec_levels import CodecLevels
 from psdist.workers.protocol.collectives import Collectives
+from psdist.workers.protocol.joining import membership_of
 from psdist.workers.protocol.meetings import Meetings
-from psdist.workers.protocol.membership import Membership
 from psdist.workers.protocol.optimizer_state import StateTransfer
 from psdist.workers.protocol.regrouping import Regrouping
-from psdist.workers.protocol.resending import Moves, ResendingTransfers
+from psdist.workers.protocol.resending import NoFailover, failover_of
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.settings import SettingsVersions
 from psdist.workers.protocol.steps import FixedSteps
-from psdist.workers.protocol.transfers import Transfers
 
 ANY_TIME = frozenset({"mean", "any", "all", "barrier", "loader"})
 """Collectives that leave parameters alone: a worker may enter them while it has pushed half an
@@ -116,7 +115,7 @@ class WorkerCore:
         self._survives_workers = survives_workers
         self.sets.append(self)
         self._describe_group = describe_group
-        self.membership = Membership(seat, set_index=self.set_index)
+        self.membership = membership_of(seat, set_index=self.set_index)
         self.collectives: Collectives = (
             self.sets[0].collectives if self.set_index else Collectives(seat)
         )
@@ -128,14 +127,13 @@ class WorkerCore:
         """Local steps of each group, where they differ."""
         self.settings = SettingsVersions()
         self.state = StateTransfer(seat, set_index=self.set_index)
-        self.moves: Moves = Moves(self.sets[0].moves if self.set_index else None)
-        self.transfers = Transfers.of_nothing(seat)
+        self.failover: NoFailover = failover_of(
+            seat, self.sets[0].failover if self.set_index else None
+        )
+        self.levels = CodecLevels(seat)
+        self.transfers = self.failover.transfers.of_nothing(seat)
         """Pushes and pulls of the slice, once it is taken."""
         self._first_clock = 0
-        self._turns: Turns | None = None
-        self._num_levels = 0
-        self._said: list[tuple[int, BeginCodecs]] = []
-        """Of whom to a substitute that has not taken its slice yet."""
         self._is_expecting = False
         self._is_suspended = False
         """Whether the collective that was entered last has stopped this set."""
@@ -152,7 +150,7 @@ class WorkerCore:
             StateTaken: self.state.on_taken,
             StateHeld: self.state.on_held,
             Moved: self._on_moved,
-            BeginCodecs: self._on_begin_codecs,
+            BeginCodecs: self.levels.on_begin_codecs,
         }
         if not self.set_index:
             self._control |= {
@@ -205,44 +203,14 @@ class WorkerCore:
     def _on_peer_lost(self, event: PeerLost) -> list[Action]:
         """Given to every set of a worker, as :class:`Moved` is."""
         if self._survives_workers and is_worker(event.peer):
-            return []  # servers wait for it until the coordinator says that nobody does
-        if not self.seat.servers_have_buddies or is_worker(event.peer):
-            raise PeerLostError(event.who)
-        if not is_spare(event.peer):  # which nothing was set up on
-            self._require_set_up(event.who)
-        return self._go_on_with(self.moves.on_lost(event.peer))
+            return []  # servers wait for it until the coordinator reports the failure
+        return self._go_on_with(self.failover.on_lost(event, self._require_set_up))
 
     def _on_moved(self, peer: int, message: Moved) -> list[Action]:
-        server, host, count = message.server, message.host, self.seat.num_servers
-        is_known = 0 <= host < count or (is_spare(host) and spare_of(host) < self.seat.num_spares)
-        if peer != COORDINATOR or not (0 <= server < count and is_known):
-            raise ProtocolError(
-                f"worker {self.seat.worker}: {describe_peer(peer)} sent Moved of server {server} "
-                f"to {describe_peer(host)}; {describe_peer(COORDINATOR)} declares deaths, and "
-                f"there are {count} servers and {self.seat.num_spares} spares"
-            )
-        return self._go_on_with(self.moves.on_moved(server, host=host))
-
-    def _on_begin_codecs(self, peer: int, message: BeginCodecs) -> list[Action]:
-        """Every server says so, before its first parameters for that round; one may be late, and
-        another one's next change be here already."""
-        if not self.transfers.owners and self.seat.is_substitute:
-            self._said.append((peer, message))
-            return []
-        turns, change = self._turns, (message.number, message.round, message.level)
-        is_known = 0 <= message.level < self._num_levels and not is_worker(peer)
-        if turns is None or not is_known or not turns.begin(*change):
-            raise ProtocolError(
-                f"worker {self.seat.worker}: {describe_peer(peer)} sent BeginCodecs {change[0]} of "
-                f"level {change[2]} from round {change[1]} on; servers do, all the same, of one of "
-                f"{self._num_levels} levels, each change behind the one before"
-            )
-        return []
+        return self._go_on_with(self.failover.on_moved(peer, message, self.seat))
 
     def _require_set_up(self, who: str) -> None:
-        if self.membership.is_outside:
-            return  # whose set-up is the job's: servers wait for nothing of a substitute's
-        if self.membership.is_joining or self.state.is_sending:
+        if self.membership.is_setting_up or self.state.is_sending:
             raise PeerLostError(f"{who} (while a model was being set up)")
 
     def _go_on_with(self, moved: Sequence[tuple[int, int]]) -> list[Action]:
@@ -259,23 +227,17 @@ class WorkerCore:
         is_waiting = self.collectives.is_waiting
         waits_in = self.collectives.seq if is_waiting and self._is_suspended else 0
         actions += self.membership.say_again(server, waits_in=waits_in)
-        transfers = self.transfers
-        if isinstance(transfers, ResendingTransfers):
-            if server in transfers.servers:
-                newest = self.settings.newest
-                actions += [SendControl(server_id(server), each, self.set_index) for each in newest]
-            actions += transfers.send_again(server)
+        if server in self.transfers.servers:
+            newest = self.settings.newest
+            actions += [SendControl(server_id(server), each, self.set_index) for each in newest]
+        actions += self.transfers.send_again(server)
         return actions + self.state.ask_again(server)
 
     def _on_survive(self, peer: int, message: MembershipChanged) -> list[Action]:
         actions = self.membership.on_survive(peer, message)
         for each in self.sets:
             each.transfers.generation = self.membership.generation
-        if not self.seat.group_reforms:
-            return actions
-        was_leader = self.seat.is_leader
-        self.regrouping.num_lost += self.seat.lose(self.membership.dead)
-        if was_leader or not self.seat.is_leader:
+        if not self.regrouping.lose(self.membership.dead):
             return actions
         is_waiting = self.collectives.is_waiting
         for each in self.sets:
@@ -321,8 +283,7 @@ class WorkerCore:
         ``turns``: which of ``num_levels`` codecs rule which rounds, where servers say so."""
         if self.transfers.owners:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
-        make = ResendingTransfers if self.seat.servers_have_buddies else Transfers
-        self.transfers = make(
+        self.transfers = self.failover.transfers(
             self.seat,
             owners=owners,
             mine=partition.slices(len(self.seat.members), order)[self.seat.place],
@@ -335,17 +296,14 @@ class WorkerCore:
         )
         self.transfers.generation = self.sets[0].membership.generation
         self._first_clock = first_clock
-        self._turns, self._num_levels = turns, num_levels
-        for peer, message in self._said:
-            self._on_begin_codecs(peer, message)
-        self._said.clear()
+        self.levels.begin(turns, num_levels)
         self._handlers[Offered] = self.transfers.on_offered
         self._handlers[Arrived] = self.transfers.on_arrived
 
     def begin_setup(self, setup: Setup) -> list[Action]:
         """The chief: describe the model, and the order in which all groups send its chunks, to
-        every server, and send it its chunks' values; :attr:`is_joining` until the network has given
-        all of them back."""
+        every server, and send it its chunks' values. ``membership.is_joining`` until the network
+        has given back all of them."""
         transfers = self.transfers
         if not transfers.owners:
             raise InvariantError(f"worker {self.seat.worker} has no slice yet")
@@ -357,32 +315,9 @@ class WorkerCore:
         )
 
     def begin_register(self) -> list[Action]:
-        """A group's leader: every server counts the group; :attr:`is_joining` until all have
+        """A group's leader: every server counts the group; ``membership.is_joining`` until all have
         answered."""
         return self.membership.begin_register(clock=self._first_clock)
-
-    @property
-    def is_joining(self) -> bool:
-        """Whether the network still has initial values, or servers owe answers to the
-        registration."""
-        return self.membership.is_joining
-
-    def begin_join(self) -> list[Action]:
-        """A substitute whose script has prepared all :attr:`sets`: it joins the job;
-        :attr:`welcome` says where, and until then it takes no slice. The job may be over before
-        that (:attr:`is_stopped`)."""
-        return self.membership.begin_join(num_sets=len(self.sets))
-
-    @property
-    def place(self) -> int | None:
-        """Whose part of the data this worker has; None of a substitute that idles."""
-        membership = self.sets[0].membership
-        return membership.place if membership.has_place else None
-
-    @property
-    def welcome(self) -> JoinAccepted | None:
-        """Where a substitute has joined."""
-        return self.sets[0].membership.welcome
 
     # -- push and pull -------------------------------------------------------------------------
 
@@ -495,7 +430,7 @@ class WorkerCore:
 
     def begin_sending_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
         """The chief, before anybody pushes: these parts (chunk, start) of the optimizer's state go
-        to the servers; until then :attr:`is_state_moved` is false."""
+        to the servers; ``state.is_idle`` is false until then."""
         self._require_chief("sends optimizer state")
         return self.state.begin_send(self._by_owner(parts))
 
@@ -510,11 +445,6 @@ class WorkerCore:
         for chunk, start in parts:
             found.setdefault(self.transfers.owners[chunk], []).append((chunk, start))
         return found
-
-    @property
-    def is_state_moved(self) -> bool:
-        """Whether no optimizer state is under way."""
-        return self.state.is_idle
 
     def _on_missing(self, peer: int, message: Missing) -> list[Action]:
         awaited = dict(self.transfers.missing())
@@ -538,12 +468,12 @@ class WorkerCore:
     def begin_collective(
         self, name: str, payload: bytes = b"", *, values: bytes = b""
     ) -> list[Action]:
-        """Enter the next collective of the job; :attr:`is_collected` when everybody has come. A
+        """Enter the next collective of the job; ``collectives.is_answered`` when all have come. A
         group is suspended meanwhile, in all sets but those in the middle of an iteration, where the
         collective is one of :data:`ANY_TIME` (docs/design.md, Single chunks). ``payload`` is
         compared with what others bring, ``values`` (float64) are summed."""
         self.sets[0].membership.require_in_job()
-        is_moved = all(each.is_state_moved for each in self.sets)
+        is_moved = all(each.state.is_idle for each in self.sets)
         stopped = [each for each in self.sets if not (each.is_open and name in ANY_TIME)]
         is_idle = all(each.is_idle for each in stopped)
         if not (is_idle and is_moved) or self.membership.is_done:
@@ -566,15 +496,6 @@ class WorkerCore:
     def _all_idle(self) -> bool:
         return all(each.is_idle for each in self.sets)
 
-    @property
-    def is_collected(self) -> bool:
-        """Whether the answer to the collective is here."""
-        return self.collectives.is_answered
-
-    def take_collected(self) -> Brought:
-        """What every worker brought. Raises :class:`CollectiveError`."""
-        return self.collectives.take()
-
     def begin_leave(self) -> list[Action]:
         """The group's script has finished: nobody waits for iterations from :attr:`clock` on, of
         any set. Only the leader of a registered group has something to send."""
@@ -586,16 +507,13 @@ class WorkerCore:
         return list(chain.from_iterable(leaves))
 
     def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
-        """This worker's script has finished; :attr:`is_stopped` when everybody's has.
+        """This worker's script has finished; ``membership.is_stopped`` when everybody's has.
         ``statistics`` go into summary.json."""
         self.sets[0].membership.require_in_job()
         if not self._all_idle or self.collectives.is_waiting:
             raise InvariantError(f"worker {self.seat.worker} is done and waits for {self.awaits()}")
         left = [each.membership.left_after for each in self.sets]
-        is_told = self.seat.servers_have_buddies and None not in left
-        return self.membership.begin_done(
-            statistics, left=[each or 0 for each in left] if is_told else []
-        )
+        return self.membership.begin_done(statistics, left=self.failover.left_after(left))
 
     @property
     def chief(self) -> int:
@@ -625,29 +543,19 @@ class WorkerCore:
         """Workers that have died in this job."""
         return self.sets[0].membership.dead
 
-    @property
-    def is_stopped(self) -> bool:
-        return self.membership.is_stopped
-
     # -- for people and tests ------------------------------------------------------------------
 
     def awaits(self) -> str:
         """What is waited for now, in words that follow "still waiting for"."""
         if not self.is_idle:
             return self.transfers.describe()
-        if not self.is_state_moved:
+        if not self.state.is_idle:
             return self.state.describe()
         if self.collectives.is_waiting:
             return f"the other workers in {self.collectives.name}"
         if self.meetings.is_held:
             return "the other workers to come to the end of an iteration"
-        if self.membership.is_outside:
-            return "the workers to come to where a substitute can join"
-        if self.membership.is_joining:
-            return "the servers"
-        if self.membership.is_done and not self.is_stopped:
-            return "the other workers to finish"
-        return "nothing"
+        return self.membership.describe() or "nothing"
 
     def ask_who_is_missing(self) -> list[Action]:
         """A wait has become long: tell people who owes answers, and ask whoever knows more."""
@@ -657,7 +565,7 @@ class WorkerCore:
                 Warn(f"waiting for chunk {chunk} from server {server}"),
                 SendControl(server_id(server), WhoIsMissing(chunk=chunk), self.set_index),
             ]
-        if not self.is_state_moved:
+        if not self.state.is_idle:
             return self.state.warnings()
         if self.collectives.is_waiting:
             return [self.collectives.ask_who_is_absent()]

@@ -71,7 +71,7 @@ class Meetings:
         return committed
 
     def on_propose(self, peer: int, message: PauseRequest) -> list[Action]:
-        if self._is_late(peer, message):
+        if self._is_over(peer, message):
             return []
         if self.is_open:
             return []  # this worker holds, or has held, for the same one
@@ -79,7 +79,7 @@ class Meetings:
         return self._busy()
 
     def on_release(self, peer: int, message: Proceed) -> list[Action]:
-        if self._is_late(peer, message):
+        if self._is_over(peer, message):
             return []
         if message.hold > self._hold:
             self._refuse(peer, message)
@@ -90,7 +90,7 @@ class Meetings:
         return []
 
     def on_commit(self, peer: int, message: Paused) -> list[Action]:
-        if self._is_late(peer, message):
+        if self._is_over(peer, message):
             return []
         if not self.is_held:
             self._refuse(peer, message)
@@ -99,7 +99,7 @@ class Meetings:
         return []
 
     def on_cancel(self, peer: int, message: PauseAborted) -> list[Action]:
-        if not self._is_late(peer, message):
+        if not self._is_over(peer, message):
             self._end()
         return []
 
@@ -107,12 +107,12 @@ class Meetings:
         self._number += 1
         self.is_open = self.is_held = False
 
-    def _is_late(self, peer: int, message: PauseRequest | Proceed | Paused | PauseAborted) -> bool:
+    def _is_over(self, peer: int, message: PauseRequest | Proceed | Paused | PauseAborted) -> bool:
         if peer != COORDINATOR or message.number > self._number + 1:
             self._refuse(peer, message)
-        is_late = message.number <= self._number
-        self.duplicates += is_late
-        return is_late
+        is_over = message.number <= self._number
+        self.duplicates += is_over
+        return is_over
 
     def _refuse(self, peer: int, message: object) -> None:
         raise ProtocolError(

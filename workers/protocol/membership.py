@@ -3,8 +3,8 @@
 The chief describes the set to every server and sends the initial values of every chunk. A group's
 leader registers the group with every server, suspends it in collectives and takes its leave; the
 other workers of the group send nothing of all this. For the whole job, with the first set's, every
-worker says when its script has finished, and waits for Stop. A substitute (``Seat.is_substitute``)
-says when it is ready instead, for all sets at once, and the coordinator when it has joined.
+worker says when its script has finished, and waits for Stop. A substitute
+joins the running job instead (psdist.workers.protocol.joining).
 
     membership = Membership(seat)
     membership.begin_register()           # a SendControl for every server
@@ -22,7 +22,6 @@ from psdist.protocol.control import (
     Control,
     Done,
     JoinAccepted,
-    JoinReady,
     Leave,
     MembershipChanged,
     Register,
@@ -55,11 +54,11 @@ class Membership:
         self._registered: set[int] = set()
         """Servers that have answered."""
         self.welcome: JoinAccepted | None = None
-        """What the coordinator has told a substitute that has joined."""
-        self.place = seat.worker
-        """Whose part of the data this worker has: of a substitute that of the dead one in whose
-        place it comes, once :attr:`has_place`."""
-        self.has_place = not seat.is_substitute
+        """The coordinator's message to a substitute that has joined."""
+        self.place: int | None = seat.worker
+        """The worker whose part of the data this one has; None of a substitute without a place."""
+        self.is_outside = False
+        """True for a substitute that has not joined."""
         self._suspended: Suspend | None = None
         """The last that was said."""
         self.has_left = False
@@ -118,7 +117,7 @@ class Membership:
 
     def begin_register(self, *, clock: int = 0) -> list[Action]:
         """A group's leader: from now on every server counts the group, from ``clock`` on."""
-        if not self._seat.is_leader or self._has_asked or self._seat.is_substitute:
+        if not self._seat.is_leader or self._has_asked:
             raise InvariantError(
                 f"worker {self._seat.worker} registered group {self._seat.group}; its leader, "
                 f"worker {self._seat.members[0]}, does, once"
@@ -158,56 +157,43 @@ class Membership:
         return bool(self._initial) or (self._has_asked and not self.is_registered)
 
     def on_replace(self, peer: int, message: TakePlace) -> list[Action]:
-        """A substitute may run the script."""
-        if peer != COORDINATOR or not self._seat.is_substitute or self.has_place:
-            raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent TakePlace of worker "
-                f"{message.worker}; server {COORDINATOR} asks substitutes, once"
-            )
-        self.place, self.has_place = message.worker, True
-        return []
+        """The coordinator gives a substitute its place."""
+        raise ProtocolError(
+            f"worker {self._seat.worker}: {describe_peer(peer)} sent TakePlace of worker "
+            f"{message.worker}; server {COORDINATOR} asks substitutes, once"
+        )
 
     def begin_join(self, *, num_sets: int) -> list[Action]:
-        """A substitute: this worker is ready to join the job; :attr:`welcome` when it has."""
-        if not self._seat.is_substitute or not self.has_place or self._has_asked:
-            raise InvariantError(
-                f"worker {self._seat.worker} joined a running job; substitutes that are asked do, "
-                "once"
-            )
-        self._has_asked = True
-        return [SendControl(COORDINATOR, JoinReady(worker=self._seat.worker, num_sets=num_sets))]
+        """A substitute is ready to join the job; :attr:`welcome` when it has joined."""
+        del num_sets
+        raise InvariantError(
+            f"worker {self._seat.worker} joined a running job; substitutes that are asked do, once"
+        )
 
     def on_welcome(self, peer: int, message: JoinAccepted) -> bool:
-        """False for a second delivery."""
-        is_ours = self._seat.is_substitute and self._has_asked
-        if peer != COORDINATOR or not is_ours or message.worker != self._seat.worker:
-            raise ProtocolError(
-                f"worker {self._seat.worker}: {describe_peer(peer)} sent JoinAccepted of worker "
-                f"{message.worker}; server {COORDINATOR} welcomes substitutes that have asked"
-            )
-        if self.welcome is not None:
-            self.duplicates += 1
-            return False
-        self.take_in(message)
-        return True
+        """A substitute has joined. Return False for a second delivery."""
+        raise ProtocolError(
+            f"worker {self._seat.worker}: {describe_peer(peer)} sent JoinAccepted of worker "
+            f"{message.worker}; server {COORDINATOR} welcomes substitutes that have asked"
+        )
 
     def take_in(self, welcome: JoinAccepted) -> None:
-        """Every server counts the group, in this set as well."""
-        self.welcome = welcome
-        self._has_asked = True
-        self._registered.update(range(self._seat.num_servers))
-        self.generation, self.dead = welcome.generation, frozenset(welcome.dead)
-        self.chief = welcome.chief
+        """Every server counts the group of a substitute, in this set as well."""
+        raise InvariantError(f"worker {self._seat.worker} is no substitute: {welcome}")
 
     @property
-    def is_outside(self) -> bool:
-        """Whether this is a substitute that has not joined."""
-        return self._seat.is_substitute and self.welcome is None
+    def is_setting_up(self) -> bool:
+        """True while servers wait for this worker's set-up."""
+        return self.is_joining
+
+    def describe(self) -> str:
+        """Return what is awaited for the set-up or the end, "" for nothing."""
+        if self.is_joining:
+            return "the servers"
+        return "the other workers to finish" if self.is_done and not self.is_stopped else ""
 
     def describe_joining(self) -> list[Action]:
-        """For people who have waited long: which servers have not answered."""
-        if self.is_outside:
-            return [Warn("the workers have not come to where a substitute can join")]
+        """Return warnings for a long wait: servers that have not answered."""
         warnings: list[Action] = []
         if self._has_asked and not self.is_registered:
             silent = set(range(self._seat.num_servers)) - self._registered
@@ -261,8 +247,13 @@ class Membership:
         done = Done(worker=self._seat.worker, statistics=statistics, left=left)
         return [SendControl(COORDINATOR, done)]
 
+    @property
+    def may_stop(self) -> bool:
+        """True if the job may be complete without anything more of this worker."""
+        return self.is_done
+
     def on_stop(self, peer: int, _message: Stop) -> list[Action]:
-        if peer != COORDINATOR or not (self.is_done or self.is_outside):
+        if peer != COORDINATOR or not self.may_stop:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent Stop"
                 + (
@@ -306,11 +297,8 @@ class Membership:
     def require_in_job(self) -> None:
         """Raises :class:`BuriedError` where this worker's group is out: also of a script that has
         caught the first one."""
-        if self.is_outside:
-            raise InvariantError(f"worker {self._seat.worker} is a substitute and has not joined")
-        if self._seat.group_reforms and self._seat.worker not in self.dead:
-            return
-        if self.dead and (gone := self.dead & set(self._seat.members)):
+        if self.dead and self.dead & self._seat.needed:
+            gone = self.dead & set(self._seat.members)
             raise BuriedError(
                 f"{describe_workers(gone)} of group {self._seat.group} has died: worker "
                 f"{self._seat.worker}, of the same group, ends, and the job goes on without it"
@@ -327,5 +315,5 @@ class Membership:
             raise InvariantError(f"servers {self._registered} registered a group unasked")
         if self.has_left and not self.is_registered:
             raise InvariantError(f"group {seat.group} has left before it was registered")
-        if self.is_stopped and not (self.is_done or self.is_outside):
+        if self.is_stopped and not self.may_stop:
             raise InvariantError(f"worker {seat.worker} was stopped before it was done")

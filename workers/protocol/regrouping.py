@@ -9,6 +9,8 @@ regrouping.answer                         # every standing, by place; None until
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Regroup, Regrouped
 from psdist.protocol.ids import COORDINATOR, describe_peer
@@ -29,6 +31,15 @@ class Regrouping:
     def is_due(self) -> bool:
         """True if the group has lost workers since the last report of this worker."""
         return self._told < self.num_lost
+
+    def lose(self, dead: Collection[int]) -> bool:
+        """The coordinator has reported these failed workers. Return True if this worker has become
+        the leader of its group, which goes on without them."""
+        if not self._seat.group_reforms:
+            return False
+        was_leader = self._seat.is_leader
+        self.num_lost += self._seat.lose(dead)
+        return self._seat.is_leader and not was_leader
 
     def tell(self, standing: bytes) -> list[Action]:
         """Send ``standing``, as :class:`Regroup` describes it."""

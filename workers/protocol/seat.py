@@ -6,7 +6,7 @@ seat.is_leader                        # False: worker 2 leads group 1
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 
@@ -32,6 +32,11 @@ class Seat:
         before = len(self.members)
         self.members = tuple(each for each in self.members if each not in dead)
         return before - len(self.members)
+
+    @property
+    def needed(self) -> Set[int]:
+        """Workers without which this one cannot go on."""
+        return {self.worker} if self.group_reforms else set(self.members)
 
     @property
     def place(self) -> int:

@@ -127,7 +127,7 @@ def _train(
         )
         loop.begin_setup(setup)
     loop.begin_register()
-    yield from _until(loop, lambda: not loop.core.is_joining)
+    yield from _until(loop, lambda: not loop.core.membership.is_joining)
     loop.begin_pull(clock=0, chunks=loop.core.mine, is_fresh=True)
     yield from _until(loop, lambda: loop.core.is_idle)
     for clock in range(iterations):
@@ -135,7 +135,7 @@ def _train(
         loop.begin_push(clock=clock, hyper=hyper, absent=(), weight=1.0, empty=())
         yield from _until(loop, lambda: loop.core.is_idle)
     loop.finish({})
-    yield from _until(loop, lambda: loop.core.is_stopped)
+    yield from _until(loop, lambda: loop.core.membership.is_stopped)
 
 
 def _until(loop: WorkerLoop, is_over: Callable[[], bool]) -> Iterator[float | None]:

@@ -101,7 +101,7 @@ class RoundTrip:
         setup = Setup(partition=partition.encode(), optimizer="torch.optim.SGD", hyper=_HYPER)
         self.worker.begin_setup(setup)
         self.worker.begin_register()
-        self._until(lambda: not self.worker.core.is_joining)
+        self._until(lambda: not self.worker.core.membership.is_joining)
         self.clock = 0
 
     def _until(self, is_done: Callable[[], bool]) -> None:

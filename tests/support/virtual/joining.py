@@ -35,13 +35,17 @@ class JoiningWorker(VirtualWorker):
         if not self.seat.is_substitute:
             yield from super().script()
             return
-        yield from self._until(lambda: self.core.place is not None or self.core.is_stopped)
-        if self.core.is_stopped:
+        yield from self._until(
+            lambda: self.core.membership.place is not None or self.core.membership.is_stopped
+        )
+        if self.core.membership.is_stopped:
             return
         yield 10 ** self.pick_more.uniform(-6, -2)  # it begins and prepares
         self.loop.begin_join()
-        yield from self._until(lambda: self.core.welcome is not None or self.core.is_stopped)
-        welcome = self.core.welcome
+        yield from self._until(
+            lambda: self.core.membership.welcome is not None or self.core.membership.is_stopped
+        )
+        welcome = self.core.membership.welcome
         if welcome is None:
             return
         for each, clock in zip((self, *self.others), welcome.clocks, strict=True):
@@ -84,8 +88,8 @@ class JoiningWorker(VirtualWorker):
         state = f"state-{self.clock}" if self.core.chief == self.worker else ""
         self.loop.begin_collective(JOIN, pack_join(clocks, state))
         self.job.met_by_seq[self.core.collectives.seq] = self.num_met, len(self.kept)
-        yield from self._until(lambda: self.core.is_collected)
-        self.core.take_collected()
+        yield from self._until(lambda: self.core.collectives.is_answered)
+        self.core.collectives.take()
 
 
 class JoiningJob(VirtualJob):
@@ -183,14 +187,14 @@ def play_with_joins(
             wanted.pop(0)
             _crash(job, worker_id(victims.pop()), pick)
         for worker in sorted(doomed):
-            if job.workers[worker].core.place is not None or pick.random() < 1e-3:
+            if job.workers[worker].core.membership.place is not None or pick.random() < 1e-3:
                 doomed.remove(worker)
                 at.append((num_events + int(10 ** pick.uniform(0, 2.8)), worker_id(worker)))
         for each in [each for each in at if each[0] <= num_events]:
             at.remove(each)
             _crash(job, each[1], pick)
     for each in job.workers[first:]:
-        if each.core.welcome is None:
+        if each.core.membership.welcome is None:
             for its in (each, *each.others):
                 its.history.close()
     return job

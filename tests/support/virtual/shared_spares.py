@@ -85,7 +85,7 @@ def play_with_shared_spares(
         elif num_since > 40 * wait + 400:
             num_deaths = 0
     for each in job.workers[-num_spares:]:
-        if each.core.welcome is None:
+        if each.core.membership.welcome is None:
             for its in (each, *each.others):
                 its.history.close()
     _note_met(job)

@@ -113,15 +113,15 @@ def prove_survival(job: VirtualJob) -> None:
     assert not declared or any(isinstance(each, Survived) for each in job.reported)
     for worker in job.workers:
         number = worker.worker
-        if number in out and (worker.core.is_stopped or worker_id(number) in job.buried):
+        if number in out and (worker.core.membership.is_stopped or worker_id(number) in job.buried):
             continue
         if number in job.never_asked:
             continue
-        assert number in dead or worker.core.is_stopped, f"worker {number}"
+        assert number in dead or worker.core.membership.is_stopped, f"worker {number}"
     lived = [worker for worker in job.workers if worker.worker not in out]
     assert lived
     for worker in lived:
-        welcome = worker.core.welcome
+        welcome = worker.core.membership.welcome
         begun_at = 0 if welcome is None else welcome.clocks[0]
         assert worker.clock == max(begun_at, job.schedule.iterations[worker.group])
         assert worker.core.dead <= dead

@@ -224,7 +224,7 @@ class VirtualWorker:
         if schedule.report_rate:
             self.report()
         loop.finish({})
-        yield from self._until(lambda: self.core.is_stopped)
+        yield from self._until(lambda: self.core.membership.is_stopped)
 
     @property
     def num_batches(self) -> int:
@@ -237,7 +237,7 @@ class VirtualWorker:
             self._send_setup()
         if self.seat.is_leader:
             self.loop.begin_register()
-            yield from self._until(lambda: not self.core.is_joining)
+            yield from self._until(lambda: not self.core.membership.is_joining)
         yield from self.bring()
 
     def train_once(self) -> Iterator[float | None]:
@@ -262,7 +262,7 @@ class VirtualWorker:
             yield from self._collective("barrier")
         self.history.close()
         self.loop.finish({})
-        yield from self._until(lambda: self.core.is_stopped)
+        yield from self._until(lambda: self.core.membership.is_stopped)
 
     def _send_setup(self) -> None:
         self.fill_parameters()
@@ -449,8 +449,8 @@ class VirtualWorker:
             self.report()
         sets = [self, *self.others]
         self.loop.begin_collective("checkpoint", pack_clocks([each.clock for each in sets]))
-        yield from self._until(lambda: self.core.is_collected)
-        (name,) = self.core.take_collected().payloads
+        yield from self._until(lambda: self.core.collectives.is_answered)
+        (name,) = self.core.collectives.take().payloads
         self.kept.append([each.clock for each in sets])
         told = Written(checkpoint=name.decode(), num_bytes=1, crc32=self.worker)
         self.loop.transport.send_control(COORDINATOR, told)
@@ -508,8 +508,8 @@ class VirtualWorker:
             payloads = [same] * num_workers
         mine, numbers = payloads[self.worker], [self.worker + 1.0, number / 8]
         self.loop.begin_collective(name, mine, values=struct.pack("<2d", *numbers))
-        yield from self._until(lambda: self.core.is_collected)
-        brought = self.core.take_collected()
+        yield from self._until(lambda: self.core.collectives.is_answered)
+        brought = self.core.collectives.take()
         told = [
             payload if worker < 24 or same is not None else None
             for worker, payload in enumerate(payloads)
@@ -532,7 +532,7 @@ class VirtualWorker:
             worker for worker, payload in enumerate(told) if brought.of(worker) not in (payload,)
         ]
         seq = self.core.collectives.seq
-        welcomes = {each.worker: each.core.welcome for each in self.job.workers}
+        welcomes = {each.worker: each.core.membership.welcome for each in self.job.workers}
         later = {each for each, welcome in welcomes.items() if welcome and welcome.seq >= seq}
         assert set(absent) <= self.job.out_of_the_job | later
         assert brought.num_workers == len(told) - len(absent)

@@ -231,4 +231,4 @@ def test_the_worker_knows_where_shards_are_before_it_says_anything() -> None:
         heard=heard,
     )
     assert endpoint.moved.keys() == {server_id(1)}
-    assert loop.core.place == 0
+    assert loop.core.membership.place == 0

@@ -55,12 +55,12 @@ def test_answers_belong_to_their_collective_whatever_came_before() -> None:
         core.begin_collective("mean", b"")
         for old in range(1, seq):
             collect(core, old)
-            assert not core.is_collected
+            assert not core.collectives.is_answered
         collect(core, seq)
-        assert core.is_collected
-        assert core.take_collected() == Brought((b"mine",), ((0, 3),), b"")
+        assert core.collectives.is_answered
+        assert core.collectives.take() == Brought((b"mine",), ((0, 3),), b"")
         collect(core, seq)
-        assert not core.is_collected
+        assert not core.collectives.is_answered
     assert core.counts().duplicates == 0 + 1 + 2 + 3
 
 
@@ -72,7 +72,7 @@ def test_an_answer_whose_runs_do_not_fit_its_payloads_is_an_error(runs: list[int
     with pytest.raises(
         ProtocolError, match="the coordinator sent Collected of 1 payloads with runs"
     ):
-        core.take_collected()
+        core.collectives.take()
 
 
 def test_what_each_has_brought_is_told_as_runs_of_workers() -> None:
@@ -99,7 +99,7 @@ def test_a_failed_collective_is_an_error_in_the_coordinators_words_and_is_over()
     core.begin_collective("save", b"")
     collect(core, 1, error="save was called by worker 0 only")
     with pytest.raises(CollectiveError, match=r"^save was called by worker 0 only$"):
-        core.take_collected()
+        core.collectives.take()
     assert core.begin_collective("save", b"")
 
 

@@ -122,7 +122,7 @@ FORBIDDEN: list[tuple[str, Callable[[WorkerCore], None], Callable[[WorkerCore], 
     ("a collective before the last one's answer was taken", answered, in_a_collective),
     ("an iteration left out", nothing, lambda core: push(core, clock=1)),
     ("a second slice", nothing, second_slice),
-    ("an answer before it is here", in_a_collective, lambda core: core.take_collected()),
+    ("an answer before it is here", in_a_collective, lambda core: core.collectives.take()),
     ("a registration twice", lambda core: core.begin_register(), WorkerCore.begin_register),
     ("a setup twice", lambda core: core.begin_setup(SETUP), lambda core: core.begin_setup(SETUP)),
     ("values that were not sent", nothing, lambda core: core.handle(InitialSent(0))),
@@ -201,7 +201,7 @@ def test_a_long_wait_says_what_for_and_asks_whoever_knows_more() -> None:
         SendControl(COORDINATOR, WhoIsAbsent(worker=0, seq=1)),
     ]
     collect(core, 1)
-    core.take_collected()
+    core.collectives.take()
     push(core)
     assert core.awaits() == "the replies to iteration 0"
     assert core.ask_who_is_missing() == [

@@ -46,7 +46,7 @@ def hear(core: WorkerCore, message: Control, peer: int = COORDINATOR) -> list[An
 def asked() -> WorkerCore:
     core = substitute()
     hear(core, TakePlace(worker=1))
-    core.begin_join()
+    core.membership.begin_join(num_sets=len(core.sets))
     return core
 
 
@@ -60,12 +60,14 @@ def joined() -> WorkerCore:
 
 def test_it_says_that_it_is_ready_with_all_its_sets_and_waits() -> None:
     core = substitute()
-    assert core.place is None
+    assert core.membership.place is None
     assert hear(core, TakePlace(worker=1)) == []
-    assert core.place == 1
-    assert messages(core.begin_join()) == [(COORDINATOR, JoinReady(worker=3, num_sets=2))]
-    assert core.is_joining
-    assert core.welcome is None
+    assert core.membership.place == 1
+    assert messages(core.membership.begin_join(num_sets=len(core.sets))) == [
+        (COORDINATOR, JoinReady(worker=3, num_sets=2))
+    ]
+    assert core.membership.is_joining
+    assert core.membership.welcome is None
     assert "come to where a substitute can join" in core.awaits()
     (warning,) = core.ask_who_is_missing()
     assert "have not come to where a substitute can join" in warning.text  # type: ignore[union-attr]
@@ -73,10 +75,10 @@ def test_it_says_that_it_is_ready_with_all_its_sets_and_waits() -> None:
 
 def test_what_the_coordinator_says_holds_for_all_sets() -> None:
     core = joined()
-    assert core.welcome == WELCOME
+    assert core.membership.welcome == WELCOME
     assert (core.chief, core.dead) == (2, frozenset({0, 1}))
     for each, clock in zip(core.sets, WELCOME.clocks, strict=True):
-        assert not each.is_joining
+        assert not each.membership.is_joining
         assert each.clock == clock
         pushes = [action for action in push(each, clock=clock) if isinstance(action, SendPush)]
         header = pushes[0].header
@@ -90,8 +92,8 @@ def test_its_collectives_are_counted_on_from_those_that_are_over() -> None:
     assert enter.seq == 6  # type: ignore[attr-defined]
     answer = Collected(seq=6, payloads=[b""], runs=[0, 3], values=b"", error="")
     hear(core, answer)
-    assert core.is_collected
-    core.take_collected()
+    assert core.collectives.is_answered
+    core.collectives.take()
     assert [message.clock for _, message in messages(core.begin_leave())] == [8, 8, 2, 2]  # type: ignore[attr-defined]
 
 
@@ -153,12 +155,12 @@ def test_nobody_is_welcome_who_has_not_asked() -> None:
     with pytest.raises(ProtocolError, match="welcomes substitutes that have asked"):
         hear(substitute(), WELCOME)
     plain = WorkerCore(Seat(worker=3, group=3, members=(3,), num_servers=2))
-    assert plain.place == 3
+    assert plain.membership.place == 3
     with pytest.raises(ProtocolError, match="welcomes substitutes that have asked"):
         hear(plain, WELCOME)
     for core in (plain, substitute()):
         with pytest.raises(InvariantError, match="substitutes that are asked do, once"):
-            core.begin_join()
+            core.membership.begin_join(num_sets=len(core.sets))
 
 
 def test_it_does_nothing_in_the_job_before_it_has_joined() -> None:
@@ -170,17 +172,17 @@ def test_it_does_nothing_in_the_job_before_it_has_joined() -> None:
     ):
         with pytest.raises(InvariantError, match="is a substitute and has not joined"):
             do()
-    with pytest.raises(InvariantError, match="registered group 3; its leader"):
+    with pytest.raises(InvariantError, match="registered group 3 at 0; a substitute joins"):
         core.begin_register()
     core = asked()
     with pytest.raises(InvariantError, match="substitutes that are asked do, once"):
-        core.begin_join()
+        core.membership.begin_join(num_sets=len(core.sets))
 
 
 def test_the_job_may_be_over_before_it_has_joined() -> None:
     for core in (substitute(), asked()):
-        assert not core.is_stopped
+        assert not core.membership.is_stopped
         hear(core, Stop())
-        assert core.is_stopped
+        assert core.membership.is_stopped
     with pytest.raises(ProtocolError, match="sent Stop before this worker's script had finished"):
         hear(joined(), Stop())

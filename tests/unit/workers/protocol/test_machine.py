@@ -432,7 +432,7 @@ class Worker(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         self.is_answered = False
-        assert self.core.take_collected() == Brought((b"%d" % self.seq,), ((0, 1),), b"sum")
+        assert self.core.collectives.take() == Brought((b"%d" % self.seq,), ((0, 1),), b"sum")
 
     @precondition(lambda self: self.is_free and not self.has_left)
     @rule()
@@ -451,9 +451,9 @@ class Worker(RuleBasedStateMachine):
     @precondition(lambda self: self.is_done)
     @rule()
     def stop(self) -> None:
-        self.duplicates += self.core.is_stopped
+        self.duplicates += self.core.membership.is_stopped
         assert self.core.handle(ControlArrived(COORDINATOR, Stop())) == []
-        assert self.core.is_stopped
+        assert self.core.membership.is_stopped
 
     # -- what it says of itself ----------------------------------------------------------------
 
@@ -467,8 +467,8 @@ class Worker(RuleBasedStateMachine):
         ]
         assert core.clock == self.clock
         is_joining = bool(self.initial) or (self.has_asked and not self.is_registered)
-        assert core.is_joining == is_joining
-        assert core.is_collected == self.is_answered
+        assert core.membership.is_joining == is_joining
+        assert core.collectives.is_answered == self.is_answered
         counts = core.counts()
         assert (counts.duplicates, counts.bytes_pulled) == (self.duplicates, self.bytes_pulled)
         assert {
@@ -477,7 +477,7 @@ class Worker(RuleBasedStateMachine):
         } == self.versions
         if self.is_idle and not self.is_inside:
             expected = "the servers" if is_joining else "nothing"
-            if not is_joining and self.is_done and not core.is_stopped:
+            if not is_joining and self.is_done and not core.membership.is_stopped:
                 expected = "the other workers to finish"
             assert core.awaits() == expected
 

@@ -49,10 +49,10 @@ def test_the_chief_describes_the_model_and_sends_every_chunk_to_its_owner() -> N
         core = make_core()
         core.begin_setup(SETUP)
         for chunk in order:
-            assert core.is_joining
+            assert core.membership.is_joining
             core.handle(InitialSent(chunk))
             core.check_invariants()
-        assert not core.is_joining
+        assert not core.membership.is_joining
 
 
 @pytest.mark.parametrize("order", sorted(set(itertools.permutations([0, 1, 2, 2]))))
@@ -64,7 +64,7 @@ def test_a_group_is_registered_when_every_server_has_said_so(order: tuple[int, .
     for server in order:
         control(core, server_id(server), Registered(group=7, server=server))
         answered.add(server)
-        assert core.is_joining == (answered != {0, 1, 2})
+        assert core.membership.is_joining == (answered != {0, 1, 2})
     assert core.counts().duplicates == 1
 
 
@@ -113,10 +113,10 @@ def test_a_worker_is_stopped_once_it_is_done_and_the_coordinator_says_so() -> No
     ]
     with pytest.raises(ProtocolError, match="worker 0: server 1 sent Stop; server 0 says"):
         control(core, server_id(1), Stop())
-    assert not core.is_stopped
+    assert not core.membership.is_stopped
     control(core, COORDINATOR, Stop())
     control(core, COORDINATOR, Stop())
-    assert core.is_stopped
+    assert core.membership.is_stopped
     assert core.counts().duplicates == 1
 
 

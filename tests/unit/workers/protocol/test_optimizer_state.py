@@ -64,19 +64,19 @@ def test_one_part_at_a_time_is_on_its_way_to_each_server() -> None:
     assert sent(taken(core, 2)) == [(server_id(0), 4)]
     assert taken(core, 4) == []
     assert sent(taken(core, 3)) == [(server_id(1), 5)]
-    assert not core.is_state_moved
+    assert not core.state.is_idle
     assert core.ask_who_is_missing() == [Warn("waiting for server 1: optimizer state of chunk 5")]
     with pytest.raises(InvariantError, match="began during"):
         core.begin_collective("mean")
     assert taken(core, 5) == []
-    assert core.is_state_moved
+    assert core.state.is_idle
     assert core.awaits() == "nothing"
 
 
 def test_a_server_without_parts_is_sent_none() -> None:
     core = make_core()
     assert core.begin_sending_state([]) == []
-    assert core.is_state_moved
+    assert core.state.is_idle
     assert sent(core.begin_sending_state([(1, 0), (1, 64)])) == [(server_id(1), 1)]
     with pytest.raises(InvariantError, match="before what it began before is over"):
         core.begin_sending_state([(0, 0)])
@@ -110,10 +110,10 @@ def test_all_parts_are_asked_for_one_after_the_other_and_kept() -> None:
             assert isinstance(action.message, StateWanted)
             assert action.message.number == number
             assert action.peer == server_id(OWNERS[action.message.chunk])
-            assert not core.is_state_moved
+            assert not core.state.is_idle
             actions += control(core, *held(action.message.chunk, number=number))
         assert sorted(kept) == list(range(len(OWNERS)))
-        assert core.is_state_moved
+        assert core.state.is_idle
 
 
 def test_what_was_not_asked_for_or_the_last_time_is_refused() -> None:
@@ -141,7 +141,7 @@ def test_a_second_delivery_of_an_answer_is_dropped_and_counted() -> None:
     assert taken(core, 0) == []
     for chunk in (1, 2, 3, 4, 5):
         taken(core, chunk)
-    assert core.is_state_moved
+    assert core.state.is_idle
     assert taken(core, 4) == []
     core.begin_fetching_state([(0, 0), (2, 0)])
     assert len(control(core, *held(0))) == 2

@@ -132,6 +132,6 @@ def test_pulls_and_values_are_counted_together() -> None:
 def test_no_values_are_set_before_the_initial_ones_have_left() -> None:
     core = make_core()
     core.begin_setup(SETUP)
-    assert core.is_joining
+    assert core.membership.is_joining
     with pytest.raises(InvariantError, match="worker 0 sets values; the chief does, between coll"):
         core.begin_load(clock=0)

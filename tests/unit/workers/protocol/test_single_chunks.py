@@ -217,7 +217,7 @@ def test_a_set_that_is_half_pushed_is_not_suspended_and_goes_on_in_the_collectiv
     for header in sent:
         answer(first, header)
     collect(first, 1)
-    first.take_collected()
+    first.collectives.take()
     for chunk in ORDER[num_pushed:]:
         for header in push_of(first, chunk):
             answer(first, header)
@@ -259,7 +259,7 @@ def test_an_iteration_that_is_expected_keeps_its_set_from_being_suspended_and_ma
     begin(core)
     sent = push_of(core, 0)
     collect(core, 1)
-    core.take_collected()
+    core.collectives.take()
     sent += headers(core.finish_push(empty=()))
     assert not core.is_open
     for header in sent:
@@ -276,7 +276,7 @@ def test_what_moves_parameters_suspends_a_set_whose_iteration_is_only_expected()
     with pytest.raises(InvariantError, match="pushes iteration 0 inside a collective"):
         begin(core)
     collect(core, 1)
-    core.take_collected()
+    core.collectives.take()
     begin(core)
 
 

@@ -56,7 +56,7 @@ def test_a_spare_dies_while_a_model_is_set_up() -> None:
         )
         found = WorkerCore(seat, describe_group=str)
         found.begin_register()
-        assert found.is_joining
+        assert found.membership.is_joining
         return found
 
     assert core().handle(PeerLost(spare_id(0), "spare 0")) == []
