@@ -46,7 +46,7 @@ from psdist.ranks.server import num_threads
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import require_followable
 from psdist.script_steps import LossSteps, ScriptPasses, SpeedSteps
-from psdist.tracing.spans import Span
+from psdist.tracing import Span
 from psdist.tracing.tracer import Tracer
 from psdist.worker_variables import restore_variables
 from psdist.workers import metrics

@@ -49,7 +49,7 @@ from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
 from psdist.ranks.wire import credits_of, wire_of
-from psdist.tracing.spans import Span
+from psdist.tracing import Span
 from psdist.workers.assembly import make_trainer
 from psdist.workers.batches import Batches, Storage
 from psdist.workers.early.overlap_limits import why_never, why_not_here

@@ -12,7 +12,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
 from psdist.protocol.ids import is_worker, worker_of
 from psdist.servers.protocol.actions import Accept, Action, Fold, Hold, Reply, StartSum, Step
 from psdist.servers.set_loop import ReplyFrame, SetLoop
-from psdist.tracing.spans import NONE, Lane, Span
+from psdist.tracing import NONE, Lane, Span
 from psdist.tracing.tracer import Tracer
 
 

@@ -24,7 +24,7 @@ from psdist.protocol.collected import Brought
 from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Event
 from psdist.protocol.header import Kind
-from psdist.tracing.spans import COLLECTIVES, NONE, Lane, Span
+from psdist.tracing import COLLECTIVES, NONE, Lane, Span
 from psdist.tracing.tracer import Tracer
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import GroupChannel, Pending, Slices

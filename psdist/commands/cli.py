@@ -1,12 +1,10 @@
 """The command line: words into calls, errors into one line and an exit status.
 
-Owns the options and their help. It decides nothing about a run, and imports what a command needs
-only when that command runs: ``psdist --help`` loads neither torch nor MPI.
-
     psdist run -n 6 --mode ssp train.py --epochs 5
     psdist check runs/20260101-120000-1
 
-The options of ``psdist bench``, ``plan`` and ``run`` are in cli_bench, cli_plan and cli_run.
+Imports what a command needs only when that command runs: ``psdist --help`` loads neither torch nor
+MPI. The options of ``psdist bench``, ``plan`` and ``run`` are in cli_bench, cli_plan and cli_run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The options of ``psdist bench`` and what they may be; what is measured is in ``bench``.
 
-    psdist bench step --size 64MiB --compute 1.5x
-
-Beside ``cli``, in which the other commands are: no command imports torch or MPI before it runs.
+psdist bench step --size 64MiB --compute 1.5x
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`psdist doctor`: what is installed here, what does not fit together, and what to do about it.
 
-Owns the questions and the advice. Every question has a deadline, one that fails never keeps the
-others from being asked, and MPI and torch are only loaded by processes of their own.
-
     findings = examine(os.environ)
     [finding.remedy for finding in findings if finding.state == "error"]
+
+Every question has a deadline, one that fails never keeps the others from being asked, and MPI and
+torch are only loaded by processes of their own.
 """
 
 from __future__ import annotations

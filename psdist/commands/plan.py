@@ -362,10 +362,7 @@ def _known(hosts: str, names: Sequence[str], where: str) -> list[str]:
 
 
 def _hosts(text: str, where: str) -> list[str]:
-    try:
-        found = hostlist.expand(text)
-    except PlacementError as error:
-        raise PlacementError(f"{where}: {error}") from None
+    found = hostlist.expand(text, where=where)
     if not found:
         raise PlacementError(f"{where}: no host in it; write hosts like n[1-4]")
     return found

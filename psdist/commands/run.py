@@ -1,9 +1,6 @@
 """`psdist run`: be a rank of the job that a launcher started, or start mpirun and be its parent.
 
-Owns the decision between the two and the command line of the second. psdist.commands.run_rank
-starts MPI and the role in every rank; psdist.commands.launch is the parent.
-
-    run(RunRequest(ranks=6, command_line={"--mode": "ssp"}, program=Program(name="train.py")))
+run(RunRequest(ranks=6, command_line={"--mode": "ssp"}, program=Program(name="train.py")))
 """
 
 from __future__ import annotations
@@ -72,14 +69,9 @@ def run(request: RunRequest) -> int:
         elif isinstance(outcome, UserError):
             raise outcome
         else:
+            script = request.program.name
             return start_mpirun(
-                num_ranks,
-                run_arguments(request),
-                script=request.program.name,
-                progress=outcome.config.progress,
-                grace_s=outcome.config.grace_s,
-                max_deaths=outcome.config.max_deaths,
-                survives_deaths=outcome.config.replication != "none",
+                num_ranks, run_arguments(request), script=script, config=outcome.config
             )
 
     from psdist.commands.run_rank import run_program
@@ -88,34 +80,22 @@ def run(request: RunRequest) -> int:
 
 
 def start_mpirun(
-    num_ranks: int,
-    arguments: Sequence[str],
-    *,
-    script: str,
-    progress: str = "auto",
-    grace_s: float = 0.0,
-    max_deaths: int = 0,
-    survives_deaths: bool = False,
+    num_ranks: int, arguments: Sequence[str], *, script: str, config: RunConfig
 ) -> int:
-    """Run ``mpirun -n num_ranks python -m psdist run ARGUMENTS``; the job's exit status.
+    """Run ``mpirun -n num_ranks python -m psdist run ARGUMENTS``; return the job's exit status.
 
-    ``script`` and ``progress`` (the setting) are for the display, ``grace_s`` (the setting) is the
-    time that scripts have to end, ``max_deaths`` (the setting) how many workers the job survives,
-    ``survives_deaths``: it survives others. Raises LaunchError if there is no
-    mpirun that belongs to the MPI library in use, or if it cannot be started.
+    ``script`` is for the display. Raises LaunchError if there is no mpirun that belongs to the MPI
+    library in use, or if it cannot be started.
     """
     from psdist.commands.launch.parent import make_parent
 
     environment = launch_environment(os.environ)
+    name = Path(script).name
     with make_parent(
-        num_ranks=num_ranks,
-        script=Path(script).name,
-        progress=progress,
-        grace_s=grace_s,
-        max_deaths=max_deaths,
-    ) as parent:  # from now on a terminal shows that something happens
+        num_ranks=num_ranks, script=name, config=config
+    ) as parent:  # from now on a terminal shows progress
         mpirun = find_mpirun(loaded_library(environment), environment)
-        survives_deaths |= max_deaths > 0
+        survives_deaths = config.max_deaths > 0 or config.replication != "none"
         command = mpirun_command(mpirun, num_ranks, environment, survives_deaths=survives_deaths)
         check_room(mpirun, command, num_ranks, environment)
         command += [sys.executable, *python_flags(), "-m", "psdist", "run", *arguments]

@@ -1,12 +1,11 @@
 """Which installed distributions provide the package ``psdist``, and which of them are in the way.
 
-Another project on PyPI is called psdist and has the same import name. This one was installed as
-``psdist``, too, up to version 0.1.0; since then its distribution is ``psdist-mpi``. Reads the
-``.dist-info`` folders on a path and nothing else: importlib.metadata takes a hundred times as long
-for the same answer, and every rank of a job needs it.
-
     for rival in rivals(sys.path, package=Path(psdist.__path__[0])):
         print(rival.problem, rival.remedy)
+
+Another project on PyPI is called psdist and has the same import name; this one was installed as
+``psdist``, too, up to version 0.1.0, and is ``psdist-mpi`` since. Only the ``.dist-info`` folders
+on a path are read: importlib.metadata takes a hundred times as long, and every rank needs this.
 """
 
 from __future__ import annotations

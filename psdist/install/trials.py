@@ -1,15 +1,13 @@
-"""Small programs that say what works here, each run in a process of its own.
-
-Loading or starting MPI can fail in ways that end the process, and torch takes seconds to load, so
-commands like `psdist doctor` never do it themselves: they start this module and read the one
-marked line of JSON it prints. It never imports the rest of psdist.
+"""Small programs that find out what works here, each run in a process of its own.
 
     python -m psdist.install.trials library  # which MPI mpi4py loads; no MPI_Init
     mpirun -n 2 python -m psdist.install.trials round-trip  # does a message come back unchanged
     python -m psdist.install.trials torch  # which torch, and what it can talk over
     mpirun -n 2 python -m psdist.install.trials device-messages  # does MPI take memory of a GPU
 
-An MPI that is not made for memory of a GPU may crash on it, or hang: that is a no.
+Loading or starting MPI may end the process, torch takes seconds to load, and an MPI that is not
+made for memory of a GPU may crash or hang. So `psdist doctor` starts this module and reads the one
+marked line of JSON it prints. It never imports the rest of psdist.
 """
 
 from __future__ import annotations

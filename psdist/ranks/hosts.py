@@ -22,10 +22,10 @@ import msgpack
 
 from psdist.protocol.roles import Roles
 from psdist.ranks.agreement import allgather
+from psdist.reach import Rank, Watch
 from psdist.reach.greeting import KEY_BYTES
 from psdist.reach.hub import Hub
 from psdist.reach.member import HubAt, Member
-from psdist.reach.watch import Rank, Watch
 from psdist.workers.group.addresses import HINTS, offer
 
 if TYPE_CHECKING:

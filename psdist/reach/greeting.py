@@ -17,7 +17,7 @@ import socket
 import struct
 from typing import Final
 
-from psdist.reach.watch import End
+from psdist.reach import End
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 16

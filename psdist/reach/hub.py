@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from psdist.reach import Watch
 from psdist.reach.greeting import (
     NONCE_BYTES,
     REPLY_BYTES,
@@ -33,7 +34,6 @@ from psdist.reach.greeting import (
     end_of,
     say_goodbye,
 )
-from psdist.reach.watch import Watch
 
 logger = logging.getLogger("psdist")
 

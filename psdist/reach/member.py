@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from psdist.reach import Watch
 from psdist.reach.greeting import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
@@ -29,7 +30,6 @@ from psdist.reach.greeting import (
     reply,
     say_goodbye,
 )
-from psdist.reach.watch import Watch
 
 logger = logging.getLogger("psdist")
 

@@ -1,13 +1,12 @@
-"""One clock for all ranks: where a rank's clock stands against rank 0's, out of round trips. Pure.
+"""One clock for all ranks: where a rank's clock stands against rank 0's, from round trips. Pure.
 
     start = best([(sent_ns, answered_ns, received_ns), ...])     # Offset, of the least round trip
     line = Line.through(start, end)
     line.aligned(times_ns)                                       # on rank 0's clock
 
-A round trip says no more than that its answer was given between its ends: the middle is taken, and
-half of it is the bound of the error. Between the start and the end of a run the offset is taken to
-move evenly (the clocks drift), and the bound is the larger one of both. Of a run that failed only
-the start is known: then drift is unknown, and the bound is of the start.
+The answer of a round trip was given between its ends: the middle is taken, and half of it bounds
+the error. Between start and end of a run the offset is taken to move evenly (the clocks drift), and
+the larger bound holds. Of a run that failed only the start is known, and the drift is unknown.
 """
 
 from __future__ import annotations

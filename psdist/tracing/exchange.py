@@ -9,17 +9,14 @@ the server has it. It *waits for others* until the push of another group has com
 needs. It is *at the server* until the reply begins, and *answered* until the reply has landed. An
 offer, a transfer and an answer are *moving*.
 
-The push that a reply needs. In sync the server makes one step of all groups' updates: the reply
-needs the last push of this iteration. In ssp and async each push is a step by itself, and a reply
-that may leave follows its step in the same turn of the server. A reply that leaves later was parked
-until the newest push of another group released it. With ``overlap = full`` replies to one worker
-leave in portions: a reply that begins as another one ends counts as at the server, not as waiting.
+In sync a reply needs the last push of the iteration. In ssp and async each push is a step by
+itself: a reply follows its step in the same turn of the server, or was parked until the newest push
+of another group released it. With ``overlap = full`` replies to one worker leave in portions: a
+reply that begins as another one ends counts as at the server, not as waiting.
 
 An operation of a group, and a collective of the job, waits for others until the last member has
-come to it. Members call them in one order, so the k-th of a kind is the same for all of them.
-
-A worker that pushes late may itself have waited in an operation of its group. Then the push was
-waited for because of the member that came last, and the wait counts for that member.
+come to it. Members call them in one order, so the k-th of a kind is the same for all. A wait for a
+worker that itself waited in an operation of its group counts for the member that came last there.
 """
 
 from __future__ import annotations
@@ -32,9 +29,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from psdist.tracing import NONE, Lane, Span
 from psdist.tracing.covered import Covered
 from psdist.tracing.files import Spans, Trace
-from psdist.tracing.spans import NONE, Lane, Span
 
 IN_GROUP: Final = (Span.AGREE, Span.REDUCE, Span.GATHER, Span.BROADCAST)
 
@@ -87,9 +84,9 @@ def exchanges(traces: Sequence[Trace]) -> dict[int, Ways]:
     """Return what each worker's chunks did. A push counts as moving if its server has no spans."""
     workers = [trace for trace in traces if trace.about.is_worker]
     parts = {trace.about.index: _Parts() for trace in workers}
-    at_servers = _AtServers(traces)
+    at_servers = AtServers(traces)
     for trace in workers:
-        for row in _rows(trace.of(Span.PUSH, Span.PULL)):
+        for row in rows(trace.of(Span.PUSH, Span.PULL)):
             at_servers.take_apart(trace, row, parts[trace.about.index])
     of_group = defaultdict(list)
     for trace in workers:
@@ -128,7 +125,7 @@ def _ways(own: _Parts, in_group: Mapping[int, Mapping[int, Covered]]) -> Ways:
 # -- pushes and pulls --------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A span, in Python's numbers."""
 
     kind: int
@@ -141,11 +138,11 @@ class _Row(NamedTuple):
     num_bytes: int
 
 
-def _rows(spans: Spans) -> Iterable[_Row]:
-    return map(_Row._make, zip(*(spans[name].tolist() for name in _FIELDS), strict=True))
+def rows(spans: Spans) -> Iterable[Row]:
+    return map(Row._make, zip(*(spans[name].tolist() for name in _FIELDS), strict=True))
 
 
-class _AtServers:
+class AtServers:
     """The work of servers on each chunk, by update."""
 
     def __init__(self, traces: Sequence[Trace]) -> None:
@@ -160,13 +157,13 @@ class _AtServers:
         self._arrivals: dict[tuple[int, int], list[_Arrival]] = defaultdict(list)
         self._of_iteration: dict[tuple[int, int, int], list[_Arrival]] = defaultdict(list)
         for trace in traces:
-            for row in _rows(trace.of(Span.RECEIVE, Span.APPLY, Span.REPLY)):
+            for row in rows(trace.of(Span.RECEIVE, Span.APPLY, Span.REPLY)):
                 self._take(trace.about.rank, row)
         for (number, chunk, clock, worker), (_, end_ns) in self._received.items():
             group = self._group_of.get(worker, NONE)
             self._arrive(number, chunk, clock, _Arrival(end_ns, group, worker))
         for trace in traces:
-            for row in _rows(trace.of(Span.PUSH)):
+            for row in rows(trace.of(Span.PUSH)):
                 if not row.num_bytes:  # a header alone, which takes no receive slot
                     arrival = _Arrival(row.begin_ns, _group(trace), trace.about.index)
                     self._arrive(row.set_index, row.chunk, row.clock, arrival)
@@ -175,7 +172,7 @@ class _AtServers:
         for times in self._ended.values():
             times.sort()
 
-    def _take(self, rank: int, row: _Row) -> None:
+    def _take(self, rank: int, row: Row) -> None:
         key = (row.set_index, row.chunk, row.clock, row.other)
         self._rank_of[row.set_index, row.chunk] = rank
         if row.kind == Span.RECEIVE:
@@ -190,7 +187,23 @@ class _AtServers:
         self._arrivals[number, chunk].append(arrival)
         self._of_iteration[number, chunk, clock].append(arrival)
 
-    def take_apart(self, trace: Trace, row: _Row, parts: _Parts) -> None:
+    def times(self, trace: Trace, row: Row) -> tuple[int, int]:
+        """Return when the server had this push or request of a worker, and when its reply began."""
+        begin_ns, end_ns = row.begin_ns, row.end_ns
+        key = (row.set_index, row.chunk, row.clock, trace.about.index)
+        here_ns = begin_ns
+        if row.kind == Span.PUSH and row.num_bytes:
+            _, here_ns = self._received.get(key, (end_ns, end_ns))
+            here_ns = min(max(here_ns, begin_ns), end_ns)
+        replies = [
+            each
+            for each in self._replies.get(key, ())
+            if here_ns - trace.bound_ns <= each <= end_ns + trace.bound_ns
+        ]
+        # Without one the server had nothing new to send, or its spans were left out.
+        return here_ns, min(max(replies[-1], here_ns), end_ns) if replies else end_ns
+
+    def take_apart(self, trace: Trace, row: Row, parts: _Parts) -> None:
         """Put the times of a push or a pull where they belong."""
         begin_ns, end_ns = row.begin_ns, row.end_ns
         which = (row.set_index, row.chunk, row.clock)
@@ -198,17 +211,7 @@ class _AtServers:
         if rank is None:
             parts.moving.append((begin_ns, end_ns))
             return
-        here_ns = begin_ns
-        if row.kind == Span.PUSH and row.num_bytes:
-            _, here_ns = self._received.get((*which, worker), (end_ns, end_ns))
-            here_ns = min(max(here_ns, begin_ns), end_ns)
-        replies = [
-            each
-            for each in self._replies.get((*which, worker), ())
-            if here_ns - trace.bound_ns <= each <= end_ns + trace.bound_ns
-        ]
-        # Without one the server had nothing new to send, or its spans were left out.
-        reply_ns = min(max(replies[-1], here_ns), end_ns) if replies else end_ns
+        here_ns, reply_ns = self.times(trace, row)
         parts.moving += [(begin_ns, here_ns), (reply_ns, end_ns)]
         parts.at_servers.append((here_ns, reply_ns))
         step = self._applied.get((*which, NONE)) if row.kind == Span.PUSH else None

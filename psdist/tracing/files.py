@@ -22,8 +22,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from psdist.errors import TraceError
+from psdist.tracing import DTYPE, NONE, RECORD, Lane, Span
 from psdist.tracing.clocks import Line, Offset
-from psdist.tracing.spans import DTYPE, NONE, RECORD, Lane, Span
 
 MAX_SPANS: Final = 1_000_000
 """Of a rank: 48 MB."""

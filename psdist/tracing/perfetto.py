@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from psdist.errors import TraceError
+from psdist.tracing import IN_FLIGHT, LANE_NAMES, NONE, Lane, Span, name_of
 from psdist.tracing.files import Trace
-from psdist.tracing.spans import IN_FLIGHT, LANE_NAMES, NONE, Lane, Span, name_of
 from psdist.version import VERSION
 
 MAX_ARROWS: Final = 200_000

@@ -17,9 +17,10 @@ import numpy as np
 
 from psdist.errors import TraceError
 from psdist.topology.draw.svg_canvas import INK, MUTED, Axis, Canvas, text_width
+from psdist.tracing import NONE, WAITS, Lane, Span, name_of
+from psdist.tracing.exchange import AtServers, Row, rows
 from psdist.tracing.files import Spans, Trace
 from psdist.tracing.shares import windows_of
-from psdist.tracing.spans import NONE, WAITS, Lane, Span, name_of
 
 FORWARD, BACKWARD = "#a9d0ee", "#5b9bd0"
 STALLED = "#e3e6ec"
@@ -109,7 +110,7 @@ def picture(traces: Sequence[Trace], step: int) -> str:
     ]
     canvas = Canvas()
     y = float(_TITLE)
-    at_servers = _arrivals(traces)
+    at_servers = AtServers(traces)
     used = set[Span]()
     for trace in shown:
         y = _rank(canvas, trace, window, y, at_servers) + _GAP
@@ -125,9 +126,7 @@ def picture(traces: Sequence[Trace], step: int) -> str:
 # -- one rank ----------------------------------------------------------------------------------
 
 
-def _rank(
-    canvas: Canvas, trace: Trace, window: Window, y: float, at_servers: dict[tuple[int, ...], int]
-) -> float:
+def _rank(canvas: Canvas, trace: Trace, window: Window, y: float, at_servers: AtServers) -> float:
     """Draws a rank from ``y`` on; where it ends."""
     about = trace.about
     name = "one process" if about.role == "both" else f"{about.role} {about.index}"
@@ -141,9 +140,7 @@ def _rank(
     return max(y, top + 28)
 
 
-def _worker(
-    canvas: Canvas, trace: Trace, window: Window, y: float, at_servers: dict[tuple[int, ...], int]
-) -> float:
+def _worker(canvas: Canvas, trace: Trace, window: Window, y: float, at_servers: AtServers) -> float:
     _lane(canvas, window, y, _BAR)
     script = trace.spans[trace.spans["lane"] == Lane.SCRIPT]
     # In this order: who waits in a pass does not compute then.
@@ -170,8 +167,8 @@ def _worker(
         y += _GROUP_BAR + 2
     moving = window.of(trace.of(Span.PUSH, Span.PULL))
     lines = _lines(moving)
-    for span, line in zip(moving, lines, strict=True):
-        _chunk(canvas, trace, window, span, y + line * (_LINE + _BETWEEN), at_servers)
+    for row, line in zip(rows(moving), lines, strict=True):
+        _chunk(canvas, trace, window, row, y + line * (_LINE + _BETWEEN), at_servers)
     return y + (max(lines, default=-1) + 1) * (_LINE + _BETWEEN)
 
 
@@ -182,46 +179,16 @@ def _lies_in_step(span: np.void, script: Spans) -> bool:
 
 
 def _chunk(
-    canvas: Canvas,
-    trace: Trace,
-    window: Window,
-    span: np.void,
-    y: float,
-    at_servers: dict[tuple[int, ...], int],
+    canvas: Canvas, trace: Trace, window: Window, row: Row, y: float, at_servers: AtServers
 ) -> None:
-    """A line of three parts: to the server, there, and back."""
-    begin, end = int(span["begin_ns"]), int(span["end_ns"])
-    which = (int(span["set_index"]), int(span["chunk"]), int(span["clock"]))
-    here = at_servers.get((*which, trace.about.index), begin)
-    group = NONE if trace.about.group is None else trace.about.group
-    done = at_servers.get((*which, NONE, NONE), at_servers.get((*which, NONE, group), here))
-    # It may have waited for other groups after its step.
-    done = at_servers.get((*which, trace.about.index, NONE), done)
-    here = min(max(here, begin), end)
-    done = min(max(done, here), end)
-    title = f"{name_of(span['kind'])} of chunk {which[1]}, iteration {which[2]}"
-    for start, stop, colour in ((begin, here, PUSH), (here, done, HELD), (done, end, PULL)):
+    """Draw a line of three parts: to the server, there, and back."""
+    here, done = at_servers.times(trace, row)
+    title = f"{name_of(row.kind)} of chunk {row.chunk}, iteration {row.clock}"
+    parts = (row.begin_ns, here, PUSH), (here, done, HELD), (done, row.end_ns, PULL)
+    for start, stop, colour in parts:
         if stop > window.begin_ns and start < window.end_ns and stop > start:
             x = window.x(start)
             canvas.rect(x, y, max(window.x(stop) - x, 0.5), _LINE, fill=colour, title=title)
-
-
-def _arrivals(traces: Sequence[Trace]) -> dict[tuple[int, ...], int]:
-    """When a worker's push was at its server: (set, chunk, clock, worker); when the step was made
-    that applied it: (set, chunk, clock, NONE, group); when the reply left: (set, chunk, clock,
-    worker, NONE)."""
-    found: dict[tuple[int, ...], int] = {}
-    for trace in traces:
-        for span in trace.of(Span.RECEIVE, Span.APPLY, Span.REPLY):
-            which = (int(span["set_index"]), int(span["chunk"]), int(span["clock"]))
-            other = int(span["other"])
-            if span["kind"] == Span.REPLY:
-                found[*which, other, NONE] = int(span["begin_ns"])
-                continue
-            is_apply = span["kind"] == Span.APPLY
-            key = (*which, NONE, other) if is_apply else (*which, other)
-            found[key] = int(span["end_ns"])
-    return found
 
 
 def _server(canvas: Canvas, trace: Trace, window: Window, y: float) -> float:

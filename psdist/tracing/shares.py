@@ -26,10 +26,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from psdist.tracing import WAITS, Lane, Span
 from psdist.tracing.covered import Covered, Times
 from psdist.tracing.exchange import Ways, exchanges
 from psdist.tracing.files import Trace
-from psdist.tracing.spans import WAITS, Lane, Span
 
 PASSES: Final = (Span.FORWARD, Span.EVALUATION, Span.BACKWARD)
 STALLED: Final = (

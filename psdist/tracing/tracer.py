@@ -1,15 +1,12 @@
 """Writes the spans of one rank: packed at once, kept for a quarter of a second, then in its file.
 
     tracer = Tracer(run_dir, about)                         # about: psdist.tracing.files.About
-    began_ns = tracer.now()
     tracer.add(Span.APPLY, began_ns, tracer.now(), clock=7, chunk=3, lane=Lane.SERVER)
     tracer.begin(key, Span.PUSH, clock=7, chunk=3)          # several of these may be under way
     tracer.end(key)
-    tracer.flush()                                          # where a run fails
-    tracer.close()
+    tracer.close()                                          # flush() where a run fails
 
-Bounded: ``MAX_SPANS`` of a rank are kept, the first ones; later ones are counted. Any thread may
-add.
+The first ``MAX_SPANS`` of a rank are kept; later ones are counted. Any thread may add.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
 from psdist.errors import TraceError
+from psdist.tracing import NONE, RECORD, Lane, Span
 from psdist.tracing.clocks import Offset
 from psdist.tracing.files import MAX_SPANS, About, packed_header, path_of
-from psdist.tracing.spans import NONE, RECORD, Lane, Span
 from psdist.whole_writes import append_whole, write_whole
 
 logger = logging.getLogger("psdist")

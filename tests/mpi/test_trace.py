@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from psdist.commands.trace import main
+from psdist.tracing import Lane, Span
 from psdist.tracing.files import read_traces
 from psdist.tracing.shares import steps_of_all
-from psdist.tracing.spans import Lane, Span
 from tests.support.mpirun import REPOSITORY, run_mpi
 
 pytestmark = pytest.mark.mpi

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from psdist.tracing import DTYPE, NONE, Lane, Span
 from psdist.tracing.files import About, Trace
-from psdist.tracing.spans import DTYPE, NONE, Lane, Span
 
 MS = 1_000_000
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import Machine, Package
+from psdist.topology.machine import Device, Machine, Package
 from psdist.topology.network import Cluster, Node
 from psdist.topology.plan import LinkLoad, Plan, PlannedRank
 from psdist.topology.text.hostlist import compress
@@ -58,6 +58,13 @@ class Place:
     def rank_of_core(self) -> dict[int, PlannedRank]:
         """By logical core number; cores that nobody has are absent."""
         return {core: each for each in self.ranks for core in each.cores}
+
+    def users(self, device: Device) -> list[PlannedRank]:
+        """Return the ranks that compute on this GPU or send over this card."""
+        if device.kind == "gpu":
+            return [each for each in self.ranks if each.gpu and each.gpu == device.pci]
+        names = (*device.names, device.pci)
+        return [each for each in self.ranks if each.nic and each.nic in names]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +231,12 @@ def middle_cut(name: str, num_chars: int) -> str:
         return name
     kept = max(0, num_chars - 3)
     return name[: kept // 2] + "..."[: max(0, num_chars)] + name[len(name) - (kept - kept // 2) :]
+
+
+def plain(text: str) -> str:
+    """Return a name from a file without anything that a terminal would obey, one column a
+    character."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)
 
 
 def short_pci(pci: str) -> str:

@@ -3,8 +3,7 @@
     print(matrix.tables(plan, cluster, width=100))
 
 A table for each host, once for hosts that are alike: GPUs and network cards against each other, the
-cores and the NUMA node that each is near, and which ranks use it. A table that is wider than the
-terminal goes on below, with the rest of its columns.
+cores and NUMA node near each, and the ranks that use it. A table that is too wide goes on below.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from psdist.topology.draw import Place, Scene, counted, names, short_pci, shortened
+from psdist.topology.draw import Place, Scene, counted, names, plain, short_pci, shortened
 from psdist.topology.machine import UNKNOWN, Device, Machine
 from psdist.topology.machine.paths import LEGEND, Paths
 from psdist.topology.network import Cluster
@@ -60,7 +59,7 @@ def _host(places: Sequence[Place], width: int, used: set[str]) -> list[str]:
     gpus, cards = machine.gpus, machine.nics
     shown = [*gpus, *cards][:MAX_DEVICES]
     hidden = len(gpus) + len(cards) - len(shown)
-    lines = [shortened(_plain(f"{place.node.name}{others}"), width)]
+    lines = [shortened(plain(f"{place.node.name}{others}"), width)]
     if shown:
         lines += _table(place, shown, width, used)
     else:
@@ -88,7 +87,7 @@ def _table(place: Place, shown: Sequence[Device], width: int, used: set[str]) ->
     ends = [
         ["cores", *(_cores_near(machine, each) for each in shown)],
         ["NUMA", *(_numa(machine, each) for each in shown)],
-        ["ranks", *(_users(place.ranks, each) for each in shown)],
+        ["ranks", *(_users(place, each) for each in shown)],
     ]
     head = ["", *labels]
     room = width - max(map(len, head)) - len(_GAP)
@@ -133,7 +132,7 @@ def _names(shown: Sequence[Device], width: int) -> list[str]:
     """Which device each label is."""
     entries = []
     for label, each in zip(_labels(shown), shown, strict=True):
-        parts = [shortened(_plain(each.name), _MAX_NAME)] if each.names else []
+        parts = [shortened(plain(each.name), _MAX_NAME)] if each.names else []
         parts += [short_pci(each.pci)] if each.pci else []
         entries.append(f"{label} {' '.join(parts)}".replace(" ", "\0"))
     lines = textwrap.wrap(", ".join(entries), width, break_long_words=False)
@@ -154,12 +153,9 @@ def _numa(machine: Machine, device: Device) -> str:
     return str(device.numa if os_index == UNKNOWN else os_index)
 
 
-def _users(ranks: Sequence[PlannedRank], device: Device) -> str:
-    """The ranks that compute on the GPU or send over the card; servers with an s."""
-    if device.kind == "gpu":
-        found = [each for each in ranks if each.gpu and each.gpu == device.pci]
-    else:
-        found = [each for each in ranks if each.nic and each.nic in (*device.names, device.pci)]
+def _users(place: Place, device: Device) -> str:
+    """Return the ranks that compute on the GPU or send over the card; servers with an s."""
+    found = place.users(device)
     workers = format_list(each.rank for each in found if each.role == "worker")
     servers = format_list(each.rank for each in found if each.role == "server")
     parts = [workers, f"s{servers}" if servers else ""]
@@ -191,7 +187,3 @@ def _legend(used: set[str], width: int) -> list[str]:
             meaning, width, initial_indent=f"  {word:<6}", subsequent_indent=" " * 8
         )
     return lines
-
-
-def _plain(text: str) -> str:
-    return "".join(char if " " <= char <= "~" else "?" for char in text)

@@ -1,12 +1,10 @@
 """A plan as a picture: racks, hosts, sockets, cores, GPUs and NICs, who sits where, link loads.
 
-Writes the page: title, legend and notes. Racks and links are :mod:`psdist.topology.draw.svg_racks`,
-the inside of a host is :mod:`psdist.topology.draw.svg_racks`. Computes no load.
-
     Path("plan.svg").write_text(draw_svg.picture(plan, cluster), encoding="utf-8")
 
-Up to 16 hosts are drawn in full, more as one box each, with the load of their link and coloured by
-it. The picture stands alone (no scripts, no fonts from elsewhere); hovering shows details.
+Here is the page: title, legend and notes. Up to 16 hosts are drawn in full, more as one box each,
+coloured by the load of their link. The picture stands alone (no scripts, no fonts from elsewhere);
+hovering shows details.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ from psdist.topology.draw.svg_style import (
     WORKER,
     Level,
     on_load,
-    users,
 )
 from psdist.topology.network import Cluster
 from psdist.topology.plan import Plan
@@ -142,7 +139,7 @@ def _draw_legend(canvas: Canvas, scene: Scene, level: Level, y: float, width: fl
         entry("GPU, as its worker", WORKER, stroke=FRAME)
         entry("network card", NIC, stroke=FRAME, radius=7, swatch=20)
         if any(
-            not users(place, each) for place in scene.nodes for each in place.node.machine.devices
+            not place.users(each) for place in scene.nodes for each in place.node.machine.devices
         ):
             entry("not used", "#ffffff", stroke=FRAME, dashed=True)
         x, y = MARGIN - 6, y + 24

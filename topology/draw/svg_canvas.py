@@ -1,12 +1,9 @@
 """A sheet for an SVG picture: boxes, lines and words at absolute places, everything escaped.
 
-Knows nothing of plans. The result stands alone: no scripts, no style sheets, no fonts or files from
-elsewhere.
-
-    canvas = Canvas()
-    canvas.rect(0, 0, 40, 20, fill="#ffffff", title="what hovering shows")
-    canvas.text(4, 14, "n1", size=11, room=32)
-    canvas.document(40, 20, title="One node")
+canvas = Canvas()
+canvas.rect(0, 0, 40, 20, fill="#ffffff", title="what hovering shows")
+canvas.text(4, 14, "n1", size=11, room=32)
+canvas.document(40, 20, title="One node")    # no scripts, style sheets, fonts or other files
 """
 
 from __future__ import annotations

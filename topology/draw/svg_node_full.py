@@ -1,9 +1,7 @@
 """A host of the picture in full: packages and NUMA nodes with their cores, ranks, GPUs and NICs.
 
-    width, height = full_size(place)
-    draw_full(canvas, scene, place, Box(x=0, y=0, width=width, height=height))
-
-The frame around it is :mod:`psdist.topology.draw.svg_racks`'s.
+width, height = full_size(place)
+draw_full(canvas, scene, place, Box(0, 0, width, height))
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from psdist.topology.draw.svg_style import (
     ink,
     rank_title,
     rank_words,
-    users,
 )
 from psdist.topology.machine import Device
 from psdist.topology.plan import PlannedRank
@@ -203,7 +200,7 @@ def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
     for row in _rows(place):
         left, height = box.x + NODE_PAD, max(map(_part_height, row))
         for part in row:
-            area = Box(x=left, y=top, width=part.width, height=height)
+            area = Box(left, top, part.width, height)
             _draw_part(canvas, scene, place, part, area)
             left += part.width + GAP
         top += height + GAP
@@ -211,7 +208,7 @@ def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
 
 def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box) -> None:
     fill = NUMA_FILL if part.is_inner else PACKAGE_FILL
-    canvas.rect(box.x, box.y, box.width, box.height, fill=fill, stroke=EDGE, radius=4)
+    canvas.rect(*box, fill=fill, stroke=EDGE, radius=4)
     x, y, room = box.x + PACKAGE_PAD, box.y, box.width - 2 * PACKAGE_PAD
     canvas.text(x, y + 14, part.heading, size=10, fill=MUTED, room=room)
     y += PACKAGE_HEADER
@@ -219,7 +216,7 @@ def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box
         width = (room + GAP) / part.columns - GAP
         height = max(map(_part_height, row))
         for column, inner in enumerate(row):
-            area = Box(x=x + column * (width + GAP), y=y, width=width, height=height)
+            area = Box(x + column * (width + GAP), y, width, height)
             _draw_part(canvas, scene, place, inner, area)
         y += height + GAP
     if part.inner:
@@ -299,7 +296,7 @@ def _draw_devices(
     colours = fills(place)
     shown = devices if len(devices) <= MAX_DEVICES else devices[: MAX_DEVICES - 1]
     for index, device in enumerate(shown):
-        ranks = users(place, device)
+        ranks = place.users(device)
         is_gpu = device.kind == "gpu"
         left = x + index % per_row * (width + 6)
         top = y + index // per_row * (height + 4)

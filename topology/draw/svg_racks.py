@@ -5,7 +5,7 @@
 
 A switch is a bar with what hangs on it in rows below; the bar goes on as a thin line to further
 rows. A link is a stroke down from there, coloured by its load, with the load beside it. No
-recursion: trees may be very deep. A host in full is :mod:`psdist.topology.draw.svg_node_full`'s.
+recursion: trees may be very deep.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Racks:
         while waiting:
             switch, x, y, depth = waiting.pop()
             grid = self._grids[switch]
-            self._draw_box(switch, Box(x=x, y=y, width=grid.width, height=grid.height), depth)
+            self._draw_box(switch, Box(x, y, grid.width, grid.height), depth)
             for index, (child, is_switch) in enumerate(self._children(switch)):
                 row, column = divmod(index, grid.columns)
                 left = x + self._inset(switch, grid.rows) + column * grid.pitch
@@ -130,7 +130,7 @@ class Racks:
                     place = self._scene.nodes[child]
                     if link:
                         self._draw_link(place.link, left, top, link, grid.cell_width)
-                    cell = Box(x=left, y=top, width=grid.cell_width, height=grid.cell_height)
+                    cell = Box(left, top, grid.cell_width, grid.cell_height)
                     draw_node(self._canvas, self._scene, place, cell, self._level)
 
     def _children(self, switch: int) -> list[tuple[int, bool]]:
@@ -192,15 +192,7 @@ class Racks:
     def _draw_box(self, switch: int, box: Box, depth: int) -> None:
         canvas, scene, style = self._canvas, self._scene, self._style
         grid = self._grids[switch]
-        canvas.rect(
-            box.x,
-            box.y,
-            box.width,
-            box.height,
-            fill="#f6f7f9" if depth % 2 else "#ffffff",
-            stroke=EDGE,
-            radius=6,
-        )
+        canvas.rect(*box, fill="#f6f7f9" if depth % 2 else "#ffffff", stroke=EDGE, radius=6)
         link = self._link_height(switch)
         if grid.rows > 1 and link:
             step = grid.cell_height + self._row_gap(switch)
@@ -232,8 +224,7 @@ class Racks:
         room = box.width - 24
         most = max(0.5 * room, room - text_width(name, size_name, bold=True) - 12)
         amounts = next((each for each in options if text_width(each, size_rest) < most), "")
-        rest = text_width(amounts, size_rest)
-        has_rest = bool(amounts)
+        room -= text_width(amounts, size_rest) + 12 if amounts else 0
         canvas.text(
             box.x + 12,
             base,
@@ -241,10 +232,10 @@ class Racks:
             size=size_name,
             fill="#ffffff",
             bold=True,
-            room=room - (rest + 12 if has_rest else 0),
+            room=room,
             is_name=True,
         )
-        if has_rest:
+        if amounts:
             right = box.x + box.width - 12
             canvas.text(right, base, amounts, size=size_rest, fill="#dfe3ea", anchor="end")
 
@@ -336,10 +327,7 @@ def draw_node(canvas: Canvas, scene: Scene, place: Place, box: Box, level: Level
         return
     is_worst = scene.is_worst(place.link)
     canvas.rect(
-        box.x,
-        box.y,
-        box.width,
-        box.height,
+        *box,
         fill="#ffffff",
         stroke=INK if is_worst else FRAME,
         stroke_width=2.5 if is_worst else 1,
@@ -353,10 +341,7 @@ def _draw_box(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
     """The load of the link in words above the host's servers as squares."""
     is_worst = scene.is_worst(place.link)
     canvas.rect(
-        box.x,
-        box.y,
-        box.width,
-        box.height,
+        *box,
         fill=load_colour(scene, place.link),
         stroke=INK if is_worst else "#ffffff",
         stroke_width=3 if is_worst else 1,

@@ -1,7 +1,5 @@
 """Colours and words of the picture of a plan: what each of its modules says in the same way.
 
-    fills(place)[rank.rank], load_colour(scene, link), rank_title(scene, rank)
-
 Colours can be told apart by lightness alone: a server is dark, workers are light blue in two
 shades, what is free is nearly white. The scale of loads is ColorBrewer's YlOrBr, which is safe for
 colour-blind readers.
@@ -9,8 +7,7 @@ colour-blind readers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from psdist.topology.draw import (
     Place,
@@ -24,7 +21,6 @@ from psdist.topology.draw import (
     speed,
 )
 from psdist.topology.draw.svg_canvas import INK
-from psdist.topology.machine import Device
 from psdist.topology.plan import LinkLoad, PlannedRank
 from psdist.topology.text.bitmap import format_list
 
@@ -45,8 +41,7 @@ NO_LOAD = "#dde1e8"
 MAX_TITLE_LINES = 30
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Box:
+class Box(NamedTuple):
     x: float
     y: float
     width: float
@@ -88,12 +83,6 @@ def fills(place: Place) -> dict[int, str]:
 
 def ink(rank: PlannedRank) -> str:
     return ON_SERVER if rank.role == "server" else ON_WORKER
-
-
-def users(place: Place, device: Device) -> list[PlannedRank]:
-    if device.kind == "gpu":
-        return [each for each in place.ranks if each.gpu and each.gpu == device.pci]
-    return [each for each in place.ranks if each.nic and each.nic in device.names]
 
 
 def rank_words(scene: Scene, rank: PlannedRank) -> str:

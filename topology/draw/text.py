@@ -1,15 +1,12 @@
 """A plan as text: the tree of switches and hosts with the ranks on it, and what limits it.
 
-Draws and phrases; what the links carry is in the plan, and what-if costs are the caller's. Lines
-fit the width, host names are made harmless for a terminal, and beyond ASCII there are only
-box-drawing characters.
-
     print(draw_text.tree(plan, cluster))
     print(draw_text.explain(plan, cluster, alternatives=[("one more server", 0.38)]))
 
-A large cluster is told in less detail, step by step, until it fits: hosts that are alike fold into
-one line (``n[2-16]  as n1``), then hosts that differ in load only, then hosts are told without
-their ranks, and at last switches only. The worst link is always told by itself.
+A large cluster is told in less detail, step by step, until it fits: alike hosts fold into one line
+(``n[2-16]  as n1``), then hosts that differ in load only, then hosts lose their ranks, and at last
+only switches are told. The worst link is always told by itself. Lines fit the width; beyond ASCII
+there are only box-drawing characters.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from psdist.topology.draw import (
     limit_words,
     link_name,
     percent,
+    plain,
     roles_words,
     shortened,
     size,
@@ -79,7 +77,7 @@ def tree(plan: Plan, cluster: Cluster, *, width: int = 100) -> str:
 
 def _drawn(scene: Scene, line: Line, width: int) -> str:
     room = _room(width) if line.loads else width
-    text = shortened(line.indent + _plain(line.label), room - 1 if line.loads else room)
+    text = shortened(line.indent + plain(line.label), room - 1 if line.loads else room)
     if not line.loads:
         return text.rstrip()
     most = max(line.loads, key=lambda link: link.seconds)
@@ -100,11 +98,6 @@ def _room(width: int) -> int:
     return width - LOAD_COLUMNS - (BAR + 2 if width >= WIDTH_OF_BARS else 0)
 
 
-def _plain(text: str) -> str:
-    """Names come from files: nothing that a terminal would obey, one column a character."""
-    return "".join(char if " " <= char <= "~" else "?" for char in text)
-
-
 def _summary(scene: Scene, width: int) -> list[str]:
     plan = scene.plan
     num_groups = len({each.group for each in plan.ranks if each.role == "worker"})
@@ -122,7 +115,7 @@ def _summary(scene: Scene, width: int) -> list[str]:
     lines: list[str] = []
     for label, words in entries:
         lines += textwrap.wrap(
-            _plain(shortened(words, 4 * width)),
+            plain(shortened(words, 4 * width)),
             width,
             initial_indent=f"{label:<{LABEL_COLUMN}}",
             subsequent_indent=" " * LABEL_COLUMN,
@@ -207,7 +200,7 @@ def explain(
     lines = [
         line
         for paragraph in paragraphs
-        for line in textwrap.wrap(_plain(shortened(paragraph, 6 * width)), width)
+        for line in textwrap.wrap(plain(shortened(paragraph, 6 * width)), width)
     ]
     return "\n".join([*lines, *_alternative_lines(plan, alternatives, width)]) + "\n"
 
@@ -308,4 +301,4 @@ def _alternative_lines(
             f"  {duration(cost_s):>8}  {times(cost_s / plan.exchange_s)} as long  {what}"
             for what, cost_s in others
         ]
-    return [shortened(_plain(line), width) for line in lines]
+    return [shortened(plain(line), width) for line in lines]

@@ -1,8 +1,5 @@
 """The lines of a plan's tree: switches, hosts, packages and ranks, in as much detail as asked for.
 
-Decides what is alike and folds it; how wide a line may be and what a load looks like is
-:mod:`psdist.topology.draw.text`.
-
     lines = Tree(scene, Detail.ALIKE_FOLDED).lines()
 
 In a group of alike hosts or switches the first is told in full and stands for the others

@@ -3,12 +3,11 @@
     network_cards(machine)                    # those of the fast fabric, fastest first
     link_bytes_per_s(machine)                 # what they bring to the host together
     ports = read_ports(Path("/"))             # what /sys says of their ports
-    selectable(machine, ports)                # those between which a rank may be told to choose
-    variables([card], ports)                  # {"UCX_NET_DEVICES": "mlx5_0:1", ...}
+    variables(selectable(machine, ports)[:1], ports)    # {"UCX_NET_DEVICES": "mlx5_0:1", ...}
 
 A rank may be confined to one of several cards only where every card reaches every other:
-InfiniBand ports that are up and of one subnet, or Slingshot's. Whether two Ethernet cards (RoCE,
-too) are on one network no file of the host says, so between those the MPI library chooses.
+InfiniBand ports that are up and of one subnet, or Slingshot's. Between Ethernet cards, RoCE too,
+the MPI library chooses: no file of the host says whether they are on one network.
 """
 
 from __future__ import annotations

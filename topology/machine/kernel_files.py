@@ -1,10 +1,9 @@
-"""Small files of /sys and /proc: text, a number or a list of CPUs, or that they do not say.
-
-Owns reading with a limit; a file that is missing or malformed is one that says nothing, since
-kernels differ in what they have.
+"""Small files of /sys and /proc: text, a number or a list of CPUs, or nothing.
 
     number(root / "sys/devices/system/cpu/cpu0/topology/core_id")       # 0, or None
     cpu_list(root / "sys/devices/system/cpu/online")                    # frozenset({0, 1}), or None
+
+A missing or malformed file is one that says nothing, since kernels differ in what they have.
 """
 
 from __future__ import annotations

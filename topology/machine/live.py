@@ -1,13 +1,8 @@
-"""The machine that this process runs on, as far as it may use it.
+"""The machine that this process runs on, as far as it may use it, and binding to it.
 
-Owns the choice between lstopo and /sys and how lstopo is run; what their answers mean is
-:mod:`psdist.topology.machine.hwloc`'s and :mod:`psdist.topology.machine.sysfs`'s.
-
-    machine = this_machine()
-    machine.name, machine.cores, machine.notes
-    bind((4, 5, 6, 7))       # before torch starts its threads: they inherit it
-
-Binding changes this process; which cores it gets is for :mod:`psdist.topology.plan.seating` to say.
+machine = this_machine()                         # from lstopo, else from /sys
+machine.name, machine.cores, machine.notes
+bind((4, 5, 6, 7))       # before torch starts its threads: they inherit it
 """
 
 from __future__ import annotations

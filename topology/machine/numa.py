@@ -1,11 +1,9 @@
-"""NUMA nodes: which of them is ordinary memory (DRAM), and which one is a PU's own.
+"""NUMA nodes: which of them is ordinary memory (DRAM), and which one is a PU's own. Pure.
 
-Pure, for both readers of machines; where the nodes come from is theirs.
-
-    nodes = ordinary([MemoryNode(os_index=0, cpus=cpus, memory_bytes=96 << 30),
-                      MemoryNode(os_index=4, cpus=cpus, memory_bytes=16 << 30, subtype="MCDRAM")])
-    [node.is_dram for node in nodes]        # [True, False]
-    nearest(nodes)[0]                       # 0: index of the node of PU 0
+nodes = ordinary([MemoryNode(os_index=0, cpus=cpus, memory_bytes=96 << 30),
+                  MemoryNode(os_index=4, cpus=cpus, memory_bytes=16 << 30, subtype="MCDRAM")])
+[node.is_dram for node in nodes]        # [True, False]
+nearest(nodes)[0]                       # 0: index of the node of PU 0
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Types of a machine's members as they travel between ranks; the machine is declared with them.
+"""The types by which pydantic reads a machine that another rank has packed, within limits.
 
-Owns how a set of PUs and a row become what :mod:`psdist.topology.machine` holds, and their
-limits. Which members there are is the machine's, what makes them one machine is
-:mod:`psdist.topology.machine`'s.
-
-    cpus: CpuSet                                      # from "0-3,8"
-    cores: Annotated[tuple[Annotated[Core, row_of(Core)], ...], MANY]    # from [[0, "0", ...], ...]
+cpus: CpuSet                                      # from "0-3,8"
+cores: Annotated[tuple[Annotated[Core, row_of(Core)], ...], MANY]    # from [[0, "0", ...], ...]
 """
 
 from __future__ import annotations

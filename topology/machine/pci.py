@@ -14,6 +14,15 @@ from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["gpu", "nic"]
+MAX_DEVICES: Final = 4096
+"""Of a machine; more are left out."""
+MAX_NAMED: Final = 8
+"""Devices in a note."""
+MAX_BRIDGES: Final = 16
+"""Levels of them above a device; deeper ones are as one."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+"""What a device may be called."""
+_GID: Final = re.compile(r"(?:[0-9a-fA-F]{4}:){7}[0-9a-fA-F]{4}")
 
 _BUS_ID: Final = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _SPEED: Final = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) ?GT/s")
@@ -55,9 +64,25 @@ def is_display(pci_class: int, *, vendor: int, device: int) -> bool:
     return pci_class >> 8 == _DISPLAY and kind(pci_class, vendor=vendor, device=device) is None
 
 
-def display_note(devices: Sequence[str]) -> str:
-    """What people are told of those devices, by names or PCI bus ids."""
-    return f"for display only, no GPU to compute on: {', '.join(devices)}"
+def device_notes(screens: Sequence[str], num_idle: int) -> list[str]:
+    """Return what people are told of devices that were left out: those that only draw, by names or
+    PCI bus ids, and network functions that no driver has made a device of.
+
+    A card may show hundreds of virtual functions, for virtual machines; those carry no traffic of
+    this host's.
+    """
+    notes = []
+    if screens:
+        listed = ", ".join(screens[:MAX_NAMED])
+        notes.append(f"for display only, no GPU to compute on: {listed}")
+    if num_idle:
+        notes.append(f"{num_idle} network functions without a driver (virtual ones) left out")
+    return notes
+
+
+def guid_of(gid: str) -> int:
+    """Return the GUID of a port, the lower half of its first GID; 0 for text that is no GID."""
+    return int(gid.replace(":", "")[16:], 16) if _GID.fullmatch(gid) else 0
 
 
 def link_bytes_per_s(speed: str, width: str) -> float:

@@ -1,8 +1,5 @@
 """What /sys tells of this machine, where lstopo is missing: processors, memory, devices.
 
-Owns which files those are. It only reads, and decides nothing. Devices are
-:mod:`psdist.topology.machine.sysfs_devices`'s.
-
     package_of_affinity()   # 0, or -1 where /sys does not say
     read_machine().cores    # all that the cgroup allows; restrict it to the affinity
 
@@ -15,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,11 +33,9 @@ def package_of_affinity(cpus: Path = _CPUS, affinity: set[int] | None = None) ->
     """The package (socket) that holds most of ``affinity``, lowest number on a tie; -1 unknown."""
     packages: Counter[int] = Counter()
     for cpu in sorted(os.sched_getaffinity(0) if affinity is None else affinity):
-        try:
-            text = (cpus / f"cpu{cpu}" / "topology" / "physical_package_id").read_text("ascii")
-            packages[int(text)] += 1
-        except (OSError, ValueError):
-            continue
+        package = kernel_files.number(cpus / f"cpu{cpu}/topology/physical_package_id")
+        if package is not None:
+            packages[package] += 1
     if not packages:
         return -1
     return min(packages, key=lambda package: (-packages[package], package))
@@ -78,9 +73,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
     key = _Nesting(sets, nodes)
     numa_nodes = ordinary(
         [
-            MemoryNode(
-                os_index=node.os_index, cpus=node.cpus & usable, memory_bytes=node.memory_bytes
-            )
+            replace(node, cpus=node.cpus & usable)
             for node in sorted(nodes, key=lambda node: (not node.cpus, key(node.cpus)))
         ]
     )
@@ -178,23 +171,22 @@ def _read_caches(folder: Path, online: frozenset[int], sets: _Sets) -> None:
             known.append(shared)
 
 
-def _read_nodes(root: Path, online: frozenset[int]) -> list[NumaNode]:
-    """All nodes, is_dram not yet decided; one for everything where the kernel has none."""
-    nodes: list[NumaNode] = []
+def _read_nodes(root: Path, online: frozenset[int]) -> list[MemoryNode]:
+    """Return all nodes; one for everything where the kernel has none."""
+    nodes: list[MemoryNode] = []
     for folder in kernel_files.entries(root / "sys/devices/system/node", "node[0-9]*"):
         cpus = kernel_files.cpu_list(folder / "cpulist")
         if cpus is not None and folder.name[4:].isdecimal():
             nodes.append(
-                NumaNode(
+                MemoryNode(
                     os_index=int(folder.name[4:]),
                     cpus=cpus & online,
                     memory_bytes=_memory_bytes(kernel_files.text(folder / "meminfo")),
-                    is_dram=True,
                 )
             )
     if not nodes:
         memory_bytes = _memory_bytes(kernel_files.text(root / "proc/meminfo"))
-        nodes = [NumaNode(os_index=0, cpus=online, memory_bytes=memory_bytes, is_dram=True)]
+        nodes = [MemoryNode(os_index=0, cpus=online, memory_bytes=memory_bytes)]
     return sorted(nodes, key=lambda node: node.os_index)
 
 
@@ -207,7 +199,7 @@ def _memory_bytes(meminfo: str) -> int:
 
 
 def _made_up_packages(
-    nodes: Sequence[NumaNode], online: frozenset[int], notes: list[str]
+    nodes: Sequence[MemoryNode], online: frozenset[int], notes: list[str]
 ) -> dict[int, frozenset[int]]:
     parts = [node.cpus for node in nodes if node.cpus]
     if len(parts) > 1 and sum(map(len, parts)) == len(frozenset().union(*parts)) == len(online):
@@ -220,7 +212,7 @@ def _made_up_packages(
 class _Nesting:
     """A key that sorts sets as hwloc's tree has them: by the first PU of all that contain them."""
 
-    def __init__(self, sets: _Sets, nodes: Iterable[NumaNode]) -> None:
+    def __init__(self, sets: _Sets, nodes: Iterable[MemoryNode]) -> None:
         everything = {
             *sets.packages.values(),
             *sets.dies,

@@ -1,11 +1,10 @@
 """GPUs and network cards from /sys/bus/pci, for machines without lstopo.
 
-Owns what those files mean; one :class:`~psdist.topology.machine.Device` per PCI function.
-GPUs carry the names of their drivers (``card0``), not those of a runtime: join by ``pci`` or
-``uuid``.
-
     devices = read_devices(Path("/"), locate, notes)
     devices[0].pci, devices[0].port_guids
+
+GPUs carry the names of their drivers (``card0``), not those of a runtime: join by ``pci`` or
+``uuid``.
 """
 
 from __future__ import annotations
@@ -17,18 +16,12 @@ from typing import Final, TypeAlias
 
 from psdist.topology.machine import UNKNOWN, Device, cards, kernel_files, pci
 
-MAX_DEVICES: Final = 4096
-MAX_NAMED: Final = 8
-_MAX_BRIDGES: Final = 16
-
 Place: TypeAlias = tuple[frozenset[int] | None, int, int]
 """PUs nearby (None unknown), package, NUMA node."""
 Locate: TypeAlias = Callable[[frozenset[int] | None, int], Place]
 """From ``local_cpulist`` (None where there is none) and ``numa_node`` (-1: the firmware is silent)
 to the place."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
-_GID: Final = re.compile(r"(?:[0-9a-fA-F]{4}:){7}[0-9a-fA-F]{4}")
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _UUID: Final = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]{36})$", re.MULTILINE)
 
@@ -52,14 +45,11 @@ def read_devices(root: Path, locate: Locate, notes: list[str]) -> tuple[Device, 
         if kind == "nic" and not names:
             num_idle += 1  # no driver: often a virtual function, for a virtual machine
             continue
-        if len(devices) == MAX_DEVICES:
-            notes.append(f"devices beyond {MAX_DEVICES:,} left out")
+        if len(devices) == pci.MAX_DEVICES:
+            notes.append(f"devices beyond {pci.MAX_DEVICES:,} left out")
             break
         devices.append(_device(root, folder, bus, kind, names, locate))
-    if screens:
-        notes.append(pci.display_note(screens[:MAX_NAMED]))
-    if num_idle:
-        notes.append(f"{num_idle} network functions without a driver left out")
+    notes += pci.device_notes(screens, num_idle)
     num_unknown = sum(device.cpus is None for device in devices)
     if num_unknown:
         notes.append(f"for {num_unknown} of {len(devices)} devices /sys does not say what is near")
@@ -95,7 +85,7 @@ def _device(
 def _names(folder: Path, kind: pci.Kind) -> tuple[str, ...]:
     patterns = ("drm/card*",) if kind == "gpu" else ("net/*", "virtio*/net/*", "infiniband/*")
     found = (path.name for pattern in patterns for path in kernel_files.entries(folder, pattern))
-    return tuple(dict.fromkeys(name for name in found if _NAME.fullmatch(name)))
+    return tuple(dict.fromkeys(name for name in found if pci.NAME.fullmatch(name)))
 
 
 def _bridges(folder: Path) -> tuple[str, ...]:
@@ -105,15 +95,14 @@ def _bridges(folder: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     first = next((at for at, name in enumerate(above) if _HOST_BRIDGE.fullmatch(name)), len(above))
-    return above[first:][:_MAX_BRIDGES]
+    return above[first:][: pci.MAX_BRIDGES]
 
 
 def _port_guids(folder: Path) -> tuple[int, ...]:
     """The lower halves of the ports' first GIDs."""
     guids: list[int] = []
     for path in kernel_files.entries(folder, "infiniband/*/ports/*/gids/0"):
-        gid = kernel_files.text(path)
-        guid = int(gid.replace(":", "")[16:], 16) if _GID.fullmatch(gid) else 0
+        guid = pci.guid_of(kernel_files.text(path))
         if guid and guid not in guids:
             guids.append(guid)
     return tuple(guids)

@@ -1,11 +1,7 @@
-"""The catalogue of a network's measured speeds: ``network.json``.
+"""The catalogue of a network's measured speeds: ``network.json``, which ``psdist probe`` writes.
 
-Owns its form. ``psdist probe`` measures and writes it, ``psdist plan`` and
-:func:`psdist.topology.network.sources.build_cluster` read it, two of them are compared by
-:mod:`psdist.topology.network.changes`; nothing is measured here.
-
-    network = read(Path("network.json"))
-    network.node_links["n3"].bytes_per_s
+network = read(Path("network.json"))
+network.node_links["n3"].bytes_per_s
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@
     for change in found.compared: print(change)       # n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)
     found.slower                                      # those that got worse, the worst first
 
-A change counts beyond a threshold, and beyond the scatter: where many links of a kind were measured
-twice, at least three times the typical deviation of their ratios from the common one, and more
-among many links: what normal noise reaches in one of a hundred comparisons of as many. So noise
-alone makes no link of thousands slower, and a change that all links share is still seen, in the
-typical pair, whose scatter is that of a median.
+A change counts beyond a threshold and beyond the scatter of its kind: three times the typical
+deviation of the ratios from the common one, and among many links what noise reaches in one of a
+hundred comparisons. A change that all links share is seen in the typical pair.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Final, Literal, TypeAlias
 
 from psdist.errors import PlacementError
 from psdist.topology.network.catalogue import UNMEASURED, Kind, Network, Speed
-from psdist.topology.text.hostlist import natural_key
+from psdist.topology.text.hostlist import listed, natural_key
 
 BANDWIDTH_THRESHOLD: Final = 0.1
 LATENCY_THRESHOLD: Final = 0.25
@@ -136,8 +134,9 @@ def compare(
     before, after = set(old.hosts), set(new.hosts)
     if not before & after:
         raise PlacementError(
-            f"no host is in both measurements ({_some(old.hosts)}; {_some(new.hosts)}): give two "
-            "of one cluster"
+            f"no host is in both measurements ({listed(old.hosts, 3) or 'no host'}; "
+            f"{listed(new.hosts, 3) or 'no host'}): "
+            "give two of one cluster"
         )
     beyond: dict[Quantity, float] = {
         "bandwidth": threshold,
@@ -239,8 +238,3 @@ def _scatter(ratios: Sequence[float]) -> float:
         return 0.0
     middle = statistics.median(ratios)
     return _MAD * statistics.median(abs(each - middle) for each in ratios)
-
-
-def _some(hosts: Sequence[str]) -> str:
-    more = len(hosts) - 3
-    return ", ".join(hosts[:3]) + (f" and {more} more" if more > 0 else "") if hosts else "no host"

@@ -1,14 +1,11 @@
 """How a fabric of many cables becomes a tree of few links: which switches act as one.
 
-Functions on what a listing says; reading it is :mod:`psdist.topology.network.infiniband`'s.
-
     groups = grouped(fabric, where="fabric.txt")      # leaves first, then level by level
     above, bytes_per_s = uplink(fabric, groups, home, 0)
 
-Leaves that serve (nearly) the same hosts are the rails of one rack and become one switch, whose
-uplinks are those of all of them; the switches above that serve the same racks become one as well,
-level by level. So a rail-optimised fabric with eight leaves for each rack of nodes comes out as one
-switch a rack.
+Leaves that serve (nearly) the same hosts are the rails of one rack and become one switch with all
+their uplinks; the switches above that serve the same racks become one as well, level by level. A
+rail-optimised fabric with eight leaves for each rack comes out as one switch a rack.
 """
 
 from __future__ import annotations

@@ -3,18 +3,11 @@
     found = read(Path("hostfile"))
     found.names, found.slots             # ("n1", "n2"), {"n1": 8, "n2": 8}
 
-| | |
-|---|---|
-| Open MPI, Kubernetes' MPI operator | ``n1 slots=8``, ``me@n1 cpu = 8`` |
-| Open MPI's rankfile | ``rank 0=n1 slot=0`` |
-| MPICH, Intel MPI, the operator for them | ``n1:8`` |
-| PBS and Torque ($PBS_NODEFILE), Slurm's hostfile | ``n1``, once for each slot |
-| Flux: R (``flux job info ID R``, ``flux R encode``) | JSON with R_lite and nodelist |
-| Flux: ``flux resource list`` | a table of STATE ... NODELIST |
-
-Told apart by content. A host that is named again gets more slots; its first place counts. A slot is
-a rank that the launcher would start there. Flux has cores and no slots: the number is 0 there.
-Lines for Open MPI are read as the parser of its mpirun 5 reads them (PRRTE's hostfile_lex.l).
+Formats are told apart by content: Open MPI and Kubernetes' MPI operator (``n1 slots=8``), Open
+MPI's rankfile, MPICH and Intel MPI (``n1:8``), PBS, Torque and Slurm (``n1``, once for each slot),
+Flux's R (JSON) and ``flux resource list``. A host that is named again gets more slots; its first
+place counts. Flux has no slots: the number is 0. Lines for Open MPI are read as the parser of its
+mpirun 5 reads them (PRRTE's hostfile_lex.l).
 """
 
 from __future__ import annotations
@@ -232,7 +225,9 @@ def _flux_resources(text: str, where: str) -> HostFile:
         )
     names: list[str] = []
     for words in found.execution.nodelist:
-        names += _expanded(words, f"{where}: execution.nodelist", MAX_NODES - len(names))
+        names += hostlist.expand(
+            words, max_hosts=MAX_NODES - len(names), where=f"{where}: execution.nodelist"
+        )
     ranks = 0
     for number, each in enumerate(found.execution.R_lite):
         ranks += _num_ids(each.rank, f"{where}: execution.R_lite[{number}].rank")
@@ -272,7 +267,8 @@ def _flux_table(text: str, where: str) -> HostFile:
             continue
         if words[-after:][0] == "0" and all(map(str.isdecimal, words[-after:])):
             continue  # no node in this state, and so no list
-        found = _expanded(words[-1], place, MAX_NODES - len(names) - len(left_out))
+        room = MAX_NODES - len(names) - len(left_out)
+        found = hostlist.expand(words[-1], max_hosts=room, where=place)
         if words[:-after][-1:] != [str(len(found))]:
             raise PlacementError(
                 f"{place}: NNODES does not count the hosts of NODELIST {shown(words[-1])}: give "
@@ -285,13 +281,6 @@ def _flux_table(text: str, where: str) -> HostFile:
         without = hostlist.compress(sorted(left_out, key=hostlist.natural_key))
         notes = (f"{where}: without {without[:_MAX_NOTED]}, which are down or drained",)
     return _unique(sorted(names, key=hostlist.natural_key), where, notes=notes)
-
-
-def _expanded(words: str, where: str, room: int) -> list[str]:
-    try:
-        return hostlist.expand(words, max_hosts=room)
-    except PlacementError as error:
-        raise PlacementError(f"{where}: {error}") from None
 
 
 def _unique(names: list[str], where: str, *, notes: tuple[str, ...]) -> HostFile:

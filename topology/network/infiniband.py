@@ -1,15 +1,11 @@
 """Racks from what ``ibnetdiscover`` prints of an InfiniBand fabric.
 
-Owns that text; how a fabric of many cables becomes a tree of few links is
-:mod:`psdist.topology.network.fabric`'s. The program is not run here.
-
     tree = parse_ibnetdiscover(text, where="fabric.txt", hosts={0xe09d7303007a4bd8: "n1"})
 
-A host hangs under the rack that has most of its bandwidth, with all its cards.
-
-Hosts are known by the description of their cards (``"n1 mlx5_0"``, what rdma-ndd sets), or, where
-that names none, by the GUID of the port. Warnings among the lines, and the headings of
-``ibnetdiscover -g``, are passed over. Hosts whose cards are joined without a switch are one rack.
+A host hangs under the rack that has most of its bandwidth, with all its cards. Its name is in the
+description of its cards (``"n1 mlx5_0"``, what rdma-ndd sets) or found by the GUID of the port.
+Warnings among the lines and the headings of ``ibnetdiscover -g`` are passed over. Hosts whose cards
+are joined without a switch are one rack.
 """
 
 from __future__ import annotations

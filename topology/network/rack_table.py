@@ -1,17 +1,14 @@
 """Racks as the user writes them down: a TOML table of switches.
 
     [[switch]]
-    name = "spine"
-
-    [[switch]]
     name = "rack1"
-    parent = "spine"        # which switch it hangs under; without: under the root
+    parent = "spine"        # the switch above; without: the root
     nodes = "n[1-16]"       # the hosts at it
     link = "25Gbit"         # of each of these hosts
     uplink = "100Gbit"      # of this switch to the one above, all its cables together
 
 Only ``name`` is needed. Speeds are data rates in one direction: ``25Gbit`` or ``12GB`` (a second),
-or plain bytes per second, ``12e9``. What this module owns is that text; it opens no file.
+or plain bytes per second, ``12e9``.
 
     tree = parse(text, where="racks.toml")
 """
@@ -58,11 +55,8 @@ def parse(text: str, *, where: str) -> Tree:
         if parent := _text(entry, "parent", place):
             builder.put_under(name, parent, place=place)
         link = _speed(entry, "link", place)
-        try:
-            nodes = hostlist.expand(_text(entry, "nodes", place), max_hosts=MAX_NODES)
-        except PlacementError as error:
-            raise PlacementError(f"{place}: nodes: {error}") from None
-        for node in nodes:
+        nodes = _text(entry, "nodes", place)
+        for node in hostlist.expand(nodes, max_hosts=MAX_NODES, where=f"{place}: nodes"):
             builder.add_node(node, name, place=place, bytes_per_s=link)
     return builder.build()
 

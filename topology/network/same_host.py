@@ -1,9 +1,6 @@
-"""Which names mean the same host: ``n1`` and ``n1.example.org``, or two cards with one GUID.
+"""Which names mean the same host: ``n1`` and ``n1.example.org``, or two cards with one GUID. Pure.
 
-A launcher, a switch tree and a catalogue of measurements may each have their own name for a host.
-Pure functions on names; nothing is resolved.
-
-    by_name(["n1.example.org"], ["n1", "n2"])         # {"n1.example.org": "n1"}
+by_name(["n1.example.org"], ["n1", "n2"])         # {"n1.example.org": "n1"}
 """
 
 from __future__ import annotations

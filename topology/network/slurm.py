@@ -1,15 +1,11 @@
 """Racks from Slurm: topology.conf, ``scontrol show topology``, and what each task is told.
 
-Owns the texts of the plugins topology/tree and topology/block, and what their switches and blocks
-mean; topology.yaml is :mod:`psdist.topology.network.topology_yaml`'s. Nothing is run and no file is
-read.
-
     tree = parse_topology_conf(text, where="topology.conf")
     tree = from_addresses({"h1": ("spine.rack1.h1", "switch.switch.node")})
 
-``topology.conf`` and the output of ``scontrol show topology`` have the same form; a line of the
-latter has ``Level=`` or ``BlockIndex=`` in it, and lists below a switch *all* nodes of its switches
-once more. Speeds: Slurm's LinkSpeed has no unit and is not used.
+The plugins are topology/tree and topology/block. The output of ``scontrol show topology`` has the
+form of topology.conf; its lines have ``Level=`` or ``BlockIndex=``, and list below a switch *all*
+nodes of its switches once more. Slurm's LinkSpeed has no unit and is not used.
 """
 
 from __future__ import annotations
@@ -97,7 +93,7 @@ def from_addresses(addresses: Mapping[str, tuple[str, str]]) -> Tree:
             )
         above = ""
         for name in parts[:-1]:
-            _expanded(name, place, MAX_SWITCHES)
+            hostlist.expand(name, max_hosts=MAX_SWITCHES, where=place)
             if not builder.has_switch(name):
                 builder.add_switch(name, place=place)
                 if above:
@@ -169,12 +165,14 @@ class Switches:
                 "of them"
             )
         if switches:
-            children = _expanded(switches, place, _MAX_CHILDREN - self._num_children)
+            children = hostlist.expand(
+                switches, max_hosts=_MAX_CHILDREN - self._num_children, where=place
+            )
             self._num_children += len(children)
             self._above.setdefault(frozenset(children), []).append(name)
             return
         self._builder.add_switch(name, place=place)
-        for node in _expanded(nodes, place, MAX_NODES):
+        for node in hostlist.expand(nodes, max_hosts=MAX_NODES, where=place):
             self._builder.add_node(node, name, place=place)
 
     def join(self) -> None:
@@ -199,15 +197,8 @@ def add_block(builder: TreeBuilder, name: str, place: str, *, nodes: str) -> Non
     """A block is a rack; ``nodes`` is a host list."""
     name = _name(name, place)
     builder.add_switch(name, place=place)
-    for node in _expanded(nodes, place, MAX_NODES):
+    for node in hostlist.expand(nodes, max_hosts=MAX_NODES, where=place):
         builder.add_node(node, name, place=place)
-
-
-def _expanded(text: str, place: str, limit: int) -> list[str]:
-    try:
-        return hostlist.expand(text, max_hosts=limit)
-    except PlacementError as error:
-        raise PlacementError(f"{place}: {error}") from None
 
 
 def _name(text: str, place: str) -> str:

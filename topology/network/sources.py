@@ -1,10 +1,8 @@
 """From what is known of the racks to a job's cluster: one function for every source.
 
-Owns telling formats apart and putting a job's hosts into a tree; the formats are their parsers'.
-
-    tree = read_tree(Path("topology.conf"))
-    cluster = build_cluster(["n1", "n2"], machine, tree=tree)
-    cluster.notes                 # what was missing or assumed, for people
+tree = read_tree(Path("topology.conf"))
+cluster = build_cluster(["n1", "n2"], machine, tree=tree)
+cluster.notes                 # what was missing or assumed, for people
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from psdist.topology.network.catalogue import UNMEASURED, Network, Speed
 from psdist.topology.network.same_host import by_name, matched
 from psdist.topology.network.tree import Tree
 from psdist.topology.text import decoded, file_bytes, numbered_lines, shown
+from psdist.topology.text.hostlist import listed
 
 MAX_BYTES = 24 << 20
 """An ibnetdiscover listing of some 5,000 hosts with eight cards each."""
 
-_NAMED_AT_MOST = 5
 # These match a line without blanks at its ends: to skip blanks could take quadratic time.
 _SLURM = re.compile(r"(?:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=", re.IGNORECASE)
 _TOML = re.compile(r"\[\[|(?:\[\s*)?[A-Za-z_\"'-][\w\"'.-]*\s*[=\]]")
@@ -184,12 +182,12 @@ def _placed(
     missing = [name for name in names if name not in found]
     if len(missing) == len(names):
         raise PlacementError(
-            f"{tree.source}: none of the hosts is in it ({_listed(names)}; it has "
-            f"{_listed([node.name for node in tree.nodes])}): give the file of this cluster, or "
+            f"{tree.source}: none of the hosts is in it ({listed(names)}; it has "
+            f"{listed([node.name for node in tree.nodes])}): give the file of this cluster, or "
             "none"
         )
     if missing:
-        notes.append(f"{tree.source}: without {_listed(missing)}; assumed at the root")
+        notes.append(f"{tree.source}: without {listed(missing)}; assumed at the root")
     root = tree.switches[0].name
     homes = {name: found[name].switch if name in found else root for name in names}
     switches, index = _pruned(tree, set(homes.values()))
@@ -260,14 +258,14 @@ def _with_node_speeds(
         filled.append(replace(node, bytes_per_s=rate))
     if network is not None and not measured and not typical:
         notes.append(
-            f"the measured network has no link of these nodes (measured: {_listed(network.hosts)})"
+            f"the measured network has no link of these nodes (measured: {listed(network.hosts)})"
         )
     notes += [
-        f"speed of the links of {_listed(names)} not known: {guess / 1e9:.3g} GB/s, {how}"
+        f"speed of the links of {listed(names)} not known: {guess / 1e9:.3g} GB/s, {how}"
         for (guess, how), names in guessed.items()
     ]
     notes += [
-        f"the links of {_listed(names)} carry {most / 1e9:.3g} GB/s, as their network cards do, of "
+        f"the links of {listed(names)} carry {most / 1e9:.3g} GB/s, as their network cards do, of "
         f"the {rate / 1e9:.3g} GB/s that the switches tell"
         for (rate, most), names in limited.items()
     ]
@@ -319,7 +317,7 @@ def _with_uplink_speeds(
             below[switch.parent] += rate
     if guessed:
         notes.append(
-            f"speed of the uplinks of {_listed(guessed[::-1])} not known: all that is below can "
+            f"speed of the uplinks of {listed(guessed[::-1])} not known: all that is below can "
             "pass (no oversubscription)"
         )
     return filled
@@ -330,8 +328,3 @@ def _known(measured: Speed, listed: float) -> float:
     if measured.is_lower_bound:
         return max(measured.bytes_per_s, listed) if listed else 0.0
     return measured.bytes_per_s or listed
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -2,9 +2,8 @@
 
     tree = parse(text, where="topology.yaml", name="fast")
 
-The switches and blocks in it are as in topology.conf (:mod:`psdist.topology.network.slurm`). Keys
-that Slurm adds later are no mistake; a topology of another plugin (flat, ring, torus3d ...) is, if
-it is the one that is meant: a flat one has nothing to say, the others are no trees.
+Switches and blocks are as in topology.conf. Keys that Slurm adds later are no mistake. A topology
+of another plugin is one if it is meant: a flat one says nothing of racks, others are no trees.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from psdist.errors import PlacementError
 from psdist.topology.network.slurm import Switches, add_block
 from psdist.topology.network.tree import Tree, TreeBuilder
 from psdist.topology.text import shown
+from psdist.topology.text.hostlist import listed
 from psdist.topology.text.strict_yaml import Limits, Node
 from psdist.topology.text.strict_yaml import parse as parse_yaml
 
@@ -53,21 +53,22 @@ def parse(text: str, *, where: str, name: str = "") -> Tree:
     chosen = name or default or next(iter(topologies))
     if chosen not in topologies:
         raise PlacementError(
-            f"{where}: no topology is called {shown(chosen)}: it has {_listed(list(topologies))}"
+            f"{where}: no topology is called {shown(chosen)}: it has "
+            f"{listed([*map(shown, topologies)], _MAX_NAMED)}"
         )
     builder = TreeBuilder(where=where, source=f"{where}#{chosen}" if name else where)
-    others = [each for each in topologies if each != chosen]
+    others = listed([shown(each) for each in topologies if each != chosen], _MAX_NAMED)
     if others and not name:
         builder.notes.append(
             f"{where}: topology {shown(chosen)} is taken "
-            f"({'cluster_default' if default else 'the first'}), not {_listed(others)}; "
+            f"({'cluster_default' if default else 'the first'}), not {others}; "
             f"{where}#NAME takes another"
         )
     _fill(builder, topologies[chosen], chosen, others)
     return builder.build()
 
 
-def _fill(builder: TreeBuilder, entry: Node, name: str, others: list[str]) -> None:
+def _fill(builder: TreeBuilder, entry: Node, name: str, others: str) -> None:
     members = entry.members("a topology")
     named = [key for key in members if key not in ("topology", "cluster_default")]
     # A key that Slurm adds later is none of the kinds, if one of those is there.
@@ -79,7 +80,7 @@ def _fill(builder: TreeBuilder, entry: Node, name: str, others: list[str]) -> No
             f"{shown(kinds[0])} and {shown(kinds[1])}: leave one"
         )
     if not known:
-        other = f"name one of {_listed(others)} (FILE#NAME)" if others else "give racks of your own"
+        other = f"name one of {others} (FILE#NAME)" if others else "give racks of your own"
         kind = f"of the kind {shown(kinds[0])}" if kinds else "of no kind"
         raise PlacementError(
             f"{entry.place}: topology {shown(name)} is {kind}, which says nothing of racks: {other}"
@@ -114,8 +115,3 @@ def _text(node: Node | None, what: str) -> str:
 
 def _is_true(node: Node | None, what: str) -> bool:
     return node is not None and node.text(what).lower() in _TRUE
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MAX_NAMED
-    return ", ".join(map(shown, names[:_MAX_NAMED])) + (f" and {more} more" if more > 0 else "")

@@ -1,13 +1,11 @@
 """A tree of switches as a source tells it, before a job's hosts are put into it.
 
-Every source (Slurm, ibnetdiscover, the user's table) ends here: :class:`TreeBuilder` collects what
-it says, in any order, and refuses what is no tree. What a job makes of it is
-:mod:`psdist.topology.network.sources`'s.
-
     builder = TreeBuilder(where="topology.conf", source="topology.conf")
     builder.add_switch("rack1", place="topology.conf:1")
     builder.add_node("n1", "rack1", place="topology.conf:1")
     tree = builder.build()
+
+Every source ends here: the builder collects in any order, and refuses what is no tree.
 """
 
 from __future__ import annotations

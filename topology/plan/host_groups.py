@@ -4,10 +4,9 @@
     parts(cluster, [2, 2, 2, 0], "rack")           # [0.5, 0.5, 1.0, 0.0]: of a group on each node
     loads(cluster, ranks, model_bytes=4e9)         # bytes over each link, beside the exchange's
 
-A group pushes and pulls its slices from all of its hosts, by workers; so it counts in parts on
-each. What its hosts reduce and hand round among them: every worker's slice comes to it once from
-each other host, and goes there once. Below a link are n of the group's N workers on h of its H
-hosts, so it carries, in each direction, (n (H - h) + (N - n) h) / N of the model.
+Every worker's slice comes to it once from each other host of its group, and returns once. Below a
+link are n of the group's N workers on h of its H hosts, so it carries (n (H - h) + (N - n) h) / N
+of the model in each direction.
 """
 
 from __future__ import annotations

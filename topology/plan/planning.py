@@ -3,13 +3,9 @@
     plan = plan_job(cluster, ranks, PlanRequest(servers="auto", group="node"))   # ranks are there
     plan = plan_ahead(cluster, PlanRequest(servers="auto"), workers=[8, 8, 8])   # before the job
 
-Groups may lie on several hosts (:mod:`psdist.topology.plan.host_groups`); with ``auto`` both kinds
-are planned, and the faster one is taken.
-
-Inside a job the hosts of the ranks are given and some of them become servers, so that a server
-takes a place from a worker. Before a job the workers are given and servers come in addition.
-Which hosts serve is :mod:`psdist.topology.plan.serving_hosts`, the seats inside a host are
-:mod:`psdist.topology.plan.seating`; here both become one plan.
+Inside a job the hosts of the ranks are given, and a server takes the place of a worker. Before a
+job the workers are given and servers come in addition. With the group ``auto``, groups of hosts and
+of racks are planned, and the faster plan is taken.
 
 Longer than other modules: a plan inside a job and one before it, and what is said of both.
 """

@@ -3,12 +3,11 @@
     seats = seat(machine, ["server", "worker", "worker"])
     seats[1].cpus, seats[1].gpu          # what rank 1 of this host binds itself to, its GPU
 
-Workers come first: whole cores, as many for each of them but for one, never across packages. Those
-that have a GPU sit in its package and begin in its NUMA node, growing from there; the others are
-spread. Servers get what they need, in the package where workers lose least, beside the network card
-where that is open. What is left over idles. A worker that is alone on its host gets all of it.
-Where a launcher has already given the ranks disjoint PUs, those are kept, and a GPU is chosen for
-the PUs instead. Where there are more ranks than cores nobody is bound.
+Workers come first: whole cores, equal shares up to one core, never across packages. A worker with a
+GPU begins in the GPU's NUMA node; the others are spread. Servers get what they need where workers
+lose least, beside the network card where that is open. What is left over idles. A worker that is
+alone on its host gets all of it. Disjoint PUs from a launcher are kept, and a GPU is chosen for
+them. Where there are more ranks than cores nobody is bound.
 """
 
 from __future__ import annotations

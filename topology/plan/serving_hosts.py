@@ -3,9 +3,6 @@
     choice = choose(hosts, capacity)                  # the workers stay
     choice = choose_among_ranks(hosts, sizes)         # a rank that serves is no worker
 
-A cluster becomes the tree problem of :mod:`psdist.topology.solver.placement` here, and its solution
-counts per node. Groups are counted by the caller (:class:`Hosts`), who has the seats.
-
 Longer than other modules: hosts before a job and ranks inside one are chosen by one judge.
 """
 

@@ -3,10 +3,8 @@
     spares = choose_spares(["n1", "n1", "n2", "n2", "n3"], 1)     # (4,): a host of its own
     plan = with_spares(plan_job(cluster, others, request), hosts, spares)
 
-A spare is to live on when others die, and what dies together is a host: so spares are first whole
-hosts, as long as two others are left for the servers and their second copies, then the last ranks
-of the hosts that have most. A plan is made for the others, as if spares were not there; spares are
-not bound.
+What fails together is a host, so spares are first whole hosts, as long as two others are left for
+the servers and their replicas, then the last ranks of the hosts that have most. They are not bound.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
 """Which ranks of a running job serve, when each that serves is no worker any more.
 
-Owns the search over divisions: how many ranks of each vertex serve. The groups follow from that,
-so a division fixes both ends of every transfer; what is left, the masses, has an exact answer.
-
     division = Division(parent=..., bytes_per_s=..., sizes=(0, 2, 2), ...)
     ways = all_ways(division, most=5_000)        # modulo vertices that are alike; None: too many
     fastest(division, ways).tied                 # the ways that no other one beats
 
-**Time of one way.** L_e = G_T M + (G - 2 G_T) M_T is linear in M_T, so "no edge is slower than t"
-is an interval for the mass below each edge: a cap where fewer than half of the groups are below, a
-floor where more are. Adding intervals up from the leaves tells whether a way is as fast as t. All
-ways are asked at once, and t is halved between what none and what some of them reach.
-
-**Alike** are vertices whose subtrees have the same shape, speeds, memory, ranks and groups; which
-of them has how many servers changes nothing, so only one order of them is tried.
+A way is the number of servers at each vertex. The groups follow from it, so both ends of every
+transfer are fixed. L_e = G_T M + (G - 2 G_T) M_T is linear in M_T, so "no edge is slower than t" is
+an interval for the mass below each edge: a cap where fewer than half of the groups are below, a
+floor where more are. The sums of the intervals, from the leaves up, tell whether a way is as fast
+as t. All ways are tested at once, and t is halved between what none and what some of them reach.
+Vertices are *alike* if their subtrees have the same shape, speeds, memory, ranks and groups; only
+one order of them is tried.
 
 Longer than other modules: trying all ways and climbing among them rest on the same times.
 """

@@ -1,21 +1,15 @@
 """How much of the model fits below the tree's links in a given time, and the bound that this gives.
 
-Owns the view of a problem that makes it easy (:class:`FlowTree`), the three questions asked of it
-(when the model fits, which few places take most of it, how to spread it most evenly), and the lower
-bound on the time of one exchange. It is the optimum of the linear program without a solver: scipy
-need not be loaded where a job starts (tests/support/exact_placement.py has the program, as a second
-opinion). Places nothing: :mod:`psdist.topology.solver.placement` does.
-
-Hang the tree up at its *centre*, the vertex below which no edge has more than half of the groups.
-Then every byte on the far side of an edge only adds to its load: time_e = a_e + c_e m_e with
-c_e >= 0, and "no edge takes longer than t" says m_e <= (t - a_e) / c_e: a cap on the mass below
-each edge. Caps on nested sets can be filled greedily, hence everything here is exact
-(docs/placement.md has the proofs).
-
     tree = FlowTree.of(problem)
     caps = tree.caps(0.5)                                     # bytes below each edge within 0.5 s
     even_masses(tree, caps, problem.capacity, problem.max_bytes)   # bytes at each vertex
     lower_bound_s(problem).seconds    # no placement of problem.num_servers servers is faster
+
+The tree is hung up at its *centre*, the vertex below which no edge has more than half of the
+groups. Every byte on the far side of an edge then adds to its load: time_e = a_e + c_e m_e with
+c_e >= 0. "No edge takes longer than t" is a cap on the mass below each edge, m_e <= (t - a_e) /
+c_e, and caps on nested sets can be filled greedily, so everything here is exact (docs/placement.md
+has the proofs): the optimum of the linear program, without loading scipy where a job starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Where servers sit and how much of the model each holds.
-
-Owns the choice of places and masses, the number of servers, and the placements to compare with.
-Pure functions on numbers; costs are :mod:`psdist.topology.solver`'s, proofs are in
-docs/placement.md.
+"""Where servers sit and how much of the model each holds; proofs are in docs/placement.md.
 
     solution = solve(problem)
     solution.servers_at, solution.server_bytes, solution.cost_s / solution.bound_s

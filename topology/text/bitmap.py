@@ -1,13 +1,11 @@
-"""Sets of PU numbers as text: hwloc's bitmaps and the kernel's lists, both ways.
-
-Owns the two notations and their limits; knows nothing of machines.
+"""Sets of PU numbers as text: hwloc's bitmaps and the kernel's lists, both ways, within limits.
 
     parse("0x00000001,,0x0")            # frozenset({64})
     format({0, 33})                     # '0x00000002,0x00000001'
     parse_list("0-3,8")                 # frozenset({0, 1, 2, 3, 8})
     format_list({0, 1, 2, 3, 8})        # '0-3,8'
 
-Notation of bitmaps: hwloc's hwloc_bitmap_sscanf, groups of 32 bits, most significant first.
+Bitmaps are those of hwloc_bitmap_sscanf: groups of 32 bits, most significant first.
 """
 
 from __future__ import annotations

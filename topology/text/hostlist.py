@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 from psdist.errors import PlacementError
@@ -34,17 +34,19 @@ _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?"
 _TRAILING_NUMBER = re.compile(rf"(.*?)([0-9]{{1,{MAX_DIGITS}}})", re.DOTALL)
 
 
-def expand(text: str, *, max_hosts: int = 100_000) -> list[str]:
+def expand(text: str, *, max_hosts: int = 100_000, where: str = "") -> list[str]:
     """The names that a host list stands for, in its order; a name given twice is there twice.
 
     A range keeps the width of its first number (``08-10``: 08, 09, 10). Names are separated by
     commas or blanks; empty ones are skipped, as Slurm does. Raises PlacementError for a bracket or
     range that is none, a name of other characters than letters, digits, ``.``, ``_`` and ``-``,
-    and for more than ``max_hosts`` names, which is found out before they are made.
+    and for more than ``max_hosts`` names, which is found out before they are made. Messages begin
+    with ``where``.
     """
+    where = f"{where}: host list" if where else "host list"
     if len(text) > MAX_TEXT:
         raise PlacementError(
-            f"host list: {len(text):,} characters, more than {MAX_TEXT:,}: write ranges"
+            f"{where}: {len(text):,} characters, more than {MAX_TEXT:,}: write ranges"
         )
     names: list[str] = []
     position = _after_separators(text, 0)
@@ -52,10 +54,10 @@ def expand(text: str, *, max_hosts: int = 100_000) -> list[str]:
         end = _end_of_item(text, position)
         if end == position or (end < len(text) and text[end] in "[]"):
             raise PlacementError(
-                f"host list: {shown(text[end:])} after {len(names)} names: a bracket without its "
+                f"{where}: {shown(text[end:])} after {len(names)} names: a bracket without its "
                 "other half; write n[1-3,7]"
             )
-        names += _expand_item(text[position:end], max_hosts - len(names), max_hosts)
+        names += _expand_item(text[position:end], max_hosts - len(names), max_hosts, where)
         position = _after_separators(text, end)
     return names
 
@@ -69,7 +71,7 @@ def compress(names: Iterable[str]) -> str:
     groups: list[tuple[str, list[tuple[str, str]]]] = []  # prefix, its ranges as (first, last)
     for name in names:
         if not HOST_NAME.fullmatch(name):
-            raise PlacementError(_bad_name(name))
+            raise PlacementError(_bad_name(name, "host list"))
         match = _TRAILING_NUMBER.fullmatch(name)
         if match is None:
             groups.append((name, []))
@@ -91,6 +93,12 @@ def natural_key(name: str) -> tuple[tuple[int, str | int], ...]:
     """To sort names as people count: n1, n2, n10."""
     parts = re.split(r"([0-9]+)", name[:MAX_SORTED])
     return tuple((1, int(part)) if index % 2 else (0, part) for index, part in enumerate(parts))
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return ``n1, n2 and 3 more`` for names of which at most so many are named."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _group_text(prefix: str, ranges: list[tuple[str, str]]) -> str:
@@ -115,25 +123,25 @@ def _end_of_item(text: str, position: int) -> int:
     return len(text)
 
 
-def _expand_item(item: str, room: int, max_hosts: int) -> list[str]:
+def _expand_item(item: str, room: int, max_hosts: int, where: str) -> list[str]:
     pieces = re.split(r"[\[\]]", item)  # outside, inside, outside, inside, ..., outside
     fixed, brackets = pieces[0::2], pieces[1::2]
     if len(brackets) > MAX_BRACKETS:
         raise PlacementError(
-            f"host list: {shown(item)} has {len(brackets)} brackets, more than {MAX_BRACKETS}: "
+            f"{where}: {shown(item)} has {len(brackets)} brackets, more than {MAX_BRACKETS}: "
             "write fewer"
         )
     num_ranges = sum(inside.count(",") + 1 for inside in brackets)
     if num_ranges > max_hosts + MAX_BRACKETS:
         raise PlacementError(
-            f"host list: {shown(item)} has {num_ranges:,} ranges, more than the limit of "
+            f"{where}: {shown(item)} has {num_ranges:,} ranges, more than the limit of "
             f"{max_hosts:,} names: correct it"
         )
-    parsed = [_ranges(inside, item) for inside in brackets]
+    parsed = [_ranges(inside, item, where) for inside in brackets]
     total = math.prod(sum(last - first + 1 for first, last, _ in ranges) for ranges in parsed)
     if total > room:
         raise PlacementError(
-            f"host list: {shown(item)} stands for {total:,} names, with those before it more than "
+            f"{where}: {shown(item)} stands for {total:,} names, with those before it more than "
             f"the limit of {max_hosts:,}: correct the range"
         )
     numbers = [
@@ -146,27 +154,27 @@ def _expand_item(item: str, room: int, max_hosts: int) -> list[str]:
             number + after for number, after in zip(chosen, fixed[1:], strict=True)
         )
         if not HOST_NAME.fullmatch(name):
-            raise PlacementError(_bad_name(name))
+            raise PlacementError(_bad_name(name, where))
         names.append(name)
     return names
 
 
-def _ranges(inside: str, item: str) -> list[tuple[int, int, int]]:
+def _ranges(inside: str, item: str, where: str) -> list[tuple[int, int, int]]:
     """(first, last, width) of each range of a bracket."""
     found = []
     for word in inside.split(","):
         match = _RANGE.fullmatch(word)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise PlacementError(
-                f"host list: {shown(word)} in {shown(item)} is no range: write numbers and ranges "
+                f"{where}: {shown(word)} in {shown(item)} is no range: write numbers and ranges "
                 "that go up, like [1-3,7]"
             )
         found.append((int(match[1]), int(match[2] or match[1]), len(match[1])))
     return found
 
 
-def _bad_name(name: str) -> str:
+def _bad_name(name: str, where: str) -> str:
     return (
-        f"host list: {shown(name)} is no host name: up to 255 letters, digits, '.', '_' and '-', "
+        f"{where}: {shown(name)} is no host name: up to 255 letters, digits, '.', '_' and '-', "
         "and no '-' or '.' at the start"
     )

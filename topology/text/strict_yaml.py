@@ -3,9 +3,9 @@
     found = parse(text, where="topology.yaml", limits=Limits(depth=8, nodes=100_000))
     for item in found.items("the file"): ...
 
-PyYAML tells what it sees, event by event, and builds nothing here: a tag that would make an object
-is refused, and so are an alias (a few lines of them stand for gigabytes), a second document, a key
-that is no text or is there twice. Every scalar stays the text that was written, with its line.
+A tag that would make an object is refused, and so are an alias (a few lines of them stand for
+gigabytes), a second document, a key that is no text or is there twice. Every scalar stays the text
+that was written, with its line.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 
     mpirun -n 5 psdist bench convergence --task chars --steps 300 --scheme codec=int4/sign
 
-All on the same ranks, one after another, with the same samples: first the steps alone, without any
-exchange, on all workers at once; then sync without a codec and every scheme, each a job of its own
-with servers and workers as users have them (RUN_DIR, RUN_DIR-2 ...); then DDP over gloo between the
-workers, with its hooks. The chief puts the model's values aside every few steps, and computes
-the loss on what nobody trains on afterwards, so that takes no time of the run. What the schemes,
-the tasks and the report are is in the modules beside.
+All on the same ranks, one after another, with the same samples: the steps alone, without any
+exchange; then each scheme as a job of its own (RUN_DIR, RUN_DIR-2 ...); then DDP over gloo, with
+its hooks. The chief keeps the model's values every few steps, and computes the validation loss
+afterwards, so that takes no time of the run.
 """
 
 from __future__ import annotations

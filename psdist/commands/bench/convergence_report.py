@@ -3,19 +3,13 @@
     report(result_of(context, options, everybody), options)
 
 **Measured** are losses, seconds, and bytes: those of schemes by the run's summary, of DDP what
-gloo's ring all-reduce sends for the values that its hook leaves. **Computed**, and said so, is what
-the same steps would take over given links: the step alone, and behind it the bytes on the busiest
-link, pushes and pulls one after another. Ranks of a host share its link; where all are on one
-host, every rank counts as a host of its own.
-
-The bound of how many times as fast a scheme can be, (t_c + t_n) / (t_c + t_n / ratio), has t_c from
-the steps alone, t_n from what the baseline takes beyond them, and the ratio of bytes. Nothing here
-hides communication behind computation; a scheme that does may pass the bound.
-
-**CPU** is what all ranks together, servers too, have taken of the cores in a step: where that is as
-long as the step times the cores, these are what the step waits for, not the link.
-
-Owns no measuring: ``convergence`` does that.
+gloo's ring all-reduce sends for the values that its hook leaves. **Computed**, and marked so, is
+what the same steps would take over given links: the step alone, then the bytes on the busiest link,
+pushes and pulls one after another. Ranks of a host share its link; where all are on one host, every
+rank counts as a host of its own. The bound of a scheme's speed-up, (t_c + t_n) / (t_c + t_n /
+ratio), has t_c from the steps alone, t_n from what the baseline takes beyond them, and the ratio of
+bytes. A scheme that hides communication may pass the bound. **CPU** is what all ranks together,
+servers too, take of the cores in a step.
 """
 
 from __future__ import annotations

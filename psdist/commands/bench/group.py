@@ -2,18 +2,13 @@
 
     mpirun -n 3 psdist bench group --sizes 1MiB,16MiB          # 1 server, a group of 2 workers
 
-In each repetition every way is timed once, between the same ranks, one after the other:
+In each repetition every way is timed once, between the same ranks: *exchange*, reduce-scatter of
+the gradients and all-gather of the parameters as a job's group does them, in shared memory, over
+gloo and over MPI; ``MPI_Allreduce`` and gloo's all-reduce of as many bytes; *step*, a whole
+iteration of a small network of that size, psdist's and DistributedDataParallel's.
 
-* *exchange*: reduce-scatter of the gradients and all-gather of the parameters, as a job's group
-  does them, in shared memory, over torch.distributed (gloo) and over MPI;
-* ``MPI_Allreduce`` and gloo's all-reduce of as many bytes;
-* *step*: a whole iteration of a small network of that size, forward, backward and SGD: psdist's,
-  with push and pull, and that of DistributedDataParallel with its default overlap.
-
-What is small is timed several times in a row, so that how the workers come out of the barrier
-before counts little. The slowest worker counts. Printed are medians and quartiles, and how many
-times as fast as torch's a way is: the median over the repetitions, each of which has measured both.
-In JSON all times.
+Small sizes are timed several times in a row, so that the barrier before counts little. The slowest
+worker counts. A speed-up is the median over the repetitions, each of which has measured both.
 """
 
 from __future__ import annotations

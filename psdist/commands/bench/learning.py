@@ -1,11 +1,9 @@
-"""What ``psdist bench convergence`` trains: small real tasks, the same for every scheme.
+"""What ``psdist bench convergence`` trains: small real tasks, with the same samples for each.
 
-    task = task_of("chars")
-    model = task.make_model(seed=1)
-    for x, y in task.batches(seed=1, worker=0, batch_size=16): ...
-    task.loss(model(x), y), task.validation(model)
-
-Which samples a worker sees is drawn by seed and worker, so every scheme, and DDP, sees the same.
+task = task_of("chars")
+model = task.make_model(seed=1)
+for x, y in task.batches(seed=1, worker=0, batch_size=16): ...
+task.loss(model(x), y), task.validation(model)
 """
 
 # mypy: allow-untyped-calls

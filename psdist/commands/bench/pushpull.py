@@ -2,14 +2,11 @@
 
     mpirun -n 2 --mca pml ob1 --mca btl self,sm psdist bench pushpull --sizes 4KiB,1MiB
 
-Each repetition does, one after the other and between the same ranks: one push + pull through
-psdist (servers apply SGD), and the raw exchange twice: every worker sends each server its bytes
-in one message and gets as many back, and the same in psdist's chunks, each echoed when it has
-arrived. The faster of the two raw ways is the limit. Medians are reported, in JSON all times.
-
-Mode is async: consistency costs waiting, which is not what this measures. Each size is a job of
-its own, which ends as every job does: the next meets none of its messages. Over several hosts the
-table also has what the plan predicts of the slowest link (PSDIST_HOSTS_PLACEMENT,
+Each repetition does one push + pull through psdist (servers apply SGD), then the raw exchange
+twice: every worker sends each server its bytes and gets as many back, in one message and in
+psdist's chunks. The faster raw way is the limit. The mode is async: waiting for others is not what
+this measures. Each size is a job of its own: the next meets none of its messages. Over several
+hosts the table has what the plan predicts of the slowest link (PSDIST_HOSTS_PLACEMENT,
 PSDIST_HOSTS_NETWORK).
 """
 

@@ -3,8 +3,8 @@
     scheme_of("codec=int4/sign local_steps=2")      # settings, as --set has them, with spaces
     rival_of("powersgd:4")                          # DDP with that hook
 
-A scheme's settings go before all other sources, and are those that a job may have anew: who serves
-and who works together stays as it is. What a scheme leaves out of mode and codecs is sync, without.
+A scheme's settings go before all other sources, and are those that each job may choose anew. Its
+defaults are the mode sync and no codec.
 """
 
 from __future__ import annotations

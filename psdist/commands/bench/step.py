@@ -2,19 +2,15 @@
 
     srun --mpi=pmix -N 4 --ntasks-per-node=2 psdist bench step --size 64MiB --compute 0
 
-In the same run, on the same ranks, in turns:
+On the same ranks, in turns: ``job.prepare`` and ``step()`` in the mode that is set; DDP over gloo
+between the workers, plain and with its fp16 hook; MPI_Allreduce of the bytes between the workers;
+and the raw exchange: every worker sends each server its part of the bytes and gets as many back, in
+one message and in psdist's chunks. The faster raw way is the limit.
 
-* ``job.prepare`` and ``step()`` as a user has them, in the mode that is set (sync);
-* DistributedDataParallel over gloo between the workers, as it comes and with its fp16 hook;
-* MPI_Allreduce of the bytes between the workers;
-* the raw exchange: every worker sends each server its part of the bytes and gets as many back, in
-  one message and in psdist's chunks, each echoed when it has arrived. The faster is the limit.
-
-The model is layers with real parameters that *sleep* in forward and twice as long in backward:
-they stand for accelerators, which leave the cores to communication. A repetition counts as its
-slowest worker; the CPU time of all ranks in a turn says how much of the cores a way needs. What the
-hosts' interfaces have sent is counted, so that it is seen what carried the bytes. Every
-worker is a group: DDP needs torch's default process group for all of them.
+The model is layers with real parameters that *sleep* in forward and twice as long in backward: they
+stand for accelerators, which leave the cores to communication. A repetition counts as its slowest
+worker. CPU time of all ranks and bytes that the hosts' interfaces sent are counted. Every worker is
+a group: DDP needs torch's default process group for all of them.
 """
 
 from __future__ import annotations

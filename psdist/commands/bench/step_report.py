@@ -1,8 +1,6 @@
 """What ``psdist bench step`` compares and tells: options, ways to exchange, the result, a table.
 
-    report(result_of(context, options, everybody), options)
-
-Owns no measuring: ``step`` does that.
+report(result_of(context, options, everybody), options)
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@
     noise.deaths                     # what the launcher says of ranks that a signal has ended
     noise.lost_hosts                 # and of hosts
 
-A block is taken out only when every line of it, from first to last, is one that Open MPI 5 or
-MPICH prints there; whatever begins like one and goes on otherwise comes out unchanged. All other
-advice of launchers, such as of slots that are missing, is about mistakes, and stays. Only the
-launcher's own output goes through here: it is also that of ranks without a line to the parent,
-which are on other hosts or have not come that far.
+A block is taken out only when every line of it is one that Open MPI 5 or MPICH prints there; other
+advice of launchers is about mistakes, and stays. Only the launcher's own output goes through here,
+with that of ranks without a line to the parent, which are on other hosts or have just started.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The parent of a job: one loop over mpirun, the ranks of this host, the terminal and signals.
 
-    with make_parent(num_ranks=4, script="train.py", progress="auto") as parent:
+    with make_parent(num_ranks=4, script="train.py", config=config) as parent:
         status = parent.run(command, environment, death_signal=signal.SIGTERM)
 
 It starts mpirun and stays until that has ended. It passes output on, draws progress, forwards
 signals once, stops and continues the job with itself, hands its standard input to the chief, and
-gives the exit status. It decides little: what follows a signal and how the job ended is ``ending``,
-what is shown is ``display``. It never waits for a rank, and no rank outlives it.
+gives the exit status. It never waits for a rank, and no rank outlives it.
 
 Longer than other modules: all that may happen meets in one loop.
 """
@@ -39,6 +38,7 @@ from psdist.commands.launch.ending import (
 from psdist.commands.launch.noise import LauncherNoise
 from psdist.commands.launch.ranks import Rank, Ranks, start
 from psdist.commands.launch.screen import READ_BYTES, Filter, Lines, Screen
+from psdist.config.settings import RunConfig
 from psdist.errors import LaunchError, ProtocolError
 from psdist.install.quirks import own_session
 from psdist.install.room import session_bytes
@@ -75,11 +75,8 @@ class _Source:
     filter: Filter
 
 
-def make_parent(
-    *, num_ranks: int, script: str, progress: str, grace_s: float = 0.0, max_deaths: int = 0
-) -> Parent:
-    """A parent on this process's own output. ``progress``, ``grace_s``, ``max_deaths``: the
-    settings."""
+def make_parent(*, num_ranks: int, script: str, config: RunConfig) -> Parent:
+    """Return a parent on this process's own output."""
     for stream in (0, 1, 2):  # what is opened below must not take the number of one that is closed
         try:
             os.fstat(stream)
@@ -87,39 +84,25 @@ def make_parent(
             os.open(os.devnull, os.O_RDWR)
     can_draw = os.isatty(2) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     style: Style = "lines"
-    if progress == "off":
+    if config.progress == "off":
         style = "off"
-    elif progress != "lines" and can_draw:
+    elif config.progress != "lines" and can_draw:
         style = "live"
     screen = Screen(is_live=style == "live")
     view = View(num_ranks=num_ranks, script=script, started_s=time.monotonic())
-    return Parent(
-        screen,
-        Display(screen, style=style, view=view),
-        num_ranks=num_ranks,
-        grace_s=grace_s,
-        max_deaths=max_deaths,
-    )
+    return Parent(screen, Display(screen, style=style, view=view), num_ranks, config)
 
 
 class Parent:
-    def __init__(
-        self,
-        screen: Screen,
-        display: Display,
-        *,
-        num_ranks: int,
-        grace_s: float = 0.0,
-        max_deaths: int = 0,
-    ) -> None:
+    def __init__(self, screen: Screen, display: Display, num_ranks: int, config: RunConfig) -> None:
         self._screen = screen
         self._display = display
         self._num_ranks = num_ranks
         self._selector = selectors.PollSelector()
         self._sources: dict[int, _Source] = {}
         self._noise = {stream: LauncherNoise() for stream in (1, 2)}
-        self._max_deaths = max_deaths
-        self._ending = Ending(grace_s=grace_s)
+        self._max_deaths = config.max_deaths
+        self._ending = Ending(grace_s=config.grace_s)
         self._told: list[int] = []
         self._vanished: list[Rank] = []
         self._over_s: float | None = None

@@ -2,8 +2,7 @@
 
     raise SystemExit(probe(Path("network.json")))
 
-Owns agreeing on what is measured, the comparison with an older file, and the new one. Every
-mistake is one line and ends all ranks with the same status.
+Every mistake is one line and ends all ranks with the same status.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from psdist.topology.network import catalogue
 from psdist.topology.network.catalogue import Network
 from psdist.topology.network.changes import Change, Comparison, Section
 from psdist.topology.network.changes import compare as changes_of
+from psdist.topology.text.hostlist import listed
 
 SLOWER: Final = 1
 """The exit status where something got slower."""
@@ -86,10 +87,7 @@ def remarks(old: Network, new: Network, found: Comparison) -> list[str]:
     lines = []
     for word, hosts in (("new", found.new_hosts), ("gone", found.gone_hosts)):
         if hosts:
-            more = len(hosts) - 8
-            lines.append(
-                f"{word}: {', '.join(hosts[:8])}" + (f" and {more} more" if more > 0 else "")
-            )
+            lines.append(f"{word}: {listed(hosts, 8)}")
     if (old.mpi, old.components) != (new.mpi, new.components):
         before, after = (", ".join((each.mpi, *each.components)) for each in (old, new))
         lines.append(f"not only the network may differ: {before} before, {after} now")

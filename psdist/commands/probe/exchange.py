@@ -1,20 +1,16 @@
 """What one rank does in a step: round trips for the latency, exchanges both ways for the bandwidth.
 
-Owns the messages and the clock; who talks to whom is :mod:`psdist.commands.probe.schedule`'s.
-
     line = Line(comm)
-    line.wait_for_all()
     latency_s = line.latency(peer, leads=True)
     num_bytes = line.prepare(peer, leads=True, window_s=0.5)
     flow = line.stream(peer, leads=True, num_bytes=num_bytes, window_s=0.5)
     flow.bytes_per_s                # of this pair alone
     together([flow, other])         # what all of them carried at the same time
 
-Of a pair the one that leads decides, the other follows. A rank that is in no pair
-sleeps in ``wait_for_all``; those that exchange offer their CPU to others whenever there is nothing
-to do yet. That and Python add about a microsecond to a latency, and are the price for figures that
-mean something where CPUs are shared. The first blocks of a flow and the last do not count: there
-the network fills and empties.
+Of a pair one rank leads and decides. A rank in no pair sleeps in ``wait_for_all``; those that
+exchange yield their CPU whenever there is nothing to do yet. That and Python add about a
+microsecond to a latency, and keep figures meaningful where CPUs are shared. The first blocks of a
+flow and the last do not count: there the network fills and empties.
 """
 
 from __future__ import annotations

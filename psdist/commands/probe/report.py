@@ -1,13 +1,11 @@
-"""Links out of measured pairs, and how they are shown.
+"""Links from measured pairs, and how they are shown.
 
     network = catalogue(results, steps, hosts=hosts, racks=racks, gpus=copies, mpi=library)
     Console().print(table(network))
 
-A node's link is the fastest that any of its pairs reached, all pairs of its rack being at it in
-both directions; so of two nodes alone in a rack, the faster passes for as slow as the other. A
-rack's uplink is the sum over its nodes while all of them exchange with other racks; where that is
-what the nodes' own links carry, it is a lower bound. With two racks both uplinks have one figure:
-the slower limits.
+A node's link is the fastest that any of its pairs reached while all pairs of its rack exchanged. A
+rack's uplink is the sum over its nodes while all of them exchange with other racks; where the
+nodes' own links carry no more, it is a lower bound. With two racks both uplinks have one figure.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""Who exchanges with whom, when: every rank makes the same list of steps out of the same facts.
-
-Pure functions; nothing is sent here.
+"""Who exchanges with whom, when: every rank makes the same list of steps from the same facts. Pure.
 
     for step in schedule(ranks, racks):
         step.kind, step.pairs        # "rack", ((0, 4), ...): ranks that exchange at the same time
 
 * In a node: two ranks bound to one socket, and two bound to different sockets; all nodes at once.
-* Between nodes one rank of each takes part. Up to ``ALL_PAIRS`` nodes all pairs are measured.
-  Beyond that, neighbours at distances 1, 2, 4, 8 ... in each rack, and the same of racks, with one
-  pair of nodes for each pair of racks, other nodes each time.
+* Between nodes one rank of each takes part. Up to ``ALL_PAIRS`` nodes all pairs are measured;
+  beyond, neighbours at distances 1, 2, 4, 8 ... in each rack and of racks, one pair of nodes each.
 * Pairs of one step share nothing but switches: inside racks no node is in two of them, across racks
   no rack is, so that one pair has the uplink to itself.
-* Uplinks, a rack at a time: all its nodes with as many nodes of other racks, taken from each in
-  turn, so that no other uplink fills first where there are several.
+* Uplinks, a rack at a time: all its nodes with as many of other racks, taken from each in turn.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import sys
 import time
 
 from psdist.commands.launch.parent import make_parent
+from psdist.config.settings import RunConfig
 from psdist.install.launcher import detect
 from psdist.install.mpi import find_mpirun, launch_environment, loaded_library, mpirun_command
 from psdist.ranks.agreement import start_mpi
@@ -28,7 +29,9 @@ def be_parent(num_ranks: int) -> int:
     command = mpirun_command(mpirun, num_ranks, environment)
     command += [sys.executable, "-m", "tests.support.programs.idle_job", "rank"]
     death_signal = signal.SIGTERM if mpirun.family == "openmpi" else signal.SIGKILL
-    with make_parent(num_ranks=num_ranks, script="idle_job.py", progress="off") as parent:
+    with make_parent(
+        num_ranks=num_ranks, script="idle_job.py", config=RunConfig(progress="off")
+    ) as parent:
         return parent.run(command, environment, death_signal=death_signal)
 
 

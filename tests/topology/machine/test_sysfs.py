@@ -213,7 +213,7 @@ def test_consoles_and_network_functions_without_a_driver_are_left_out(root: Root
     assert machine.devices == ()
     assert machine.notes == (
         "for display only, no GPU to compute on: 0000:03:00.0",
-        "8 network functions without a driver left out",
+        "8 network functions without a driver (virtual ones) left out",
     )
 
 

@@ -73,15 +73,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
         arguments: list[str],
         *,
         script: str,
-        progress: str,
-        grace_s: float,
-        max_deaths: int,
-        survives_deaths: bool,
+        config: RunConfig,
     ) -> int:
         calls.append((num_ranks, arguments))
         assert script in arguments
-        assert (progress, grace_s) == ("auto", 30.0)
-        assert (max_deaths, survives_deaths) == (0, False)
+        assert (config.progress, config.grace_s) == ("auto", 30.0)
+        assert (config.max_deaths, config.replication) == (0, "none")
         return 0
 
     monkeypatch.setattr("psdist.commands.run.start_mpirun", start_mpirun)
@@ -463,8 +460,8 @@ def test_other_errors_keep_their_traceback(script: str, monkeypatch: pytest.Monk
 def test_mpirun_is_really_started_and_its_status_passes_through(tmp_path: Path) -> None:
     def start(*words: str) -> Completed:
         program = (
-            "import sys; from psdist.commands.run import start_mpirun; "
-            f"sys.exit(start_mpirun(2, {list(words)}, script='x'))"
+            "import sys; from psdist.commands.run import RunConfig, start_mpirun; "
+            f"sys.exit(start_mpirun(2, {list(words)}, script='x', config=RunConfig()))"
         )
         return run_program([sys.executable, "-c", program], timeout_s=120, cwd=tmp_path)
 

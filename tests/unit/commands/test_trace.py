@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from psdist.commands.trace import main
+from psdist.tracing import Lane, Span
 from psdist.tracing.clocks import Offset
-from psdist.tracing.spans import Lane, Span
 from psdist.tracing.tracer import Tracer
 from tests.support.traces import MS, about, server
 

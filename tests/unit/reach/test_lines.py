@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 
 import pytest
 
+from psdist.reach import End, Rank, Watch
 from psdist.reach import hub as hub_module
 from psdist.reach import member as member_module
 from psdist.reach.greeting import (
@@ -32,7 +33,6 @@ from psdist.reach.greeting import (
 )
 from psdist.reach.hub import Hub
 from psdist.reach.member import HubAt, Member
-from psdist.reach.watch import End, Rank, Watch
 
 KEY = bytes(range(KEY_BYTES))
 HERE = ["127.0.0.1"]
@@ -245,7 +245,7 @@ def test_a_stranger_that_talks_nonsense_is_turned_away(ends: Ends) -> None:
 MEMBER = """
 import sys, time
 from psdist.reach.member import HubAt, Member
-from psdist.reach.watch import Rank, Watch
+from psdist.reach import Rank, Watch
 port, key = int(sys.argv[1]), bytes.fromhex(sys.argv[2])
 watch = Watch({0: Rank("h1", "server 0")}, host="h2", timeout_s=0.5, is_hub=False)
 Member(watch, {0: HubAt(["127.0.0.1"], port, key)}, rank=1, timeout_s=8.0, on_verdict=print)

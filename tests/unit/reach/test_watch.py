@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.reach.watch import SETTLE_S, End, Rank, Watch
+from psdist.reach import SETTLE_S, End, Rank, Watch
 
 RANKS = {
     2: Rank("h2", "worker 1 (rank 2 on h2)"),

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from psdist.tracing import NONE, Lane, Span
 from psdist.tracing.covered import Covered
 from psdist.tracing.exchange import Ways, exchanges
 from psdist.tracing.files import Trace
-from psdist.tracing.spans import NONE, Lane, Span
 from tests.support.traces import MS, about, made, server, span
 
 Spans = list[dict[str, Any]]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from psdist.errors import TraceError
+from psdist.tracing import COLLECTIVES, DTYPE, NONE, RECORD, Lane, Span, name_of
 from psdist.tracing.clocks import Offset
 from psdist.tracing.files import HEADER_BYTES, Trace, path_of, read_traces
-from psdist.tracing.spans import COLLECTIVES, DTYPE, NONE, RECORD, Lane, Span, name_of
 from psdist.tracing.tracer import Tracer
 from psdist.workers.group.channel import CALLS
 from tests.support.traces import about

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from psdist.errors import TraceError
+from psdist.tracing import Lane, Span
 from psdist.tracing.perfetto import events_of, write_events
-from psdist.tracing.spans import Lane, Span
 from tests.support.traces import about, made, server, span
 
 MS = 1e3

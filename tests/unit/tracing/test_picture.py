@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 
 from psdist.errors import TraceError
+from psdist.tracing import Lane, Span
 from psdist.tracing import picture as drawing
 from psdist.tracing.picture import middling_step, picture
-from psdist.tracing.spans import Lane, Span
 from tests.support.traces import about, made, server, span
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def a_run() -> list[Any]:
-    pushed = {"clock": 1, "chunk": 3, "other": 0}
+    pushed = {"clock": 1, "chunk": 3, "other": 0, "num_bytes": 64}
     return [
         made(server(0, host="n2"), [
             span(Span.RECEIVE, 122, 130, clock=1, chunk=3, other=0),
             span(Span.APPLY, 150, 160, clock=1, chunk=3),
+            span(Span.REPLY, 160, 178, clock=1, chunk=3, other=0),
         ]),
         made(about(1, index=0), [
             span(Span.STEP, 90, 100, clock=0),

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psdist.tracing import Lane, Span
 from psdist.tracing.covered import Covered
 from psdist.tracing.files import Trace
 from psdist.tracing.shares import Steps, steps_of_all
-from psdist.tracing.spans import Lane, Span
 from tests.support.traces import MS, about, made, server, span
 
 intervals = st.lists(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from psdist.tracing import Lane, Span
 from psdist.tracing.files import Spans, read_traces
-from psdist.tracing.spans import Lane, Span
 from psdist.tracing.tracer import Tracer
 from psdist.workers.group.channel import Done, Pending
 from psdist.workers.traced import Passes, TracedChannel, span_of_call, traced

@@ -1,13 +1,10 @@
 """GPUs and network cards in a tree of hwloc's objects, with what is near them.
 
-Owns what the I/O elements mean, in each version of the format; one
-:class:`~psdist.topology.machine.Device` per PCI function, whatever its many names.
-
     devices = read_devices(document, packages, numa_nodes, cpu_sets, notes)
     devices[0].names, devices[0].package        # ('cuda0', 'nvml0'), 1
 
-A device is near its nearest ancestor that is no I/O object. The machine itself is such an ancestor
-where the source does not know better: then the place is unknown, unless there is one package.
+A device is near its nearest ancestor that is no I/O object. If that is the machine itself, the
+place is unknown, unless there is one package.
 """
 
 from __future__ import annotations
@@ -22,14 +19,7 @@ from psdist.topology.machine.hwloc.elements import IO_KINDS, Document, Element
 from psdist.topology.machine.hwloc.walk import CpuSets, Place
 from psdist.topology.machine.numa import nearest, node_of
 
-MAX_DEVICES: Final = 4096
-MAX_NAMED: Final = 8
-_MAX_BRIDGES: Final = 16
-"""Levels of them above a device; deeper ones are as one."""
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _GUID: Final = re.compile(r"Port[0-9]{1,2}GID0")
-_GID: Final = re.compile(r"(?:[0-9a-fA-F]{4}:){7}[0-9a-fA-F]{4}")
 _PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
 _UUIDS: Final = ("NVIDIAUUID", "AMDUUID", "LevelZeroUUID")
 # Of the names of one GPU, the one by which users know it comes first.
@@ -73,33 +63,22 @@ def read_devices(
     found = _functions(document)
     functions = [each for each in found if each.kind is not None and (each.pci or each.names)]
     screens = [each.pci for each in found if each.is_display and each.kind is None and each.pci]
-    if screens:
-        notes.append(pci.display_note(screens[:MAX_NAMED]))
-    functions = _without_idle(functions, notes)
-    if len(functions) > MAX_DEVICES:
-        notes.append(f"{len(functions) - MAX_DEVICES:,} devices beyond {MAX_DEVICES:,} left out")
-        del functions[MAX_DEVICES:]
+    cards = [each for each in functions if each.kind == "nic"]
+    # An export without OS devices shows no card with a driver: then all stay.
+    num_idle = sum(not card.names for card in cards) if any(card.names for card in cards) else 0
+    if num_idle:
+        functions = [each for each in functions if each.kind != "nic" or each.names]
+    notes += pci.device_notes(screens, num_idle)
+    num_beyond = len(functions) - pci.MAX_DEVICES
+    if num_beyond > 0:
+        notes.append(f"{num_beyond:,} devices beyond {pci.MAX_DEVICES:,} left out")
+        del functions[pci.MAX_DEVICES :]
     places = _Places(document.root, packages, numa_nodes, cpu_sets)
     devices = tuple(places.device(each) for each in functions)
     num_unknown = sum(device.cpus is None for device in devices)
     if num_unknown:
         notes.append(f"for {num_unknown} of {len(devices)} devices it does not say what is near")
     return devices
-
-
-def _without_idle(functions: list[_Function], notes: list[str]) -> list[_Function]:
-    """Without network functions that no driver has made a device of, where others have one.
-
-    A card may show hundreds of virtual functions, for virtual machines; those carry no traffic of
-    this host's. An export without OS devices shows none with a driver: then all stay.
-    """
-    cards = [each for each in functions if each.kind == "nic"]
-    if not any(card.names for card in cards):
-        return functions
-    num_idle = sum(not card.names for card in cards)
-    if num_idle:
-        notes.append(f"{num_idle} network functions without a driver (virtual ones) left out")
-    return [each for each in functions if each.kind != "nic" or each.names]
 
 
 def _functions(document: Document) -> list[_Function]:
@@ -150,7 +129,7 @@ def _bridges(element: Element) -> tuple[str, ...]:
     while above is not None and above.kind == "Bridge":
         found.append(above.gp_index)
         above = above.parent
-    return tuple(found[: -_MAX_BRIDGES - 1 : -1])
+    return tuple(found[: -pci.MAX_BRIDGES - 1 : -1])
 
 
 def _speed(text: str) -> float:
@@ -188,18 +167,16 @@ def _add_names(function: _Function, element: Element, kind: pci.Kind) -> None:
         function.kind = kind
     if function.kind != kind:
         return
-    if _NAME.fullmatch(name) and name not in function.names:
+    if pci.NAME.fullmatch(name) and name not in function.names:
         function.names.append(name)
     for key in _UUIDS:
         text = element.infos.get(key, "")
-        if not function.uuid and _NAME.fullmatch(text):
+        if not function.uuid and pci.NAME.fullmatch(text):
             function.uuid = text
     for key, value in element.infos.items():
-        # The lower half of a port's first GID is the port's GUID.
-        if _GUID.fullmatch(key) and _GID.fullmatch(value):
-            guid = int(value.replace(":", "")[16:], 16)
-            if guid and guid not in function.guids:
-                function.guids.append(guid)
+        guid = pci.guid_of(value) if _GUID.fullmatch(key) else 0
+        if guid and guid not in function.guids:
+            function.guids.append(guid)
 
 
 class _Places:

@@ -1,15 +1,12 @@
 """lstopo's XML as a checked tree: expat in, elements with typed attributes out, within limits.
 
-Owns the format's syntax (hwloc 1, 2 and 3) and the defence against hostile input: entities and
-internal DTD subsets are refused, and bytes, elements, depth, attributes and text are capped. What
-the elements mean is :mod:`psdist.topology.machine.hwloc`'s. Never recurses on the depth of its
-input.
-
     document = read_document(data, where="node.xml")
     document.version, document.root.kind, document.root.children[0].mask
 
-The caps are far above any real machine (4,096 PUs make about 12 MB) and keep a hostile file below
-200 MB of memory and 2 seconds.
+Has the format's syntax (hwloc 1, 2 and 3) and the defence against hostile input: entities and
+internal DTD subsets are refused, and bytes, elements, depth, attributes and text are capped. The
+caps are far above any real machine (4,096 PUs make about 12 MB) and keep a hostile file below
+200 MB of memory and 2 seconds. Never recurses on the depth of its input.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The processors and memories in a tree of hwloc's objects, in the order in which hwloc counts.
 
-Owns the walk and what is usable: online, allowed, no PU twice. What stands missing is made up by
-:mod:`psdist.topology.machine.hwloc`.
-
-    found = walk(document, where="node.xml")
-    [core.cpus for core in found.cores], found.usable
+found = walk(document, where="node.xml")
+[core.cpus for core in found.cores], found.usable      # online, allowed, no PU twice
 """
 
 from __future__ import annotations

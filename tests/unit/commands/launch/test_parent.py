@@ -27,8 +27,9 @@ TIMEOUT_S = 60.0
 PARENT = """
 import os, signal, sys
 from psdist.commands.launch.parent import make_parent
+from psdist.config.settings import RunConfig
 command = [sys.executable, "-c", sys.argv[1]]
-with make_parent(num_ranks=2, script="train.py", progress="off") as parent:
+with make_parent(num_ranks=2, script="train.py", config=RunConfig(progress="off")) as parent:
     sys.exit(parent.run(command, os.environ, death_signal=signal.SIGTERM))
 """
 
