@@ -93,7 +93,7 @@ _BAR_CELLS = 40
 
 
 class Verdict(Enum):
-    """What a check comes to; the value is what ``--json`` calls it."""
+    """The verdict of a check; the value is its name in ``--json``."""
 
     PROVED = "proved"
     VIOLATED = "violated"
@@ -107,8 +107,8 @@ EXIT_STATUS = {Verdict.PROVED: 0, Verdict.VIOLATED: 1, Verdict.INCOMPLETE: 3}
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a check found. Where the run did not complete (``is_complete`` false), it speaks for
-    what was recorded, and ``notes`` say which parts end early."""
+    """The result of a check. If the run did not complete (``is_complete`` false), it covers the
+    recorded part, and ``notes`` name the parts that end early."""
 
     is_complete: bool
     violations: tuple[str, ...]
@@ -120,11 +120,11 @@ class Report:
     num_checksums: int
     """Uses whose bytes were compared with the server's."""
     staleness: dict[int, int]
-    """How many uses were how many iterations behind the slowest active group."""
+    """Number of uses, by the iterations that they lag the slowest active group."""
     max_staleness: int
     notes: tuple[str, ...]
     changes: tuple[tuple[int, str], ...] = ()
-    """Modes that the run, in its first parameter set, has changed to, and from which round on."""
+    """(first round, mode) of each change of the mode in the first parameter set."""
 
     @property
     def verdict(self) -> Verdict:
@@ -146,8 +146,8 @@ class Report:
 def check(
     history: History, *, summary: Summary | None = None, max_listed_per_rule: int = 20
 ) -> Report:
-    """Prove a history, or say where it breaks which rule. ``summary``: what the run says of
-    itself, to be compared; None where nobody has asked it."""
+    """Prove a history, or find where it breaks which rule. ``summary``: summary.json, to be
+    compared; None to leave it out."""
     checking = _Checking(history, Findings(max_listed_per_rule=max_listed_per_rule))
     servers = tuple(checking.check_server(server) for server in range(len(history.servers)))
     checking.check_workers()
@@ -158,7 +158,7 @@ def check(
 
 
 def check_sets_of(histories: Sequence[History], summary: Summary | None) -> Report:
-    """As :func:`check`, of a run with a history for each parameter set: one report of all."""
+    """As :func:`check`, for the histories of all parameter sets: one report."""
     reports = []
     for index, history in enumerate(histories):
         is_told = summary is not None and index < max(1, len(summary.sets))
@@ -180,7 +180,7 @@ def check_sets_of(histories: Sequence[History], summary: Summary | None) -> Repo
 
 
 def _of_the_job(run: RunRecord) -> dict[str, object]:
-    """What all sets of a job have in common."""
+    """Return the promises that all sets of a job share."""
     return run.model_dump(
         exclude={
             *("set_index", "slices", "num_chunks", "owners", "begins_with_state"),
@@ -192,8 +192,8 @@ def _of_the_job(run: RunRecord) -> dict[str, object]:
 def _joined(
     reports: Sequence[Report], findings: Findings, *, of: Sequence[str] | None = None
 ) -> Report:
-    """``findings``: what was found of the sets together; ``of``: of what each report is, in front
-    of its lines, where they are not of sets."""
+    """Return one report. ``findings``: violations of all parts together; ``of``: prefix of the
+    lines of each report, by default its parameter set."""
     of_set = of or [f"set {index}: " if len(reports) > 1 else "" for index in range(len(reports))]
     staleness: Counter[int] = Counter()
     broken: Counter[str] = Counter({rule.value: n for rule, n in findings.counts.items() if n})
@@ -238,28 +238,27 @@ class _Checking:
         self.is_whole = np.asarray([log.is_complete for log in history.workers])
         self.staleness: Counter[int] = Counter()
         self.staleness_told: Counter[int] = Counter()
-        """Of workers that live and whose group has not died, of the slices they had from the
-        first."""
+        """Uses by staleness of workers that survive in a surviving group, of their first slices."""
         self.most_told = 0
-        """The greatest of them, of all their uses."""
+        """The greatest staleness of all uses of surviving groups."""
         self.leaves: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        """For each group the clocks at which it left, by server."""
+        """The clocks at which each group left, by server."""
         self.joins: dict[int, dict[int, int]] = {}
-        """For each server the clocks at which substitutes joined, by group."""
+        """The clocks at which substitutes joined, by server and group."""
         self.loads: dict[int, tuple[int, ...]] = {}
-        """For each chunk the clocks at which its values were set."""
+        """The clocks at which the values of each chunk were set."""
         self.changes: dict[int, tuple[tuple[int, int], ...]] = {}
-        """For each server the changes of the mode."""
+        """The changes of the mode, by server."""
         self.missed: dict[int, Missed] = {}
-        """By chunk, who has missed which rounds."""
+        """(group, round) of each missed round, by chunk."""
         self.modes: tuple[tuple[int, str], ...] = ()
         """The mode of every round, by the first server's log."""
         self.kept: list[KeptByServer] = []
         self.dead: set[int] = set()
         self.lost = set[int]().union(*(s for each in lost_workers(history).values() for s in each))
-        """Workers that have died, of groups that went on."""
+        """Failed workers of groups that continued."""
         self.told: dict[int, ToldDeaths] = {}
-        """By server what it says of them."""
+        """The records of these failures, by server."""
         self.num_applies = self.num_compared = 0
 
     def check_server(self, server: int) -> ShownServer:
@@ -334,7 +333,7 @@ class _Checking:
             group = int(group_of[log.worker])
             has_joined = any(group in each for each in self.joins.values())
             if group >= run.first_substitute and not has_joined and not len(log.uses):
-                continue  # nobody's place was left for it
+                continue  # no place became free for it
             missed = {clock for each, clock in all_missed if each == group}
             check_worker(
                 run, log, self.leaves[group], findings, begin=int(first[group]), missed=missed
@@ -445,8 +444,8 @@ def main(run_dir: Path, *, json_path: Path | None = None) -> int:
 
 
 def check_run(run_dir: Path, histories: Sequence[History]) -> Report:
-    """As :func:`check`, of all parameter sets, with the summary that lies in the run directory. A
-    run without one did not complete: it is written at the end."""
+    """As :func:`check`, for all parameter sets and attempts, with the summary in the run directory.
+    A run without a summary did not complete."""
     report = _check_one(run_dir, histories)
     last = histories[0].run.attempt
     if last == 1 or run_dir.name.startswith("attempt-"):
@@ -542,7 +541,7 @@ def _reader(
 def _with_attempts(
     run_dir: Path, last: int, report: Report, histories: Sequence[History]
 ) -> Report:
-    """``report`` is of the newest attempt; those before may end anywhere, and break no rule."""
+    """Return ``report``, of the newest attempt, with the earlier attempts; these may end early."""
     reports, attempts, notes = {last: report}, {last: histories}, []
     folders = {last: run_dir}
     for number in range(1, last):

@@ -35,27 +35,26 @@ _VERSION_BYTES = slice(4, 6)  # the same in every version
 
 
 def history_folder(run_dir: Path, set_index: int) -> Path:
-    """Where the history of a parameter set is, or will be."""
+    """Return the folder of the history of a parameter set."""
     path_dir = run_dir / "history"
     return path_dir / f"set-{set_index}" if set_index else path_dir
 
 
 def copy_name(server: int, number: int = 1) -> str:
-    """The files, but for what they end in, that are written by who keeps the ``number``-th copy of
-    a server's shard; the first is its buddy's."""
+    """Return the name, without suffix, of the files of replica ``number`` of a server's shard."""
     return f"copy-{server}" if number == 1 else f"copy-{server}-{number}"
 
 
 def _numbers(path_dir: Path, first: str) -> list[int]:
-    """Of the files that are called like ``first``, which is number 1; ascending."""
+    """Return the numbers of the files named like ``first``, which is number 1; ascending."""
     later = (each.stem.rpartition("-")[2] for each in path_dir.glob(f"{first}-*.events"))
     numbers = sorted(int(each) for each in later if each.isdecimal() and int(each) > 1)
     return [*([1] if (path_dir / f"{first}.events").exists() else []), *numbers]
 
 
 def read_histories(run_dir: Path) -> tuple[History, ...]:
-    """The histories of all parameter sets of a run, each judged by itself: clocks and log positions
-    of one say nothing of another."""
+    """Return the histories of all parameter sets of a run. Each is judged alone, because their
+    clocks and log positions are independent."""
     first = read_history(run_dir)
     found = sorted(path.name for path in (run_dir / "history").glob("set-*"))
     names = [f"set-{index}" for index in range(1, len(found) + 1)]
@@ -69,8 +68,7 @@ def read_histories(run_dir: Path) -> tuple[History, ...]:
 
 
 def read_history(run_dir: Path, set_index: int = 0) -> History:
-    """The history of one set under ``run_dir/history``; :class:`HistoryError` in one line on
-    damage."""
+    """Return the history of one set. Raises :class:`HistoryError`, in one line, on damage."""
     path_dir = history_folder(run_dir, set_index)
     if not path_dir.is_dir():
         raise HistoryError(
@@ -97,7 +95,7 @@ def read_history(run_dir: Path, set_index: int = 0) -> History:
     for server in range(run.num_servers):
         copies, name = _numbers(path_dir, copy_name(server)), f"server-{server}"
         if copies and not (path_dir / f"{name}.events").exists():
-            # It had died before this set was described.
+            # It failed before this set was described.
             log = _empty_log(server)
         else:
             log = read_log(name, server)
@@ -125,13 +123,13 @@ def _empty_log(server: int) -> ServerLog:
 
 
 def _never_there(worker: int) -> WorkerLog:
-    """A substitute that has not joined; if servers say that it has, its iterations are missing."""
+    """Return the log of a substitute that has not joined."""
     uses, pushes = (np.zeros(0, DTYPES[kind]) for kind in (FileKind.USES, FileKind.PUSHES))
     return WorkerLog(worker=worker, uses=uses, pushes=pushes, is_complete=True)
 
 
 def _read(path: Path, kind: FileKind, index: int, notes: list[str]) -> tuple[Records, bool]:
-    """The records, and whether the file was closed."""
+    """Return the records, and True if the file was closed."""
     dtype = DTYPES[kind]
     try:
         num_bytes = path.stat().st_size
@@ -154,7 +152,7 @@ def _read(path: Path, kind: FileKind, index: int, notes: list[str]) -> tuple[Rec
 
 
 def _check_header(path: Path, header: bytes, kind: FileKind, index: int) -> int:
-    """The number of records that it names, OPEN where it was not closed."""
+    """Return the number of records in the header, OPEN if the file was not closed."""
     if header[: len(MAGIC)] == MAGIC and len(header) >= _VERSION_BYTES.stop:
         version = int.from_bytes(header[_VERSION_BYTES], "little")
         if version != FORMAT_VERSION:
@@ -174,7 +172,7 @@ def _check_header(path: Path, header: bytes, kind: FileKind, index: int) -> int:
 
 
 def _check_padding(path: Path, records: Records) -> None:
-    """Bytes that belong to no field are zero."""
+    """Refuse bytes other than zero that belong to no field."""
     fields = (records.dtype.fields or {}).values()
     in_fields = {byte for field in fields for byte in range(field[1], field[1] + field[0].itemsize)}
     padding = sorted(set(range(records.dtype.itemsize)) - in_fields)
@@ -237,7 +235,7 @@ def joined(log: ServerLog, copy: ServerLog, *, name: str) -> ServerLog:
 
 
 def _first_position(copy: ServerLog, name: str) -> int:
-    """In the shard's log, of the copy's first event."""
+    """Return the position of the copy's first event in the shard's log."""
     if not len(copy.events) or copy.events[0]["kind"] != EventKind.FILLED:
         return 0
     position = float(copy.events[0]["weight"])

@@ -195,7 +195,7 @@ class ChoiceLine(Line):
     """A line with exactly one member: what psdist has observed, or has chosen."""
 
     NAME: ClassVar[str]
-    """Of the file in the run directory."""
+    """Name of the file in the run directory."""
 
     kept: KeptLine | None = None
     resumed: KeptLine | None = None

@@ -1,7 +1,6 @@
-"""The file under one kind of record: appended, flushed often, closed with its number of records.
+"""The file of one kind of record: appended, flushed often, closed with its number of records.
 
-Owns the preallocated buffer that the writers pack into, and when it goes to its file. Never knows
-what a record means.
+Owns the preallocated buffer that the writers pack into. Never knows the meaning of a record.
 
     recorder = Recorder(path_dir / "server-0.events", FileKind.EVENTS, 0)     # None: in memory
     EVENT.pack_into(recorder.bytes, recorder.used * EVENT.size, ...)
@@ -63,7 +62,7 @@ class Recorder:
         self.flush_at_s = 0.0
 
     def flush(self) -> None:
-        """Hand everything to the operating system and start the buffer anew."""
+        """Hand everything to the operating system and empty the buffer."""
         if self._file is not None:
             self._write(self.bytes[: self.used * self.buffer.itemsize])
             self.flush_at_s = monotonic() + self.FLUSH_EVERY_S
@@ -80,7 +79,7 @@ class Recorder:
         self.flush()
         if self._file is not None:
             file, self._file = self._file, None
-            self.flush_at_s = 0.0  # whoever records after this is told at once
+            self.flush_at_s = 0.0  # a record after this fails at once
             try:
                 with file:
                     if is_complete:
@@ -104,7 +103,7 @@ class Recorder:
         try:
             write_whole(self._file, data)
         except OSError as error:
-            # The file may end within a record now: nothing must be written behind that.
+            # The file may end within a record now: nothing may follow.
             file, self._file = self._file, None
             with suppress(OSError):
                 file.close()

@@ -1,9 +1,9 @@
-"""The layout of a recorded history, and what a whole one consists of.
+"""The layout of a recorded history, and the parts of a whole one.
 
 Owns the record types (docs/history.md has them as tables). Every file is a header and whole
 fixed-size records, appended, so that a crash leaves a readable prefix; only a closed file has its
 number of records in the header, and only such a file counts as complete. Refuses records that
-name what the run does not have; judges nothing else: that is :mod:`psdist.history.rules`.
+name something that the run does not have. Never judges (:mod:`psdist.history.rules`).
 
     history = read_history(run_dir)              # psdist.history.files
     history.servers[0].events["clock"]
@@ -28,7 +28,7 @@ MAGIC = b"PSDH"
 OPEN = -1
 """The number of records in the header of a file that was not closed."""
 NO_CHUNK = 2**32 - 1
-"""The chunk of an event that concerns no chunk (membership), and of what a worker says of all."""
+"""The chunk of an event without chunk (membership), and of a push record for all chunks."""
 
 _POSITION_LIMIT = 2**48  # positions and clocks beyond these are damage, not data
 _CLOCK_LIMIT = 2**31 - 1
@@ -56,7 +56,7 @@ class EventKind(IntEnum):
     """The group's update ``clock`` has arrived whole, and the chunk will contain it although the
     group's DEATH follows."""
     TAKEOVER = 11
-    """The server has died, and its buddy, number ``clock``, goes on from here."""
+    """The server has failed; its replica, on server ``clock``, continues."""
     MODE = 12
     """From round ``clock`` on the mode is another one: ``weight`` is the bound of ssp, or SYNC, or
     ASYNC."""
@@ -66,7 +66,7 @@ class EventKind(IntEnum):
     """Server ``clock`` keeps another copy of the shard from here on, the event at position
     ``weight``: with it the log of that copy begins."""
     REFORM = 18
-    """Worker ``weight`` of the group has died, and the others of it go on; ``clock``: the fewest
+    """Worker ``weight`` of the group has failed, and the group continues; ``clock``: the fewest
     updates of the group that a chunk of the server contains."""
 
 
@@ -75,7 +75,7 @@ SYNC, ASYNC = -1, -2
 
 
 def code_of(mode: str, staleness: int | None) -> int:
-    """What a MODE event has as its weight."""
+    """Return the weight of a MODE event."""
     return {"sync": SYNC, "async": ASYNC}.get(mode, staleness or 0)
 
 
@@ -166,10 +166,10 @@ class ServerLog:
     events: Records
     checksums: Records
     is_complete: bool
-    """Written to its end: what is not in here did not happen."""
+    """True if it was written to its end: events that are missing did not happen."""
     has_died: bool = False
-    """Its server has, behind the last event, and nobody had to go on in its place: the events are
-    its buddy's, and of its checksums those are not here that it had not written."""
+    """True if the server failed after the last event, and no replica had to continue: the events
+    are the replica's, and checksums that the server had not written are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +195,11 @@ class History:
     servers: tuple[ServerLog, ...]
     workers: tuple[WorkerLog, ...]
     notes: tuple[str, ...] = ()
-    """What the reader met that is no damage: a record cut short by a crash."""
+    """Findings of the reader that are no damage: a record cut short by a crash."""
 
     @property
     def first(self) -> Ints:
-        """[groups]: where their clocks begin; of substitutes where the first server that has heard
-        of them says that they joined."""
+        """[groups]: their first clocks; a substitute's is that of the first server's JOIN."""
         first = self.run.first.copy()
         for log in reversed(self.servers):
             where = joined_at(self.run, log.events)
@@ -235,7 +234,7 @@ class History:
 
 
 def joined_at(run: RunRecord, events: Records) -> dict[int, int]:
-    """The clocks of substitutes that have joined, by group."""
+    """Return the clocks at which substitutes have joined, by group."""
     late = events[(events["kind"] == EventKind.JOIN) & (events["group"] >= run.first_substitute)]
     return dict(zip(late["group"].tolist()[::-1], late["clock"].tolist()[::-1], strict=True))
 

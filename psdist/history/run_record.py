@@ -1,6 +1,6 @@
-"""``run.json``: what a run promised, written once by server 0 when the model is known.
+"""``run.json``: the promises of a run, written once by server 0 when the model is known.
 
-Owns its fields and what makes them contradict each other. Never judges what the run then did.
+Owns its fields and their contradictions. Never judges the run.
 
     write_run(run_dir / "history", RunRecord(psdist=VERSION, mode="ssp", staleness=3, ...))
     read_run(run_dir / "history" / "run.json")      # HistoryError in one line on damage
@@ -37,7 +37,7 @@ _CodecText = Annotated[str, Field(max_length=200)]
 
 
 class ModeSince(BaseModel):
-    """From this round on the mode is this one."""
+    """A mode, and its first round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -55,27 +55,27 @@ class LevelCodecs(BaseModel):
     push: _CodecText
     pull: _CodecText
     push_code: Annotated[int, Field(ge=0, lt=2**8)]
-    """By which number messages name the push codec."""
+    """Number of the push codec in messages."""
 
     @property
     def name(self) -> str:
-        """As a schedule writes both."""
+        """Both codecs as a schedule writes them."""
         return self.push if self.pull == "none" else f"{self.push}/{self.pull}"
 
 
 class CodecsSince(LevelCodecs):
-    """From this round on pushes and replies are coded by these."""
+    """Codecs of pushes and replies, and their first round."""
 
     round: _Count
     burst: _Count = 0
-    """Of these rounds each one whose number, counted from 1, is a multiple of this has pushes that
-    are coded by another codec; 0: none has."""
+    """Rounds whose number, counted from 1, is a multiple of this have pushes in another codec; 0:
+    no round has."""
     burst_code: Annotated[int, Field(ge=0, lt=2**8)] = 0
-    """Of that one."""
+    """Number of that codec."""
 
 
 class RunRecord(BaseModel):
-    """What was promised: the mode, who is in which group, and which server owns which chunk."""
+    """The promises: the mode, the workers of each group, the server of each chunk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -86,76 +86,75 @@ class RunRecord(BaseModel):
     staleness: _Count | None = None
     """The bound of ssp; null in other modes."""
     mode_by: Literal["run", "schedule", "script", "auto"] = "run"
-    """Who may change the mode within the run, which begins with ``mode``; run: nobody."""
+    """The part of psdist that may change the mode during the run, which begins with ``mode``; run:
+    no part may."""
     auto_staleness: _Count | None = None
-    """Where psdist chooses between sync and ssp, the bound of that; where it moves that of ssp, the
-    highest one, and ``staleness`` is the lowest."""
+    """The bound of ssp if psdist chooses between sync and ssp; the highest bound if it moves the
+    bound, and then ``staleness`` is the lowest."""
     schedule: tuple[ModeSince, ...] = ()
-    """The mode of every round, where a schedule says it."""
+    """The mode of every round; empty without a schedule."""
     local_steps_by_speed: _Count = 0
-    """Local steps that groups make in the mean, each as many as were fixed for it; 0: all groups
-    make as many."""
+    """Mean local steps of the groups, if each has its own number by its speed; else 0."""
     local_steps_by_loss: _Count = 0
-    """Local steps that all groups make at first, and then as the loss calls for; 0: another rule
-    says how many."""
+    """Local steps of all groups at first, if the loss decides later ones; else 0."""
     has_rounds_by_pass: bool = False
-    """Whether a round ends with a pass over a loader."""
+    """True if a round ends with a pass over a loader."""
     backup: _Count = 0
-    """So many groups may miss a round,"""
+    """Most groups that may miss a round."""
     backup_every: _Count = 0
-    """each of them fewer than so many rounds running."""
+    """A group misses fewer rounds than this in a row."""
     stale_lr: Literal["off", "inverse"] = "off"
-    """What the lr of an update is multiplied with, by how stale it is."""
+    """Factor on the lr of an update, by its staleness."""
     delay_compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """By how much gradients were moved to where they were applied; no rule can tell."""
+    """Strength of the delay compensation; no rule can check it."""
     codecs: tuple[CodecsSince, ...] = ()
-    """Of every round; nothing where nothing is coded in any. Where psdist chooses among ``ladder``,
-    as the run begins."""
+    """The codecs of every round; empty if nothing is coded. If psdist chooses among ``ladder``, the
+    first ones."""
     ladder: Annotated[tuple[LevelCodecs, ...], Field(max_length=100)] = ()
-    """The least lossy first."""
+    """The codecs that psdist chooses among, the least lossy first."""
     error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
-    """Of what psdist chooses: the part of a push that its codec may leave out,"""
+    """Part of a push that a chosen codec may leave out."""
     loss_patience: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """and for how many windows the loss may stand still under it."""
+    """Windows for which the loss may stand still under a chosen codec."""
     freeze_step: _Count = 0
-    """Steps after which the second moment of Adam stays; psdist chooses no codec before."""
+    """Steps after which the second moment of Adam is frozen; psdist chooses no codec before."""
     rollback: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """So many times the least loss end the run; null where none does."""
+    """Multiple of the least loss that ends the run; null: no loss does."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
     """For each group the indexes of its workers."""
     num_substitutes: _Count = 0
-    """So many groups, the last ones, have one worker each that joins only when others have died."""
+    """Number of the last groups, of one worker each, that join only after failures."""
     slices: tuple[tuple[_Count, ...], ...]
-    """For groups of 1, 2, 3 ... workers: for each chunk the place in the group of the worker that
-    pushes it; nothing where no group has so many."""
+    """For groups of 1, 2, 3 ... workers: by chunk, the place in the group of the worker that pushes
+    it; empty if no group has that size."""
     num_servers: Annotated[int, Field(ge=1, lt=2**31)]
     set_index: _Count = 0
     """The parameter set whose history this is."""
     num_chunks: _Count
     owners: tuple[_Count, ...]
-    """For each chunk its server."""
+    """The server of each chunk."""
     checksum_every: _Count = 0
     """The reply of a chunk to clock c carries a checksum where (chunk + c) is a multiple of this;
     0: none does."""
     has_copies: bool = False
-    """Whether replies are relative to what each reader holds, so that no two need be alike."""
+    """True if replies are relative to the copy of each reader, so that replies differ."""
     begins_with_state: bool = False
-    """Whether servers went on with the chief's optimizer state; no record says what it was."""
+    """True if servers began with the chief's optimizer state, which no record has."""
     attempt: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    """How often the run had been started, with this time."""
+    """Number of this start of the run, counted from 1."""
     restored: Annotated[str, Field(pattern=r"^(step-[0-9]{8,15})?$")] = ""
-    """The checkpoint that it went on from."""
+    """The checkpoint that it resumed from; "" if none."""
     restored_attempt: _Count = 0
-    """The attempt that has made it."""
+    """The attempt that made the checkpoint."""
     cut: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """CRC-32 of how parameters are cut into chunks: chunks of the same cut can be compared."""
+    """CRC-32 of the cut of parameters into chunks: chunks of the same cut can be compared."""
     first_clocks: tuple[_Count, ...] = ()
-    """By group where its clock began then; nothing where nothing was restored."""
+    """First clock of each group; empty if nothing was restored."""
     missed_running: tuple[_Count, ...] = ()
-    """By group how many rounds it had missed then since it contributed last; nothing where nothing
-    was restored, or no group may miss any."""
+    """Rounds in a row that each group had missed; empty if nothing was restored, or if no group may
+    miss a round."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -244,19 +243,19 @@ class RunRecord(BaseModel):
 
     @property
     def first(self) -> npt.NDArray[np.int64]:
-        """[groups]: where their clocks begin; 0 for substitutes
+        """[groups]: their first clocks; 0 for substitutes
         (:attr:`psdist.history.records.History.first`)."""
         return np.asarray(self.first_clocks or (0,) * len(self.groups), np.int64)
 
     @property
     def pull_codec_rounds(self) -> list[int]:
-        """From which rounds on replies have another codec than before."""
+        """Rounds with which the codec of replies changes."""
         pairs = pairwise(self.codecs)
         return [each.round for before, each in pairs if each.pull != before.pull]
 
     @property
     def first_substitute(self) -> int:
-        """The groups from this one on are substitutes'."""
+        """Number of the first substitute's group; all later groups are substitutes'."""
         return len(self.groups) - self.num_substitutes
 
     @property
@@ -265,7 +264,7 @@ class RunRecord(BaseModel):
 
     @property
     def num_beginning(self) -> int:
-        """Workers without substitutes, which are the last ones."""
+        """Number of workers without substitutes, which are the last ones."""
         return self.num_workers - self.num_substitutes
 
     def group_of_worker(self) -> npt.NDArray[np.int64]:
@@ -278,7 +277,7 @@ class RunRecord(BaseModel):
     def slice_owner(
         self, groups: npt.NDArray[Any], chunks: npt.NDArray[Any]
     ) -> npt.NDArray[np.int64]:
-        """For each (group, chunk) [n] the worker of the group that pushes the chunk."""
+        """Return, for each (group, chunk) [n], the worker of the group that pushes the chunk."""
         if not self.num_chunks:
             return np.zeros(len(chunks), np.int64)
         places = np.zeros((len(self.slices), self.num_chunks), np.int64)

@@ -1,7 +1,7 @@
-"""``summary.json`` as the check reads it: what the run says of itself, beside its history.
+"""``summary.json`` as the check reads it, to compare it with the history.
 
-Owns the fields that a history can speak about; the others are ignored. Never judges: that is
-:mod:`psdist.history.rules.summaries`.
+Owns the fields that a history shows; others are ignored. Never judges
+(:mod:`psdist.history.rules.summaries`).
 
     summary = read_summary(run_dir)          # None where there is none; HistoryError on damage
 """
@@ -25,21 +25,21 @@ class _Told(BaseModel):
 
 
 class ServerSummary(_Told):
-    """What a server counted while it served."""
+    """The counts of a server."""
 
     num_chunks: _Count
     updates: _Count
-    """Iterations of groups that all of its chunks contain, summed over the groups."""
+    """Iterations of groups that all of its chunks contain, summed over groups."""
     pushes: _Count
-    """That it took; duplicates are not counted."""
+    """Pushes without duplicates."""
     steps: _Count
-    """To which somebody brought a gradient."""
+    """Optimizer steps with at least one gradient."""
     replies: _Count
     copies_on_write: _Count
     position: _Count
-    """Events of its log."""
+    """Number of events in its log."""
     checksums: _Count
-    """Replies with a checksum."""
+    """Number of replies with a checksum."""
 
 
 class Recorded(_Told):
@@ -48,7 +48,7 @@ class Recorded(_Told):
 
 
 class ModeTold(_Told):
-    """From this round on the mode is this one."""
+    """A mode, and its first round."""
 
     round: _Count
     mode: str
@@ -56,7 +56,7 @@ class ModeTold(_Told):
 
 
 class CodecsTold(_Told):
-    """From this round on pushes and replies are coded by these."""
+    """Codecs of pushes and replies, and their first round."""
 
     round: _Count
     push: str
@@ -64,14 +64,14 @@ class CodecsTold(_Told):
 
 
 class StepsTold(_Told):
-    """From this round on all groups have made so many local steps."""
+    """Local steps of all groups, and their first round."""
 
     round: _Count
     steps: _Count
 
 
 class SetSummary(_Told):
-    """Of one parameter set; a run's own words are of all its sets together."""
+    """The counts of one parameter set."""
 
     empty_servers: tuple[_Count, ...] | None
     chunks: _Count | None
@@ -82,13 +82,13 @@ class SetSummary(_Told):
     recorded: Recorded | None
     per_server: tuple[ServerSummary, ...]
     rounds_missed: tuple[_Count, ...] | None = None
-    """By group; null where no group may miss any."""
+    """By group; null if no group may miss a round."""
     modes: tuple[ModeTold, ...] = ()
-    """The mode of every round; nothing where a run does not say it."""
+    """The mode of every round; empty in older summaries."""
 
 
 class Summary(SetSummary):
-    """Of all parameter sets together; clocks, modes and missed rounds are those of the first."""
+    """The counts of all parameter sets; clocks, modes and missed rounds are those of the first."""
 
     mode: str
     staleness: _Count | None

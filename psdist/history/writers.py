@@ -68,8 +68,7 @@ __all__ = [
 
 
 Contributions = Sequence[tuple[int, int, float, bool, int]]
-"""(group, clock, weight, whether it brought no gradient, the codec by number) of each update in an
-optimizer step."""
+"""(group, clock, weight, True without a gradient, number of the codec) of each update in a step."""
 
 
 class EventCount:
@@ -166,8 +165,8 @@ class ServerHistory(EventCount):
         copy: int = 0,
         position: int = 0,
     ) -> None:
-        """``copy``: the number of the copy whose keeper writes it, 0 for the server itself;
-        ``position``: of its first event, in the shard's log."""
+        """``copy``: number of the replica whose keeper writes it, 0 for the server itself;
+        ``position``: that of its first event in the shard's log."""
         super().__init__(position)
         self.server = server
         name = copy_name(server, copy) if copy else f"server-{server}"
@@ -195,8 +194,8 @@ class ServerHistory(EventCount):
         is_empty: bool = False,
         codec: int = 0,
     ) -> None:
-        """Group ``group``'s update of iteration ``clock`` is now contained in the chunk: one of
-        the contributions to a step, of which only the last has ``is_last``."""
+        """Add that the chunk contains update ``clock`` of the group, one contribution to a step;
+        ``is_last``: the last one."""
         flags = is_last | is_empty << 1
         self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, flags, codec)
 
@@ -224,7 +223,7 @@ class ServerHistory(EventCount):
         self._checksums.close(is_complete=is_complete)
 
     def log(self) -> ServerLog:
-        """What was recorded so far, for histories in memory."""
+        """Return the records so far, for histories in memory."""
         return ServerLog(
             server=self.server,
             events=self._events.records(),
@@ -288,7 +287,7 @@ class WorkerHistory:
 
         ``chunks`` [n], and for each its server, the position that its last reply carried, the
         clock which that reply was stamped with, and where ``has_crc`` the crc32 of *this worker's
-        own memory* of the chunk, taken now. Scalars stand for all.
+        own memory* of the chunk, taken now. A scalar applies to all.
         """
         chunks = np.asarray(chunks)
         num, recorder = len(chunks), self._uses
@@ -354,7 +353,7 @@ class WorkerHistory:
         self._pushes.close(is_complete=is_complete)
 
     def log(self) -> WorkerLog:
-        """What was recorded so far, for histories in memory."""
+        """Return the records so far, for histories in memory."""
         return WorkerLog(
             worker=self.worker,
             uses=self._uses.records(),

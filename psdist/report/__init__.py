@@ -1,8 +1,6 @@
-"""What people read of a run: logs by rank, progress, the run directory and its files.
+"""Reports of a run: logs by rank, progress, the run directory and its files.
 
-``facts`` are the words in which ranks tell ``psdist run -n`` how it goes, ``meter``
-turns them into words for people, ``progress`` shows these where no parent draws.
-
-Imports config and errors. Decides nothing about training, and a run whose reports cannot be written
-says so and ends.
+``facts`` are the packets between ranks and ``psdist run -n``. ``meter`` turns them into words, and
+``progress`` shows these if no parent does. Imports config and errors. A run whose reports cannot be
+written ends with an error.
 """

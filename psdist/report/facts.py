@@ -1,9 +1,9 @@
-"""What ranks tell ``psdist run -n N``, their parent, and what it tells them: packets on a socket.
+"""Packets between ranks and their parent, ``psdist run -n N``, on a socket.
 
 A packet is one JSON object of at most PACKET_BYTES, decoded with limits into one of the frozen
-classes below. Owns the words only: the parent's end is psdist.commands.launch, a rank's is
-psdist.ranks.parent_link. Descriptors (of pipes, of the parent's standard input) travel beside a
-packet and are no part of it.
+classes below. psdist.commands.launch is the parent's end, psdist.ranks.parent_link a rank's.
+Descriptors (of pipes, of the parent's standard input) travel together with a packet, but are no
+part of it.
 
     data = encode(PhaseReached(phase="placing"))
     decode_fact(data)                # raises ProtocolError on anything malformed
@@ -37,8 +37,8 @@ PHASES: Final[tuple[Phase, ...]] = (
     "preparing",
     "training",
 )
-"""What a rank does before it trains, in order. A server has no part in ``starting`` (the script's
-own beginning) and ``preparing``, and reports ``training`` once it serves."""
+"""Phases before training, in order. A server skips ``starting`` (the script's own beginning) and
+``preparing``, and reports ``training`` once it serves."""
 
 Role: TypeAlias = Literal["worker", "server", "registrar", "spare"]
 """The coordinator is a server, too."""
@@ -95,7 +95,7 @@ class Training(_Packet):
     """Iterations finished by the groups that have finished fewest and most."""
     samples: _Count
     epoch: _Count = 0
-    """Of the worker that is furthest behind, counted from 1."""
+    """The epoch of the slowest worker, counted from 1."""
     epochs: _Count = 0
     batch: _Count = 0
     """Batches of that epoch that this worker has used."""
@@ -112,7 +112,7 @@ class Training(_Packet):
 
 
 class Failed(_Packet):
-    """This rank has said why the job ends, and ends it with this status."""
+    """This rank ends the job with this status; it has printed the reason."""
 
     kind: Literal["failed"] = "failed"
     status: Annotated[int, Field(ge=0, le=255)]
@@ -125,7 +125,7 @@ class Finished(_Packet):
 
 
 class RankSurvived(_Packet):
-    """From the coordinator: this rank has died, and the job goes on."""
+    """From the coordinator: this rank has failed, and the job continues."""
 
     kind: Literal["survived"] = "survived"
     rank: _Count
@@ -135,7 +135,7 @@ class RankSurvived(_Packet):
 
 
 class Welcome(_Packet):
-    """The answer to Hello; beside it, pipes that take the place of standard output and error."""
+    """The answer to Hello, with pipes that replace standard output and error."""
 
     kind: Literal["welcome"] = "welcome"
 
@@ -155,7 +155,7 @@ class EndNow(_Packet):
 
 
 class InputGiven(_Packet):
-    """The answer to InputWanted; beside it, the parent's standard input if it has one."""
+    """The answer to InputWanted, with the parent's standard input if it has one."""
 
     kind: Literal["input"] = "input"
 
@@ -177,12 +177,12 @@ def encode(packet: Fact | Order) -> bytes:
 
 
 def decode_fact(data: bytes) -> Fact:
-    """What a rank says. Raises ProtocolError for anything else."""
+    """Return a rank's packet. Raises ProtocolError for anything else."""
     return _decode(_FACTS, data)
 
 
 def decode_order(data: bytes) -> Order:
-    """What the parent says. Raises ProtocolError for anything else."""
+    """Return the parent's packet. Raises ProtocolError for anything else."""
     return _decode(_ORDERS, data)
 
 

@@ -28,12 +28,12 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def add(self, *, at_s: float, done: int) -> None:
-        """``done`` at time ``at_s``. A count or a time that has gone back begins anew."""
+        """Note ``done`` at time ``at_s``. A lower count or an earlier time restarts the window."""
         seen = self._seen
         if seen and (done < seen[-1][1] or at_s < seen[-1][0]):
             seen.clear()
         seen.append((at_s, done))
-        # What is just outside the window stays as its edge: with one report a minute there is
+        # The last report outside the window is kept as its edge: with one report a minute there is
         # still a speed.
         while len(seen) > 2 and seen[1][0] <= at_s - self.WINDOW_S:
             seen.popleft()
@@ -77,7 +77,8 @@ class Words:
     position: tuple[str, ...]
     """``epoch 2 of 5``, ``iteration 150 of 345``."""
     fraction: float | None
-    """Of the run where its number of epochs is known, else of the epoch; None if neither is."""
+    """Part of the run that is done, if its number of epochs is known, else of the epoch; None if
+    neither is known."""
     eta: str
     """``ETA 0:12``, ``epoch ends in 0:12`` or nothing."""
     speed: str
@@ -99,7 +100,7 @@ class Meter:
         self._iterations = Pace()
 
     def restart(self) -> None:
-        """The job was stopped, and goes on: the pause is no part of its speed."""
+        """The job resumes after a stop: the pause is no part of its speed."""
         for pace in (self._samples, self._batches, self._iterations):
             pace.restart()
 
@@ -154,8 +155,8 @@ def _position(training: Training, used: int) -> tuple[str, ...]:
     epoch = f"epoch {training.epoch}{of_epochs}"
     if not training.batches:
         return epoch, f"iteration {iteration}"
-    # One step for each batch, but for the batch that is being computed; not so where gradients
-    # are accumulated, or several loaders are used.
+    # One step for each batch, except the batch in progress; not if gradients are accumulated, or
+    # several loaders are used.
     if training.epochs and 0 <= used - training.behind <= 1:
         return epoch, f"iteration {training.behind} of {training.epochs * training.batches}"
     return epoch, f"batch {training.batch} of {training.batches}", f"iteration {iteration}"

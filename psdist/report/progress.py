@@ -83,7 +83,7 @@ class ProgressDisplay:
             self._write(f"psdist: {text}\n")
 
     def restart(self) -> None:
-        """The job was stopped, and goes on."""
+        """The job resumes after a stop."""
         self._meter.restart()
 
     def close(self) -> None:

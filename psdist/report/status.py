@@ -1,11 +1,10 @@
-"""``status.json``: how a job stands now, for whoever asks from outside of it.
+"""``status.json``: the state of a running job, for `psdist status` and other processes.
 
     write_status(run_directory, Status(...))
     read_status(Path("runs/a"))          # ConfigError where there is none, or it is damaged
 
-The coordinator writes it about once a second while it has nothing else to do, and when the job
-ends; `psdist status` reads it, without MPI. Owns what the file says; what is known is
-psdist.ranks.reporting.status's.
+The coordinator writes it about once a second while it is idle, and when the job ends
+(psdist.ranks.reporting.status). Readers need no MPI.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Told(BaseModel):
 
 
 class WorkerStatus(_Told):
-    """What a worker has told last."""
+    """The latest report of a worker."""
 
     worker: _Count
     group: _Count
@@ -47,7 +46,7 @@ class WorkerStatus(_Told):
 
 
 class WaitStatus(_Told):
-    """Who has come to a call that all workers make, and who has not."""
+    """A collective that some workers have entered, and others not yet."""
 
     what: _Text
     since_s: _Seconds
@@ -66,15 +65,15 @@ class Status(_Told):
     done: tuple[_Count, ...]
     """Workers whose script has finished."""
     dead: tuple[_Text, ...]
-    """Who has died, in words."""
+    """Failed ranks, in words."""
     joined: tuple[_Text, ...] = ()
-    """Spares that have taken dead workers' places, in words."""
+    """Spares that have taken the places of failed workers, in words."""
     alone: tuple[_Count, ...] = ()
-    """Servers of whose shards there is one copy, where each had a second one."""
+    """Servers whose shard has lost its replica."""
     registrar: _Text = ""
-    """In whose process it is, and who is its standby; nothing while that is as at the start."""
+    """Place of the coordinator and its standby; "" while both are as at the start."""
     spares: _Count = 0
-    """Ranks that wait to take a dead one's place."""
+    """Ranks that wait to take the place of a failed one."""
     slowest: _Count | None
     """The group that others wait for, or that is far behind."""
     others_wait: Annotated[float, Field(ge=0, le=1)]

@@ -1,4 +1,4 @@
-"""What a check of a history has found: violations by rule, counted, the first ones in words.
+"""The violations that a check has found: counted by rule, the first ones in words.
 
 findings = Findings(max_listed_per_rule=20)
 findings.add_each(Rule.BOUND, np.flatnonzero(is_wrong), lambda use: f"use {use} ...")
@@ -43,7 +43,7 @@ class Rule(Enum):
 
 
 class Findings:
-    """Collects; lists at most ``max_listed_per_rule`` lines of each rule, counts all."""
+    """Counts all violations, and lists at most ``max_listed_per_rule`` of each rule."""
 
     def __init__(self, *, max_listed_per_rule: int) -> None:
         self._max_listed = max_listed_per_rule
@@ -56,7 +56,7 @@ class Findings:
         self.counts[rule] += 1
 
     def add_each(self, rule: Rule, which: Ints, line: Callable[[int], str]) -> None:
-        """One violation for each index in ``which``; ``line`` puts an index into words."""
+        """Add a violation for each index in ``which``; ``line`` returns its text."""
         room = self._max_listed - len(self._lines[rule])
         self._lines[rule].extend(line(int(index)) for index in which[:room])
         self.counts[rule] += len(which)

@@ -1,4 +1,4 @@
-"""The rules that hold summary.json against run.json and against what the history shows.
+"""The rules that compare summary.json with run.json and with the history.
 
 Owns rule 6 of docs/history.md. Pure: takes counts of the replays, adds to the findings.
 
@@ -27,7 +27,7 @@ COMPLETED = "completed"
 
 @dataclass(frozen=True, kw_only=True)
 class ShownServer:
-    """What a server's log shows of what the server counted."""
+    """The counts of a server, as its log shows them."""
 
     server: int
     num_chunks: int
@@ -35,11 +35,11 @@ class ShownServer:
     num_checksums: int
     num_applies: int
     num_answered: int
-    """Applies of groups that lived to see the reply."""
+    """Applies of groups that survived until the reply."""
     num_steps: int
     num_updates: int
     has_died: bool
-    """Whether it has died, and another one went on."""
+    """True if it failed, and its replica continued."""
 
     @classmethod
     def of(cls, replay: ServerReplay, num_checksums: int) -> ShownServer:
@@ -70,22 +70,22 @@ class ShownServer:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a whole history shows of what summary.json claims."""
+    """The claims of summary.json, as a whole history shows them."""
 
     servers: tuple[ShownServer, ...]
     clocks: tuple[int | None, ...]
-    """Of each group; None where it left no server."""
+    """Clock of each group; None if it left no server."""
     staleness: dict[int, int]
-    """Of uses of the workers' own slices, as they were at first."""
+    """Uses by staleness of the workers' first slices."""
     max_staleness: int
-    """Of all uses."""
+    """The greatest of all uses."""
     knows_staleness: bool = True
-    """Whether none has died of a group that went on. Else who has a dead one's chunks has counted
-    0 for them until their next replies came, and what is shown is a bound."""
+    """False if a worker failed in a group that continued: its successor counted 0 for its chunks
+    until the next reply, so the history shows a bound only."""
     rounds_missed: tuple[int, ...] = ()
-    """By group, before it left."""
+    """Rounds that each group had missed when it left."""
     modes: tuple[tuple[int, str], ...] = ()
-    """The mode of every round, each from its first one on."""
+    """(first round, mode) of every mode."""
 
 
 def _compare(pairs: Iterable[tuple[str, object, object]], source: str, findings: Findings) -> None:
@@ -96,7 +96,7 @@ def _compare(pairs: Iterable[tuple[str, object, object]], source: str, findings:
 
 
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
-    """run.json and summary.json are of one run."""
+    """Require that run.json and summary.json are of one run."""
     owners = set(run.owners)
     empty = tuple(server for server in range(run.num_servers) if server not in owners)
     pairs: list[tuple[str, object, object]] = [
@@ -123,8 +123,8 @@ def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None
 
 
 def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) -> None:
-    """What the run says of all its sets together is what it says of each, and there is a history
-    of each."""
+    """Require that the counts of the run are those of its sets together, and that each set has a
+    history."""
     sets = summary.sets
     if max(1, len(sets)) != len(runs):
         findings.add(
@@ -158,7 +158,7 @@ def _added(values: Iterable[int | None]) -> int | None:
 
 
 def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
-    """What the run counted is what its history shows. A run that failed may not know all."""
+    """Require that the counts are those that the history shows. A failed run may lack some."""
     updates = (server.num_updates for server in shown.servers if server.num_chunks)
     pairs: list[tuple[str, object, object]] = [
         ("updates_applied", summary.updates_applied, min(updates, default=0)),
@@ -193,8 +193,8 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
 
 
 def _check_staleness_between(summary: Summary, shown: Shown, findings: Findings) -> None:
-    """What the living have counted is at least what they made of the slices that they had from the
-    first, and no staler than any use."""
+    """Require that the counts of surviving workers are at least those of their first slices, and
+    no staler than any use."""
     claimed, least = summary.max_staleness_seen, max(shown.staleness, default=0)
     if claimed is None:
         if summary.exit == COMPLETED:
@@ -227,7 +227,7 @@ def _check_server(told: ServerSummary, shown: ShownServer, findings: Findings) -
     ]
     where = f"summary.json says of server {shown.server}:"
     for name, claimed, seen in exact:
-        is_unknown = name == "checksums" and shown.has_died  # the dead server's own count
+        is_unknown = name == "checksums" and shown.has_died  # counted by the failed server
         if claimed != seen and not is_unknown:
             findings.add(Rule.SUMMARY, f"{where} {name} {claimed}, its log shows {seen}")
     num_checksums = 0 if shown.has_died else shown.num_checksums

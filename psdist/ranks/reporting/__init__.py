@@ -1,4 +1,4 @@
-"""What users are told of a run: its status, progress, deaths and summary.
+"""Reports to users: the status of a run, its progress, failures and summary.
 
 ``run_status`` is the one model. ``progress`` compares the groups, ``status`` writes status.json,
 ``summary`` makes summary.json, with ``coding`` for what codecs have saved, and ``lines`` has the

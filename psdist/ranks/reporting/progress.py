@@ -100,7 +100,7 @@ class GroupPaces:
 
     def _slowest(self, living: Sequence[int]) -> tuple[int | None, float]:
         """Return the group that others wait for, and the part of their time that they wait; or the
-        group that is far behind the others."""
+        group that lags far."""
         first, now = self._seen[0], self._seen[-1]
         elapsed_s = now.at_s - first.at_s
         if len(living) < 2 or elapsed_s <= 0.0:

@@ -1,4 +1,4 @@
-"""What ranks have reported to the coordinator, as status.json and summary.json need it; pure.
+"""The reports of ranks to the coordinator, as status.json and summary.json need them; pure.
 
 reports = RankReports(roles=roles, workers=coordinator.done, servers=coordinator.servers,
                       progress=coordinator.progress)
@@ -28,7 +28,7 @@ class OpenCall:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReports:
-    """What ranks have reported to the coordinator, and where they are."""
+    """The reports of all ranks, and the membership."""
 
     roles: Roles
     workers: Mapping[int, Mapping[str, Any]]

@@ -1,7 +1,7 @@
 """The status of a run, for users: one model, with one update for each fact; pure.
 
     status = RunStatus(config, roles, coordinator.progress)
-    status.update(Death(...), at_s=3.1)       # Notice("worker 2 (rank 3 on n1) has died; ...")
+    status.update(Death(...), at_s=3.1)       # a Notice, for the log
     status.mode, status.deaths, status.modes_of_set(0)
 
 The log, the progress display, status.json and summary.json are made from it. The coordinator's
@@ -118,8 +118,8 @@ class RunStatus(HasSnapshot):
         self._codec_names = [text_of_both(each) for each in ladder_of(config) if is_auto(config)]
         self._codec_changes: list[ModeChanged] = []
         self.steps_by_loss: list[Row] = []
-        """Local steps of all groups, from which round on, and why; empty unless the loss decides
-        them."""
+        """Local steps of all groups, with the first round and the reason; empty unless the loss
+        decides them."""
         self._has_loss = False
         if config.steps_by == "loss":
             starts = steps.starts if steps is not None else ((0, counted_steps(config)),)

@@ -23,7 +23,7 @@ from psdist.ranks.reporting.run_status import RunStatus
 _TOLD_TWICE = {"pipeline", "checksum_every"}
 """Fields of run.json that summary.json repeats."""
 _LARGEST = {"most_slots_used"}
-"""Counts of a server of which the largest of its sets stands for all; the others are added."""
+"""Counts of a server whose total is the largest of its sets; others are added."""
 _ADDED = (
     *("chunks", "updates_applied", "bytes_pushed", "bytes_pulled"),
     *("early_pushes", "local_steps", "rounds_cut"),

@@ -1,11 +1,11 @@
-"""Whether psdist's own changes, of mode or codecs, are those that what was observed calls for.
+"""Whether psdist's own changes of mode or codecs follow from its observations.
 
-Owns the last part of rule 8 of docs/history.md: what a coordinator has recorded of its observations
-goes through :mod:`psdist.controller` again. Pure.
+Owns the last part of rule 8 of docs/history.md: the recorded observations go through
+:mod:`psdist.controller` again. Pure.
 
     lines = read_choices(run_dir, DecisionLine)
     check_decisions(run, lines, changes, findings, is_complete=True)
-    run = with_decided_codecs(run, lines)        # what other rules hold messages against
+    run = with_decided_codecs(run, lines)        # other rules compare messages with it
 
 Longer than other modules: each kind of line, what it does to a controller, what it may not be.
 """
@@ -41,14 +41,14 @@ from psdist.history.summary import Summary
 
 
 class Members(NamedTuple):
-    """Of a log: which groups are in the job, as servers have it."""
+    """The groups of the job, by a server's log."""
 
     dead: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
     joined: Mapping[int, int] = {}
-    """Of substitutes: their first round."""
+    """First round of each substitute."""
     num_leaders_lost: Mapping[int, int] = {}
-    """Of groups that go on without some of their workers: how often that was the first one left."""
+    """How often a group that continued had lost its first worker."""
 
     @classmethod
     def of(cls, run: RunRecord, log: ServerLog) -> Members:
@@ -80,9 +80,8 @@ def check_decisions(
     members: Members | None = None,
     summary: Summary | None = None,
 ) -> None:
-    """``changes``: those of the first set's log, which are those of the mode that were decided,
-    each for what was observed before it; nothing was decided that did not follow. ``members``: of
-    that log; whose rounds were looked at follows from it."""
+    """Require that each change follows from the observations before it, and no change is missing.
+    ``changes``: the changes of the mode in the first set's log; ``members``: those of that log."""
     if wrong := judge_summary((line.rolled_back for line in lines), summary):
         findings.add(Rule.MODES, f"{DECISION_LINES}: {wrong}")
     checking = _Checking(run, findings)
@@ -101,7 +100,7 @@ def check_decisions(
 
 
 class _Checking:
-    """What a controller makes of the lines, one by one."""
+    """A controller that replays the lines."""
 
     def __init__(self, run: RunRecord, findings: Findings) -> None:
         self._run, self._findings = run, findings
@@ -114,11 +113,11 @@ class _Checking:
         self._came: dict[int, int] = {}
         self._led_anew: Counter[int] = Counter()
         self._begins: Came | None = None
-        """The line before, where it says from which round on another worker tells of a group."""
+        """The line before, if it announces that another worker reports for a group."""
         self.where = ""
 
     def take(self, line: DecisionLine) -> bool:
-        """False where nothing behind it can be judged."""
+        """Take in a line. Return False if later lines cannot be judged."""
         if wrong := self._risen.judge(line.rolled_back):
             self._refuse(wrong)
         if line.sized is not None:
@@ -140,8 +139,8 @@ class _Checking:
         return True
 
     def go_on(self, resumed: KeptLine | None) -> bool:
-        """With what a checkpoint has, or as every run begins. False where nothing behind it can be
-        judged."""
+        """Begin with the choices of a checkpoint, or as every run does. Return False if no line can
+        be judged."""
         run = self._run
         first_round = int(run.first[: run.first_substitute].max())
         starts: tuple[tuple[int, int], ...] = ((0, 0),)
@@ -172,7 +171,7 @@ class _Checking:
         return True
 
     def _take_over(self, modes: KeptModes | None) -> bool:
-        """The modes that a checkpoint has; whether this run can go on with them."""
+        """Resume the modes of a checkpoint. Return False if this run cannot."""
         control = self._control
         is_of_run = modes is not None and may_go_on_with_modes(self._run, modes)
         if modes is None or not is_of_run or not isinstance(control, ModeControl | BoundControl):
@@ -272,7 +271,7 @@ class _Checking:
         return True
 
     def compare(self, changes: tuple[tuple[int, int], ...], members: Members) -> None:
-        """With what servers have recorded, of a run that is whole."""
+        """Compare the replay with the servers' records, at the end of a whole run."""
         self.where, decided = DECISION_LINES, self._decided
         if wrong := self._risen.judge_end():
             self._refuse(wrong)
@@ -303,8 +302,8 @@ class _Checking:
 
 
 def with_decided_codecs(run: RunRecord, lines: list[DecisionLine]) -> RunRecord:
-    """With the codecs of every round, where psdist has chosen them; those of a line that names no
-    level of the run, or no later round, are left out: :func:`check_decisions` names it."""
+    """Return ``run`` with the codecs that psdist has chosen for each round. A line with a wrong
+    level or round is left out; :func:`check_decisions` reports it."""
     codecs = [*run.codecs]
     for change in (line.changed for line in lines if line.changed is not None):
         is_later = bool(codecs) and change.rounds[0] > codecs[-1].round

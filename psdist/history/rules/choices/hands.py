@@ -1,7 +1,7 @@
-"""Whether every sample was dealt once, and each group made the local steps that were fixed for it.
+"""Whether every sample was dealt once, and each group made its fixed local steps.
 
-Owns rule 11 of docs/history.md: recomputes what :mod:`psdist.controller.steps` decides of what was
-observed, and holds what workers were dealt against it. Pure.
+Owns rule 11 of docs/history.md: replays :mod:`psdist.controller.steps` on the recorded
+observations, and compares the hands of workers with it. Pure.
 
     check_hands(run, read_worker_lines(folder, HandLine, ...), steps, findings)
     check_dealt_on({1: (run, hands), 2: (run, hands)}, findings)        # attempts, by number
@@ -24,13 +24,13 @@ from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
 
 _MOST_TERMS: Final = 1 << 20
-"""Of four rounds each, with which an attempt may begin."""
+"""Most terms, of four rounds each, that an attempt may resume."""
 _Pass = tuple[int, int]
 """Loader, and number of the pass over it."""
 
 
 _Hands = Mapping[int, Mapping[int, HandLine]]
-"""Of a pass: by hand and worker."""
+"""The lines of a pass, by hand and worker."""
 
 
 def check_hands(
@@ -51,7 +51,7 @@ def check_hands(
 def _by_hand(
     workers: Sequence[WorkerLines[HandLine]], *, first: int = -1, end: int = 2**63
 ) -> Mapping[_Pass, _Hands]:
-    """What was dealt in rounds from ``first`` to before ``end``; -1 is outside of training."""
+    """Return the hands of rounds ``first`` to ``end`` - 1, by pass; -1 is outside of training."""
     found: defaultdict[_Pass, defaultdict[int, dict[int, HandLine]]]
     found = defaultdict(lambda: defaultdict(dict))
     for worker, told in enumerate(workers):
@@ -111,7 +111,7 @@ def _check_by_speed(
 
 
 def _terms_of(paces: KeptPaces) -> Iterator[tuple[Term, list[int]]]:
-    """What was fixed of the passes that some worker may have been in."""
+    """Yield the fixed steps of the passes in a checkpoint."""
     for each in paces.passes:
         stops = [start for start, _ in each.starts[1:]] + [each.num_fixed]
         for (start, steps), stop in zip(each.starts, stops, strict=True):
@@ -126,8 +126,8 @@ def _check_worker(
     fixed: Mapping[Term, Sequence[int]],
     findings: Findings,
 ) -> None:
-    """As many batches as were fixed for its group, but in the last hand of a pass; a round for each
-    hand."""
+    """Require one round for each hand, with the batches fixed for the group, except in the last
+    hand of a pass."""
     group = int(run.group_of_worker()[worker])
     last_round = -1
     coming: dict[_Pass, int] = {}
@@ -143,7 +143,7 @@ def _check_worker(
         if 0 <= line.round <= last_round:
             findings.add(Rule.HANDS, f"{where} ended in round {line.round}, as the hand before it")
         last_round = max(last_round, line.round)
-        # Where a pass goes on that an attempt before has begun, check_dealt_on looks at.
+        # check_dealt_on compares a pass that an earlier attempt began.
         due = coming.get((line.loader, line.number), line.hand if run.restored else 0)
         if line.hand != due:
             findings.add(Rule.HANDS, f"{where} follows {due - 1}")
@@ -162,9 +162,9 @@ def _check_pass(
     may_be_apart: bool = False,
     where: str = "",
 ) -> None:
-    """What all workers were dealt in a hand lies side by side, and hands one behind the other, from
-    ``place`` on. Of a hand that some workers have not come to nothing is dealt twice;
-    ``may_be_apart``: or that they had come to before, with others behind it."""
+    """Require that the workers' parts of a hand are adjacent, and hands follow each other from
+    ``place`` on. In a hand that some workers lack, no sample is dealt twice; ``may_be_apart``:
+    later hands may follow it."""
     which = f"{where}pass {key[1]} over loader {key[0]}"
     is_known = True
     for hand, lines in sorted(hands.items()):
@@ -191,7 +191,7 @@ def _check_pass(
 
 
 def _start(hands: _Hands) -> int:
-    """Where the first of these begins."""
+    """Return the first position of these hands."""
     return min(line.start for line in hands[min(hands)].values())
 
 
@@ -200,24 +200,24 @@ def _start(hands: _Hands) -> int:
 
 class Attempt(NamedTuple):
     run: RunRecord
-    """Of the first parameter set."""
+    """The promises of the first parameter set."""
     workers: Sequence[WorkerLines[HandLine]]
-    """By worker."""
+    """The hands of each worker."""
 
 
 class _Dealt(NamedTuple):
-    """Of a pass, until a checkpoint."""
+    """The state of a pass at a checkpoint."""
 
     hand: int
-    """The next one,"""
+    """The next hand."""
     place: int
-    """which begins there in the pass's order."""
+    """Its position in the pass's order."""
     is_over: bool
 
 
 def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
-    """Each attempt deals, of passes that were under way at its checkpoint, what was not dealt
-    before it, and of no other pass less than all."""
+    """Require that each attempt deals the rest of the passes in its checkpoint, and all of every
+    other pass."""
     for number, (run, workers) in sorted(attempts.items()):
         maker = attempts.get(run.restored_attempt)
         if not run.restored or maker is None or not maker.run.local_steps_by_speed:
@@ -244,7 +244,7 @@ def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
                     f"up to {due.hand} were dealt, to {due.place}",
                 )
         if run.groups != maker.run.groups or not mine:
-            continue  # what is left may be too few for other workers
+            continue  # the rest may be too small for other workers
         for key in sorted(_by_hand(maker.workers, first=cut).keys() & before.keys() - mine.keys()):
             findings.add(
                 Rule.HANDS,
@@ -254,9 +254,9 @@ def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
 
 
 def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: Findings) -> None:
-    """Where groups are in different hands each worker goes on with its own next one, and what all
-    attempts together have dealt is whole. With other groups, or in another mode, no such run goes
-    on with a pass."""
+    """Require, of groups in different hands, that each worker continues with its own next hand, and
+    that all attempts together deal each pass. With other groups or in another mode no pass
+    continues."""
     run, workers = attempts[number]
     maker = attempts[run.restored_attempt]
     if run.groups != maker.run.groups or judging_mode(run) != judging_mode(maker.run):
@@ -305,8 +305,7 @@ def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: F
 def _lines_until(
     attempts: Mapping[int, Attempt], attempt: Attempt, run: RunRecord
 ) -> dict[_Pass, dict[int, dict[int, HandLine]]]:
-    """In the rounds of each group before it goes on in ``run``, by this attempt and those whose
-    checkpoints it goes on from."""
+    """Return the lines of the rounds before ``run``, of this attempt and those it resumed from."""
     found: dict[_Pass, dict[int, dict[int, HandLine]]] = {}
     maker = attempts.get(attempt.run.restored_attempt) if attempt.run.restored else None
     if maker is not None:
@@ -321,12 +320,12 @@ def _lines_until(
 
 
 def _cut(run: RunRecord) -> int:
-    """Rounds before this attempt: of all groups, which are in sync."""
+    """Return the first round of this attempt, which all groups share in sync."""
     return int(run.first[: run.first_substitute].min())
 
 
 def _is_known(attempts: Mapping[int, Attempt], attempt: Attempt) -> bool:
-    """Whether all was recorded that was dealt in the attempts from which this one goes on."""
+    """Return True if all attempts that this one resumed from were recorded."""
     while attempt.run.restored:
         maker = attempts.get(attempt.run.restored_attempt)
         if maker is None or not maker.run.local_steps_by_speed:
@@ -338,7 +337,7 @@ def _is_known(attempts: Mapping[int, Attempt], attempt: Attempt) -> bool:
 def _dealt_until(
     attempts: Mapping[int, Attempt], attempt: Attempt, cut: int
 ) -> dict[_Pass, _Dealt]:
-    """In the rounds before, by this attempt and those whose checkpoints it goes on from."""
+    """Return the passes at round ``cut``, by this attempt and those it resumed from."""
     run, workers = attempt
     maker = attempts.get(run.restored_attempt) if run.restored else None
     found = _dealt_until(attempts, maker, _cut(run)) if maker is not None else {}

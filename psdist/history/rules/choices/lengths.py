@@ -61,18 +61,18 @@ def check_lengths(
 
 
 def _first_round(run: RunRecord) -> int:
-    """Of the group that is behind all others."""
+    """Return the first round of the slowest group."""
     return int(run.first[: run.first_substitute].min())
 
 
 def _begins(run: RunRecord, lines: Sequence[StepLine]) -> KeptSteps | None:
-    """With what a checkpoint has; None where the run begins as every one does."""
+    """Return the steps of a checkpoint; None if the run begins as every run does."""
     resumed = lines[0].resumed if lines else None
     return resumed.fidelity.steps if resumed is not None and goes_on(run, resumed) else None
 
 
 def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:
-    """From which rounds on all groups made how many steps."""
+    """Return (first round, steps) of each change."""
     changes = [(0, at_first)]
     for term, (steps, *_) in sorted(fixed.items()):
         if steps != changes[-1][1]:
@@ -165,8 +165,8 @@ def _check_worker(
     fixed: Mapping[Term, Sequence[int]],
     findings: Findings,
 ) -> int:
-    """One round after the other, each of as many steps as were fixed, or fewer where it was cut;
-    the number of those."""
+    """Require consecutive rounds of the fixed steps, or fewer where a round was cut. Return the
+    number of cut rounds."""
     num_short, group = 0, int(run.group_of_worker()[worker])
     for coming, line in enumerate(lines, start=int(run.first[group])):
         where = f"worker {worker}: round {line.round}"
@@ -219,7 +219,7 @@ def _check_counts(summary: Summary, num_cut: int, num_steps: int, findings: Find
 def _ends(
     run: RunRecord, worker: int, lengths: WorkerLines[LengthLine], findings: Findings
 ) -> Mapping[int, int]:
-    """By round, the steps that this worker had made when it ended."""
+    """Return the steps that this worker had made at the end of each round."""
     first = int(run.first[int(run.group_of_worker()[worker])])
     for coming, line in enumerate(lengths.lines, start=first):
         if line.round != coming:
@@ -234,7 +234,7 @@ def _ends(
 def _check_passes_of(
     worker: int, ends: Mapping[int, int], lines: Sequence[PassLine], findings: Findings
 ) -> None:
-    """With each pass a round had ended, and no round was of two passes."""
+    """Require that a round ended with each pass, and no round was of two passes."""
     before, at_ends = 0, frozenset(ends.values())
     for number, line in enumerate(lines):
         where = f"worker {worker}: pass {number} was over after {line.steps} steps"

@@ -6,7 +6,7 @@ losses go through :mod:`psdist.controller.rollback` again.
     check_fixed(lines, take, control.choose, findings)      # {term: steps}
     risen = Risen(run.rollback)
     risen.report(reported, lossiest_since=control.lossiest_since, names=control.names)
-    risen.judge(line.rolled_back)           # of each line behind it; "" where nothing is wrong
+    risen.judge(line.rolled_back)           # of each line after it; "" if it is right
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from psdist.history.summary import Summary
 
 class Risen:
     def __init__(self, factor: float | None) -> None:
-        """``factor``: None where a loss may be what it likes."""
+        """``factor``: None if no loss ends the run."""
         self._guard = RiseGuard(factor) if factor is not None else None
         self._wanted: Rollback | None = None
         self._has_ended = False
-        """With a rollback."""
+        """True after a rollback."""
 
     @property
     def is_asked(self) -> bool:
         return self._guard is not None
 
     def go_on(self, kept: KeptRise | None, first_round: int) -> None:
-        """Raises ValueError for what no checkpoint has."""
+        """Resume the state of a checkpoint. Raises ValueError if it is none."""
         if self._guard is not None and (kept is not None or first_round):
             self._guard.go_on(kept, first_round)
 
@@ -55,7 +55,7 @@ class Risen:
             self._wanted = rolled_back(told.round, rise, lossiest_since(rise.good), names=names)
 
     def judge(self, said: Rollback | None) -> str:
-        """What is wrong with a line that says this, or that it is there at all."""
+        """Return the fault of a line with this rollback, or without one; "" if it is right."""
         if self._has_ended:
             return "stands behind a rollback, with which the run has ended"
         self._has_ended = said is not None
@@ -70,12 +70,12 @@ class Risen:
         )
 
     def judge_end(self) -> str:
-        """Of a run that is whole."""
+        """Return the fault at the end of a whole run; "" if there is none."""
         return "" if self._has_ended else self.judge(None)
 
 
 def judge_summary(said: Iterable[Rollback | None], summary: Summary | None) -> str:
-    """What is wrong with what the run says of its end; ``said``: by line."""
+    """Return the fault of summary.json on the end of the run; ``said``: rollbacks by line."""
     if summary is None or not any(said) or summary.exit != "completed":
         return ""
     return "the run has ended with a rollback; summary.json says that it was completed"
@@ -89,9 +89,9 @@ def check_fixed(
     fixed: dict[Term, list[int]] | None = None,
     judge: Callable[[StepLine], str] = lambda _line: "",
 ) -> dict[Term, list[int]]:
-    """What was fixed, by term, behind what is in ``fixed`` already. ``take``: gives the controller
-    what a line has observed, and says what is wrong with it, "" for nothing;
-    ``judge``: likewise, of every line, before."""
+    """Return the fixed steps by term, after those in ``fixed``. ``take``: passes an observation to
+    the controller and returns its fault, "" if it has none; ``judge``: the same for every line,
+    before."""
     fixed = {} if fixed is None else fixed
     for number, line in enumerate(lines, start=1):
         told = line.fixed

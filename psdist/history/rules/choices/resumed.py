@@ -1,4 +1,4 @@
-"""Whether attempts of a run have gone on with what psdist had chosen before.
+"""Whether attempts of a run have resumed psdist's own choices.
 
 Owns the part of rule 7 of docs/history.md on psdist's own choices. Other rules check that the
 choices in a checkpoint follow from the observations. This one compares them with the choices that
@@ -30,14 +30,14 @@ from psdist.history.run_record import RunRecord
 
 class Attempt(NamedTuple):
     run: RunRecord
-    """Of the first parameter set."""
+    """The promises of the first parameter set."""
     lines: Sequence[ChoiceLine]
 
 
 def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
-    """Each attempt that was recorded goes on with what the attempt that has made its checkpoint has
-    kept in it, as far as rollbacks before allow it; with settings that choose among other things,
-    and without a checkpoint, as every run begins, as far as they allow that."""
+    """Require that each recorded attempt resumes the choices of its checkpoint, within the limits
+    of earlier rollbacks. With other settings, or without a checkpoint, it begins as every run does,
+    within these limits."""
     for number, (run, lines) in sorted(attempts.items()):
         before = [
             (other, line.rolled_back)
@@ -47,7 +47,7 @@ def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
         ]
         _check_rollbacks(number, run, lines, before, findings)
         maker = attempts.get(run.restored_attempt)
-        # Those that were not recorded may have ended with rollbacks, too.
+        # Attempts without a record may have ended with rollbacks, too.
         are_known = all(each in attempts for each in range(1, number))
         if maker is None if run.restored else not are_known:
             continue
@@ -70,14 +70,14 @@ def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
 
 
 def goes_on(run: RunRecord, resumed: KeptLine) -> bool:
-    """Whether this attempt may have such a line: of its checkpoint, or, of a later one than the
-    first, of none, where a rollback is behind it."""
+    """Return True if this attempt may have such a line: of its checkpoint, or, after a rollback,
+    without one."""
     return resumed.checkpoint == run.restored and (bool(run.restored) or run.attempt > 1)
 
 
 def _due(run: RunRecord, kept: Fidelity | None, limits: Sequence[Rollback]) -> Fidelity | None:
-    """With what this attempt is to go on; None where it begins as every one does. ``kept``: of its
-    checkpoint."""
+    """Return the choices that this attempt must resume; None if it begins as every run does.
+    ``kept``: those of its checkpoint."""
     left = within_all(kept, limits) if kept is not None else None
     if left is not None and _may_go_on(run, left):
         return left
@@ -93,8 +93,8 @@ def _check_rollbacks(
     before: Sequence[tuple[int, Rollback]],
     findings: Findings,
 ) -> None:
-    """Behind each (attempt, rollback) no attempt goes on from a checkpoint of when the loss rose,
-    or with what was too lossy."""
+    """Require that no attempt after an (attempt, rollback) resumes a checkpoint made after the rise
+    of the loss, or choices that were too lossy."""
     resumed = next((line.resumed.fidelity for line in lines if line.resumed is not None), None)
     for ended, each in before:
         step = int(run.restored.removeprefix("step-") or 0)
@@ -116,7 +116,7 @@ def _check_rollbacks(
 
 
 def _may_go_on(run: RunRecord, fidelity: Fidelity) -> bool:
-    """Whether this attempt chooses among the same things, so that it has to go on with them."""
+    """Return True if this attempt has the same alternatives, so that it must resume the choice."""
     try:
         if fidelity.codecs is not None:
             _codec_control(run).go_on(fidelity.codecs, 0)
@@ -138,14 +138,14 @@ def _may_go_on(run: RunRecord, fidelity: Fidelity) -> bool:
 
 
 def may_go_on_with_modes(run: RunRecord, modes: KeptModes) -> bool:
-    """Whether this attempt has the settings with which these ruled."""
+    """Return True if this attempt has the settings of these modes."""
     return modes.are_of(
         by=run.mode_by, mode=run.mode, staleness=run.staleness or 0, highest=run.auto_staleness
     )
 
 
 def begins_with(run: RunRecord) -> KeptModes | None:
-    """The mode with which every such run begins; None where the settings say which rules when."""
+    """Return the first mode of such a run; None if the settings decide the mode of every round."""
     if run.mode_by not in ("script", "auto"):
         return None
     start = KeptMode(rounds=(0,), mode=run.mode, staleness=run.staleness or 0)
@@ -153,7 +153,7 @@ def begins_with(run: RunRecord) -> KeptModes | None:
 
 
 def _first(run: RunRecord) -> Fidelity:
-    """As every run begins."""
+    """Return the choices with which every run begins."""
     if run.ladder:
         return Fidelity(codecs=_codec_control(run).kept(0))
     if run.local_steps_by_loss:

@@ -1,11 +1,11 @@
-"""Whether attempts of a run have gone on with the modes that ruled when their checkpoint was made.
+"""Whether attempts of a run have resumed the modes of their checkpoint.
 
-Owns the part of rule 7 of docs/history.md that is of modes. What a checkpoint has of them is what
-servers had logged before it; an attempt that goes on with it logs the same first of all. Pure.
+Owns the part of rule 7 of docs/history.md on modes. A checkpoint has the modes that servers had
+logged before it; an attempt that resumes it logs the same modes first. Pure.
 
     check_modes_went_on("attempt 2, set 0", history, made, 100, findings)
-    judging_mode(run)                                  # by which clocks of two runs can be compared
-    are_apart_in_sync(history, cut)                    # groups cannot go on where they were
+    judging_mode(run)                                  # the clocks of two runs can be compared
+    are_apart_in_sync(history, cut)                    # groups cannot resume where they were
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Changes = tuple[tuple[int, int], ...]
 
 
 def judging_mode(run: RunRecord) -> str:
-    """The mode, where there is one; of runs that may change theirs ssp, unless all are the same."""
+    """Return the mode; ssp if it may change to another one."""
     if run.mode_by == "script":
         return "ssp"
     coming = {run.mode, *(each.mode for each in run.schedule)}
@@ -37,8 +37,7 @@ def judging_mode(run: RunRecord) -> str:
 
 
 def are_apart_in_sync(history: History, cut: Sequence[int]) -> bool:
-    """Whether a round that some of these groups have made and others have not is one of all
-    together in this run."""
+    """Return True if only some of these groups have made a round that all make together."""
     of_run = [_leading(log) for log in history.servers]
     rules = ModeRules.of(history.run, max(of_run, key=len))
     return bool(rules.is_gathered(np.arange(min(cut), max(cut))).any())
@@ -47,8 +46,8 @@ def are_apart_in_sync(history: History, cut: Sequence[int]) -> bool:
 def check_modes_went_on(
     where: str, history: History, made: History, number: int, findings: Findings
 ) -> None:
-    """Each server's log begins with the modes that ruled at the checkpoint of ``number`` in the
-    attempt that has ``made`` it, where this one has the settings for them."""
+    """Require that each server's log begins with the modes at checkpoint ``number`` of the attempt
+    that ``made`` it, if this attempt has the settings for them."""
     run = history.run
     if run.mode_by not in ("script", "auto"):
         return
@@ -81,7 +80,7 @@ def _then(modes: KeptModes, start: int, code: int) -> KeptModes:
 
 
 def _before(made: History, number: int) -> Records:
-    """The MODE events of a log up to this checkpoint."""
+    """Return the MODE events of a log up to this checkpoint."""
     for log in made.servers:
         events = log.events
         is_it = (events["kind"] == EventKind.SNAPSHOT) & (events["clock"] == number)
@@ -93,7 +92,7 @@ def _before(made: History, number: int) -> Records:
 
 
 def _begins(log: ServerLog) -> Records:
-    """What is logged before any group joins."""
+    """Return the events before any group joins."""
     is_first = np.isin(log.events["kind"], (EventKind.RESTORE, EventKind.MODE))
     others = np.flatnonzero(~is_first)
     return log.events[: int(others[0])] if len(others) else log.events

@@ -17,9 +17,8 @@ from psdist.history.rules.log.replay import ServerReplay
 
 
 def check_applies(replay: ServerReplay, findings: Findings) -> None:
-    """By (chunk, group) the applies are stamped 0, 1, 2 ... (or on from a checkpoint); the chunk is
-    this server's; the group has joined and is not beyond the clock at which it said it stopped;
-    none comes or is missing when it says that it had finished them."""
+    """Require the applies of each (chunk, group) to be numbered 0, 1, 2 ... (or from a checkpoint
+    on), of this server's chunks, while the group is in the job, and complete when it stops."""
     owners = replay.owners
     findings.add_each(
         Rule.APPLIES,
@@ -61,8 +60,8 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
 
 
 def _check_late(replay: ServerReplay, findings: Findings) -> None:
-    """A worker enters a collective, or ends, when its replies have come (all but ``pipeline``):
-    what a SUSPEND or LEAVE says was finished has been applied before it."""
+    """Require that the iterations of a SUSPEND or LEAVE were applied before it: a worker waits for
+    all replies except ``pipeline``."""
     for rows, stated in zip(replay.rows_of_group, stated_by_group(replay), strict=True):
         num_before = np.searchsorted(replay.member_position[stated], replay.position[rows])
         rows, num_before = rows[num_before > 0], num_before[num_before > 0]
@@ -97,8 +96,8 @@ def _check_total(
 
 
 def check_steps(replay: ServerReplay, findings: Findings) -> None:
-    """In sync a step's contributions stand together, in group order, one of every group that the
-    step waits for; in the other modes every apply is a step."""
+    """Require, in sync, that a step's contributions stand together, in group order, one of every
+    group that the step waits for; in other modes, that every apply is a step."""
     start_of = replay.step_of
     is_gathered = replay.rules.is_gathered(replay.clock[start_of])
     findings.add_each(
@@ -117,7 +116,7 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
         same[replay.position[same] != replay.position[same - 1] + 1],
         lambda row: f"{replay.line(row)}: other events stand between it and the step it belongs to",
     )
-    # Who has missed the round stands in front of who has contributed.
+    # Groups that missed the round stand before those that contributed.
     is_first = ~replay.is_missed[same] & replay.is_missed[same - 1]
     is_behind = replay.is_missed[same] & ~replay.is_missed[same - 1]
     findings.add_each(
@@ -148,8 +147,8 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
 
 
 def _check_contributors(replay: ServerReplay, findings: Findings, starts: Ints, ends: Ints) -> None:
-    """Rows ``starts[i]`` to ``ends[i]`` must be one apply of each group that is waited for in the
-    step and whose count stands at its clock."""
+    """Require that rows ``starts[i]`` to ``ends[i]`` are one apply of each group that the step
+    waits for and whose count stands at its clock."""
     for part, counts in replay.counts(replay.chunk[starts], starts):
         first, clock = starts[part], replay.clock[starts[part], None]
         limits = replay.limits_at(replay.epoch_of(replay.position[first]), replay.chunk[first])
@@ -159,7 +158,7 @@ def _check_contributors(replay: ServerReplay, findings: Findings, starts: Ints, 
         row = np.arange(len(step)) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)
         is_in = np.zeros_like(is_due)
         is_in[step, replay.group[row]] = True
-        # The server that decides who has missed a round may not have heard of a stop.
+        # The server that decides on missed rounds may not have received the stop yet.
         has_missed = np.zeros_like(is_due)
         has_missed[step, replay.group[row]] = replay.is_missed[row]
         is_due |= has_missed & (counts == clock)

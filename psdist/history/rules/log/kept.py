@@ -1,4 +1,4 @@
-"""The rules on checkpoints: what was kept is one cut, and what was restored is what was kept.
+"""The rules on checkpoints: each is one cut of all chunks, and a resumed run begins with it.
 
 Owns rule 7 of docs/history.md. Pure: reads replays and histories, adds to the findings.
 
@@ -31,22 +31,21 @@ from psdist.history.rules.log.replay import NEVER, ServerReplay
 from psdist.history.run_record import RunRecord
 
 Cut = tuple[int, ...]
-"""By group: how many of its updates a chunk contains."""
+"""Updates that a chunk contains, by group."""
 Crc = int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a server's log says of one chunk, each time that it was kept."""
+    """A chunk in a checkpoint, by the server's log."""
 
     number: int
     cut: Cut
     crc: Crc
     dead: frozenset[int] = frozenset()
-    """Groups that were, or had not joined."""
+    """Groups that had failed or not joined."""
     running: tuple[int, ...] = ()
-    """By group how many rounds it had missed since it contributed last; nothing where no group may
-    miss any."""
+    """Rounds in a row that each group had missed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +53,14 @@ class KeptByServer:
     server: int
     is_complete: bool
     snapshots: Mapping[int, tuple[Kept, ...]]
-    """By chunk, in order."""
+    """The chunk in each checkpoint, in order."""
     restored: Mapping[int, Crc]
-    """By chunk that began with what a checkpoint has."""
+    """The checksums of restored chunks."""
 
 
 def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
-    """Chunks are kept by the server that owns them, all as often and for the same checkpoints, and
-    restored once, before any update, where run.json says so."""
+    """Require that the owner of a chunk keeps it, all chunks for the same checkpoints, and that it
+    restores them once, before any update, as run.json says."""
     run, events, positions = replay.run, replay.kept, replay.kept_position
     chunk = events["chunk"].astype(np.int64)
     owners = replay.owners
@@ -106,7 +105,7 @@ def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
     numbers_of = {each: [kept.number for kept in its] for each, its in snapshots.items()}
     first = numbers_of[mine[0]] if mine else []
     for each, numbers in numbers_of.items():
-        # Where the log ends early the last of them may be missing.
+        # A log that ends early may lack the last one.
         if numbers != first and (replay.is_complete or numbers != first[: len(numbers)]):
             findings.add(
                 Rule.KEPT,
@@ -131,8 +130,8 @@ def _snapshots(
     cuts = np.zeros((len(rows), len(replay.run.groups)), np.int64)
     for part, counts in replay.counts(chunk[order], rows[order]):
         cuts[order[part]] = counts
-    # Chunks may contain different updates of the dead, and none of substitutes before they join.
-    # Whoever goes on from here has them where the lowest of the others is.
+    # Chunks may contain different updates of failed groups, and none of substitutes before they
+    # join. A resumed run places these groups where the lowest of the others is.
     is_dead = np.zeros(cuts.shape, np.bool_)
     for epoch, group in replay.deaths:
         is_dead[:, group] = replay.epoch_of(position) >= epoch
@@ -198,8 +197,8 @@ def check_same_cut(run: RunRecord, servers: Sequence[KeptByServer], findings: Fi
 
 
 def check_attempts(attempts: Mapping[int, Sequence[History]], findings: Findings) -> list[str]:
-    """Every attempt that went on from a checkpoint begins with what the attempt that made it has
-    kept. ``attempts``: by number, the histories of all sets. What cannot be proved, in words."""
+    """Require that each resumed attempt begins with its checkpoint. ``attempts``: the histories of
+    all sets, by number. Return a line for each point that cannot be proved."""
     notes: list[str] = []
     for number, histories in sorted(attempts.items()):
         for history in histories:
@@ -225,10 +224,9 @@ def check_attempts(attempts: Mapping[int, Sequence[History]], findings: Findings
 
 
 def _begins_at(run: RunRecord, made: RunRecord, kept: Kept, *, is_apart: bool) -> bool:
-    """Whether the groups of ``run`` begin where those of ``made`` were: where their layout is the
-    same each where it was, or, where it had died, who had taken its place, if anybody had.
-    ``is_apart``: some would be ahead in rounds that are one of all. Where groups might miss rounds
-    none goes on with earlier ones than the others."""
+    """Return True if the groups of ``run`` begin where those of ``made`` were. With the same layout
+    each begins where it was, or where the substitute of a failed group was. ``is_apart``: some
+    groups would be ahead in rounds that all make together, so all begin at the lowest."""
     cut, groups = kept.cut, run.groups[: run.first_substitute]
     clocks, late = run.first_clocks[: len(groups)], run.first_clocks[len(groups) :]
     if any(late):
@@ -246,8 +244,7 @@ def _begins_at(run: RunRecord, made: RunRecord, kept: Kept, *, is_apart: bool) -
 
 
 def _kept_as(made: History | None, number: int) -> dict[int, list[Kept]]:
-    """By chunk what was kept of it for the checkpoint of this number; nothing where some chunk was
-    not kept."""
+    """Return the chunks in the checkpoint of this number; empty if it lacks a chunk."""
     if made is None:
         return {}
     kept: dict[int, list[Kept]] = {}
@@ -259,7 +256,7 @@ def _kept_as(made: History | None, number: int) -> dict[int, list[Kept]]:
 
 
 def _are_apart(histories: Sequence[History], before: Sequence[History], number: int) -> bool:
-    """Whether some group would be ahead in rounds that are one of all, in any set."""
+    """Return True if a group would be ahead in rounds that all make together, in any set."""
     return any(
         are_apart_in_sync(history, kept[0][-1].cut)
         for history, made in zip(histories, before, strict=False)
@@ -318,8 +315,7 @@ def _check_missed_running(
     kept: Mapping[int, Sequence[Kept]],
     findings: Findings,
 ) -> None:
-    """Who is waited for is told by the rounds that it had missed before, too: with the groups of
-    the run that made the checkpoint, if those might miss any."""
+    """Require that the run begins with the missed rounds of the checkpoint."""
     for chunk, its in sorted(kept.items()):
         expected = missed_running_at(run, made, its[-1].running)
         if run.missed_running != expected:

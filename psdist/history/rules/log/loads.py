@@ -1,4 +1,4 @@
-"""The rules on values that the chief has set in the middle of a run (job.push).
+"""The rules on values that the chief has set during a run (job.set_parameters).
 
 Owns the loads of rule 1 of docs/history.md; that the bytes are those that were set is the matter
 of :mod:`psdist.history.rules.values.checksums`. Pure: reads replays, adds to the findings.
@@ -19,8 +19,8 @@ from psdist.history.rules.log.replay import ServerReplay
 
 
 def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int, ...]]:
-    """Values are set by the chunk's server, for the chief, when the chunk contains all that its
-    group has pushed. Of each chunk of the server the clocks with which they were."""
+    """Require that the chunk's server sets values for the chief, when the chunk contains all pushes
+    of its group. Return the clocks of the loads, by chunk of the server."""
     loads = replay.loads
     chunk, position, clock = replay.load_chunk, replay.load_position, loads["clock"]
     owners = replay.owners
@@ -56,7 +56,7 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
         np.flatnonzero(is_wrong),
         lambda i: f"{line(i)}: the chunk contains {contained[i]} updates of the group then",
     )
-    # What somebody had begun to set and died is set again, of all chunks, by the next chief.
+    # The next chief repeats a load that its predecessor did not complete.
     is_whole = ~np.isin(loads["group"], [group for _, group in replay.deaths])
     return {
         mine: tuple(clock[(chunk == mine) & is_whole].tolist()) for mine in replay.owned.tolist()
@@ -64,7 +64,7 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
 
 
 def _chiefs(replay: ServerReplay, positions: Ints) -> Ints:
-    """The group of the first worker that has not died before each position, and has joined."""
+    """Return the group of the first worker that is in the job at each position."""
     run = replay.run
     group_of = run.group_of_worker()
     epochs = replay.epoch_of(positions)
@@ -80,7 +80,7 @@ def _chiefs(replay: ServerReplay, positions: Ints) -> Ints:
 
 
 def check_same_loads(clocks: Mapping[int, tuple[int, ...]], findings: Findings) -> None:
-    """``clocks``: with which values of each chunk were set. It is done to all of them alike."""
+    """Require equal clocks of the loads of all chunks."""
     first, *others = sorted(clocks) or [0]
     for chunk in others:
         if clocks[chunk] != clocks[first]:

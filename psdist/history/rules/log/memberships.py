@@ -1,4 +1,4 @@
-"""The rules that a server's record of its groups must keep: who joins, stops, comes back, leaves.
+"""The rules on a server's membership events: a group joins, suspends, resumes, leaves or fails.
 
 Owns the first part of rule 1 of docs/history.md. Pure: reads a replay, adds to the findings.
 
@@ -25,15 +25,14 @@ _ALLOWED_AFTER = {
     EventKind.LEAVE: set(),
     EventKind.DEATH: set(),
 }
-"""What may be the next event of a group, by its event before. REFORM changes nothing of that."""
+"""Allowed next events of a group, by its last event other than REFORM."""
 
 
 def check_membership(replay: ServerReplay, findings: Findings) -> None:
-    """A group joins once, at 0 or where a checkpoint has it, a substitute in place of a group that
-    has died and where the others have come; is suspended and resumed by turns;
-    nothing comes after LEAVE or DEATH; the clocks that it states do not go back, and are where its
-    updates stand; every event names the workers that run.json says it has; and a whole log ends
-    when all groups have gone."""
+    """Require that a group joins once, at 0 or at its clock in a checkpoint, or as a substitute
+    after a failure; that SUSPEND and RESUME alternate; that no event follows LEAVE or DEATH; that
+    clocks do not go back and fit the updates; that events have the workers of run.json; and that a
+    whole log ends after all groups have left."""
     latest: dict[int, EventKind] = {}
     stated: dict[int, int] = {}  # the clock of each group's last SUSPEND or LEAVE
     members = zip(
@@ -113,8 +112,8 @@ def _wrong_workers(weight: float, num_workers: int, num_lost: int) -> str | None
 
 
 def _check_joins(replay: ServerReplay, findings: Findings) -> None:
-    """A substitute joins where others have died, as many of them as had at that time, and at a
-    round of which no living group had made an update."""
+    """Require that at most as many substitutes join as groups have failed, each at a round without
+    an update of another group."""
     is_late = replay.members["group"] >= replay.run.first_substitute
     joins = np.flatnonzero(is_late & (replay.members["kind"] == EventKind.JOIN))
     for num_joined, index in enumerate(joins.tolist(), start=1):
@@ -139,8 +138,8 @@ def _check_joins(replay: ServerReplay, findings: Findings) -> None:
 
 
 def check_same_joins(joins: Mapping[int, Mapping[int, int]], findings: Findings) -> None:
-    """``joins``: for each server the clocks at which substitutes joined, by group. All servers
-    count one from the same round on."""
+    """Require that a substitute joins all servers at one clock. ``joins``: the clocks at which
+    substitutes joined, by server and group."""
     first: dict[int, tuple[int, int]] = {}
     for server, clocks in joins.items():
         for group, clock in clocks.items():
@@ -154,12 +153,12 @@ def check_same_joins(joins: Mapping[int, Mapping[int, int]], findings: Findings)
 
 
 def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
-    """Others do not wait for updates beyond the clock of SUSPEND and LEAVE: if it were stamped
-    too low, the bound would be loosened unseen."""
+    """Require no earlier updates beyond the clock of SUSPEND and LEAVE: other groups do not wait
+    for them, so a clock that is too low would loosen the bound."""
     for group, (rows, stated) in enumerate(
         zip(replay.rows_of_group, stated_by_group(replay), strict=True)
     ):
-        rows = rows[~replay.is_missed[rows]]  # of rounds that it may not have heard of
+        rows = rows[~replay.is_missed[rows]]  # the group may not know of missed rounds
         positions, highest = replay.position[rows], np.maximum.accumulate(replay.clock[rows])
         for index in stated:
             position, clock = replay.member_position[index], replay.members["clock"][index]
@@ -174,7 +173,7 @@ def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
 
 
 def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
-    """DEATH is stamped with the fewest updates that a chunk of the server contains."""
+    """Require that DEATH has the fewest updates that a chunk of the server contains."""
     for index in np.flatnonzero(replay.members["kind"] == EventKind.DEATH):
         group, clock = (int(replay.members[name][index]) for name in ("group", "clock"))
         position = replay.member_position[index]
@@ -188,9 +187,8 @@ def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
 
 
 def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
-    """What a chunk inherits of a group, or of workers of it, stands directly before the group's
-    DEATH or REFORM, is the next of its updates that the chunk does not contain, and is contained by
-    the end of a whole log, unless another server has gone on meanwhile."""
+    """Require that an INHERIT stands directly before the group's DEATH or REFORM, and is the next
+    update that the chunk lacks. A whole log contains the update later, except after a TAKEOVER."""
     ends_of: dict[int, list[int]] = {}
     for index in np.flatnonzero(
         np.isin(replay.members["kind"], (EventKind.DEATH, EventKind.REFORM))
@@ -236,7 +234,7 @@ def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
 
 
 def stated_by_group(replay: ServerReplay) -> list[Ints]:
-    """Of each group its SUSPENDs and LEAVEs: indexes into ``replay.members``."""
+    """Return the SUSPENDs and LEAVEs of each group: indexes into ``replay.members``."""
     is_stated = np.isin(replay.members["kind"], [EventKind.SUSPEND, EventKind.LEAVE])
     return [
         np.flatnonzero(is_stated & (replay.members["group"] == group))
@@ -245,13 +243,13 @@ def stated_by_group(replay: ServerReplay) -> list[Ints]:
 
 
 def leave_clocks(replay: ServerReplay) -> dict[int, int]:
-    """For each group that left, the iterations it had finished."""
+    """Return the iterations of each group that left."""
     left = replay.members[replay.members["kind"] == EventKind.LEAVE]
     return dict(zip(left["group"].tolist(), left["clock"].tolist(), strict=True))
 
 
 def dead_groups(replay: ServerReplay) -> set[int]:
-    """Groups whose last event is DEATH."""
+    """Return the groups whose last event is DEATH."""
     last: Mapping[int, int] = dict(
         zip(replay.members["group"].tolist(), replay.members["kind"].tolist(), strict=True)
     )
@@ -259,8 +257,7 @@ def dead_groups(replay: ServerReplay) -> set[int]:
 
 
 def unfinished_groups(replay: ServerReplay) -> list[int]:
-    """Groups that neither left nor died by the end of the log; of substitutes those that had
-    joined."""
+    """Return the groups that joined and neither left nor failed by the end of the log."""
     has_joined = replay.members[replay.members["kind"] == EventKind.JOIN]["group"].tolist()
     last = replay.members[np.isin(replay.members["kind"], [EventKind.LEAVE, EventKind.DEATH])]
     gone = set(last["group"].tolist())

@@ -1,7 +1,7 @@
 """The rules on rounds that groups have missed (backup groups, docs/backup.md).
 
-Owns rule 9 of docs/history.md; that a step was made of all others is the matter of
-:mod:`psdist.history.rules.log.applies`. Pure: reads replays and uses, adds to the findings.
+Owns rule 9 of docs/history.md; :mod:`psdist.history.rules.log.applies` checks that all other groups
+are in the step. Pure: reads replays and uses, adds to the findings.
 
     by_chunk = check_missed(replay, uses, findings)     # of one server
     check_same_missed({0: {(1, 5)}, 1: {(1, 5)}}, findings)
@@ -61,11 +61,11 @@ def check_missed(replay: ServerReplay, uses: Uses, findings: Findings) -> dict[i
 
 
 def _check_running(replay: ServerReplay, group: int, rows: Ints, findings: Findings) -> None:
-    """``rows``: of the group, by chunk and then in the order of the log."""
+    """``rows``: those of the group, by chunk and then in the order of the log."""
     is_missed, is_first = replay.is_missed[rows], _is_first(replay, rows)
     running = _running(replay, group, rows)
     most = replay.run.backup_every
-    # What had been missed before it may be more than a run that goes on allows.
+    # A resumed run may begin with more missed rounds than it allows.
     findings.add_each(
         Rule.MISSED,
         np.flatnonzero(is_missed & ((running == most) | (is_first & (running > most)))),
@@ -77,15 +77,15 @@ def _check_running(replay: ServerReplay, group: int, rows: Ints, findings: Findi
 
 
 def _is_first(replay: ServerReplay, rows: Ints) -> Ints:
-    """Of each row, of one group and by chunk: whether it is the first of its chunk."""
+    """Return True for each row, of one group and by chunk, that is the first of its chunk."""
     chunk = replay.chunk[rows]
     found: Ints = np.append(True, chunk[1:] != chunk[:-1])[: len(rows)]
     return found
 
 
 def _running(replay: ServerReplay, group: int, rows: Ints) -> Ints:
-    """Of each row how many rounds the group has missed by then since it contributed last.
-    ``rows``: as of :func:`_check_running`."""
+    """Return, for each row, the rounds in a row that the group has missed; ``rows`` as in
+    :func:`_check_running`."""
     is_missed = replay.is_missed[rows]
     at = np.arange(len(rows))
     last = np.maximum.accumulate(np.where(~is_missed | _is_first(replay, rows), at, 0))
@@ -95,8 +95,8 @@ def _running(replay: ServerReplay, group: int, rows: Ints) -> Ints:
 
 
 def running_at(replay: ServerReplay, chunks: Ints, positions: Ints) -> Ints:
-    """[n, groups]: how many rounds of these chunks each group had missed, before these positions of
-    the log, since it contributed last."""
+    """[n, groups]: rounds in a row of these chunks that each group had missed before these
+    positions of the log."""
     wanted, num_groups = replay.key_of(chunks, positions), len(replay.run.groups)
     found = np.zeros((len(wanted), num_groups), np.int64)
     if replay.run.missed_running:
@@ -112,8 +112,8 @@ def running_at(replay: ServerReplay, chunks: Ints, positions: Ints) -> Ints:
 
 
 def _check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
-    """What contributes to a round was computed on the parameters of that round: of later ones only
-    who has missed it."""
+    """Require that contributions to a round were computed on its parameters; a group that missed
+    the round may have used later ones."""
     rows = replay.row_of(uses.chunk, uses.position)
     own = np.zeros(len(rows), np.int64)
     for part, counts in replay.counts(uses.chunk, rows):
@@ -134,7 +134,7 @@ def _check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> No
 
 
 def check_same_missed(by_chunk: Mapping[int, Missed], findings: Findings) -> None:
-    """Of all chunks, here of closed logs, the same groups have missed the same rounds."""
+    """Require the same missed rounds for all chunks of closed logs."""
     first = min(by_chunk, default=0)
     for chunk, missed in sorted(by_chunk.items()):
         for group, clock in sorted(missed ^ by_chunk[first]):
@@ -147,7 +147,7 @@ def check_same_missed(by_chunk: Mapping[int, Missed], findings: Findings) -> Non
 
 
 def rounds_missed(run: RunRecord, missed: Missed, clocks: tuple[int | None, ...]) -> Ints:
-    """[groups]: how many rounds each has missed before it left."""
+    """[groups]: rounds that each has missed before it left."""
     found = np.zeros(len(run.groups), np.int64)
     for group, clock in missed:
         until = clocks[group]

@@ -1,4 +1,4 @@
-"""Which rule each round of a run was under, and the rules that its changes of the mode keep.
+"""The mode of each round, and the rules on its changes.
 
 Owns :class:`ModeRules`, by which uses and steps are judged round by round, and rule 8 of
 docs/history.md. Pure: reads a log's MODE events, adds to the findings.
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from psdist.history.rules.values.uses import Uses
 
 NO_BOUND = 2**31
-"""Of async, in rounds: more than there are."""
+"""Bound of async, in rounds: more than there are."""
 
 
 @dataclass(frozen=True)
 class ModeRules:
     starts: Ints
-    """The round with which each rule begins, ascending from 0."""
+    """First round of each mode, ascending from 0."""
     codes: Ints
     """The bound of ssp, or SYNC, or ASYNC."""
 
     @classmethod
     def of(cls, run: RunRecord, changes: Records) -> ModeRules:
-        """``changes``: the MODE events of a log. One that begins where another does, or before,
-        takes its place, as on the server."""
+        """``changes``: the MODE events of a log. As on the server, a change replaces those that do
+        not begin before it."""
         parts = [(0, code_of(run.mode, run.staleness))]
         for start, code in zip(changes["clock"].tolist(), changes["weight"].tolist(), strict=True):
             parts = [part for part in parts if part[0] < start]
@@ -52,18 +52,18 @@ class ModeRules:
         return codes
 
     def is_gathered(self, rounds: Ints) -> Ints:
-        """Whether these rounds become one step."""
+        """Return True for rounds in which all groups make one step."""
         is_gathered: Ints = self._codes(rounds) == SYNC
         return is_gathered
 
     def bounds(self, rounds: Ints) -> Ints:
-        """Iterations that a use in these rounds may be behind the slowest active group."""
+        """Return the iterations that a use in these rounds may lag the slowest active group."""
         codes = self._codes(rounds)
         bounds: Ints = np.where(codes == ASYNC, NO_BOUND, np.maximum(codes, 0))
         return bounds
 
     def in_words(self) -> tuple[tuple[int, str], ...]:
-        """(first round, mode) of each rule."""
+        """Return (first round, mode) of each mode."""
         codes = map(describe_code, self.codes.tolist())
         return tuple(zip(self.starts.tolist(), codes, strict=True))
 
@@ -81,14 +81,14 @@ def describe_code(code: int) -> str:
 
 
 def changes_of(replay: ServerReplay) -> tuple[tuple[int, int], ...]:
-    """(round, code) of each MODE event of the log."""
+    """Return (round, code) of each MODE event of the log."""
     changes = replay.changes
     return tuple(zip(changes["clock"].tolist(), map(int, changes["weight"].tolist()), strict=True))
 
 
 def check_modes(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
-    """The mode changes where run.json says that it may; each time from a later round on; of no
-    round that a use or an update was made in before."""
+    """Require that the mode changes only as run.json allows, each time from a later round on, and
+    before any use or update of that round."""
     run, changes = replay.run, changes_of(replay)
     promised = tuple((each.round, code_of(each.mode, each.staleness)) for each in run.schedule)
     if changes and run.mode_by == "run":
@@ -131,7 +131,7 @@ def _sent_early(where: str, uses: Uses, use: int) -> str:
 def check_same_modes(
     changes: Mapping[int, tuple[tuple[int, int], ...]], findings: Findings
 ) -> None:
-    """All servers, here of closed logs, have changed to the same modes at the same rounds."""
+    """Require the same changes on all servers with closed logs."""
     (first, expected), *others = changes.items()
     for server, seen in others:
         if seen != expected:

@@ -1,8 +1,8 @@
-"""Who of a group has pushed what, where groups go on without workers that have died.
+"""The worker that pushed each update, in groups that continue without failed workers.
 
-Owns the part of rule 1 of docs/history.md that REFORM events must keep, and says for every update
-which worker has pushed it. A chunk goes from a worker that has died to the first that lives in an
-order of the others, which follows from its rank among those that the dead one had at first. Pure.
+Owns the part of rule 1 of docs/history.md on REFORM events. A chunk of a failed worker goes to the
+first survivor in an order of the others, which follows from the chunk's rank among the worker's
+first chunks. Pure.
 
     pushers = Pushers.of(run, members)          # of one server's log
     pushers.of_rows(groups, chunks, positions)  # [n] workers
@@ -27,20 +27,19 @@ if TYPE_CHECKING:
 
 
 class Pushers:
-    """Of one server: the workers that have pushed each chunk of each group, by turns."""
+    """The workers that pushed each chunk of each group, one after the other, by a server's log."""
 
     def __init__(self, run: RunRecord, lost: dict[int, list[tuple[int, int]]]) -> None:
-        """``lost``: by group that goes on, (position, worker) of each of its REFORM events."""
+        """``lost``: (position, worker) of each REFORM event, by group."""
         self._run = run
         self.lost = {group: [worker for _, worker in each] for group, each in lost.items()}
-        """By group that goes on, who of it has died, in the order of the log."""
+        """The failed workers of each group that continued, in the order of the log."""
         self.positions = {group: [at for at, _ in each] for group, each in lost.items()}
         self._tables = {group: self._table(group, gone) for group, gone in self.lost.items()}
 
     @classmethod
     def of(cls, run: RunRecord, events: Records) -> Pushers:
-        """Of what the events say; REFORM events that cannot be are left out
-        (:func:`check_reforms`)."""
+        """Return the workers by the events, without impossible ones (:func:`check_reforms`)."""
         lost: dict[int, list[tuple[int, int]]] = {}
         for at in np.flatnonzero(events["kind"] == EventKind.REFORM).tolist():
             group, worker = int(events["group"][at]), events["weight"][at].item()
@@ -51,7 +50,7 @@ class Pushers:
         return cls(run, lost)
 
     def _table(self, group: int, gone: list[int]) -> Ints:
-        """[deaths + 1, chunks]: who has each chunk after so many deaths."""
+        """[failures + 1, chunks]: the worker of each chunk after that number of failures."""
         members = list(self._run.groups[group])
         places = self._run.slices[len(members) - 1]
         ranks = [0] * len(members)
@@ -63,7 +62,7 @@ class Pushers:
         return rows
 
     def of_rows(self, groups: Ints, chunks: Ints, positions: Ints) -> Ints:
-        """Who has pushed what stands at these ``positions``."""
+        """Return the workers that pushed the updates at these ``positions``."""
         found: Ints = self._run.slice_owner(groups, chunks)
         for group, table in self._tables.items():
             mine = np.flatnonzero(groups == group)
@@ -72,7 +71,7 @@ class Pushers:
         return found
 
     def ever(self, group: int) -> list[Ints]:
-        """[chunks], for each number of deaths, who has them."""
+        """Return [chunks], their workers, for each number of failures."""
         if group in self._tables:
             return list(self._tables[group])
         chunks = np.arange(self._run.num_chunks)
@@ -80,9 +79,9 @@ class Pushers:
 
 
 def _first_alive(place: int, rank: int, members: list[int], gone: Collection[int]) -> int:
-    """The worker at ``place`` if it lives; else the first that does, in the order that the chunk's
-    ``rank`` gives the others: number rank of them, in a ring; of those that are left then the one
-    at the number of whole turns, and so on."""
+    """Return the worker at ``place`` if it survives, else the first survivor in the order of the
+    chunk's ``rank``: number rank of the others, in a ring; then, of the rest, the one at the number
+    of whole turns, and so on."""
     worker = members[place]
     others = members[:place] + members[place + 1 :]
     while worker in gone:
@@ -93,7 +92,7 @@ def _first_alive(place: int, rank: int, members: list[int], gone: Collection[int
 
 
 def lost_workers(history: History) -> dict[int, list[set[int]]]:
-    """By group that goes on, for each server that says so who of it has died."""
+    """Return the failed workers of each group that continued, by each server that logged them."""
     found: dict[int, list[set[int]]] = {}
     for log in history.servers:
         for group, gone in Pushers.of(history.run, log.events).lost.items():
@@ -102,9 +101,8 @@ def lost_workers(history: History) -> dict[int, list[set[int]]]:
 
 
 def stamps_of(history: History) -> dict[int, dict[int, set[int]]]:
-    """By group that goes on and worker of it that has died, the clocks of its REFORM events:
-    iterations of which some chunks may have nothing. Of servers that own a chunk: what others stamp
-    says nothing of where the group stood."""
+    """Return the clocks of the REFORM events, by group and failed worker: some chunks may lack
+    these iterations. Servers without a chunk are left out, because their clocks mean nothing."""
     found: dict[int, dict[int, set[int]]] = {}
     owners = set(history.run.owners)
     for log in history.servers:
@@ -117,9 +115,9 @@ def stamps_of(history: History) -> dict[int, dict[int, set[int]]]:
 
 
 def check_reforms(replay: ServerReplay, findings: Findings) -> None:
-    """REFORM names a worker of the group that has not died before, and not the last one; it is
-    stamped with the fewest updates of the group that a chunk contains, or where its clock began if
-    the server owns none."""
+    """Require that REFORM names a surviving worker of the group, not the last one, and has the
+    fewest updates of the group that a chunk contains, or the group's first clock if the server has
+    no chunk."""
     events, run = replay.members, replay.run
     gone: dict[int, set[int]] = {}
     for index in np.flatnonzero(events["kind"] == EventKind.REFORM).tolist():
@@ -148,14 +146,14 @@ def check_reforms(replay: ServerReplay, findings: Findings) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ToldDeaths:
-    """What the log of one server tells of groups that go on."""
+    """The failures in groups that continued, by a server's log."""
 
     stamps: dict[int, int | None]
-    """By worker that has died the clock of its REFORM; None where the server owns no chunk."""
+    """Clock of the REFORM of each failed worker; None if the server has no chunk."""
     left: dict[int, int]
-    """By group that has left, after how many iterations."""
+    """Iterations of each group that has left."""
     dead: set[int]
-    """Groups that have died as a whole."""
+    """Groups that have failed as a whole."""
 
     @classmethod
     def of(cls, replay: ServerReplay, *, left: dict[int, int], dead: set[int]) -> ToldDeaths:
@@ -168,9 +166,9 @@ class ToldDeaths:
 
 
 def check_same_reforms(run: RunRecord, told: Mapping[int, ToldDeaths], findings: Findings) -> None:
-    """All servers, here of closed logs, tell of the deaths of the same workers. One that took the
-    whole group out need not name them singly; nor need one that the group had left before, if all
-    chunks of the others contained by then what it had finished."""
+    """Require the same failed workers on all servers with closed logs. A server that evicted the
+    whole group need not name them; nor need a server that the group had left before, if all chunks
+    of the others contained its iterations by then."""
     group_of = run.group_of_worker()
     by_worker: dict[int, dict[int, int | None]] = {}
     for server, each in told.items():
@@ -193,9 +191,8 @@ def check_same_reforms(run: RunRecord, told: Mapping[int, ToldDeaths], findings:
 
 
 def is_in_place_of_the_dead(replay: ServerReplay) -> Ints:
-    """[rows]: whether it is what a worker pushed, without a gradient, of a chunk that it has from
-    one that has died, and of which that had pushed nothing: the first of the chunk behind a REFORM,
-    stamped as that."""
+    """[rows]: True for an empty push in the place of a failed worker that had pushed nothing: the
+    first of the chunk after a REFORM, with the same clock."""
     found = np.zeros(replay.num_rows, np.bool_)
     for group, positions in replay.pushers.positions.items():
         rows = np.flatnonzero(replay.group == group)  # by chunk, then by position

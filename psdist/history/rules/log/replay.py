@@ -1,18 +1,16 @@
-"""Recomputes, from one server's log alone, what every version of a chunk contained.
+"""The replay of one server's log: the contents of every version of a chunk.
 
-Owns the replay: updates contained by group, membership at a position, versions of a chunk. It
-takes from the log only the order of its events and whose updates they were; no clock that the
-server sent to anybody is looked at. It judges nothing: that is
-:mod:`psdist.history.rules.log.applies` and :mod:`psdist.history.rules.values.uses`.
+Owns the updates that a chunk contains by group, the membership at a position, and the versions of a
+chunk. It reads only the order of events and the groups of updates; clocks that the server sent to
+ranks are ignored. Never judges (:mod:`psdist.history.rules.log.applies`,
+:mod:`psdist.history.rules.values.uses`).
 
     replay = ServerReplay(run, log)
     rows = replay.row_of(chunks, positions)
     for part, counts in replay.counts(chunks[order], rows[order]): ...   # [queries, groups]
 
-Longer than other modules: columns of one log, each made of those before.
-
-All of it is numpy over whole logs: ten million records take seconds. The memory is a few arrays
-as long as the log, and blocks of ``BLOCK_CELLS`` counts.
+It is numpy over whole logs: ten million records take seconds. The memory is a few arrays of the
+length of the log, and blocks of ``BLOCK_CELLS`` counts.
 """
 
 from __future__ import annotations
@@ -58,8 +56,8 @@ class ServerReplay:
         self.is_complete = log.is_complete
         self.num_events = len(events)
         self.first = run.first.astype(np.int32)
-        """[groups]: updates that every chunk contains from the start, of a checkpoint, or because
-        nobody will make them, of a substitute that joins a running job."""
+        """[groups]: updates that every chunk contains at the start: those of a checkpoint, and
+        those before the first round of a substitute."""
         joined = joined_at(run, events)
         self.first[list(joined)] = list(joined.values())
 
@@ -67,7 +65,7 @@ class ServerReplay:
         self.num_rows = len(positions)
         order = np.argsort(events["chunk"][positions], kind="stable")
         self.position: Ints = positions[order]
-        """Of every row, as the other columns."""
+        """[rows], as all columns below."""
         applies = events[self.position]
         self.chunk: Ints = applies["chunk"].astype(np.int64)
         self.group: Ints = applies["group"].astype(np.int64)
@@ -76,22 +74,22 @@ class ServerReplay:
         self.lr_scale: Ints = applies["lr_scale"]
         self.is_last: Ints = (applies["flags"] & EventFlag.LAST) != 0
         self.codec: Ints = applies["codec"].astype(np.int64)
-        """Of the message that brought the update."""
+        """Codec of the message that brought the update."""
         self.is_missed: Ints = applies["kind"] == EventKind.MISSED
-        """Whether it counts as contained, and brought nothing: the group has missed the round."""
+        """True if the group has missed the round: it counts as contained, without a gradient."""
         self.is_empty: Ints = self.is_missed | ((applies["flags"] & EventFlag.EMPTY) != 0)
         self.first_row: Ints = np.searchsorted(self.chunk, np.arange(run.num_chunks))
-        """Of every chunk."""
+        """[chunks]"""
         self.rows_of_group: list[Ints] = self._split_by_group()
-        """In the order of the log."""
+        """The rows of each group, in the order of the log."""
         self.step_of: Ints = self._first_rows_of_steps()
-        """Of every row the one with which its optimizer step begins."""
+        """First row of each row's optimizer step."""
         self.pushers = Pushers.of(run, events)
         self.pushed_at: Ints = self._pushed_at(events)
-        """Of every row where it was known that its update had come: that of its INHERIT where a
-        worker of the group had died meanwhile, else that of its apply."""
+        """Position at which the update had arrived: that of its INHERIT if a worker of the group
+        failed meanwhile, else that of its apply."""
         self.pusher: Ints = self.pushers.of_rows(self.group, self.chunk, self.pushed_at)
-        """Of every row the worker that had pushed it."""
+        """Worker that pushed the row."""
         self.clock_of_event: Ints = events["clock"]
         self._key = self.key_of(self.chunk, self.position)
         self._num_changes: Ints = np.concatenate([[0], np.cumsum(self._is_change())])
@@ -99,7 +97,7 @@ class ServerReplay:
         loads = np.flatnonzero(events["kind"] == EventKind.LOAD)
         loads = loads[np.argsort(events["chunk"][loads], kind="stable")]
         self.load_position: Ints = loads
-        """Of every time that values of a chunk were set, ordered by (chunk, position)."""
+        """Position of each LOAD, ordered by (chunk, position)."""
         self.load_chunk: Ints = events["chunk"][loads].astype(np.int64)
         self.loads = events[loads]
         self._load_key = self.key_of(self.load_chunk, loads)
@@ -107,44 +105,43 @@ class ServerReplay:
         self.kept_position: Ints = np.flatnonzero(
             np.isin(events["kind"], (EventKind.SNAPSHOT, EventKind.RESTORE))
         )
-        """Of every time that a chunk was copied for a checkpoint, or began with what one has."""
+        """Position of each SNAPSHOT and RESTORE."""
         self.kept = events[self.kept_position]
         self.change_position: Ints = np.flatnonzero(events["kind"] == EventKind.MODE)
-        """Of every time that the mode of later rounds was changed."""
+        """Position of each MODE."""
         self.changes = events[self.change_position]
         self.rules = ModeRules.of(run, self.changes)
         is_later = ~np.isin(events["kind"], (EventKind.JOIN, EventKind.RESTORE))
         self.num_before: int = int(np.argmax(is_later)) if is_later.any() else len(events)
-        """Events in front of the first that is none of those with which a run begins."""
+        """Number of JOIN and RESTORE events with which the log begins."""
 
         self.member_position: Ints = np.flatnonzero(np.isin(events["kind"], OF_MEMBERSHIP))
         self.members = events[self.member_position]
         (taken,) = np.nonzero(events["kind"] == EventKind.TAKEOVER)
         self.taken_over_at: int = int(taken[-1]) if len(taken) else -1
-        """Where another server goes on, because this one has died, the last time; -1 where that is
-        not so. What it had made before and not written is not known."""
+        """Position of the last TAKEOVER, -1 if there is none. Records that the failed server had
+        not written are missing."""
         self.unwritten_until: int = len(events) if log.has_died else self.taken_over_at
-        """The last position from which checksums may be missing, of what a server had made that
-        died before it wrote them; -1 where none may."""
+        """Last position at which checksums of a failed server may be missing; -1: none may."""
         self._turn_position: Ints = np.flatnonzero(
             np.isin(events["kind"], (*OF_MEMBERSHIP, EventKind.TAKEOVER))
         )
-        """Positions of the events that may change what is waited for."""
+        """Positions of the events that may change the limits."""
         self._turns = events[self._turn_position]
         self.limits = self._replay_membership()
         self.num_active_groups, self.num_active_workers = self._count_active()
 
         is_inherited = events["kind"] == EventKind.INHERIT
         self.inherited_position: Ints = np.flatnonzero(is_inherited)
-        """Of every update that had arrived whole when its group died, and was to be contained."""
+        """Position of each INHERIT: an update that had arrived whole when its group failed."""
         self.inherited = events[self.inherited_position]
         self._deaths = self._replay_deaths()
         self.joined_at = self._substitutes_joined_at()
-        """Of every substitute's group the position of its JOIN; the log's end where it has none."""
+        """Position of the JOIN of each substitute's group; the end of the log if it has none."""
 
     @property
     def num_changes(self) -> int:
-        """Optimizer steps to which somebody brought a gradient."""
+        """Number of optimizer steps with a gradient."""
         return int(self._num_changes[-1])
 
     @property
@@ -159,14 +156,14 @@ class ServerReplay:
         )
 
     def epoch_of(self, positions: Ints) -> Ints:
-        """How many events that may change what is waited for (of membership, TAKEOVER) lie before
-        each position: an index into ``limits``."""
+        """Return the number of membership and TAKEOVER events before each position: an index into
+        ``limits``."""
         epochs: Ints = np.searchsorted(self._turn_position, positions)
         return epochs
 
     def limits_at(self, epochs: Ints, chunks: Ints) -> Counts:
-        """[n, groups]: how many updates of a group others must wait for in these chunks, in these
-        epochs. Where a group has died that is what the chunk inherits of it."""
+        """[n, groups]: updates of a group that others must wait for in these chunks and epochs; of
+        a failed group those with an INHERIT."""
         limits: Counts = self.limits[epochs]
         for epoch, group, until in self._deaths:
             rows = np.flatnonzero(epochs >= epoch)
@@ -175,7 +172,7 @@ class ServerReplay:
 
     @property
     def is_inherited(self) -> Ints:
-        """[rows]: whether it is an update that had arrived whole when its group died."""
+        """[rows]: True if the update had arrived whole when its group failed."""
         names = ("chunk", "group", "clock")
         inherited = self.update_of(*(self.inherited[name] for name in names))
         found: Ints = np.isin(self.update_of(self.chunk, self.group, self.clock), inherited)
@@ -183,7 +180,7 @@ class ServerReplay:
 
     @property
     def deaths(self) -> list[tuple[int, int]]:
-        """For each death the first epoch with it, and the group."""
+        """First epoch and group of each failure."""
         first: dict[int, int] = {}
         for epoch, group, _ in self._deaths:
             first.setdefault(group, epoch)
@@ -196,19 +193,19 @@ class ServerReplay:
         return numbers
 
     def key_of(self, chunks: Ints, positions: Ints) -> Ints:
-        """A number for each, in the order of chunk, then position. The end of the log in one chunk
-        is its beginning in the next: both are the next one's first row."""
+        """Return a number for each, in the order of chunk, then position. The end of the log in one
+        chunk is its beginning in the next: both are the next one's first row."""
         keys: Ints = chunks * self.num_events + positions
         return keys
 
     def row_of(self, chunks: Ints, positions: Ints) -> Ints:
-        """The row before which all applies to the chunk lie before the position."""
+        """Return the first row after all applies to the chunk before the position."""
         rows: Ints = np.searchsorted(self._key, self.key_of(chunks, positions))
         return rows
 
     def version_of(self, chunks: Ints, positions: Ints) -> Ints:
-        """How many optimizer steps with a gradient the chunk had made before the position, and how
-        often its values were set: its bytes change with these and with nothing else."""
+        """Return the chunk's steps with a gradient plus its LOADs before the position: its bytes
+        change with these alone."""
         rows = self.row_of(chunks, positions)
         steps = self._num_changes[rows] - self._num_changes[self.first_row[chunks]]
         first = np.searchsorted(self.load_chunk, chunks)
@@ -216,18 +213,18 @@ class ServerReplay:
         return versions
 
     def load_of(self, chunks: Ints, positions: Ints) -> Ints:
-        """The last load of the chunk before the position, or one of the chunks before it."""
+        """Return the last LOAD of the chunk before the position, or one of an earlier chunk."""
         loads: Ints = np.searchsorted(self._load_key, self.key_of(chunks, positions)) - 1
         return loads
 
     def is_inside_a_step(self, chunks: Ints, rows: Ints) -> Ints:
-        """Whether the chunk's last apply before the row left its step unfinished."""
+        """Return True if the chunk's last apply before the row left its step unfinished."""
         is_inside: Ints = rows > self.first_row[chunks]
         is_inside[is_inside] = ~self.is_last[rows[is_inside] - 1]
         return is_inside
 
     def counts(self, chunks: Ints, rows: Ints) -> Iterator[tuple[slice, Counts]]:
-        """How many updates of each group a chunk contained before a row.
+        """Yield the updates of each group that a chunk contained before a row.
 
         ``chunks`` [n] and ``rows`` [n], sorted by row; yields slices of 0..n in order, with
         counts [length of the slice, groups].
@@ -291,15 +288,14 @@ class ServerReplay:
         return rows
 
     def _is_change(self) -> Ints:
-        """[rows]: whether the row completes a step to which somebody brought a gradient."""
+        """[rows]: True if the row completes a step with a gradient."""
         is_gradient = ~self.is_empty
         so_far = np.cumsum(is_gradient)
         is_change: Ints = self.is_last & (so_far > (so_far - is_gradient)[self.step_of])
         return is_change
 
     def _count_active(self) -> tuple[Ints, Ints]:
-        """[epochs]: groups that have joined, and neither left nor died; their workers, as the
-        recorded weights say."""
+        """[epochs]: groups in the job, and the number of their workers by the recorded weights."""
         present: dict[int, float] = {}
         groups, active = [0], [0.0]
         turns = self._turns[["kind", "group", "weight"]].tolist()
@@ -315,9 +311,9 @@ class ServerReplay:
         return np.asarray(groups), np.asarray(active)
 
     def _replay_deaths(self) -> list[tuple[int, int, Counts]]:
-        """For each death: the first epoch with it, the group, and [chunks] how many of its updates
-        are waited for from then on. Once more for each that a TAKEOVER follows: what the server had
-        inherited, and not applied, died with it."""
+        """Return, for each failure, its first epoch, the group, and [chunks] the updates of the
+        group that others wait for from then on. A TAKEOVER repeats it, because updates that the
+        failed server had not applied are lost."""
         deaths: list[tuple[int, int, Counts]] = []
         for index, turn in enumerate(self._turns):
             if turn["kind"] == EventKind.DEATH:
@@ -352,10 +348,10 @@ class ServerReplay:
         return contained
 
     def _replay_membership(self) -> Counts:
-        """[epochs, groups]: how many updates of a group others must wait for.
+        """[epochs, groups]: updates of a group that others must wait for.
 
-        NEVER for an active group; for one that has not joined where its clock begins; n for one
-        that is suspended, left or dead after n iterations.
+        NEVER for an active group; the first clock of a group that has not joined; n for a group
+        that is suspended, left or failed after n iterations.
         """
         limits = [self.first.copy()]
         for event in self._turns:

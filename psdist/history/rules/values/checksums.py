@@ -22,7 +22,7 @@ from psdist.history.run_record import RunRecord
 
 
 def is_sampled(run: RunRecord, chunk_plus_clock: Ints) -> Ints:
-    """Whether the reply of a chunk that is stamped with the clock carries a checksum."""
+    """Return True where the reply of a chunk with this clock carries a checksum."""
     if not run.checksum_every:
         return np.zeros(len(chunk_plus_clock), np.bool_)
     sampled: Ints = chunk_plus_clock % run.checksum_every == 0
@@ -42,7 +42,7 @@ class Checksums:
 
     @classmethod
     def of(cls, replay: ServerReplay, records: Records, findings: Findings) -> Checksums:
-        """Those that lie within the log."""
+        """Return the checksums within the log."""
         position = records["position"].astype(np.int64)
         is_known = position <= replay.num_events
         if replay.is_complete and not is_known.all():
@@ -71,9 +71,8 @@ class Checksums:
 
 
 def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
-    """The server took the checksums that checksum_every calls for and no others, of chunks that
-    are its own; and bytes to which nothing was applied have one checksum, unless each reader has
-    bytes of its own."""
+    """Require exactly the checksums that checksum_every selects, of the server's own chunks. Bytes
+    between two applies have one checksum, unless each reader has bytes of its own."""
     replay, run = sums.replay, sums.replay.run
     owners = replay.owners
     findings.add_each(
@@ -110,7 +109,7 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
 
 
 def _check_loads(sums: Checksums, findings: Findings) -> None:
-    """Until the next step, values that were set have the checksum with which they were recorded."""
+    """Require that values that were set have their recorded checksum until the next step."""
     replay = sums.replay
     if not len(replay.loads):
         return
@@ -132,7 +131,7 @@ def _check_loads(sums: Checksums, findings: Findings) -> None:
 
 
 def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
-    """Every push is answered, once the update is contained, to the worker that pushed."""
+    """Require a reply to the worker for each push, once the chunk contains the update."""
     replay, run = sums.replay, sums.replay.run
     is_alive = np.ones(len(run.groups), np.bool_)
     is_alive[list(dead_groups(replay))] = False  # whose replies may never have been made
@@ -218,8 +217,8 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
 
 
 def _sent_to(sums: Checksums, workers: Ints, uses: Uses) -> tuple[Ints, Ints]:
-    """For each use the checksum of what the server has sent these ``workers``, and whether there is
-    one."""
+    """Return, for each use, the checksum of the bytes that the server sent these ``workers``, and
+    True if there is one."""
     taken, wanted = _numbered(
         (sums.worker, sums.chunk, sums.clock, sums.position),
         (workers, uses.chunk, uses.reply, uses.position),
@@ -230,8 +229,8 @@ def _sent_to(sums: Checksums, workers: Ints, uses: Uses) -> tuple[Ints, Ints]:
 
 
 def _numbered(columns: tuple[Ints, ...], queries: tuple[Ints, ...]) -> tuple[Ints, Ints]:
-    """A number for each row of ``columns``, and for each of ``queries``: equal where all columns
-    are, and below the number of rows of both."""
+    """Return a number for each row of ``columns`` and of ``queries``: equal where all columns are,
+    and below the number of rows of both."""
     both = tuple(np.concatenate(pair) for pair in zip(columns, queries, strict=True))
     order = np.lexsort(both)
     is_new = np.zeros(len(order), np.bool_)

@@ -1,7 +1,7 @@
-"""What workers say of their own pushes: the weight of each iteration, and which chunks were empty.
+"""The workers' records of their own pushes: the weight of each iteration, and the empty chunks.
 
-Owns the rule that every worker says it once, consistently with its group; what servers applied is
-held against it in :mod:`psdist.history.rules.values.weights`. Pure.
+Owns the rule that every worker records each iteration once, consistently with its group.
+:mod:`psdist.history.rules.values.weights` compares them with the servers' applies. Pure.
 
     claims = Claims.of(history, findings)
     entries, is_said = claims.index_of(workers, iterations)     # into claims.weight
@@ -31,19 +31,19 @@ class Claims:
 
     num_chunks: int
     first: Ints
-    """Of every worker its first entry, and the number of entries."""
+    """First entry of each worker, then the number of entries."""
     begin: Ints
-    """Of every worker its first iteration."""
+    """First iteration of each worker."""
     weight: Floats
     own: Floats
     is_empty: Ints
-    """Whether no chunk of the worker's slice had a gradient."""
+    """True if no chunk of the worker's slice had a gradient."""
     empty_chunks: Ints
-    """entry * num_chunks + chunk of each chunk that alone had none."""
+    """entry * num_chunks + chunk of each single chunk without a gradient."""
 
     @classmethod
     def of(cls, history: History, findings: Findings) -> Claims:
-        """Refuses what contradicts itself; of a worker only what comes before that counts."""
+        """Return the claims. A worker's records count up to the first contradiction."""
         num_chunks = history.run.num_chunks
         group_of = history.run.group_of_worker()
         begin = history.first[group_of]
@@ -88,20 +88,20 @@ class Claims:
         return int(self.first[worker + 1] - self.first[worker])
 
     def index_of(self, workers: Ints, iterations: Ints) -> tuple[Ints, Ints]:
-        """The entry of each (worker, iteration), and whether there is one."""
+        """Return the entry of each (worker, iteration), and True where it exists."""
         iterations = np.maximum(iterations - self.begin[workers], 0)
         entries: Ints = self.first[workers] + iterations
         return entries, entries < self.first[workers + 1]
 
     def is_chunk_empty(self, entries: Ints, chunks: Ints) -> Ints:
-        """Whether the worker says that it pushed the chunk without a gradient."""
+        """Return True where the worker pushed the chunk without a gradient."""
         is_alone_empty = np.isin(entries * self.num_chunks + chunks, self.empty_chunks)
         is_empty: Ints = self.is_empty[entries] | is_alone_empty
         return is_empty
 
 
 def _check_order(log: WorkerLog, iterations: Ints, begin: int, findings: Findings) -> int:
-    """How many iterations come one by one from the beginning, which is ``begin``."""
+    """Return the number of iterations that follow each other from ``begin`` on."""
     is_wrong = iterations != np.arange(begin, begin + len(iterations))
     num = int(np.argmax(is_wrong)) if is_wrong.any() else len(iterations)
     if num < len(iterations):
@@ -134,7 +134,7 @@ def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
 
 
 def _ever_has(history: History, worker: int, group: int) -> Ints:
-    """[chunks]: whether it is of the worker's slice, or was after somebody's death."""
+    """[chunks]: True if the worker's slice has it, or had it after another worker's failure."""
     run, found = history.run, np.zeros(history.run.num_chunks, np.bool_)
     for log in history.servers or ():
         for owners in Pushers.of(run, log.events).ever(group):
@@ -143,13 +143,12 @@ def _ever_has(history: History, worker: int, group: int) -> Ints:
 
 
 def _check_parts(log: WorkerLog, is_mine: Ints, parts: Ints, findings: Findings) -> Ints:
-    """Those of ``parts`` (records about one chunk) that are as the format says: behind their
-    iteration's, ascending, of the worker's slice (``is_mine``, by chunk), and only where that one
-    is not empty."""
+    """Return the ``parts`` (records on one chunk) in the format: after their iteration's record,
+    ascending, in the worker's slice (``is_mine``, by chunk), of an iteration that is not empty."""
     pushes = log.pushes
     chunk, before = pushes["chunk"][parts].astype(np.int64), pushes["chunk"][parts - 1]
-    # Its iteration's record. In front of all of them the first part stands for it, and is refused
-    # because one of the two must say that it is empty, and the other that it is not.
+    # The record of its iteration. A part before all of them gets itself, and is refused: of the
+    # two records, one must be empty and the other not.
     whole = np.maximum.accumulate(np.arange(len(pushes)) * (pushes["chunk"] == NO_CHUNK))[parts]
     is_good = (
         (pushes["is_empty"][parts] == 1)
@@ -180,12 +179,12 @@ def _check_group(
     *,
     died_in: Mapping[int, set[int]],
 ) -> None:
-    """The workers of a group push with one weight: the sum of what they bring, or 0 where they
-    skip the iteration. Of the iterations that all who live speak of.
+    """Require that the workers of a group push with one weight: the sum of their own weights, or 0
+    if they skip the iteration. Only iterations in the records of all survivors are compared.
 
-    ``died_in``: of each of the group that has died, the stamps of its death: the iterations of
-    which some may have pushed nothing, with weight 0. It takes part in none behind them; in those
-    before, of which its record does not speak, the others bring that weight at most."""
+    ``died_in``: the clocks of each failed worker's REFORM events: iterations in which workers may
+    have pushed nothing, with weight 0. The worker takes part in no later iteration. In earlier
+    iterations that its record lacks, the others push at most that weight."""
     begin = int(claims.begin[members[0]])
     left = [worker for worker in members if worker not in died_in] or members
     num = min(claims.num_iterations(worker) for worker in left)
@@ -248,8 +247,7 @@ def _check_none_behind(worker: int, iterations: Ints, last: int, findings: Findi
 def check_num_iterations(
     log: WorkerLog, leave_clocks: dict[int, int], claims: Claims, findings: Findings
 ) -> None:
-    """A whole record has as many iterations as each server says that the group finished
-    (``leave_clocks``: by server)."""
+    """Require that a whole record has the iterations of each server's LEAVE (``leave_clocks``)."""
     num = claims.num_iterations(log.worker) + int(claims.begin[log.worker])
     for server, finished in leave_clocks.items():
         if log.is_complete and num != finished:

@@ -31,7 +31,7 @@ class Uses:
     server: Ints
     position: Ints
     reply: Ints
-    """The clock that the reply was stamped with."""
+    """The clock of the reply."""
     has_crc: Ints
     crc: Ints
 
@@ -66,8 +66,8 @@ class Uses:
         )
 
     def of_server(self, replay: ServerReplay, findings: Findings) -> tuple[Uses, int]:
-        """Those that a server's log can speak about, in the order of their rows; and how many
-        lie beyond the end of a log that ends early: they are neither proved nor wrong."""
+        """Return the uses that a server's log covers, in the order of their rows; and the number of
+        uses beyond the end of a log that ends early, which are neither proved nor wrong."""
         mine = self.take(np.flatnonzero(self.server == replay.server))
         owners = replay.owners
         is_foreign = owners[mine.chunk] != replay.server
@@ -140,7 +140,7 @@ def _find_missing(
 
 
 # ---------------------------------------------------------------------------------------------
-# What a worker's own record must keep
+# The rules on a worker's own record
 
 
 def check_worker(
@@ -152,10 +152,9 @@ def check_worker(
     begin: int,
     missed: Collection[int] = (),
 ) -> None:
-    """Every iteration used every chunk, versions never went back, and there are as many
-    iterations as each server says that the group finished (``leave_clocks``: by server).
-    ``begin``: where the group's clock begins; ``missed``: rounds of which the group need not have
-    used anything."""
+    """Require that every iteration used every chunk, that versions never went back, and that the
+    number of iterations is that of each server's LEAVE (``leave_clocks``). ``begin``: the group's
+    first clock; ``missed``: rounds that need no uses."""
     uses, who = log.uses, f"worker {log.worker}"
     iteration, chunk = uses["iteration"].astype(np.int64), uses["chunk"].astype(np.int64)
     findings.add_each(
@@ -213,7 +212,7 @@ def check_worker(
 
 
 def _with_missed(num: int, left_out: Ints, leave_clocks: dict[int, int]) -> int:
-    """``num``, and the rounds behind that the group has left out before it left."""
+    """Return ``num`` plus the following rounds that the group missed before it left."""
     behind, until = set(left_out.tolist()), max(leave_clocks.values(), default=num)
     while num < until and num in behind:
         num += 1
@@ -221,7 +220,7 @@ def _with_missed(num: int, left_out: Ints, leave_clocks: dict[int, int]) -> int:
 
 
 def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
-    """The uses of one forward pass stand together: one of every chunk, ascending."""
+    """Require that the uses of a forward pass stand together: one of every chunk, ascending."""
     chunk, iteration = log.uses["chunk"], log.uses["iteration"]
     if not len(chunk):
         return
@@ -244,8 +243,8 @@ def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
 
 
 def check_same_versions(history: History, findings: Findings) -> None:
-    """In each iteration the last use of a chunk is of one version, and of one reply, for all
-    workers of a group."""
+    """Require that the last use of a chunk in an iteration is of one version, and of one reply, for
+    all workers of a group."""
 
     @lru_cache(maxsize=2)
     def last_uses(worker: int) -> _LastUses:

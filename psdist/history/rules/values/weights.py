@@ -46,7 +46,7 @@ def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
     is_known = np.ones(replay.num_rows, np.bool_)
     if replay.run.stale_lr != "off":
         factors = factors_of(replay, uses)
-        # Who has not come to the end of its record may have pushed what it does not speak of.
+        # A record that ends early may lack pushes.
         is_known = ~np.isnan(factors)
         with np.errstate(all="ignore"):
             in_log = (share * factors).astype(np.float32)
@@ -62,9 +62,9 @@ def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
 
 
 def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings: Findings) -> int:
-    """Weights are finite, not negative, and positive where there is a gradient; weight and EMPTY
-    are what the worker that pushed the chunk says. Returns of how many updates that worker says
-    nothing, because its record ends early; ``is_whole`` [workers]: does not."""
+    """Require weights that are finite, not negative, and positive with a gradient. Weight and EMPTY
+    are those that the worker recorded. Return the number of updates that are missing in a record
+    that ends early; ``is_whole`` [workers]: False if it does."""
     weight, is_empty = replay.weight, replay.is_empty
     is_good = np.isfinite(weight) & ((weight > 0) | (is_empty & (weight == 0)))
     is_good &= ~replay.is_missed | (weight == 0)
@@ -125,7 +125,7 @@ def factors_of(replay: ServerReplay, uses: Uses) -> npt.NDArray[np.float64]:
 
 
 def _used(replay: ServerReplay, uses: Uses) -> tuple[Ints, Ints]:
-    """Of each row whether it is known, and which position it is, that the worker which pushed the
+    """Return, for each row, True if it is known, and the position that the worker that pushed the
     chunk used last in that iteration."""
     mine = np.flatnonzero(uses.worker == replay.run.slice_owner(uses.group, uses.chunk))
     key = replay.update_of(uses.chunk[mine], uses.group[mine], uses.iteration[mine])
@@ -142,7 +142,7 @@ def _used(replay: ServerReplay, uses: Uses) -> tuple[Ints, Ints]:
 
 
 def check_codecs(replay: ServerReplay, findings: Findings) -> None:
-    """The log names the codec of the message that brought an update; of an empty one none."""
+    """Require that each update came by the codec of run.json; an empty update has none."""
     parts = replay.run.codecs
     if not parts:
         promised = np.zeros(replay.num_rows, np.int64)
