@@ -41,6 +41,7 @@ from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.round_control import RoundControl
+from psdist.servers.protocol.rules.backup import misses_groups
 from psdist.servers.replication.standby import Standby
 from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import BuiltSet
@@ -91,7 +92,7 @@ def coordinator_of(context: RankContext) -> Coordinator:
                 num_spares=roles.num_spares,
                 num_substitutes=roles.num_substitutes,
             ),
-            *missing_parts(backup=config.backup),
+            *missing_parts(misses_groups(config)),
         ],
     )
 

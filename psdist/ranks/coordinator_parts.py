@@ -140,6 +140,6 @@ def joining_parts(
     return parts
 
 
-def missing_parts(*, backup: int) -> list[CoordinatorPart]:
-    """``backup``: groups that may miss a round."""
-    return [MissedRounds()] if backup else []
+def missing_parts(misses_groups: bool) -> list[CoordinatorPart]:
+    """``misses_groups``: True if rounds may close without some groups."""
+    return [MissedRounds()] if misses_groups else []

@@ -81,7 +81,7 @@ def assemble(
                 num_spares=num_spares,
                 num_substitutes=num_substitutes,
             ),
-            *missing_parts(backup=backup),
+            *missing_parts(backup > 0),
         ],
     )
 

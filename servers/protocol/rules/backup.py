@@ -29,7 +29,8 @@ each log shows which groups were waited for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, Protocol
 
 from psdist.errors import InvariantError
 from psdist.protocol.checkpoints import Misses
@@ -43,7 +44,26 @@ from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
 from psdist.servers.protocol.rules.gathering import Gathered
-from psdist.servers.protocol.rules.rule import RoundRule, RuleContext
+from psdist.servers.protocol.rules.rule import MakeRule, RoundRule, RuleContext
+
+
+class BackupSettings(Protocol):
+    """The settings of the rule, as psdist.config.settings describes them."""
+
+    @property
+    def backup(self) -> int: ...
+
+    @property
+    def backup_every(self) -> int: ...
+
+
+def misses_groups(settings: BackupSettings) -> bool:
+    """True if rounds may close without some groups."""
+    return settings.backup > 0
+
+
+def backup_rule(settings: BackupSettings) -> MakeRule:
+    return partial(Backup, backup=settings.backup, wait_every=settings.backup_every)
 
 
 class RoundClock(ChunkClock):
