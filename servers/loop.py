@@ -19,13 +19,15 @@ from itertools import chain
 from typing import Any, ClassVar, TypeAlias
 
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Finish, Finished
+from psdist.protocol.control import Evict, EvictAck, Finish, Finished, Resume, Resumed
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
 from psdist.protocol.ids import COORDINATOR, describe_peer
-from psdist.servers.protocol.actions import Action, Fail
-from psdist.servers.set_loop import ReplyFrame, SetLoop
-from psdist.servers.set_store import BuiltSet
-from psdist.transport.base import Transport
+from psdist.servers.protocol.actions import Action, Fail, SendControl, WriteSnapshots
+from psdist.servers.protocol.sets import SetNumbers
+from psdist.servers.protocol.state import ServerCore
+from psdist.servers.set_loop import ReplyFrame, ServerOptions, SetLoop
+from psdist.servers.set_store import BuiltSet, SetStore
+from psdist.transport.base import Sender, Transport
 from psdist.transport.waiting import Waiting
 
 Decided: TypeAlias = Sequence[tuple[SetLoop, Iterable[Action]]]
@@ -80,7 +82,7 @@ class ServerPart:
 
 
 class Served(ServerPart):
-    """The shard of a server (psdist.servers.shard_sets), or the duties of a spare."""
+    """The shard of a server (:class:`ShardSets`), or the duties of a spare."""
 
     sets: Sequence[SetLoop] = ()
     """The parameter sets, by index."""
@@ -153,7 +155,8 @@ class ServerLoop:
             has_more = False
             for loop in self._loops():
                 has_more |= loop._go_on()
-                loop._finish_if_all_is_over()
+                if loop._is_asked_to_finish:
+                    loop._finish_if_all_is_over()
             if self.is_finished:  # nothing more will arrive and wake it
                 return
             if has_more:
@@ -182,7 +185,8 @@ class ServerLoop:
                 each.do(actions)
             event = None if self._has_finished else poll()
         has_handled = first is not None or self._go_on()
-        self._finish_if_all_is_over()
+        if self._is_asked_to_finish:
+            self._finish_if_all_is_over()
         for hosted in self.hosted:  # each gets a turn, whatever the others return
             has_handled |= hosted.turn()
         return has_handled or self.is_finished
@@ -199,16 +203,21 @@ class ServerLoop:
     def decide(self, event: Event) -> Decided:
         """Pass the event to the part that takes it. Return the actions for the sets."""
         if isinstance(event, Arrived):
-            key = event.header.kind
+            header = event.header
+            kind, index = header.kind, header.set_index
         elif isinstance(event, Offered):
-            key = event.kind
-        elif isinstance(event, ControlArrived):
-            return self._obey(event)
+            kind, index = event.kind, event.set_index
         elif isinstance(event, Sent):
             return self._take_back(event)
+        elif isinstance(event, ControlArrived):
+            return self._obey(event)
         else:
             return self._lose(event)
-        return self._takers.get(key, self.served).handle(event)
+        sets = self.served.sets
+        if kind not in self._takers and index < len(sets):  # the most frequent events
+            each = sets[index]
+            return ((each, each.decide(event)),)
+        return self._takers.get(kind, self.served).handle(event)
 
     def _obey(self, event: ControlArrived) -> Decided:
         message = event.message
@@ -260,7 +269,7 @@ class ServerLoop:
         # stay unreceived and be missing in the history. The transport may also return a reply's
         # frame long after its worker has continued: the next user of the transport would get a
         # foreign frame.
-        if not self._is_asked_to_finish or not all(part.is_over for part in self.parts):
+        if not all(part.is_over for part in self.parts):
             return
         self._is_asked_to_finish = False
         answer = Finished(server=self.transport.me, statistics=self.statistics())
@@ -281,3 +290,100 @@ class ServerLoop:
     def statistics(self) -> dict[str, Any]:
         """Return counts of this process and of each set, for summary.json."""
         return {"bytes_sent": self.transport.bytes_sent, "sets": self.served.statistics()}
+
+
+class ShardSets(Served):
+    """The shard of a server. An event of one set goes to that set. The end of a collective and the
+    eviction of workers go to every set and are acknowledged once."""
+
+    sets: list[SetLoop]
+
+    def __init__(
+        self,
+        sender: Sender,
+        make_core: Callable[[int, int], ServerCore],
+        options: ServerOptions,
+        *,
+        make_store: Callable[[int], SetStore],
+        make_set: Callable[..., SetLoop] = SetLoop,
+    ) -> None:
+        """``sender`` sends the messages of the sets; ``make_core(set_index, resumed_up_to)`` and
+        ``make_store(set_index)`` are called for every set, the first one at once; ``make_set``
+        takes the parameters of :class:`SetLoop`."""
+        self.sets = []
+        self._sender = sender
+        self._make_core = make_core
+        self._options = options
+        self._make_store = make_store
+        self._make_set = make_set
+        self._held = [0] * len(options.shard_weights)
+        self._numbers = SetNumbers(server=options.server)
+
+    def begin(self, loop: ServerLoop) -> None:
+        super().begin(loop)
+        self._add_set(resumed_up_to=0)
+
+    def _add_set(self, *, resumed_up_to: int) -> None:
+        index = len(self.sets)
+        each = self._make_set(
+            self._sender,
+            self._make_core(index, resumed_up_to),
+            self._options,
+            set_index=index,
+            held=self._held,
+            store=self._make_store(index),
+            on_built=self._on_built,
+        )
+        self.sets.append(each)
+        for part in self.loop.parts:
+            part.on_set(each)
+
+    def _on_built(self, built: BuiltSet) -> None:
+        for part in self.loop.parts:
+            part.on_built(built)
+
+    def handle(self, event: Event) -> Decided:
+        assert isinstance(event, Offered | Arrived | ControlArrived)
+        index = self._numbers.of(event)
+        if isinstance(event, ControlArrived):
+            if isinstance(event.message, Resume):
+                return self._resume(event, event.message)
+            if isinstance(event.message, Evict):
+                return self._evict(event, event.message)
+            if index == len(self.sets):
+                self._add_set(resumed_up_to=self.sets[0].core.resumed_up_to)
+        each = self.sets[index]
+        return ((each, each.decide(event)),)
+
+    def _resume(self, event: ControlArrived, message: Resume) -> Decided:
+        """End a collective in every set. Answer the coordinator once."""
+        decided: Decided = [(each, each.decide(event)) for each in self.sets]
+        if message.checkpoint:
+            decided = [*decided, (self.sets[0], [WriteSnapshots(message.checkpoint)])]
+        resumed = Resumed(seq=message.seq, server=self._options.server)
+        return [*decided, (self.sets[0], [SendControl(event.peer, resumed)])]
+
+    def _evict(self, event: ControlArrived, message: Evict) -> Decided:
+        """Evict failed workers in every set. Answer the coordinator once."""
+        decided = [(each, list(each.decide(event))) for each in self.sets]
+        answer = EvictAck(
+            generation=message.generation,
+            server=self._options.server,
+            reached=[clock for each in self.sets for clock in each.core.reached_by(message.dead)],
+        )
+        return [*decided, (self.sets[0], [SendControl(event.peer, answer)])]
+
+    def lose(self, event: PeerLost) -> Decided:
+        """A rank has failed: every set gives up what it was to receive from it."""
+        return [(each, each.decide(event)) for each in self.sets]
+
+    @property
+    def is_over(self) -> bool:
+        return not any(each.core.has_members or each.has_open_replies for each in self.sets)
+
+    def close(self) -> None:
+        for each in self.sets:
+            each.close_history()
+
+    def statistics(self) -> list[dict[str, Any]]:
+        return [each.statistics() for each in self.sets]

@@ -5,7 +5,8 @@ plain_loop(..., make_set=partial(TracedSetLoop, tracer=tracer))
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from psdist.protocol.events import Arrived, ControlArrived, Offered, PeerLost
@@ -20,6 +21,8 @@ class TracedSetLoop(SetLoop):
     def __init__(self, *arguments: Any, tracer: Tracer, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._tracer = tracer
+        for action in (StartSum, Fold, Hold):
+            self._execute[action] = partial(self._fold_and_add, self._execute[action])
 
     def decide(self, event: Offered | Arrived | ControlArrived | PeerLost) -> Iterable[Action]:
         if isinstance(event, Arrived) and event.frame is not None:
@@ -42,19 +45,9 @@ class TracedSetLoop(SetLoop):
         self._tracer.begin(key, Span.RECEIVE, lane=Lane.SERVER, set_index=self.set_index)
         super()._accept(action)
 
-    def _start_sum(self, action: StartSum) -> None:
+    def _fold_and_add(self, execute: Callable[[Any], None], action: Any) -> None:
         began_ns = self._tracer.now()
-        super()._start_sum(action)
-        self._add(Span.FOLD, began_ns, action.chunk)
-
-    def _fold(self, action: Fold) -> None:
-        began_ns = self._tracer.now()
-        super()._fold(action)
-        self._add(Span.FOLD, began_ns, action.chunk)
-
-    def _hold(self, action: Hold) -> None:
-        began_ns = self._tracer.now()
-        super()._hold(action)
+        execute(action)
         self._add(Span.FOLD, began_ns, action.chunk)
 
     def _step(self, action: Step) -> None:

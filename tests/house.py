@@ -69,11 +69,9 @@ CLASSES = {
 
 CORE = (
     "servers/loop.py",
-    "servers/coordinator_seat.py",
     "servers/set_loop.py",
     "servers/set_store.py",
     "servers/shard_part.py",
-    "servers/shard_sets.py",
     "servers/protocol/",
     "workers/assembly.py",
     "workers/loop.py",

@@ -53,7 +53,7 @@ from psdist.ranks.reporting.summary import BuiltSet, counts_of_run
 from psdist.ranks.run_json import promise
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
-from psdist.servers.coordinator_seat import Reports
+from psdist.servers.parts import Reports
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob, WriteMetrics
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Entrusted, LogAction

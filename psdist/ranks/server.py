@@ -31,9 +31,8 @@ from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.reporter import Reporter, write_files_when_terminated
 from psdist.ranks.seats.device import shard_device_of
 from psdist.ranks.wire import wire_of
-from psdist.servers.coordinator_seat import CoordinatorSeat
 from psdist.servers.loop import ServerLoop, ServerPart
-from psdist.servers.parts import ModeSwitches, codec_sizes, plain_loop
+from psdist.servers.parts import CoordinatorSeat, ModeSwitches, codec_sizes, plain_loop
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.lobby import Lobby

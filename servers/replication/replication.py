@@ -30,7 +30,7 @@ from psdist.protocol.control import (
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost, Sent
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, server_id
-from psdist.servers.loop import Decided, ServerLoop, ServerPart
+from psdist.servers.loop import Decided, ServerLoop, ServerPart, ShardSets
 from psdist.servers.parts import Admissions, CheckpointCopies, Departures, ModeSwitches
 from psdist.servers.protocol.replication.filling import Filling
 from psdist.servers.protocol.replication.primary import Primary
@@ -40,7 +40,6 @@ from psdist.servers.replication.outbox import Outbox, RecordFrame
 from psdist.servers.replication.recording import RecordingSetLoop
 from psdist.servers.set_loop import ServerOptions, SetLoop
 from psdist.servers.set_store import BuiltSet, ShardStore
-from psdist.servers.shard_sets import ShardSets
 from psdist.transport.base import Transport
 
 

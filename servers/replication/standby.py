@@ -17,9 +17,8 @@ from psdist.protocol.control import Append, AppendAck, Entrust, Moved
 from psdist.protocol.coordinator_line import FOR_COORDINATOR
 from psdist.protocol.events import ControlArrived, Event, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer, server_id
-from psdist.servers.coordinator_seat import CoordinatorSeat, Reports
 from psdist.servers.loop import Decided, ServerPart
-from psdist.servers.parts import codec_sizes
+from psdist.servers.parts import CoordinatorSeat, Reports, codec_sizes
 from psdist.servers.protocol.coordinator import CoordinatorAction
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, EntrustAll, Over
 from psdist.servers.protocol.takeovers import Move

@@ -43,9 +43,8 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.ranks.agreement import allgather
 from psdist.ranks.context import RankContext
 from psdist.ranks.wire import credits_of
-from psdist.servers.coordinator_seat import CoordinatorSeat, Reports
 from psdist.servers.loop import ServerLoop
-from psdist.servers.parts import plain_loop
+from psdist.servers.parts import CoordinatorSeat, Reports, plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator import CoordinatorAction, EndJob
 from psdist.servers.protocol.coordinator_assembly import assemble

@@ -19,8 +19,7 @@ from psdist.protocol.control import Setup
 from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.coordinator_seat import CoordinatorSeat, Reports
-from psdist.servers.parts import plain_loop
+from psdist.servers.parts import CoordinatorSeat, Reports, plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.set_loop import ServerOptions

@@ -64,9 +64,8 @@ from psdist.protocol.ids import (
     worker_of,
 )
 from psdist.protocol.memory import as_tensor
-from psdist.servers.coordinator_seat import CoordinatorSeat, Reports
 from psdist.servers.loop import ServerLoop, ServerPart
-from psdist.servers.parts import ModeSwitches, codec_sizes, plain_loop
+from psdist.servers.parts import CoordinatorSeat, ModeSwitches, Reports, codec_sizes, plain_loop
 from psdist.servers.protocol.assembly import assemble_core
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
