@@ -90,7 +90,8 @@ class VirtualNetwork:
         self._last_delivery: dict[tuple[int, int], float] = {}
         self._endpoints: dict[int, VirtualTransport] = {}
         self._actors: dict[int, Actor] = {}
-        self._dead: set[int] = set()
+        self.dead: set[int] = set()
+        """Peers that have failed."""
         self._hosted: dict[tuple[int, int], int] = {}
         """(host, failed peer that continues in its process) -> address. The address of any other
         peer is its id."""
@@ -171,9 +172,9 @@ class VirtualNetwork:
         had not received.
         """
         peer = self.found_at(peer)
-        if peer in self._dead:
+        if peer in self.dead:
             return
-        self._dead.add(peer)
+        self.dead.add(peer)
         self._actors.pop(peer, None)
         self.endpoint(peer).inbox.clear()
         here = [peer, *(address for address, host in self._host_of.items() if host == peer)]
@@ -182,7 +183,7 @@ class VirtualNetwork:
             delay_s = self._delay(self._link(peer, other)) + self._random.random() * notice_s
             last_s = max(self._last_delivery.get((each, other), 0.0) for each in here)
             noticed_at_s[other] = max(self.now_s + delay_s, last_s, self._cut_until_s(peer, other))
-        self._dead.update(here, {self._other_of.get(peer, peer)})
+        self.dead.update(here, {self._other_of.get(peer, peer)})
         for address in here:
             for ticket in self._open.pop(address, {}):
                 self._at(noticed_at_s[ticket.sender], partial(self._give_back, ticket))
@@ -237,7 +238,7 @@ class VirtualNetwork:
             return
         crc = zlib.crc32(frame.payload[:num_bytes]) if frame.payload is not None else 0
         ticket = _Ticket(sender, frame, header, num_bytes, crc)
-        if peer in self._dead:
+        if peer in self.dead:
             self._at(
                 self.now_s + self._delay(self._link(sender, peer)), partial(self._give_back, ticket)
             )
@@ -286,7 +287,7 @@ class VirtualNetwork:
         self._give(peer, offered)
 
     def _arrive(self, receiver: int, ticket: _Ticket, frame: Frame) -> None:
-        if ticket.sender in self._dead or receiver in self._dead:
+        if ticket.sender in self.dead or receiver in self.dead:
             return
         is_first, ticket.has_arrived = not ticket.has_arrived, True
         if is_first:
@@ -328,7 +329,7 @@ class VirtualNetwork:
         return self._random.random() * link.sent_s if link.sent_s else 0.0
 
     def _deliver(self, sender: int, peer: int, happen: Callable[[], None]) -> None:
-        if sender in self._dead:
+        if sender in self.dead:
             return
         delay_s = self._delay(self._link(sender, peer))
         earliest_s = self._last_delivery.get((sender, peer), 0.0)
@@ -337,13 +338,13 @@ class VirtualNetwork:
         self._at(at_s, happen)
 
     def _give(self, peer: int, event: Event) -> None:
-        if peer in self._dead:
+        if peer in self.dead:
             return
         self.endpoint(peer).inbox.append(event)
         self._turn(peer)
 
     def _lose(self, peer: int, dead: int) -> None:
-        if peer in self._dead or dead in self.endpoint(peer).known_dead:
+        if peer in self.dead or dead in self.endpoint(peer).known_dead:
             return
         self.endpoint(peer).known_dead.add(dead)
         other = self._other_of.get(dead)

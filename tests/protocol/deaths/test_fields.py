@@ -186,10 +186,10 @@ def kill_if_in_use(
     job: VirtualJob, server: int, left: dict[tuple[str, str], bool], pick: random.Random
 ) -> set[tuple[str, str]]:
     victim = server_id(server)
-    if victim not in job.network._actors:
+    if victim not in job.network.unfinished:
         return set()
     used = fields_in_use(job.servers[server], CLASSES) & left.keys()
-    gone = {*job.network._dead, victim}
+    gone = {*job.network.dead, victim}
     shards = part_of(job.coordinator, Takeovers)._shards
     if any({each.host, each.keeper} - {None} <= gone for each in shards):
         used = {each for each in used if left[each]}
@@ -206,7 +206,7 @@ def kill_first(job: VirtualJob, victim: str, pick: random.Random) -> None:
     else:
         standby = job.standby if job.standby is not None else 1
         peer = pick.choice([standby, server_id(pick.randrange(1, len(job.servers)))])
-    if peer in job.network._actors:
+    if peer in job.network.unfinished:
         job.network.crash(peer, notice_s=pick.choice(NOTICES_S))
 
 

@@ -21,7 +21,7 @@ from tests.support.virtual.surviving import NOTICES_S, crash_in_turn
 
 def crash(job: VirtualJob, peer: int, *, notice_s: float = 0.0) -> None:
     """``peer`` dies, if it has not ended; errors of ranks are what may follow."""
-    if peer in job.network._actors:
+    if peer in job.network.unfinished:
         job.dead = peer
         job.network.crash(peer, notice_s=notice_s)
 
@@ -57,7 +57,7 @@ def play_until(
     """The coordinator dies when ``is_time``; None where that never comes."""
     job = VirtualJob(schedule or with_buddies(seed), is_watched=False)
     job.network.run(until=lambda: is_time(job))
-    if COORDINATOR not in job.network._actors:
+    if COORDINATOR not in job.network.unfinished:
         return None
     crash(job, COORDINATOR, notice_s=random.Random(f"{seed} notice").choice(NOTICES_S))
     return run_to_the_end(job)

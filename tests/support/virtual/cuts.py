@@ -60,7 +60,7 @@ def play_with_cuts(seed: int) -> RefillJob:
             job.met["cuts"] += 1
         elif victims:
             victim = victims.pop()
-            if victim in job.network._actors:
+            if victim in job.network.unfinished:
                 what = "worker" if victim >= worker_id(0) else "server"
                 job.met["registrar" if victim == COORDINATOR else what] += 1
                 job.met["behind a cut"] += any(

@@ -60,7 +60,7 @@ def play_with_groups_that_go_on(
         while wanted and num_events >= wanted[0] and job.coordinator.is_ready:
             wanted.pop(0)
             victim = worker_id(victims.pop())
-            if victim in job.network._actors:
+            if victim in job.network.unfinished:
                 job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
     return job
 

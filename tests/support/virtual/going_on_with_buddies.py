@@ -71,6 +71,6 @@ def play_with_a_server_that_loses_what_heirs_push(seed: int, **broken: Any) -> V
         if wait < 0 and dying:
             job.network.crash(dying.pop(), notice_s=pick.choice(NOTICES_S))
         behind -= bool(job.given_up)
-        if behind < 0 and servers and servers[0] in job.network._actors:
+        if behind < 0 and servers and servers[0] in job.network.unfinished:
             job.network.crash(servers.pop(), notice_s=pick.choice(NOTICES_S))
     return job

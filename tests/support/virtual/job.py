@@ -251,7 +251,7 @@ class SetOfJob:
             for each in loop.hosted
             if each.transport.me == server
         }
-        living = [each for host, each in hosted.items() if host not in self.network._dead]
+        living = [each for host, each in hosted.items() if host not in self.network.dead]
         if living or not hosted:
             return living[0] if living else self.servers[server]
         # Who served it last has died when nobody needed it any more.
@@ -814,7 +814,7 @@ class VirtualJob(SetOfJob):
     @property
     def out_of_the_job(self) -> set[int]:
         """Workers of groups of which one has died; where groups go on the dead alone."""
-        dead = {worker_of(peer) for peer in self.network._dead if is_worker(peer)}
+        dead = {worker_of(peer) for peer in self.network.dead if is_worker(peer)}
         if self.reforms:
             return dead
         out = {worker for members in self.groups if dead & set(members) for worker in members}

@@ -201,5 +201,5 @@ def play_with_joins(
 
 
 def _crash(job: JoiningJob, peer: int, pick: random.Random) -> None:
-    if peer in job.network._actors:
+    if peer in job.network.unfinished:
         job.network.crash(peer, notice_s=pick.choice(NOTICES_S))

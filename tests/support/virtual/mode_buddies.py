@@ -116,7 +116,7 @@ class ModeBuddiesJob(RefillJob):
             if self._is_behind:
                 self._behind -= any(isinstance(each, ModeChanged) for each in self.reported)
                 is_time = self._behind < 0
-            if is_time and self._victim in self.network._actors:
+            if is_time and self._victim in self.network.unfinished:
                 self.met["between the phases"] += is_settling
                 self.met["of the coordinator"] += self._victim == COORDINATOR
                 self.met["a change before"] += len(self.modes) > 1 or len(self.codecs) > 1

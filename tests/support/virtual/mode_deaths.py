@@ -77,7 +77,7 @@ class ModeDeathsJob(VirtualJob):
                 self._proposes_behind = False
 
     def _strike(self, worker: int) -> None:
-        if worker_id(worker) in self.network._actors:
+        if worker_id(worker) in self.network.unfinished:
             self.network.crash(worker_id(worker), notice_s=self._pick.choice(NOTICES_S))
 
 

@@ -137,11 +137,11 @@ def _is_time(job: RefillJob, when: str, pick: random.Random) -> bool:
 
 
 def _dead_servers(job: RefillJob) -> set[int]:
-    return {each for each in range(job.schedule.servers) if server_id(each) in job.network._dead}
+    return {each for each in range(job.schedule.servers) if server_id(each) in job.network.dead}
 
 
 def _end_coordinator(job: RefillJob, moment: str, pick: random.Random) -> None:
-    if COORDINATOR in job.network._actors:
+    if COORDINATOR in job.network.unfinished:
         job.met[moment] += 1
         end(job, COORDINATOR, pick, gone=_dead_servers(job))
 
@@ -149,7 +149,7 @@ def _end_coordinator(job: RefillJob, moment: str, pick: random.Random) -> None:
 def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_standby: bool) -> bool:
     """Somebody dies, if that is the moment for it."""
     takeovers = job.takeovers
-    alive = [each for each in takeovers.alive if server_id(each) in job.network._actors]
+    alive = [each for each in takeovers.alive if server_id(each) in job.network.unfinished]
     alive = [each for each in alive if each != COORDINATOR]
     if spares_standby and wanted != "anybody":
         alive = [each for each in alive if each not in (job.coordinator_at, job.standby)]
@@ -166,7 +166,7 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_standby:
     if not candidates:
         return False
     job.met[wanted] += 1
-    job.met["behind the coordinator"] += COORDINATOR in job.network._dead
+    job.met["behind the coordinator"] += COORDINATOR in job.network.dead
     end(job, pick.choice(candidates), pick, gone=_dead_servers(job))
     return True
 
@@ -187,7 +187,7 @@ def dead_processes(job: RefillJob, spares: Iterable[int] | None = None) -> set[i
     """Servers, and of ``spares``, by number (None: all), that have died."""
     numbers = range(job.schedule.spares) if spares is None else spares
     everybody = {*map(server_id, range(job.schedule.servers)), *map(spare_id, numbers)}
-    return {each for each in everybody if each in job.network._dead}
+    return {each for each in everybody if each in job.network.dead}
 
 
 def prove_refills(job: RefillJob) -> None:
@@ -211,7 +211,7 @@ def _told_by(job: RefillJob) -> list[Any]:
     """The errors of who is the coordinator; where nobody is left who could be, of all others."""
     assert job.coordinator_log is not None
     could_be = job.coordinator_at, job.standby, job.coordinator_log._appointed
-    living = [peer for peer in could_be if peer not in {*job.network._dead, None}]
+    living = [peer for peer in could_be if peer not in {*job.network.dead, None}]
     if living:
         return [job.errors.get(living[0])]
     assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
@@ -220,7 +220,7 @@ def _told_by(job: RefillJob) -> list[Any]:
 
 def prove_bits(job: RefillJob) -> None:
     """Of a run in sync in which no worker has died: those of the run without deaths."""
-    has_lost_worker = any(map(is_worker, job.network._dead))
+    has_lost_worker = any(map(is_worker, job.network.dead))
     if job.errors or job.schedule.modes != ("sync",) or has_lost_worker or not job.met["deaths"]:
         return
     whole = VirtualJob(
@@ -250,7 +250,7 @@ def play_and_prove(
             raise AssertionError(f"seed {seed}: {error}") from error
         met += job.met
         met["served by a spare at the end"] += any(
-            is_spare(each.host) and each.host not in job.network._dead
+            is_spare(each.host) and each.host not in job.network.dead
             for each in job.takeovers._shards
         )
     return met

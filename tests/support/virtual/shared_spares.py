@@ -32,7 +32,7 @@ class SharedSparesJob(JoiningJob, RefillJob):
     def of_workers(self) -> list[int]:
         """Spares that live and were asked to be workers."""
         asked = [number for number, each in enumerate(self.spares) if spare_seat(each).replace]
-        return [each for each in asked if spare_id(each) not in self.network._dead]
+        return [each for each in asked if spare_id(each) not in self.network.dead]
 
 
 def schedule_with_shared_spares(seed: int) -> Schedule:
@@ -68,7 +68,7 @@ def play_with_shared_spares(
             continue
         num_ready += 1
         num_since += 1
-        if num_ready == coordinator_wait and COORDINATOR in job.network._actors:
+        if num_ready == coordinator_wait and COORDINATOR in job.network.unfinished:
             job.met["coordinator while a spare is asked"] += bool(
                 part_of(job.coordinator, Joins).asked
             )
@@ -108,7 +108,8 @@ def _candidates(
     job: SharedSparesJob, wanted: str, at_risk: list[int], *, spares_standby: bool
 ) -> list[int]:
     """Who may die now, if that is the moment for it."""
-    actors, takeovers, joins = job.network._actors, job.takeovers, part_of(job.coordinator, Joins)
+    actors, takeovers = {*job.network.unfinished}, job.takeovers
+    joins = part_of(job.coordinator, Joins)
     workers = [each for each in at_risk if each in actors]
     processes = {each for each in takeovers.alive if each in actors} - {COORDINATOR}
     if spares_standby:
@@ -138,8 +139,8 @@ def _candidates(
         return [each for each in ready if each in actors]
     if wanted == "joined spare":
         joined = {spare_id(each.worker - first) for each in job.joined}
-        return sorted(joined & actors.keys())
-    return sorted({*workers, *servers, *spares} & actors.keys())
+        return sorted(joined & actors)
+    return sorted({*workers, *servers, *spares} & actors)
 
 
 def _dead_processes(job: SharedSparesJob) -> set[int]:

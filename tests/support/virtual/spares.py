@@ -50,7 +50,7 @@ def play_with_spares(
             continue
         num_ready += 1
         num_since += 1
-        if num_ready == coordinator_wait and COORDINATOR in job.network._actors:
+        if num_ready == coordinator_wait and COORDINATOR in job.network.unfinished:
             job.met["coordinator while filling"] += any(
                 each.next_keeper is not None for each in job.takeovers._shards
             )
@@ -75,7 +75,7 @@ def play_with_spares(
 def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[int]:
     """Who may die now, if that is the moment for it."""
     takeovers = job.takeovers
-    living = {each for each in takeovers.alive if each in job.network._actors} - {COORDINATOR}
+    living = {each for each in takeovers.alive if each in job.network.unfinished} - {COORDINATOR}
     if spares_standby:
         living -= {job.coordinator_at, job.standby}
     servers = sorted(each for each in living if not is_spare(each))

@@ -60,7 +60,7 @@ def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: A
         if num_since > 40 * wait + 400:  # what it waits for may never come
             wanted = "registrar"
         victim = _victim(job, wanted, pick)
-        if victim is None or victim not in job.network._actors:
+        if victim is None or victim not in job.network.unfinished:
             continue
         _end(job, victim, wanted, pick)
         num_deaths -= 1
@@ -74,7 +74,7 @@ def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
     """Who may die now, if that is the moment for it."""
     coordinator_log, takeovers = job.coordinator_log, job.takeovers
     assert coordinator_log is not None
-    is_whole = job.standby in job.network._actors and not takeovers.alone
+    is_whole = job.standby in job.network.unfinished and not takeovers.alone
     is_at_rest = is_whole and dead_processes(job) <= takeovers._names.keys()
     if wanted == "registrar":
         return job.coordinator_at if is_at_rest else None
@@ -96,5 +96,5 @@ def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
     job.met[why] += 1
     job.met["the first coordinator"] += victim == COORDINATOR
     job.met["another coordinator"] += victim == job.coordinator_at != COORDINATOR
-    job.met["behind workers"] += any(map(is_worker, job.network._dead))
+    job.met["behind workers"] += any(map(is_worker, job.network.dead))
     end(job, victim, pick, gone=dead_processes(job))

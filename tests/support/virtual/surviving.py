@@ -68,7 +68,7 @@ def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: A
         while wanted and num_events >= wanted[0] and job.coordinator.is_ready:
             wanted.pop(0)
             victim = worker_id(victims.pop())
-            if victim in job.network._actors:
+            if victim in job.network.unfinished:
                 job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
     return job
 
@@ -90,7 +90,7 @@ def crash_in_turn(
         num_since += 1
         if num_since >= first:
             victim = victims.pop()
-            if victim in job.network._actors:
+            if victim in job.network.unfinished:
                 job.network.crash(victim, notice_s=pick.choice(NOTICES_S))
             num_since, first = 0, wait()
 
@@ -100,7 +100,7 @@ def prove_survival(job: VirtualJob) -> None:
     update that was acknowledged, to the living or the dead, is in the final parameters once; and
     every value is what arithmetic says."""
     out = job.out_of_the_job
-    dead = {worker_of(peer) for peer in job.network._dead if is_worker(peer)}
+    dead = {worker_of(peer) for peer in job.network.dead if is_worker(peer)}
     assert not job.errors, job.errors
     assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
     assert any(isinstance(each, Complete) for each in job.reported)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from psdist.protocol.header import MOST_SETS, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.servers.loop import ServerLoop
+from psdist.servers.loop import ServerLoop, ServerPart
 from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.actions import (
     BeginLevel,
@@ -161,7 +162,11 @@ class Reserving:
 
 
 def make_loop(
-    keeper: Any = None, *, is_changed: bool = False, codecs: CodecWire = RAW_WIRE
+    keeper: Any = None,
+    *,
+    is_changed: bool = False,
+    codecs: CodecWire = RAW_WIRE,
+    seats: Sequence[ServerPart] = (),
 ) -> tuple[ServerLoop, Wire]:
     """``is_changed``: the coordinator changes the mode, or codecs of a ladder."""
 
@@ -178,6 +183,7 @@ def make_loop(
             server=1, shard_weights=(1.0, 1.0), modes=("sync",), receive_buffers=2
         ),
         ShardStore(TensorShard, wire=codecs, keeper=keeper),
+        seats=seats,
     )  # fmt: skip
     return loop, wire
 
