@@ -17,10 +17,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
-from psdist.codecs.layout import Layouts
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import Wire, payload_rule
 from psdist.history.writers import ServerHistory
@@ -65,6 +64,9 @@ from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard_part import ShardPart
 from psdist.transport.base import Sender
+
+if TYPE_CHECKING:
+    from psdist.codecs.chunks import ChunkCodings
 
 logger = logging.getLogger("psdist")
 
@@ -184,7 +186,7 @@ class SetLoop(ShardPart):
         self._recorded = Checks("sampled", options.checksum_every) if is_recorded else NO_CHECKS
         self._is_relative = self._wire.is_relative
         self._is_shared = self._wire.is_shared
-        self._replies: Layouts | None = None
+        self._replies: ChunkCodings | None = None
         """None for raw replies."""
         self._has_checksums = {self._checks, self._recorded} != {NO_CHECKS}
         """True if replies may have checksums, in the message or in the history."""

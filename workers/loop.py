@@ -14,7 +14,7 @@ It owns the frames in which replies about this worker's chunks land (those of it
 not, are psdist.workers.pushes's) and moves bytes into parameter memory only while a push or pull is
 under way. It decides nothing: that is psdist.workers.protocol.core.
 
-Longer than other modules: a method for each action, and calls that wait beside those that do not.
+Longer than other modules: it has a method for each action, and calls that wait and that do not.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _nothing() -> None: ...
 
 
 class Wait(NamedTuple):
-    """What to wait for, for whoever waits: the loop, or an actor in a virtual network."""
+    """An awaited condition, for the loop or for an actor in a virtual network."""
 
     is_done: Callable[[], bool]
     what: Callable[[], str]
@@ -121,7 +121,7 @@ def wait_for_group(pending: Pending[Any], what: str) -> Wait:
 
 @dataclass(frozen=True, slots=True)
 class _InitialValues:
-    """Whose frame it is, and of which chunk."""
+    """Owner of a frame with the initial values of a chunk."""
 
     loop: WorkerLoop
     chunk: int
@@ -130,7 +130,7 @@ class _InitialValues:
 _CHECKSUMMED = Flag.CHECKSUMMED
 _AGAIN = Flag.AGAIN
 _DISCARDED: Final = object()
-"""Owns the memory of a message that nobody waits for."""
+"""Owner of the memory of a message that is discarded."""
 
 
 def _never() -> bool:
@@ -142,8 +142,8 @@ def _is_answer(event: Event) -> bool:
 
 
 class WorkerLoop:
-    """Of one parameter set; those of a worker share its transport, and each takes the events of
-    all when it takes a turn."""
+    """The loop of one parameter set. The loops of a worker share its transport, and each handles
+    the events of all sets in its turn."""
 
     def __init__(
         self,
@@ -154,14 +154,14 @@ class WorkerLoop:
         now_s: Callable[[], float] = time.monotonic,
         sets: list[WorkerLoop] | None = None,
     ) -> None:
-        """``now_s()``: the job's clock; ``sets``: the loops of the sets before this one."""
+        """``now_s()``: the job's clock; ``sets``: the loops of the earlier sets."""
         self.transport = transport
         self.core = core
         self.sets = [] if sets is None else sets
-        """Of all sets of this worker, by index."""
+        """The loops of all sets of this worker, by index."""
         self.sets.append(self)
         self.now_s = now_s
-        """By which this worker measures what its iterations take: seconds."""
+        """Clock that measures this worker's iterations, in seconds."""
         self._waiting = waiting
         self.pushes: Pushes
         """The pipeline of this worker's pushes, once there is a slice."""
@@ -173,8 +173,8 @@ class WorkerLoop:
         self._state_source: StateSource | None = None
         self._state_sink: StateSink | None = None
         self.on_turn: Callable[[], None] = _nothing
-        """Called behind every turn, of the first set's loop: what this worker's group does beside
-        its script."""
+        """Called after every turn, of the first set's loop: this worker's group works while the
+        script runs."""
         self._execute: dict[type, Callable[[Any], None]] = {
             SendPush: self._send_push,
             SendPull: self._send_pull,
@@ -192,7 +192,7 @@ class WorkerLoop:
         }
 
     def next_set(self) -> WorkerLoop:
-        """The loop of another parameter set of this worker."""
+        """Return the loop of another parameter set of this worker."""
         core = self.core.next_set()
         return WorkerLoop(
             self.transport, core, waiting=self._waiting, now_s=self.now_s, sets=self.sets
@@ -261,8 +261,8 @@ class WorkerLoop:
     # -- one turn ------------------------------------------------------------------------------
 
     def turn(self, until: Callable[[], bool] = _never) -> bool:
-        """Handle everything that is here, or what comes before ``until()``; False if there was
-        nothing, or only who is missing: what this worker asks for while it waits."""
+        """Handle all events that are here, or those before ``until()``. Return False if there was
+        no event, or only an answer about missing ranks, which this worker requests in a wait."""
         poll = self.transport.poll
         event = poll()
         has_come = False
@@ -276,7 +276,7 @@ class WorkerLoop:
         return has_come
 
     def hear(self, event: Event) -> None:
-        """Handle what came before there was this loop."""
+        """Handle an event that came before this loop existed."""
         self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -307,8 +307,8 @@ class WorkerLoop:
         each._do(each.core.handle(event))
 
     def _on_sent(self, frame: Frame) -> None:
-        # Of a push or a pull the answer says the same (transport.base). Over one transport there
-        # may have been another loop before this one, whose frames are not ours.
+        # The answer to a push or a pull has the same meaning (transport.base). A loop before this
+        # one may have used the same transport; its frames are not ours.
         owner = frame.owner
         if isinstance(owner, _InitialValues) and owner.loop in self.sets:
             owner.loop._do(owner.loop.core.handle(InitialSent(owner.chunk)))
@@ -414,7 +414,7 @@ class WorkerLoop:
 
     def push_chunk(self, chunk: int, *, is_empty: bool) -> None:
         """See :meth:`WorkerCore.push_chunk`. The chunk's gradient stays as it is until
-        :meth:`wait_for_chunk` is over."""
+        :meth:`wait_for_chunk` has ended."""
         self._do(self.core.transfers.push_chunk(chunk, is_empty=is_empty))
 
     def finish_push(self, *, empty: Collection[int], absent: Sequence[int] | None = None) -> None:
@@ -461,7 +461,7 @@ class WorkerLoop:
         self.carry_on(self._wait_until(lambda: not self.core.membership.is_joining))
 
     def join_running(self, waiting: Waiting) -> JoinAccepted | None:
-        """A substitute: come into the job that goes on; where, or None if it is over before."""
+        """Join the running job as a substitute. Return the place, or None if the job has ended."""
         membership = self.core.membership
         self.turn()
         if not membership.is_stopped:
@@ -515,22 +515,22 @@ class WorkerLoop:
             self._state_sink = None
 
     def collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
-        """What every worker brought to this collective, once all have come. Raises
+        """Return the contributions of every worker to this collective, when all have come. Raises
         :class:`CollectiveError`."""
         self.begin_collective(name, payload, values=values)
         self.carry_on(self._wait_until(lambda: self.core.collectives.is_answered))
         return self.core.collectives.take()
 
     def hold(self, what: str, clocks: Sequence[int]) -> str | None:
-        """This worker is at a boundary of iterations, and waits for the others there; what all of
-        them hold for, None where this one goes on to its next boundary."""
+        """Wait at a boundary of iterations until all workers hold. Return what they hold for; None
+        if this worker continues to its next boundary."""
         meetings = self.core.meetings
         self._do(meetings.hold(what, clocks=clocks))
         self.carry_on(self._wait_until(lambda: not meetings.is_held))
         return meetings.take()
 
     def steps_of(self, term: Term) -> Generator[Wait, None, tuple[int, ...]]:
-        """Local steps of each group in a term of which nobody has asked here before."""
+        """Return the local steps of each group in a term. It is the first request for this term."""
         steps = self.core.steps
         self._do([steps.ask(term)])
         who = describe_peer(COORDINATOR)
@@ -543,7 +543,7 @@ class WorkerLoop:
         self._do(self.core.meetings.begin(self.core.set_index, clock))
 
     def wait_until_stopped(self, waiting: Waiting) -> None:
-        """Until everybody's script has finished; that may take as long as it takes."""
+        """Wait until the scripts of all workers have finished; ``waiting`` has its own limits."""
         self.carry_on(self._wait_until(lambda: self.core.membership.is_stopped), waiting)
 
     def wait_for(self, pending: Pending[T], what: str) -> T:

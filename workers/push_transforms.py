@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from psdist.codecs.checks import NO_CHECKS, Checks, stamped
-from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.coders import DeviceCoder, HostCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.frames import EncodingFrame, values_of
@@ -212,7 +211,7 @@ def transforms_of(
 ) -> tuple[RawPush, list[PushTransform]]:
     """Return the transform that makes payloads, and all transforms of pushes. ``wire``: of the set
     (:meth:`Wire.of_set`); ``on_device``: gradients that are encoded where they lie."""
-    codings = ChunkCodings.of(wire.pushes(partition))
+    codings = wire.pushes(partition)
     checksums: list[PushTransform] = []
     if wire.checks != NO_CHECKS:
         checksums.append(ChecksumPush(wire.checks))

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from psdist.codecs.chunks import ChunkCodings
-from psdist.codecs.frames import DecodingFrame, Held
+from psdist.codecs.frames import DecodingFrame
 from psdist.codecs.wire import Wire, payload_rule
 from psdist.protocol.events import Frame
 from psdist.protocol.partition import Chunk, Partition
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
 
 class Replies:
     def __init__(self, wire: Wire, partition: Partition) -> None:
-        layouts = wire.replies(partition)
-        self._codings = ChunkCodings.of(layouts)
+        self._codings = wire.replies(partition)
         self._is_relative = wire.is_relative
-        self.rule = payload_rule(layouts, partition, is_relative=wire.is_relative)
+        self.rule = payload_rule(self._codings, partition, is_relative=wire.is_relative)
         """The payloads that bring parameters, for the state machine."""
         self._in_place: dict[int, Frame] = {}
         self.landing: Mapping[int, Frame] = self._in_place
@@ -52,25 +50,25 @@ class Replies:
 
     def receive_into(self, chunk: Chunk, values: Frame) -> None:
         """Replies about ``chunk`` land in the memory of this frame from now on."""
-        before = self._in_place.get(chunk.index)
-        held = before.held if isinstance(before, DecodingFrame) else None
-        if self._is_relative and held is None:
-            held = Held()
-        self._in_place[chunk.index] = self._frame(chunk, values, held)
+        frame, before = self._frame(chunk, values), self._in_place.get(chunk.index)
+        if isinstance(frame, DecodingFrame) and isinstance(before, DecodingFrame):
+            frame.held = before.held
+        self._in_place[chunk.index] = frame
 
     def take_copy(self, chunks: Iterable[Chunk], frames: Iterable[Frame]) -> None:
         """The next replies land in these frames, until :meth:`take_in_place`."""
         pairs = zip(chunks, frames, strict=True)
-        self.landing = {each.index: self._frame(each, frame, None) for each, frame in pairs}
+        self.landing = {each.index: self._frame(each, frame, is_copy=True) for each, frame in pairs}
 
     def take_in_place(self) -> None:
         """The next replies land in parameter memory."""
         self.landing = self._in_place
 
-    def _frame(self, chunk: Chunk, values: Frame, held: Held | None) -> Frame:
+    def _frame(self, chunk: Chunk, values: Frame, *, is_copy: bool = False) -> Frame:
         if self._codings is None:
             return values
-        return DecodingFrame(self._codings, chunk, values, held=held)
+        is_relative = self._is_relative and not is_copy
+        return DecodingFrame(self._codings, chunk, values, is_relative=is_relative)
 
     def decode(self, chunk: int, *, clock: int) -> bool:
         """Decode the reply that has arrived, of this round. Return False if the result is not what
@@ -88,7 +86,7 @@ class Replies:
         """Return the sum of the relative replies about ``chunk``: 1-D, the workers' dtype."""
         frame = self._in_place[chunk]
         assert isinstance(frame, DecodingFrame)
-        return None if frame.held is None else frame.held.values
+        return frame.held
 
     def restore(self, chunk: int) -> None:
         """Bring the values that were decoded last into place once more."""

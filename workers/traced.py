@@ -1,5 +1,5 @@
-"""What a worker does, recorded as spans, where ``--trace`` asks for it: the loop, the group's
-channel and the model's passes, each with a tracer.
+"""A worker's spans with ``--trace``: the loop, the group's channel and the model's passes, each
+with a tracer.
 
     loop = TracedLoop(transport, core, waiting=waiting, tracer=tracer)
     channel = TracedChannel(channel, tracer)
@@ -280,7 +280,7 @@ class Passes:
 
 
 class _BeforeForward:
-    """A copy of the model has hooks that tell nobody: see :class:`UseHook`."""
+    """A copy of the model has hooks that record nothing: see :class:`UseHook`."""
 
     def __init__(self, passes: Passes | None = None) -> None:
         self._passes = passes

@@ -1,6 +1,6 @@
 """The payload of one chunk: which of its values a codec takes, and what stands beside them.
 
-    coding = ChunkCodings(layouts)[chunk]
+    coding = ChunkCodings(codec, partition)[chunk]
     num_bytes = coding.encode(values, frame_memory, whole=values, seed=7)
     coding.read(frame_memory[:num_bytes]).values()      # float32, as the receiver has them
     coding.read(...).change(held)                       # or: added to what is held, in place
@@ -20,17 +20,27 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from psdist.codecs.layout import ChunkLayout, Division, Layouts, Stretch, filled, num_values
+from psdist.codecs.base import Codec, Matrix, MatrixCodec
+from psdist.codecs.layout import (
+    CodecOf,
+    Division,
+    Stretch,
+    exact_pieces,
+    filled,
+    matrices_of,
+    num_values,
+)
 from psdist.codecs.schemes.plain import Exact
-from psdist.errors import ProtocolError
+from psdist.codecs.schemes.raw import Raw
+from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
-from psdist.protocol.partition import Chunk
+from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition
 from psdist.protocol.rounds import Turns
 
 if TYPE_CHECKING:
@@ -128,7 +138,59 @@ class Places(NamedTuple):
         into[exact_stop : self.num_bytes] = bytes(self.num_bytes - exact_stop)
 
 
-class ChunkCoding(ChunkLayout):
+class ChunkCoding:
+    def __init__(
+        self, codec: Codec, chunk: Chunk, *, exact: Collection[int], matrices: Sequence[Matrix]
+    ) -> None:
+        """``exact``: pieces that the codec leaves alone; ``matrices``: by segment, its place in its
+        piece."""
+        self.codec = codec
+        self.chunk = chunk
+        self.exact = frozenset(exact)
+        self.matrices = matrices
+        self.item_bytes = ITEM_BYTES[chunk.dtype]
+        self.all = self.divided(())
+        """The division of a payload that leaves nothing out."""
+
+    def divided(self, left_out: Iterable[int]) -> Division:
+        """Return how the chunk is divided without the segments ``left_out``."""
+        coded: list[Stretch] = []
+        exact: list[Stretch] = []
+        numbers: list[int] = []
+        without = set(left_out)
+        for number, segment in enumerate(self.chunk.segments):
+            if number not in without and segment.length:
+                is_exact = segment.piece in self.exact
+                if not is_exact:
+                    numbers.append(number)
+                stretches = exact if is_exact else coded
+                start, stop = segment.offset, segment.offset + segment.length
+                if stretches and stretches[-1].stop == start:
+                    start = stretches.pop().start
+                stretches.append(Stretch(start, stop))
+        codec = self.codec
+        if isinstance(codec, MatrixCodec):
+            codec = codec.of([self.matrices[number] for number in numbers])
+        return Division(coded, exact, codec, tuple(numbers))
+
+    def num_bytes(self, division: Division) -> int:
+        """Return the bytes of both parts; the maximum where the codec's vary."""
+        num_coded, num_exact = num_values(division.coded), num_values(division.exact)
+        part = filled(division.codec.num_bytes(num_coded)) if num_coded else 0
+        return division.length_bytes + part + filled(num_exact * self.item_bytes)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the smallest and of the largest payload."""
+        left_out = filled(4 * len(self.chunk.segments))
+        coded = left_out + self.num_bytes(self.all)
+        return _HEAD.size, _HEAD.size + max(coded, self.chunk.num_bytes)
+
+    @property
+    def usual_bytes(self) -> int:
+        """Bytes of a payload that leaves nothing out."""
+        return _HEAD.size + self.num_bytes(self.all)
+
     def places(self, absent: Collection[int] = (), form: Form = Form.VALUES) -> Places:
         """Return the places of a payload without the pieces in ``absent``."""
         left_out: list[int] = []
@@ -260,42 +322,64 @@ class ChunkCoding(ChunkLayout):
 
 
 class ChunkCodings:
-    """Those of all chunks of a set; of round 0, and :meth:`at` those of others."""
+    """The codings of all chunks of a set: of round 0, and :meth:`at` those of others."""
 
-    def __init__(self, layouts: Layouts) -> None:
-        self.codec = layouts.codec
-        self._layouts = layouts
-        self._levels: Sequence[ChunkCodings] = (self,)
-        self._turns: Turns | None = None
-        """As :class:`Layouts` has both."""
+    def __init__(
+        self, codec: Codec, partition: Partition, *, patterns: Collection[str] = ()
+    ) -> None:
+        """``patterns``: as of :func:`psdist.codecs.layout.exact_pieces`."""
+        self.codec = codec
+        self.levels: Sequence[ChunkCodings] = (self,)
+        """The codings of all rounds; this one is of round 0."""
+        self.turns: Turns | None = None
+        """Which of them rule which rounds; None if there is one."""
+        exact = exact_pieces(partition, patterns)
         self._each = [
-            ChunkCoding(each.codec, each.chunk, exact=each.exact, matrices=each.matrices)
-            for each in layouts
+            ChunkCoding(codec, chunk, exact=exact, matrices=matrices_of(partition, chunk))
+            for chunk in partition.chunks
         ]
 
     def __getitem__(self, chunk: int) -> ChunkCoding:
         return self._each[chunk]
 
+    def __iter__(self) -> Iterator[ChunkCoding]:
+        return iter(self._each)
+
     def at(self, clock: int) -> ChunkCodings:
-        """Of messages of this round."""
-        return self if self._turns is None else self._levels[self._turns.at(clock)]
+        """Return the codings of messages of this round."""
+        return self if self.turns is None else self.levels[self.turns.at(clock)]
 
     def is_burst(self, clock: int) -> bool:
-        """Whether messages of this round are coded otherwise than those of the rounds around it."""
-        return self._turns is not None and self._turns.is_burst(clock)
+        """Return True if messages of this round are coded otherwise than in the rounds around."""
+        return self.turns is not None and self.turns.is_burst(clock)
 
     def largest(self, chunk: int) -> int:
-        """Bytes of its largest payload, in any round."""
-        return self._layouts.largest(chunk)
+        """Return the bytes of the largest payload of a chunk, in any round."""
+        return max(each[chunk].sizes[1] for each in self.levels)
 
     @classmethod
-    def of(cls, layouts: Layouts | None) -> ChunkCodings | None:
-        """None for raw, of which payloads are the values themselves."""
-        if layouts is None:
+    def of(
+        cls, parts: Sequence[CodecOf], partition: Partition, turns: Turns | None
+    ) -> ChunkCodings | None:
+        """Return the codings of round 0; None if all is raw, and payloads are the values.
+
+        ``turns``: which of ``parts`` rule which rounds, the first one round 0; None if there is one
+        part. Single rounds without a codec have :class:`psdist.codecs.schemes.plain.Exact`.
+        """
+        made: dict[CodecOf, ChunkCodings] = {}
+        levels: list[ChunkCodings] = []
+        for each in parts:
+            if isinstance(each.codec, Raw):
+                continue
+            if each not in made:
+                made[each] = cls(each.codec, partition, patterns=each.patterns)
+            levels.append(made[each])
+        if not levels:
             return None
-        made = {id(each): cls(each) for each in layouts.levels}
-        first = made[id(layouts)]
-        first._levels, first._turns = [made[id(each)] for each in layouts.levels], layouts.turns
+        if len(levels) < len(parts):
+            raise InvariantError("some rounds are raw, and have no head that says so")
+        first = levels[0]
+        first.levels, first.turns = levels, turns
         return first
 
 

@@ -3,7 +3,7 @@
     frame = EncodingFrame(encoder, chunk, gradient)
     frame.begin(clock=3, terms=terms, after=[mark])  # optional, on a device
     num_bytes = frame.encode(clock=3, terms=terms)   # then send it with a header that says so
-    frame = DecodingFrame(codings, chunk, memory.parameter_frame(chunk), held=Held())
+    frame = DecodingFrame(codings, chunk, memory.parameter_frame(chunk), is_relative=True)
     frame.decode(clock=3)                            # when its payload has arrived
 
 Where the values have no memory (simulations of sizes alone), a payload is as large as it is when
@@ -50,7 +50,7 @@ class _EncodedFrame(Frame):
 
 
 class EncodingFrame(_EncodedFrame):
-    """A push of one chunk after another round; its payload is encoded when it leaves."""
+    """A push of one chunk; its payload is encoded when it leaves."""
 
     __slots__ = ("encoded", "encoder")
 
@@ -87,55 +87,50 @@ class EncodingFrame(_EncodedFrame):
         return num_bytes
 
 
-class Held:
-    """What a server knows that a reader holds of a chunk: the sum of what it was sent, apart from
-    the parameters, to which the script may write."""
-
-    __slots__ = ("values",)
-
-    def __init__(self) -> None:
-        self.values: Tensor | None = None
-
-
 class DecodingFrame(_EncodedFrame):
-    __slots__ = ("held",)
+    """A reply about one chunk; its payload is decoded when it has arrived."""
+
+    __slots__ = ("held", "is_relative")
 
     def __init__(
-        self, codings: ChunkCodings, chunk: Chunk, values: Frame, *, held: Held | None = None
+        self, codings: ChunkCodings, chunk: Chunk, values: Frame, *, is_relative: bool = False
     ) -> None:
-        """``values``: a frame over the chunk's values; ``held``: where replies are relative to the
-        ones before; None where each says all."""
+        """``values``: a frame over the chunk's values; ``is_relative``: each reply is relative to
+        the reply before."""
         super().__init__(codings, chunk, values_of(chunk, values))
-        self.held = held
+        self.is_relative = is_relative
+        self.held: Tensor | None = None
+        """The sum of relative replies, apart from the parameters, to which the script may write:
+        1-D, the workers' dtype."""
 
     def decode(self, *, clock: int) -> bool:
-        """Bring the payload that was received last, of this round, to where the values lie. False
-        where the sender has others: all of them must come."""
+        """Decode the payload that was received last, of this round, to where the values lie. Return
+        False if the sender holds other values: all of them must come."""
         if self.values is None or self.payload is None:
             return True
         content = self.coding(clock).read(self.payload[: self.num_received])
-        held = self.held
-        if content.form is Form.CHANGE and (held is None or held.values is None):
+        if content.form is Form.CHANGE and self.held is None:
             raise ProtocolError(
                 f"chunk {self.chunk.index}: a reply relative to values that this worker "
                 "does not hold"
             )
-        if held is None:
+        if not self.is_relative:
             content.set(self.values)
             return True
-        if held.values is None:
-            held.values = self.values.clone()
-        is_same = content.change(held.values)
-        self.values.copy_(held.values)
+        if self.held is None:
+            self.held = self.values.clone()
+        is_same = content.change(self.held)
+        self.values.copy_(self.held)
         return is_same
 
     def restore(self) -> None:
-        """What was decoded last lies where the values lie, once more."""
-        if self.values is not None and self.held is not None and self.held.values is not None:
-            self.values.copy_(self.held.values)
+        """Bring the values that were decoded last into place once more."""
+        if self.values is not None and self.held is not None:
+            self.values.copy_(self.held)
 
 
 def values_of(chunk: Chunk, values: Frame) -> Tensor | None:
+    """Return the values in a frame (1-D, the workers' dtype); None if it has no memory."""
     if values.payload is None:
         return None
     return as_tensor(values.payload, chunk.dtype, chunk.length)

@@ -1,25 +1,28 @@
 """What a run's messages carry: the codec of each direction, and how it is used.
 
 wire = Wire(push=codec, reply=RAW, seed=config.seed)     # or RAW_WIRE
-layouts = wire.pushes(partition)                         # for both ends; None where they are raw
-layouts.at(clock)                                        # of messages of this round
+codings = wire.pushes(partition)                         # for both ends; None where they are raw
+codings.at(clock)                                        # of messages of this round
 wire = wire.of_set(); wire.turns.begin(1, 900, 2)        # of a ladder: as the coordinator says
-rule = payload_rule(layouts, partition)                  # for the receiver's state machine
+rule = payload_rule(codings, partition)                  # for the receiver's state machine
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from psdist.codecs.base import Codec
 from psdist.codecs.checks import NO_CHECKS, Checks
-from psdist.codecs.layout import CodecOf, Layouts
+from psdist.codecs.layout import CodecOf
 from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.config.codec_specs import Skip
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.rounds import Burst, Turns
+
+if TYPE_CHECKING:
+    from psdist.codecs.chunks import ChunkCodings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +88,23 @@ class Wire:
         """For one end of one parameter set, whose rounds are its own."""
         return replace(self, turns=Turns(self.starts)) if self.is_ladder else self
 
-    def pushes(self, partition: Partition) -> Layouts | None:
-        from psdist.codecs.schemes.plain import Exact  # imports torch, which sizes do without
+    def pushes(self, partition: Partition) -> ChunkCodings | None:
+        from psdist.codecs.chunks import ChunkCodings  # imports torch, which sizes do without
+        from psdist.codecs.schemes.plain import Exact
 
         parts = [CodecOf(self.push, self.exact_in_pushes)]
         parts += [CodecOf(each.push, each.exact_in_pushes) for each in self.later]
         exact = Exact()
         parts += [CodecOf(exact) for _ in self._bursts]
-        return Layouts.of(parts, partition, self._turns)
+        return ChunkCodings.of(parts, partition, self._turns)
 
-    def replies(self, partition: Partition) -> Layouts | None:
+    def replies(self, partition: Partition) -> ChunkCodings | None:
+        from psdist.codecs.chunks import ChunkCodings
+
         parts = [CodecOf(self.reply, self.exact_in_replies)]
         parts += [CodecOf(each.reply, each.exact_in_replies) for each in self.later]
         parts += [parts[level] for level in self._bursts]
-        return Layouts.of(parts, partition, self._turns)
+        return ChunkCodings.of(parts, partition, self._turns)
 
     @property
     def _bursts(self) -> dict[int, Burst]:
@@ -121,12 +127,12 @@ class Wire:
     def sizes(self, partition: Partition) -> list[int]:
         """By level: bytes of all chunks, both ways, where nothing is left out."""
         found = [0] * (1 + len(self.later))
-        for layouts in (self.pushes(partition), self.replies(partition)):
+        for codings in (self.pushes(partition), self.replies(partition)):
             for level in range(len(found)):
-                if layouts is None:
+                if codings is None:
                     found[level] += sum(chunk.num_bytes for chunk in partition.chunks)
                 else:
-                    found[level] += sum(each.usual_bytes for each in layouts.levels[level])
+                    found[level] += sum(each.usual_bytes for each in codings.levels[level])
         return found
 
     @property
@@ -144,29 +150,31 @@ RAW_WIRE = Wire(push=RAW, reply=RAW, seed=0)
 
 
 def payload_rule(
-    layouts: Layouts | None, partition: Partition, *, is_relative: bool = False
+    codings: ChunkCodings | None, partition: Partition, *, is_relative: bool = False
 ) -> PayloadRule:
-    """What a receiver takes; ``layouts``: None for raw."""
-    first = _rule_of(layouts, partition, is_relative=is_relative)
-    if layouts is None or layouts.turns is None:
+    """What a receiver takes; ``codings``: None for raw."""
+    first = _rule_of(codings, partition, is_relative=is_relative)
+    if codings is None or codings.turns is None:
         return first
     # Of a run whose codecs change no version is kept in the rounds without one, either.
-    levels = [_rule_of(each, partition, is_relative=is_relative) for each in layouts.levels]
-    return replace(first, levels=tuple(levels), turns=layouts.turns)
+    levels = [_rule_of(each, partition, is_relative=is_relative) for each in codings.levels]
+    return replace(first, levels=tuple(levels), turns=codings.turns)
 
 
-def _rule_of(layouts: Layouts | None, partition: Partition, *, is_relative: bool) -> PayloadRule:
+def _rule_of(
+    codings: ChunkCodings | None, partition: Partition, *, is_relative: bool
+) -> PayloadRule:
     chunks = partition.chunks
-    if layouts is None:
+    if codings is None:
         sizes = [RAW.sizes(chunk) for chunk in chunks]
     else:
-        sizes = [layouts[chunk.index].sizes for chunk in chunks]
-    codec = RAW if layouts is None else layouts.codec
+        sizes = [codings[chunk.index].sizes for chunk in chunks]
+    codec = RAW if codings is None else codings.codec
     return PayloadRule(
         codec=codec.code,
         name=codec.name,
         dtypes=tuple(int(DTYPE_CODES[chunk.dtype]) for chunk in chunks),
         smallest=tuple(smallest for smallest, _ in sizes),
         largest=tuple(largest for _, largest in sizes),
-        keeps_versions=layouts is None or is_relative,
+        keeps_versions=codings is None or is_relative,
     )

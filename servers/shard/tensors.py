@@ -21,7 +21,6 @@ from typing import Final
 
 import torch
 
-from psdist.codecs.chunks import ChunkCodings
 from psdist.errors import OptimizerRefusedError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
@@ -363,13 +362,13 @@ class TensorShard:
 
 def gradients_of(spec: ShardSpec, slots: Slots) -> RawGradients:
     """Return how the server reads its pushes."""
-    codings = ChunkCodings.of(spec.wire.pushes(spec.partition))
+    codings = spec.wire.pushes(spec.partition)
     return RawGradients(slots) if codings is None else CodedGradients(slots, codings)
 
 
 def replies_of(spec: ShardSpec) -> RawReplies:
     """Return how the server writes its replies."""
-    codings = ChunkCodings.of(spec.wire.replies(spec.partition))
+    codings = spec.wire.replies(spec.partition)
     if codings is None:
         return RawReplies()
     if spec.wire.has_copies:

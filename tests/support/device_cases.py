@@ -12,7 +12,7 @@ from psdist.codecs.base import Codec, OnDevice
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms
-from psdist.codecs.layout import CodecOf, Layouts
+from psdist.codecs.layout import CodecOf
 from psdist.codecs.schemes.casts import Cast
 from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.quantized import Quantized
@@ -95,8 +95,8 @@ class Pair:
         turns = Turns([(start, n) for n, (start, _) in enumerate(parts)], bursts=bursts)
         codings = []
         for _ in range(2):
-            layouts = Layouts.of([*kinds, *(CodecOf(Exact()) for _ in bursts)], partition, turns)
-            made = ChunkCodings.of(layouts)
+            parts = [*kinds, *(CodecOf(Exact()) for _ in bursts)]
+            made = ChunkCodings.of(parts, partition, turns)
             assert made is not None
             codings.append(made)
         given: dict[str, Any] = {"mine": [0], "seed": 5, "group": 1, "has_feedback": True} | options

@@ -1,7 +1,7 @@
 """Actions for the worker's loop to execute, in order, and what the loop reports back.
 
 The machine (psdist.workers.protocol.core) decides, the loop (psdist.workers.loop) executes on real
-memory and the network. Headers name chunks; the memory behind a chunk is the loop's.
+memory and the network. Headers name chunks; the loop owns their memory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from psdist.protocol.header import Header
 
 @dataclass(slots=True)
 class SendPush:
-    """Send this header, and behind it the chunk's gradient of ``header.length`` bytes; where pushes
-    are not raw, encoded, with a header that says so; the difference is told
-    (:meth:`psdist.workers.protocol.core.WorkerCore.count_coded`)."""
+    """Send this header, and then the chunk's gradient of ``header.length`` bytes. A codec changes
+    codec and length in the header, and the loop counts the difference
+    (:meth:`psdist.workers.protocol.transfers.Transfers.count_coded`)."""
 
     peer: int
     header: Header
@@ -50,7 +50,7 @@ class SendValues:
 
 @dataclass(slots=True)
 class MovePeer:
-    """What is sent to ``peer``, which has died, goes to the process of ``host`` from now on."""
+    """Send messages for ``peer``, whose process has failed, to the process of ``host``."""
 
     peer: int
     host: int
@@ -108,8 +108,8 @@ class RestoreHeld:
 
 @dataclass(slots=True)
 class DiscardReply:
-    """Receive an offered message that nobody waits for, and forget it: its arrival is not told,
-    which would be taken for that of another reply about the chunk, still on its way into place."""
+    """Receive an offered message that is not awaited, and drop it. Its arrival is not reported: it
+    would count as the arrival of another reply about the chunk."""
 
     ticket: Any
     num_bytes: int

@@ -43,6 +43,6 @@ class CodecLevels:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent BeginCodecs {change[0]} "
                 f"of level {change[2]} from round {change[1]} on; servers do, all the same, of one "
-                f"of {self._num_levels} levels, each change behind the one before"
+                f"of {self._num_levels} levels, each change after the one before"
             )
         return []

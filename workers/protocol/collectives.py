@@ -26,7 +26,7 @@ class Collectives:
         self.seq = 0
         """Number of the last collective that was entered."""
         self.name = ""
-        """What it is called."""
+        """The name of that collective."""
         self._num_answered = 0
         self._answer: Collected | None = None
         self.duplicates = 0
@@ -54,7 +54,7 @@ class Collectives:
         return Enter(worker=worker, seq=self.seq, name=name, payload=payload, values=values)
 
     def go_on(self, seq: int) -> None:
-        """A substitute has joined: so many collectives of the job are over."""
+        """A substitute has joined after ``seq`` collectives of the job."""
         self.seq = self._num_answered = seq
 
     def on_collected(self, peer: int, message: Collected) -> list[Action]:
@@ -67,7 +67,7 @@ class Collectives:
         return []
 
     def take(self) -> Brought:
-        """What every worker brought. Raises :class:`CollectiveError`."""
+        """Return the contributions of every worker. Raises :class:`CollectiveError`."""
         if self._answer is None:
             raise InvariantError(
                 f"worker {self._seat.worker}: collective {self.seq} was taken before its answer"

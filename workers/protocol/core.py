@@ -11,9 +11,9 @@ predicates (``is_...``) say what is still waited for. Time, memory and the netwo
     actions += core.finish_push(empty=())               # all that are left
     while not core.is_idle: actions = core.handle(event)
 
-Each subject is decided in a module of its own: transfers, settings, collectives, membership. What
-they have to do with each other is decided here: which settings go ahead of a push, when a group is
-suspended, what may not begin before what is over.
+Each subject is decided in a module of its own: transfers, settings, collectives, membership. The
+core decides across subjects: which settings precede a push, when a group is suspended, and which
+calls must end before others begin.
 
 Sets never wait for one another, so each has a machine of its own. The first one's speaks for the
 worker: it enters collectives and takes leave for all sets.
@@ -106,11 +106,11 @@ class WorkerCore:
         survives_workers: bool = False,
     ) -> None:
         """``describe_group(group)`` names a group to people; ``sets``: the machines of the sets
-        before this one; ``survives_workers``: the coordinator decides what follows from the death
-        of another worker, which otherwise is an error."""
+        before this one; ``survives_workers``: the coordinator decides what follows from the
+        failure of another worker, which otherwise is an error."""
         self.seat = seat
         self.sets = [] if sets is None else sets
-        """Of all sets of this worker, by index."""
+        """The machines of all sets of this worker, by index."""
         self.set_index = len(self.sets)
         self._survives_workers = survives_workers
         self.sets.append(self)
@@ -136,7 +136,7 @@ class WorkerCore:
         self._first_clock = 0
         self._is_expecting = False
         self._is_suspended = False
-        """Whether the collective that was entered last has stopped this set."""
+        """True if the collective that was entered last has stopped this set."""
         self._handlers: dict[type, Callable[[Any], list[Action]]] = {
             Offered: self._on_data_too_early,
             Arrived: self._on_data_too_early,
@@ -183,9 +183,9 @@ class WorkerCore:
     # -- events --------------------------------------------------------------------------------
 
     def handle(self, event: WorkerEvent) -> list[Action]:
-        """What to do about ``event``, in order. Raises :class:`ProtocolError` naming a peer that
-        has broken a rule, :class:`PeerLostError` naming one that has died, :class:`BuriedError`
-        where this worker's group is not in the job any more."""
+        """Return the actions after ``event``, in order. Raises :class:`ProtocolError` naming a peer
+        that has broken a rule, :class:`PeerLostError` naming a failed peer, :class:`BuriedError`
+        if this worker's group is evicted."""
         return self._handlers[type(event)](event)
 
     def _on_control(self, event: ControlArrived) -> list[Action]:
@@ -214,13 +214,13 @@ class WorkerCore:
             raise PeerLostError(f"{who} (while a model was being set up)")
 
     def _go_on_with(self, moved: Sequence[tuple[int, int]]) -> list[Action]:
-        """Servers whose processes have died, and who has taken their places."""
+        """Repeat messages to the processes that have taken the places of failed servers."""
         return [each for server, host in moved for each in self._tell_again(server, host)]
 
     def _tell_again(self, server: int, host: int) -> list[Action]:
-        """Server ``host`` goes on in place of ``server``: it is told what the dead one may not have
-        heard, and what that has not answered."""
-        self._require_set_up(describe_peer(server_id(server)))  # which began behind the death
+        """Process ``host`` serves ``server`` now: repeat the messages that the failed process may
+        not have received, or has not answered."""
+        self._require_set_up(describe_peer(server_id(server)))  # which began after the failure
         actions = list[Action]()
         if not self.set_index:
             actions.append(MovePeer(server_id(server), server_id(host)))
@@ -277,10 +277,10 @@ class WorkerCore:
         num_levels: int = 0,
     ) -> None:
         """The model is cut: this worker pushes its part of the chunks. ``owners``: chunk -> server;
-        ``credits``: messages outstanding at one server, at most; ``replies``: which payloads bring
-        parameters; ``order``: that of all chunks in which all groups send them, none of them for
-        ascending; ``first_clock``: iterations that a checkpoint has which the job goes on from;
-        ``turns``: which of ``num_levels`` codecs rule which rounds, where servers say so."""
+        ``credits``: maximum of messages outstanding at one server; ``replies``: the payloads that
+        bring parameters; ``order``: of all chunks, in which all groups send them, () for ascending;
+        ``first_clock``: iterations of the checkpoint that the job resumes from; ``turns``: which of
+        ``num_levels`` codecs rule which rounds, if servers announce changes."""
         if self.transfers.owners:
             raise InvariantError(f"worker {self.seat.worker} took a second slice")
         self.transfers = self.failover.transfers(
@@ -335,12 +335,12 @@ class WorkerCore:
 
     @property
     def is_pushing(self) -> bool:
-        """Whether an iteration has begun of which not every chunk was handed over."""
+        """True while an iteration has begun and not every chunk was handed over."""
         return self.transfers.is_pushing
 
     @property
     def clock(self) -> int:
-        """Iterations of which this worker has pushed something: what a collective suspends from."""
+        """Iterations that this worker has begun to push: a collective suspends from there."""
         return self.transfers.clock
 
     @property
@@ -416,8 +416,8 @@ class WorkerCore:
         return told + transfers.finish_push(empty=empty)
 
     def begin_load(self, *, clock: int) -> list[Action]:
-        """The chief, while everybody is in a collective: its values of all chunks become the
-        servers'. Nothing in place changes."""
+        """Send the chief's values of all chunks, which become the servers'. All workers are in a
+        collective. Nothing in place changes."""
         self._require_chief("sets values", is_between_collectives=True)
         return self.transfers.begin_load(clock=clock)
 
@@ -429,14 +429,14 @@ class WorkerCore:
             )
 
     def begin_sending_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
-        """The chief, before anybody pushes: these parts (chunk, start) of the optimizer's state go
-        to the servers; ``state.is_idle`` is false until then."""
+        """Send these parts (chunk, start) of the chief's optimizer state to the servers, before the
+        first push; ``state.is_idle`` is false until then."""
         self._require_chief("sends optimizer state")
         return self.state.begin_send(self._by_owner(parts))
 
     def begin_fetching_state(self, parts: Iterable[tuple[int, int]]) -> list[Action]:
-        """The chief, while everybody is in a collective: as :meth:`begin_sending_state`, the other
-        way."""
+        """Request these parts of the optimizer state for the chief; all workers are in a
+        collective."""
         self._require_chief("asks for optimizer state", is_between_collectives=True)
         return self.state.begin_fetch(self._by_owner(parts))
 
@@ -497,7 +497,7 @@ class WorkerCore:
         return all(each.is_idle for each in self.sets)
 
     def begin_leave(self) -> list[Action]:
-        """The group's script has finished: nobody waits for iterations from :attr:`clock` on, of
+        """The group's script has finished: servers await no iterations from :attr:`clock` on, of
         any set. Only the leader of a registered group has something to send."""
         if self.is_half_pushed:
             raise InvariantError(
@@ -507,7 +507,7 @@ class WorkerCore:
         return list(chain.from_iterable(leaves))
 
     def begin_done(self, statistics: dict[str, Any]) -> list[Action]:
-        """This worker's script has finished; ``membership.is_stopped`` when everybody's has.
+        """This worker's script has finished; ``membership.is_stopped`` when all have.
         ``statistics`` go into summary.json."""
         self.sets[0].membership.require_in_job()
         if not self._all_idle or self.collectives.is_waiting:
@@ -521,8 +521,8 @@ class WorkerCore:
         return self.sets[0].membership.chief
 
     def take_over_chunks(self, mine: Collection[int]) -> list[Action]:
-        """The slice is ``mine`` from now on: what it was, and chunks of workers of the group that
-        have died."""
+        """The slice is ``mine`` from now on: the slice before, and chunks of failed workers of the
+        group."""
         transfers = self.transfers
         before = set(transfers.servers)
         transfers.take_over(mine)
@@ -534,19 +534,19 @@ class WorkerCore:
         ]
 
     def push_for_the_dead(self) -> list[Action]:
-        """Of the iteration that was pushed last, push the chunks that have become this worker's
-        since, without a gradient and with no weight."""
+        """Push the chunks that were taken over since the last iteration for that iteration, without
+        a gradient and with no weight."""
         return self.transfers.push_for_the_dead()
 
     @property
     def dead(self) -> Collection[int]:
-        """Workers that have died in this job."""
+        """Failed workers of this job."""
         return self.sets[0].membership.dead
 
     # -- for people and tests ------------------------------------------------------------------
 
     def awaits(self) -> str:
-        """What is waited for now, in words that follow "still waiting for"."""
+        """Return what is awaited now, in words that follow "still waiting for"."""
         if not self.is_idle:
             return self.transfers.describe()
         if not self.state.is_idle:
@@ -558,7 +558,7 @@ class WorkerCore:
         return self.membership.describe() or "nothing"
 
     def ask_who_is_missing(self) -> list[Action]:
-        """A wait has become long: tell people who owes answers, and ask whoever knows more."""
+        """Return warnings about missing answers after a long wait, and requests for more detail."""
         if self.transfers.awaited:
             chunk, server = self.transfers.missing()[0]
             return [

@@ -1,10 +1,10 @@
 """A worker's side of a meeting (psdist.servers.protocol.pauses): hold at a boundary of
-iterations until all do, or go on to the next one; pure.
+iterations until all workers do, or continue to the next boundary; pure.
 
     meetings = Meetings(worker=3)
     meetings.hold("checkpoint", clocks=[17])    # Held, for the coordinator
     meetings.is_held                            # until an answer has come:
-    meetings.take()                             # "checkpoint": all hold; None: go on
+    meetings.take()                             # "checkpoint": all hold; None: continue
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Meetings:
     def __init__(self, worker: int) -> None:
         self._worker = worker
         self._number = 0
-        """Of the last one that is over."""
+        """Number of the last meeting that has ended."""
         self.is_open = False
         """Whether another worker, or this one, holds."""
         self.is_held = False
@@ -32,7 +32,7 @@ class Meetings:
         self.duplicates = 0
 
     def go_on(self, number: int) -> None:
-        """A substitute has joined: so many meetings of the job are over."""
+        """A substitute has joined after ``number`` meetings of the job."""
         self._number = number
 
     def hold(self, what: str, *, clocks: Sequence[int]) -> list[Action]:
@@ -66,7 +66,7 @@ class Meetings:
         return [SendControl(COORDINATOR, message)]
 
     def take(self) -> str | None:
-        """What all hold for; None where this worker goes on."""
+        """Return what all workers hold for; None if this worker continues."""
         committed, self._committed = self._committed, None
         return committed
 

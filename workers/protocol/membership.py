@@ -3,7 +3,7 @@
 The chief describes the set to every server and sends the initial values of every chunk. A group's
 leader registers the group with every server, suspends it in collectives and takes its leave; the
 other workers of the group send nothing of all this. For the whole job, with the first set's, every
-worker says when its script has finished, and waits for Stop. A substitute
+worker reports when its script has finished, and waits for Stop. A substitute
 joins the running job instead (psdist.workers.protocol.joining).
 
     membership = Membership(seat)
@@ -60,18 +60,18 @@ class Membership:
         self.is_outside = False
         """True for a substitute that has not joined."""
         self._suspended: Suspend | None = None
-        """The last that was said."""
+        """The last message of it."""
         self.has_left = False
         self._left: Leave | None = None
-        """What was said then."""
+        """The message of the leave."""
         self.is_done = False
-        """Whether this worker has said that its script has finished."""
+        """True after this worker has reported that its script has finished."""
         self.is_stopped = False
-        """Whether everybody's has, and the job is complete."""
+        """True after all scripts have finished and the job is complete."""
         self.generation = 0
-        """Of the membership: one more with every time that workers are declared dead."""
+        """View number: one more each time workers are evicted."""
         self.dead: frozenset[int] = frozenset()
-        """Those that are."""
+        """Evicted workers."""
         self.chief = 0
         self.duplicates = 0
 
@@ -85,8 +85,8 @@ class Membership:
         chunk_bytes: Sequence[int],
         dtypes: Sequence[int],
     ) -> list[Action]:
-        """The chief: describe the model to every server and send it its chunks' values, unless
-        they go on from a checkpoint."""
+        """Describe the model to every server, as the chief, and send it its chunks' values, unless
+        they are restored from a checkpoint."""
         if not self._seat.is_chief or self._has_described:
             raise InvariantError(
                 f"worker {self._seat.worker} described the model; the chief does, once"
@@ -134,10 +134,10 @@ class Membership:
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent Registered for group "
                 f"{message.group} as server {message.server}; "
                 + (
-                    f"this worker asked servers 0 to {self._seat.num_servers - 1} to register "
+                    f"this worker requested servers 0 to {self._seat.num_servers - 1} to register "
                     f"group {self._seat.group}"
                     if self._has_asked
-                    else "this worker has asked for none"
+                    else "this worker has requested none"
                 )
             )
         if message.server in self._registered:
@@ -206,14 +206,14 @@ class Membership:
     # -- going ---------------------------------------------------------------------------------
 
     def suspend(self, *, clock: int, seq: int) -> list[Action]:
-        """The group enters collective ``seq``: its leader says so where it is registered."""
+        """The group enters collective ``seq``: its leader reports it to the servers."""
         if not self._speaks_for_group:
             return []
         self._suspended = Suspend(group=self._seat.group, clock=clock, seq=seq)
         return self._to_every_server(self._suspended)
 
     def begin_leave(self, *, clock: int) -> list[Action]:
-        """The group's script has finished ``clock`` iterations: nobody waits for more of them."""
+        """The group's script has finished after ``clock`` iterations: servers await no more."""
         if not self._speaks_for_group:
             return []
         self.has_left = True
@@ -221,8 +221,8 @@ class Membership:
         return self._to_every_server(self._left)
 
     def say_again(self, server: int, *, waits_in: int) -> list[Action]:
-        """To who has taken the place of ``server``, which has died and may not have heard it: that
-        the group has left, or waits in collective ``waits_in`` (0: in none)."""
+        """Repeat to the process that has taken the place of ``server`` that the group has left, or
+        waits in collective ``waits_in`` (0: in none): the failed one may not have received it."""
         peer, actions = server_id(server), list[Action]()
         if self._suspended is not None and self._suspended.seq == waits_in:
             actions.append(SendControl(peer, self._suspended, self._set_index))
@@ -236,7 +236,7 @@ class Membership:
 
     @property
     def left_after(self) -> int | None:
-        """So many iterations; None where this worker has not said that its group leaves."""
+        """Iterations of the group at its leave; None before this worker has reported a leave."""
         return None if self._left is None else self._left.clock
 
     def begin_done(self, statistics: dict[str, Any], *, left: list[int]) -> list[Action]:
@@ -269,8 +269,8 @@ class Membership:
     # -- deaths --------------------------------------------------------------------------------
 
     def on_survive(self, peer: int, message: MembershipChanged) -> list[Action]:
-        """Who is dead, and has the chief's duties now. Raises :class:`BuriedError` where this
-        worker's group is out."""
+        """Take in the evicted workers and the chief. Raises :class:`BuriedError` if this worker's
+        group is evicted."""
         if peer != COORDINATOR:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent MembershipChanged; server "
@@ -285,9 +285,9 @@ class Membership:
         return []
 
     def speak_for_group(self, *, is_done: bool, waits_in: int, clock: int) -> list[Action]:
-        """This worker has become the leader of its group, in the place of one that has died and
-        may have said less than this worker's script has come to: that it waits in collective
-        ``waits_in`` (0: in none), or that it is done. Servers take it twice."""
+        """This worker has become the leader of its group. The failed leader may not have reported
+        that the group waits in collective ``waits_in`` (0: in none), or that it is done. Servers
+        accept the report twice."""
         self._has_asked = True
         self._registered.update(range(self._seat.num_servers))
         if is_done:
@@ -295,13 +295,13 @@ class Membership:
         return self.suspend(clock=clock, seq=waits_in) if waits_in else []
 
     def require_in_job(self) -> None:
-        """Raises :class:`BuriedError` where this worker's group is out: also of a script that has
+        """Raises :class:`BuriedError` if this worker's group is evicted: again if the script has
         caught the first one."""
         if self.dead and self.dead & self._seat.needed:
             gone = self.dead & set(self._seat.members)
             raise BuriedError(
                 f"{describe_workers(gone)} of group {self._seat.group} has died: worker "
-                f"{self._seat.worker}, of the same group, ends, and the job goes on without it"
+                f"{self._seat.worker}, of the same group, ends, and the job continues without it"
             )
 
     def _to_every_server(self, message: Control) -> list[Action]:

@@ -1,8 +1,8 @@
 """Optimizer state between the chief and the servers, part by part; pure.
 
-One part at a time is under way at each server, so neither side holds more than that beside the
-state itself. The chief sends its own when a set begins, and asks for the servers' while all workers
-are in a collective.
+One part at a time is under way at each server, so neither side holds more than one part in addition
+to the state itself. The chief sends its own state when a set begins, and requests the servers'
+state while all workers are in a collective.
 
     state = StateTransfer(seat)
     actions = state.begin_send({0: [(0, 0), (2, 0)], 1: [(1, 0)]})     # server -> (chunk, start)
@@ -23,7 +23,7 @@ from psdist.workers.protocol.actions import Action, KeepState, SendControl, Send
 from psdist.workers.protocol.seat import Seat
 
 Part: TypeAlias = tuple[int, int]
-"""Chunk, and the element from which on."""
+"""Chunk, and its first element in the chunk."""
 
 
 class StateTransfer:
@@ -31,8 +31,7 @@ class StateTransfer:
         self._seat = seat
         self._set_index = set_index
         self._queues: dict[int, deque[Part]] = {}
-        """By server: the first part is under way. A server of which nothing is awaited is not
-        here."""
+        """By server, if a part of it is awaited: the first part is under way."""
         self._is_asking = False
         self._number = 0
         """How often all state has been asked for."""
@@ -58,7 +57,7 @@ class StateTransfer:
         if not self.is_idle:
             raise InvariantError(
                 f"worker {self._seat.worker} sends or asks for optimizer state before what it "
-                "began before is over"
+                "began before has ended"
             )
         self._is_asking = is_asking
         self._queues = {server: deque(its) for server, its in parts.items()}
@@ -72,7 +71,7 @@ class StateTransfer:
         return SendControl(server_id(server), wanted, self._set_index)
 
     def ask_again(self, server: int) -> list[Action]:
-        """``server`` has died, and who has taken its place has not heard what it was asked."""
+        """Repeat the request to ``server``, whose place another process has taken."""
         return [self._next(server)] if server in self._queues else []
 
     @property
@@ -125,7 +124,7 @@ class StateTransfer:
         )
 
     def describe(self) -> str:
-        """What is waited for, in words."""
+        """Return what is awaited, in words."""
         if self._is_asking:
             return "servers to bring the optimizer's state"
         return "servers to take the optimizer's state"

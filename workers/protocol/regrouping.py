@@ -34,7 +34,7 @@ class Regrouping:
 
     def lose(self, dead: Collection[int]) -> bool:
         """The coordinator has reported these failed workers. Return True if this worker has become
-        the leader of its group, which goes on without them."""
+        the leader of its group, which continues without them."""
         if not self._seat.group_reforms:
             return False
         was_leader = self._seat.is_leader
@@ -57,7 +57,7 @@ class Regrouping:
         if peer != COORDINATOR or not 0 < message.num_lost <= self._told:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent Regrouped of a group that "
-                f"has lost {message.num_lost}; this worker has told for {self._told}"
+                f"has lost {message.num_lost}; this worker has reported {self._told}"
             )
         if message.num_lost == self.num_lost:
             if len(message.standings) != len(self._seat.members):

@@ -1,4 +1,4 @@
-"""What a worker does about servers whose process has failed: with replicas it goes on; pure.
+"""Reactions of a worker to failed servers: it continues if they have replicas; pure.
 
     failover = failover_of(seat, before=None)
     failover.on_lost(event, require_set_up)     # servers that are served elsewhere from now on

@@ -1,4 +1,4 @@
-"""Where one worker stands in the job: its number, its group, how many servers there are.
+"""The seat of one worker in the job: its number, its group, the number of servers.
 
 seat = Seat(worker=3, group=1, members=(2, 3), num_servers=2)
 seat.is_leader                        # False: worker 2 leads group 1
@@ -15,27 +15,26 @@ class Seat:
     worker: int
     group: int
     members: tuple[int, ...]
-    """The workers of the group that live; the first is its leader."""
+    """The remaining workers of the group; the first is its leader."""
     num_servers: int
     servers_have_buddies: bool = False
-    """Whether another server goes on in the place of one that has died, with a copy of its
-    shard."""
+    """True if servers have replicas: another process takes the place of a failed server."""
     num_spares: int = 0
-    """Those that may do so, too."""
+    """Number of spares that may take the place of a failed server."""
     is_substitute: bool = False
-    """Whether this worker joins the running job, in place of one that has died."""
+    """True if this worker joins the running job instead of a failed worker."""
     group_reforms: bool = False
-    """Whether the group goes on without those of its workers that have died."""
+    """True if the group continues without its failed workers."""
 
     def lose(self, dead: Collection[int]) -> int:
-        """The group goes on without these; how many it has lost by that."""
+        """The group continues without these workers. Return how many it has lost by that."""
         before = len(self.members)
         self.members = tuple(each for each in self.members if each not in dead)
         return before - len(self.members)
 
     @property
     def needed(self) -> Set[int]:
-        """Workers without which this one cannot go on."""
+        """Workers whose failure ends this one."""
         return {self.worker} if self.group_reforms else set(self.members)
 
     @property
@@ -45,10 +44,10 @@ class Seat:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is worker 0, whose values everybody starts with."""
+        """True for worker 0, whose values all workers start with."""
         return self.worker == 0
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker speaks for its group to the servers."""
+        """True if this worker represents its group to the servers."""
         return self.worker == self.members[0]

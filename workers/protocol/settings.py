@@ -26,7 +26,7 @@ and with pipeline = 1 another."""
 class SettingsVersions:
     def __init__(self) -> None:
         self.version = 0
-        """Of the settings that are current; 0 before the first push."""
+        """Version of the current settings; 0 before the first push."""
         self._current: tuple[bytes, tuple[int, ...]] | None = None
         self._recent: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self.newest: deque[Settings] = deque(maxlen=_NUM_KEPT)

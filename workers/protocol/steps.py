@@ -1,4 +1,4 @@
-"""How many local steps each group makes: what this worker has asked the coordinator; pure.
+"""The local steps of each group: this worker's requests to the coordinator; pure.
 
 steps = FixedSteps(seat)
 steps.ask(Term(1, 0, 3))             # AskSteps for the coordinator
@@ -20,7 +20,7 @@ class FixedSteps:
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         self._answers: dict[Term, tuple[int, ...] | None] = {}
-        """Of terms that were asked for and not taken; None: the answer is on its way."""
+        """By term that was requested and not taken; None: the answer is on its way."""
 
     def ask(self, term: Term) -> SendControl:
         """Once for each term."""

@@ -8,7 +8,7 @@ At most ``credits`` messages are outstanding at one server, in the order of chun
 share (the freedom from deadlock of servers rests on this order, see their receive_pool). Messages
 that leave at once start at another server on each worker. The reply to a push is the pull, and a
 chunk is pushed again after its own reply. A credit returns with the reply. If a server has more
-chunks of the slice than credits, pushes to it ask for a receipt, and the credit returns with the
+chunks of the slice than credits, pushes to it request a receipt, and the credit returns with the
 receipt or the reply, whichever comes first. ``begin_load`` sends the chief's values of every chunk
 of the model, which become the servers'; the answers are receipts.
 
@@ -105,7 +105,7 @@ class Transfers:
         push), in the order of sending. Replies of one clock differ by what came between them, and
         any may come a second time. Where values are set, the awaited receipt."""
         self.is_pushing = False
-        """True while an iteration has begun of which not everything was handed over."""
+        """True while an iteration has begun and not all of its chunks were handed over."""
         self.unpushed: deque[int] = deque()
         """Its chunks that are still to come, in the send order."""
         self._settings, self._weight = 0, 0.0
@@ -113,7 +113,7 @@ class Transfers:
         self._num_pulls = 0
         """Count of pulls, and of times that values were set."""
         self.generation = 0
-        """View number of the membership, as far as this worker knows."""
+        """View number of the membership, by the newest message to this worker."""
         self._newest_load = 0
         """The number of the newest time that values were set."""
         self._is_loading = False
@@ -186,7 +186,7 @@ class Transfers:
         the failed workers have not pushed it. These pushes need no slot, so they need no credit.
         :attr:`awaited` has the replies."""
         if self.is_pushing or self._is_bringing:
-            raise InvariantError(f"worker {self._seat.worker} pushes for the dead meanwhile")
+            raise InvariantError(f"worker {self._seat.worker} pushes for failed workers meanwhile")
         actions: list[Action] = []
         self._landing = self.held
         new, self._marks = self._marks, {}
@@ -216,8 +216,8 @@ class Transfers:
 
     def require_handed_over(self, chunk: int | None = None) -> None:
         """:class:`InvariantError` where a wait for the replies (about ``chunk``) would not end: a
-        step may be held until every chunk of the iteration was pushed, so nobody waits for a reply
-        to an iteration before that."""
+        step may be held until every chunk of the iteration was pushed, so no wait for a reply may
+        begin before that."""
         if self.is_pushing and (
             chunk is None or (chunk in self.awaited and not self._is_unpushed(chunk))
         ):
@@ -476,8 +476,8 @@ class Transfers:
         if not is_pushed or next_round <= clock or header.length:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} says that this group has "
-                f"missed round {clock} of chunk {chunk}, to go on with round {next_round}, which "
-                "this worker has not pushed to it, or which makes no sense"
+                f"missed round {clock} of chunk {chunk}, to continue with round {next_round}; "
+                "this worker has not pushed that round to it, or the next one is no later"
             )
         if self.awaited.get(chunk) != (clock, 0):
             self.duplicates += 1
@@ -494,7 +494,7 @@ class Transfers:
         """Push nothing of the rounds before ``clock``; nothing is under way."""
         if self.awaited or self.is_pushing or clock < self.clock:
             raise InvariantError(
-                f"worker {self._seat.worker} goes on with round {clock} after {self.clock}, "
+                f"worker {self._seat.worker} continues with round {clock} after {self.clock}, "
                 f"{len(self.awaited)} replies outstanding"
             )
         self.clock = clock
@@ -539,19 +539,19 @@ class Transfers:
         )
 
     def _check_unchanged(self, peer: int, header: Header) -> None:
-        """What a server calls unchanged must lie in place, and is not sent."""
+        """A chunk that a server calls unchanged must lie in place, and is not sent."""
         chunk = header.chunk
         held = self._landing.number(chunk)
         if not held or held != header.chunk_version or header.length or chunk in self.incoming:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent {header.length} bytes of "
-                f"chunk {chunk}, which it says is unchanged since version "
+                f"chunk {chunk}, which it calls unchanged since version "
                 f"{header.chunk_version}; this worker holds "
-                f"{f'version {held}' if held else 'none that it has asked about'}"
+                f"{f'version {held}' if held else 'none that it has requested'}"
             )
 
     def _check_late(self, peer: int, said: Offered | Header) -> None:
-        """A reply that nobody waits for must be one that was waited for: :class:`ProtocolError`."""
+        """Raise :class:`ProtocolError` unless a reply that is not awaited was awaited before."""
         chunk, pull = said.chunk, said.pull_number
         if said.kind != _REPLY or chunk >= self._num_chunks:
             problem = f"a message of kind {said.kind} about chunk {chunk}, which no worker takes"
@@ -575,7 +575,7 @@ class Transfers:
         return [(chunk, self.owners[chunk]) for chunk in self.awaited]
 
     def describe(self) -> str:
-        """What the replies that are missing are replies to, or what is still to be pushed."""
+        """Return the cause of the missing replies, or what is still to be pushed, in words."""
         if not self.awaited:
             return f"the rest of iteration {self.clock - 1} to be pushed"
         clock, pull = next(iter(self.awaited.values()))

@@ -1,4 +1,4 @@
-"""What a worker's memory contains of each chunk, and what follows from a reply that has come.
+"""The versions of chunks in a worker's memory, and the actions after a reply has arrived.
 
 held = held_by(rule)               # of the payloads that bring parameters
 held.number(3)                     # chunk_version for the header of a push or pull
@@ -18,7 +18,7 @@ _UNCHANGED = Flag.UNCHANGED
 
 
 class Held:
-    """Of raw replies, which are received into place: each is a version of the server's."""
+    """For raw replies, which are received into place: each is a version of the server's."""
 
     def __init__(self) -> None:
         self.replies: dict[int, Header] = {}
@@ -52,7 +52,7 @@ class Held:
 
 
 class DecodedHeld(Held):
-    """Of coded replies that encode the parameters: decoded values are no version."""
+    """For coded replies that encode the parameters: decoded values are no version."""
 
     def landed(self, header: Header) -> list[Action]:
         self.replies[header.chunk] = header._replace(chunk_version=0)
@@ -63,13 +63,13 @@ class DecodedHeld(Held):
 
 
 class RelativeHeld(DecodedHeld):
-    """Of replies that are relative to the reply before: the sum of them lies apart, and stays a
-    version when others write to the parameters."""
+    """For replies that are relative to the reply before: their sum lies apart, and stays a version
+    when others write to the parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self._overwritten: set[int] = set()
-        """Chunks to whose memory others have written."""
+        """Chunks whose memory others have written to."""
 
     def landed(self, header: Header) -> list[Action]:
         chunk = header.chunk
@@ -85,7 +85,7 @@ class RelativeHeld(DecodedHeld):
 
 
 class Aside(Held):
-    """Of a copy, which is received into memory aside: it leaves no version."""
+    """For a copy, which is received into memory aside: it leaves no version."""
 
     def __init__(self, held: Held) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms
-from psdist.codecs.layout import CodecOf, Layouts
+from psdist.codecs.layout import CodecOf
 from psdist.codecs.named import codec_of
 from psdist.codecs.schemes.raw import Raw
 from psdist.config.codec_specs import parse_codec
@@ -49,10 +49,10 @@ class Ways:
         )
         partition = Partition.cut([piece], chunk_bytes=int(options.chunk_mib * 2**20))
         self.chunks = partition.chunks
-        made = Layouts.of([CodecOf(codec)], partition, Turns([(0, 0)]))
+        made = ChunkCodings.of([CodecOf(codec)], partition, Turns([(0, 0)]))
         given: dict[str, Any] = {"mine": list(range(len(self.chunks))), "seed": 0, "group": 0}
         given["has_feedback"] = True
-        codings = [ChunkCodings.of(made) for _ in range(2)]
+        codings = [made] * 2
         assert codings[0] is not None
         assert codings[1] is not None
         self.transfers = transfers

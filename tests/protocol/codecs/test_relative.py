@@ -13,7 +13,6 @@ from typing import Any, Final
 import pytest
 import torch
 
-from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
@@ -116,7 +115,7 @@ def test_relative_replies_are_computed_again() -> None:
     raw = play(replace(SCHEDULE, servers=1))
     # With raw pushes x is what it is without codecs, as long as gradients do not depend on x^.
     assert torch.equal(parameters(job), parameters(raw))
-    codings = ChunkCodings.of(INT4_SIGN.replies(job.partition))
+    codings = INT4_SIGN.replies(job.partition)
     assert codings is not None
     steps: list[torch.Tensor] = []
     for num in range(SCHEDULE.iterations[0] + 1):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psdist.codecs.base import Codec
-from psdist.codecs.chunks import ChunkCodings, Form
+from psdist.codecs.chunks import Form
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.codecs.schemes.raw import RAW
@@ -45,7 +45,7 @@ class Sender:
         wire = Wire(push=codec, reply=RAW, seed=0, burst=EVERY, later=tuple(later))
         partition = Partition.cut(pieces, chunk_bytes=1 << 20)
         assert wire.replies(partition) is None
-        codings = ChunkCodings.of(wire.pushes(partition))
+        codings = wire.pushes(partition)
         assert codings is not None
         given: dict[str, Any] = {"mine": [0], "seed": 0, "group": 0, "has_feedback": True} | options
         self.encoder = PushEncoder(codings, **given)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
-from psdist.codecs.layout import CodecOf, Layouts
+from psdist.codecs.layout import CodecOf
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.codecs.schemes.plain import Exact, Plain
 from psdist.codecs.schemes.quantized import Quantized
@@ -40,17 +40,19 @@ def partition_of(dtype: str) -> Partition:
     return Partition.cut(pieces, chunk_bytes=1 << 20)
 
 
-def layouts_of(parts: Sequence[tuple[int, Codec | Raw]], partition: Partition) -> Layouts | None:
+def codings_of(
+    parts: Sequence[tuple[int, Codec | Raw]], partition: Partition
+) -> ChunkCodings | None:
     """Each from its round on."""
     turns = Turns([(start, number) for number, (start, _) in enumerate(parts)])
-    return Layouts.of([CodecOf(codec) for _, codec in parts], partition, turns)
+    return ChunkCodings.of([CodecOf(codec) for _, codec in parts], partition, turns)
 
 
 class Sender:
     def __init__(
         self, parts: Sequence[tuple[int, Codec]], *, dtype: str = "float32", **options: Any
     ) -> None:
-        codings = ChunkCodings.of(layouts_of(parts, partition_of(dtype)))
+        codings = codings_of(parts, partition_of(dtype))
         assert codings is not None
         given: dict[str, Any] = {"mine": [0], "seed": 0, "group": 0, "has_feedback": True} | options
         self.encoder = PushEncoder(codings, **given)
@@ -245,12 +247,11 @@ def test_a_payload_of_another_rounds_codec_is_refused() -> None:
 
 def test_rounds_without_a_head_and_rounds_with_one_are_not_mixed() -> None:
     with pytest.raises(InvariantError, match="some rounds are raw"):
-        layouts_of([(0, RAW), (3, TOPK)], partition_of("float32"))
+        codings_of([(0, RAW), (3, TOPK)], partition_of("float32"))
 
 
 def test_rounds_of_one_codec_share_what_is_known_of_it() -> None:
-    layouts = layouts_of([(0, TOPK), (2, EXACT), (5, TOPK)], partition_of("float32"))
-    codings = ChunkCodings.of(layouts)
+    codings = codings_of([(0, TOPK), (2, EXACT), (5, TOPK)], partition_of("float32"))
     assert codings is not None
     assert codings.at(0) is codings.at(1) is codings.at(5) is codings.at(900)
     assert codings.at(2).codec is EXACT

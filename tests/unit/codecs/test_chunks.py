@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from psdist.codecs.base import Codec
-from psdist.codecs.chunks import ChunkCoding, Form
-from psdist.codecs.layout import Layouts, exact_pieces, num_values
+from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
+from psdist.codecs.layout import exact_pieces, num_values
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
 from psdist.errors import ProtocolError
@@ -30,8 +30,8 @@ def partition(dtype: str = "float32") -> Partition:
 def coding(
     codec: Codec, patterns: tuple[str, ...] = ("vectors", "emb*"), dtype: str = "float32"
 ) -> ChunkCoding:
-    (layout,) = Layouts(codec, partition(dtype), patterns=patterns)
-    return ChunkCoding(layout.codec, layout.chunk, exact=layout.exact, matrices=layout.matrices)
+    (found,) = ChunkCodings(codec, partition(dtype), patterns=patterns)
+    return found
 
 
 def values_of(chunk: ChunkCoding, seed: int = 1) -> torch.Tensor:

@@ -11,7 +11,6 @@ import torch
 from psdist.codecs.base import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.feedback import CodingErrors, PushEncoder, PushTerms
-from psdist.codecs.layout import Layouts
 from psdist.codecs.schemes.plain import Plain
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
@@ -30,7 +29,7 @@ LENGTH = 256
 
 
 def encoder_of(codec: Codec, **options: Any) -> PushEncoder:
-    codings = ChunkCodings(Layouts(codec, PARTITION, patterns=()))
+    codings = ChunkCodings(codec, PARTITION, patterns=())
     given: dict[str, Any] = {"mine": [0], "seed": 0, "group": 0, "has_feedback": True} | options
     return PushEncoder(codings, **given)
 
@@ -218,7 +217,7 @@ def test_what_was_left_for_later_is_in_units_of_the_rate_now_and_in_checkpoints(
 
 
 def test_exact_pieces_bring_what_was_left_for_later_too() -> None:
-    codings = ChunkCodings(Layouts(Sign(), PARTITION, patterns=("a",)))
+    codings = ChunkCodings(Sign(), PARTITION, patterns=("a",))
     encoder = PushEncoder(
         codings, mine=[0], seed=0, group=0, has_feedback=True, skips=[(0, Skip(0.01))]
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from psdist.codecs.base import Matrix
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.feedback import PushEncoder, PushTerms
-from psdist.codecs.layout import Layouts, matrices_of
+from psdist.codecs.layout import matrices_of
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.errors import ProtocolError
 from psdist.protocol.memory import allocate
@@ -209,7 +209,7 @@ PARTITION = Partition.cut(PIECES, chunk_bytes=1 << 20)
 
 
 def encoder() -> PushEncoder:
-    codings = ChunkCodings(Layouts(LowRank(1), PARTITION, patterns=()))
+    codings = ChunkCodings(LowRank(1), PARTITION, patterns=())
     return PushEncoder(codings, mine=[0], seed=0, group=0, has_feedback=True)
 
 
@@ -266,7 +266,7 @@ def test_a_piece_that_is_left_out_keeps_its_directions() -> None:
 
 
 def test_a_payload_that_was_decoded_to_something_else_is_found() -> None:
-    pushes, coding = encoder(), ChunkCodings(Layouts(LowRank(1), PARTITION, patterns=()))[0]
+    pushes, coding = encoder(), ChunkCodings(LowRank(1), PARTITION, patterns=())[0]
     into = allocate(coding.sizes[1])
     for clock in (0, 1, 64):
         num = pushes.encode(0, gradient(0), into, clock=clock, terms=PushTerms(1.0, ()))

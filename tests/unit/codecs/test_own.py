@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from psdist.codecs.chunks import ChunkCodings
-from psdist.codecs.layout import Layouts
 from psdist.codecs.schemes.own import own_codec
 from psdist.errors import CodecError, ProtocolError
 from psdist.protocol.memory import allocate
@@ -61,7 +60,7 @@ def test_payloads_of_any_size_stand_behind_their_length() -> None:
     piece = Piece(name="a", shape=(9, 30), stride=(30, 1), dtype="float32", optimizer_group=0)
     bias = Piece(name="b", shape=(7,), stride=(1,), dtype="float32", optimizer_group=0)
     partition = Partition.cut([piece, bias], chunk_bytes=1 << 20)
-    coding = ChunkCodings(Layouts(own_codec(f"{ROOM}:Halves"), partition, patterns=("b",)))[0]
+    coding = ChunkCodings(own_codec(f"{ROOM}:Halves"), partition, patterns=("b",))[0]
     into = allocate(coding.sizes[1])
     for length in (1, 2, 100, 270):
         values = torch.zeros(coding.chunk.length)

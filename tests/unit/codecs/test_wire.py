@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.seeds import seed_of
@@ -112,19 +111,16 @@ def test_of_a_ladder_each_set_has_rounds_of_its_own_and_a_level_rules_when_it_is
     assert wire.turns is None
     one, other = wire.of_set(), wire.of_set()
     assert one.turns is not None
-    rule, layouts = payload_rule(one.pushes(PARTITION), PARTITION), one.pushes(PARTITION)
-    codings = ChunkCodings.of(layouts)
+    rule, codings = payload_rule(one.pushes(PARTITION), PARTITION), one.pushes(PARTITION)
     assert codings is not None
-    assert layouts is not None
     assert one.turns.begin(1, 4, 2)
     assert [rule.at(clock).name for clock in (0, 3, 4)] == ["none", "none", "bfloat16"]
     assert [codings.at(clock).codec.name for clock in (3, 4)] == ["none", "bfloat16"]
-    assert [layouts.at(clock).codec.name for clock in (3, 4)] == ["none", "bfloat16"]
     untouched = other.pushes(PARTITION)
     assert untouched is not None
     assert untouched.at(900).codec.name == "none"
     raw = sum(chunk.num_bytes for chunk in PARTITION.chunks)
-    sizes = [sum(each.usual_bytes for each in level) for level in layouts.levels]
+    sizes = [sum(each.usual_bytes for each in level) for level in codings.levels]
     assert one.sizes(PARTITION) == wire.sizes(PARTITION) == [raw + size for size in sizes]
     assert sizes[0] > sizes[1]
     assert replace(wire, is_ladder=False).of_set().turns is None

@@ -84,7 +84,7 @@ def test_a_registration_that_was_not_asked_for_is_an_error_that_names_the_peer(w
     core.begin_register()
     with pytest.raises(ProtocolError, match=f"worker 0: {name} sent Registered .*group 7"):
         control(core, peer, message)
-    with pytest.raises(ProtocolError, match="this worker has asked for none"):
+    with pytest.raises(ProtocolError, match="this worker has requested none"):
         control(make_core(), server_id(0), Registered(group=7, server=0))
 
 

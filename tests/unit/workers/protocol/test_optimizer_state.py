@@ -78,7 +78,7 @@ def test_a_server_without_parts_is_sent_none() -> None:
     assert core.begin_sending_state([]) == []
     assert core.state.is_idle
     assert sent(core.begin_sending_state([(1, 0), (1, 64)])) == [(server_id(1), 1)]
-    with pytest.raises(InvariantError, match="before what it began before is over"):
+    with pytest.raises(InvariantError, match="before what it began before has ended"):
         core.begin_sending_state([(0, 0)])
 
 

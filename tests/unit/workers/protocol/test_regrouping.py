@@ -90,7 +90,7 @@ def test_a_worker_tells_once_for_each_number_of_dead_and_hears_what_all_have_tol
     ("peer", "num_lost", "standings", "match"),
     [
         (server_id(1), 1, [b"", b""], "server 1 sent Regrouped of a group that has lost 1"),
-        (COORDINATOR, 2, [b"", b""], "has lost 2; this worker has told for 1"),
+        (COORDINATOR, 2, [b"", b""], "has lost 2; this worker has reported 1"),
         (COORDINATOR, 0, [b"", b""], "has lost 0"),
         (COORDINATOR, 1, [b""], "of 1 workers; 2 are left"),
     ],
@@ -214,5 +214,5 @@ def test_servers_that_are_new_to_it_hear_its_settings_first() -> None:
 def test_nothing_is_pushed_for_the_dead_in_the_middle_of_a_push() -> None:
     core = made(0)
     core.begin_iteration(clock=0, hyper=HYPER, absent=(), weight=1.0)
-    with pytest.raises(InvariantError, match="for the dead"):
+    with pytest.raises(InvariantError, match="pushes for failed workers"):
         core.push_for_the_dead()

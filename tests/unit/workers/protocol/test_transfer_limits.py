@@ -350,12 +350,15 @@ def test_a_reply_without_payload_lets_the_next_message_go() -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("another version", "says is unchanged since version 4; this worker holds version 5"),
-        ("no version", "says is unchanged since version 0; this worker holds none that"),
-        ("a payload", "sent 4 bytes of chunk 0, which it says is unchanged since version 5"),
-        ("on its way", "sent 0 bytes of chunk 0, which it says is unchanged since version 5"),
-        ("a copy", "unchanged since version 5; this worker holds none that it has asked about"),
-        ("written to", "unchanged since version 5; this worker holds none that it has asked about"),
+        ("another version", "calls unchanged since version 4; this worker holds version 5"),
+        ("no version", "calls unchanged since version 0; this worker holds none that"),
+        ("a payload", "sent 4 bytes of chunk 0, which it calls unchanged since version 5"),
+        ("on its way", "sent 0 bytes of chunk 0, which it calls unchanged since version 5"),
+        ("a copy", "unchanged since version 5; this worker holds none that it has requested"),
+        (
+            "written to",
+            "calls unchanged since version 5; this worker holds none that it has requested",
+        ),
         ("no flag", "sent 0 bytes of chunk 0 by codec 0, dtype 1; 4 bytes by codec 0"),
     ],
 )

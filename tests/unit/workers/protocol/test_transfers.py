@@ -207,7 +207,7 @@ def test_a_push_is_missed_once_and_only_one_that_was_made() -> None:
     for clock in (-1, 1):
         with pytest.raises(ProtocolError, match=f"has missed round {clock} of chunk 0"):
             core.handle(missed(first, joins_at=2, clock=clock))
-    with pytest.raises(ProtocolError, match="to go on with round 0"):
+    with pytest.raises(ProtocolError, match="to continue with round 0"):
         core.handle(missed(first, joins_at=0))
     assert core.handle(missed(first, joins_at=1)) == []
     assert core.handle(missed(first, joins_at=1)) == [], "told twice"
