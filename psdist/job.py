@@ -6,7 +6,7 @@
     job.save("model.safetensors")
     job.close()                     # or nothing: the script's end is the job's; or: with ... as job
 
-A Job holds no logic of its own: psdist.workers.assembly puts a worker together, an iteration is
+A Job holds no logic of its own: psdist.job_parts makes its parts, an iteration is
 psdist.workers.trainer, messages are psdist.workers.loop, saving is psdist.workers.model.saving.
 Longer than other modules: every method of the contract, with what its user must know.
 """
@@ -20,53 +20,52 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
-from psdist.config.codec_rounds import is_auto, is_controlled
 from psdist.config.derived import reads_losses, without_substitutes
 from psdist.config.modes import ModeFrom, schedule_of
 from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction
 from psdist.errors import ConfigError, OptimizerRefusedError, UsageError, UserError
-from psdist.install.trials import takes_gpu_memory
+from psdist.job_parts import (
+    device_of_job,
+    let_group_shrink,
+    loop_of,
+    losses_of,
+    standing_of,
+    start_group,
+)
 from psdist.mode_names import MODES
-from psdist.prepared import ParameterSets, refuse_call_of_group
+from psdist.prepared import ORDERS, ParameterSets, Setting, refuse_call_of_group
 from psdist.protocol.checkpoints import CHECKPOINT
 from psdist.protocol.collected import Brought
 from psdist.protocol.ids import describe_workers, worker_of
 from psdist.protocol.modes import SET_MODE, pack_mode
-from psdist.ranks.context import RankContext
 from psdist.ranks.failure import flush_output, format_error, printable
-from psdist.ranks.seats.device import device_of
 from psdist.ranks.server import num_threads
+from psdist.ranks.session import JobSession
 from psdist.script_checkpoints import ScriptCheckpoints
-from psdist.script_joins import require_followable
+from psdist.script_joins import require_one_set
 from psdist.script_steps import LossSteps, ScriptPasses, SpeedSteps
 from psdist.tracing import Span
 from psdist.tracing.tracer import Tracer
 from psdist.worker_variables import restore_variables
 from psdist.workers import metrics
-from psdist.workers.assembly import make_loop
 from psdist.workers.data.loader import EpochLoader
 from psdist.workers.data.loaders import Loaders
 from psdist.workers.data.position import Position
 from psdist.workers.data.samplers import WorkerSampler
 from psdist.workers.group import tier as group_tier
-from psdist.workers.group.meeting import Hosts
-from psdist.workers.losses import Losses
 from psdist.workers.model.forward_hooks import storages_in
 from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.refusals import optimizers_of, refuse_untrainable
 from psdist.workers.model.replaced_step import refuse_replaced_step
 from psdist.workers.model.saving import check_suffix
-from psdist.workers.protocol.seat import Seat
-from psdist.workers.reforming import Reforming
-from psdist.workers.rounds.lengths import RoundLength
-from psdist.workers.standing import Standing, tell_losses
+from psdist.workers.standing import tell_losses
 from psdist.workers.traced import TracedChannel, span_of_call
 
 logger = logging.getLogger("psdist")
@@ -75,41 +74,19 @@ _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
 def _tracer_of(job: Job) -> Tracer | None:
-    return job._context.tracer
-
-
-def _hosts_of_group(context: RankContext, group: int) -> Hosts | None:
-    """None where it lies on one."""
-    names = context.roles.hosts_of_group(group)
-    if len(set(names)) == 1:
-        return None
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    planned = "" if context.plan is None else context.plan.ranks[context.rank].nic
-    return Hosts(
-        numbers=[numbers[name] for name in names],
-        names=names,
-        gather=context.gather_in_group,
-        preferred=[each for each in (context.roles.places[context.rank].nic, planned) if each],
-    )
-
-
-def _mpi_of_group(context: RankContext) -> group_tier.GroupMpi | None:
-    """None where one process is the job."""
-    if context.group_comm is None:
-        return None
-    return group_tier.GroupMpi(comm=context.group_comm, takes_gpu_memory=takes_gpu_memory)
+    return job._session.tracer
 
 
 class Job:
     """A worker's part in the job. Collectives (prepare, push, save, optimizer_state, mean, any,
     all, barrier, and pull within a group) must be called by every worker, in the same order."""
 
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
-        self._config = context.config
-        roles = context.roles
-        number = self._number = worker_of(context.me)
-        self.worker = number if context.replace is None else context.replace.worker
+    def __init__(self, session: JobSession) -> None:
+        if wrong := contradiction(session.config):
+            raise ConfigError(wrong)
+        roles, number = session.roles, worker_of(session.rank.me)
+        self._session, self._config, self._number = session, session.config, number
+        self.worker = number if session.replace is None else session.replace.worker
         """Index of this worker, 0 .. num_workers - 1; in a spare that of the one whose place it has
         taken."""
         self.num_workers = roles.num_beginning
@@ -119,158 +96,35 @@ class Job:
         """The same as ``num_workers``: servers do not count."""
         self.local_rank = roles.local_index(number)
         """Index of this worker among the workers of its host."""
-        self.mpi_rank = context.rank
+        self.mpi_rank = session.rank.number
         """This process's rank in MPI's world, where servers have ranks too."""
         self.group = roles.group_of_worker[self.worker]
         self.num_groups = roles.num_groups_beginning
-        self.num_servers = roles.num_servers
-        self.servers = self.num_servers
-        if wrong := contradiction(context.config):
-            raise ConfigError(wrong)
-        self._mode: ModeFrom | None = None
-        """That which the script has set in the run, also in attempts before."""
-        if context.config.set_mode == "allowed" and context.fidelity is not None:
-            self._mode = context.modes_of(0)[-1]
-        own_group = roles.group_of_worker[number]
-        members = roles.groups[own_group]
-        place = members.index(number)
-        torch.set_num_threads(num_threads(context))
-        device = torch.device("cpu") if context.is_substitute else device_of(context)
-        if device.type == "cuda" and roles.num_substitutes:
-            raise ConfigError(
-                "spares for workers' places were not tried with GPUs yet: hide them "
-                f"(CUDA_VISIBLE_DEVICES=), or {without_substitutes(context.config)}"
-            )
-        if not context.all_of_group(device.type == "cuda") and device.type == "cuda":
-            logger.warning(
-                "this worker computes on the CPU, since others of its group have no GPU of their "
-                "own, and a group reduces over one back end"
-            )
-            device = torch.device("cpu")
-        self.device = device
+        self.num_servers = self.servers = roles.num_servers
+        torch.set_num_threads(num_threads(session.rank))
+        self.device = device_of_job(session)
         """Where the model of this worker belongs: its own GPU, else the CPU."""
-        hosts = _hosts_of_group(context, own_group)
-        self._group = group_tier.start(
-            context.config.group_tier,
-            index=place,
-            size=len(members),
-            device=self.device,
-            timeout_s=context.config.wait_timeout_s,
-            broadcast=context.broadcast_in_group,
-            is_spinning=context.waiting().is_spinning,
-            hosts=hosts,
-            mpi=_mpi_of_group(context),
-            reforms=context.reforms_groups,
+        self._mode: ModeFrom | None = None
+        """Mode that the script has set in the run, also in attempts before."""
+        if self._config.set_mode == "allowed" and session.fidelity is not None:
+            self._mode = session.modes_of(0)[-1]
+        self.failure: BaseException | None = None
+        """Error that ended this worker's part before the end of the job; it ends the script."""
+        self._is_finished = self._has_warned_of_clipping = False
+        self._has_batches = self._config.global_batch is None
+        """True once psdist has shared out a batch, if the settings give its size."""
+        group = start_group(session, self.device)
+        self._loop = loop_of(session)
+        self._group = let_group_shrink(
+            session, group, self._loop, self.device, lambda: self._sets.trainers
         )
-        self._loop = make_loop(
-            context.transport,
-            Seat(
-                worker=number,
-                group=own_group,
-                members=members,
-                num_servers=self.num_servers,
-                servers_have_buddies=bool(context.buddies),
-                num_spares=roles.num_spares,
-                is_substitute=context.is_substitute,
-                group_reforms=context.reforms_groups,
-            ),
-            waiting=context.waiting(),
-            now_s=context.now_s,
-            describe_group=roles.describe_group,
-            tracer=context.tracer,
-            survives_workers=context.survives_workers,
-            replace=context.replace,
-            heard=context.heard,
-        )
-        self._losses = Losses(
-            skips_nonfinite=context.config.on_nonfinite == "skip",
-            may_be_negative=context.config.steps_by != "loss" and context.config.rollback is None,
-            counts_nonfinite=context.config.rollback is not None,
-        )
-        """What the script has reported, where something is decided by it."""
-        length: RoundLength | None = None
-        self._by_speed: SpeedSteps | None = None
-        if context.config.steps_by == "speed":
-            self._by_speed = SpeedSteps(
-                context,
-                self._loop,
-                worker=self.worker,
-                group=self.group,
-                is_leader=members[0] == self.worker,
-                sets=lambda: self._sets,
-                is_training=self._is_training,
-                require_open=self._require_open,
-            )
-            length = self._by_speed.length
-        self._by_loss: LossSteps | None = None
-        if context.config.steps_by == "loss":
-            self._by_loss = LossSteps(
-                context, self._loop, self._losses, worker=self.worker, group=self.group
-            )
-            length = self._by_loss.length
-        self._passes: ScriptPasses | None = None
-        if context.config.local_steps == "epoch":
-            self._passes = ScriptPasses(
-                context,
-                worker=self.worker,
-                is_in_pass=lambda: self._loaders.seen.open_pass is not None,
-                sets=lambda: self._sets,
-            )
-            length = self._passes.length
-        self._loaders = Loaders(
-            seed=context.config.seed,
-            worker=self.worker,
-            num_workers=self.num_workers,
-            on_batch=self._on_batch,
-            on_end=self._sit_out,
-            collective=self._collective,
-            is_training=self._is_training,
-            on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
-            on_trained=self._passes.end if self._passes is not None else lambda *_: None,
-            num_epochs=lambda: self._checkpoints.epochs.current,
-            epoch_now=lambda: self._checkpoints.epochs.within,
-            global_batch=context.config.global_batch,
-            allocation=self._by_speed.allocation if self._by_speed is not None else None,
-            dropped=self._dropped,
-        )
-        reads = reads_losses(context.config)
-        self._standing = Standing(
-            number,
-            context.transport,
-            now_s=context.now_s,
-            tells_rounds=is_controlled(context.config),
-            leads=lambda: self._loop.core.seat.is_leader,
-            tells_errors=is_auto(context.config),
-            losses=self._losses if reads and is_auto(context.config) else None,
-        )
-        if context.reforms_groups and (
-            formed := group_tier.shrinking(
-                self._group,
-                members=members,
-                device=self.device,
-                timeout_s=context.config.wait_timeout_s,
-                hosts=hosts,
-            )
-        ):
-            self._group, former = formed
-            reforming = Reforming(
-                self._loop, self._group, former, trainers=lambda: self._sets.trainers
-            )
-            self._loop.on_turn = reforming.advance
-        group, tracer = self._group, context.tracer
-        self._sets = ParameterSets(
-            context,
-            self._loop,
-            group if tracer is None else TracedChannel(group, tracer),
-            self._standing,
-            collective=self._collective,
-            on_iteration=self._end_iteration,
-            on_use=lambda: self._checkpoints.on_use(),
-            on_missed=self._loaders.miss,
-            length=length,
-        )
+        self._losses = losses_of(self._config)
+        self._steps = self._make_steps()
+        self._loaders = self._make_loaders()
+        self._standing = standing_of(session, self._loop, self._losses)
+        self._sets = self._make_sets()
         self._checkpoints = ScriptCheckpoints(
-            context,
+            session,
             self._loop,
             self._sets,
             self._loaders,
@@ -278,12 +132,66 @@ class Job:
             collective=self._collective,
             checkpoint=self.checkpoint,
         )
-        self._is_finished = False
-        self._has_batches = self._config.global_batch is None
-        """Whether batches are psdist's, where they must be so large as the settings say."""
-        self._has_warned_of_clipping = False
-        self._prepared_s = context.now_s()
+        self._prepared_s = session.rank.now_s()
         self._checkpoints.begin()
+
+    def _make_steps(self) -> SpeedSteps | LossSteps | ScriptPasses | None:
+        """Return the rule for the lengths of rounds; None if all rounds are alike."""
+        session, loop = self._session, self._loop
+        if self._config.steps_by == "speed":
+            return SpeedSteps(
+                session,
+                loop,
+                worker=self.worker,
+                group=self.group,
+                is_leader=loop.core.seat.members[0] == self.worker,
+                sets=lambda: self._sets,
+                is_training=self._is_training,
+                require_open=self._require_open,
+            )
+        if self._config.steps_by == "loss":
+            return LossSteps(session, loop, self._losses, worker=self.worker, group=self.group)
+        if self._config.local_steps == "epoch":
+            return ScriptPasses(
+                session,
+                worker=self.worker,
+                is_in_pass=lambda: self._loaders.seen.open_pass is not None,
+                sets=lambda: self._sets,
+            )
+        return None
+
+    def _make_loaders(self) -> Loaders:
+        steps = self._steps
+        return Loaders(
+            seed=self._config.seed,
+            worker=self.worker,
+            num_workers=self.num_workers,
+            on_batch=self._on_batch,
+            on_end=self._sit_out,
+            collective=self._collective,
+            is_training=self._is_training,
+            on_boundary=lambda a_pass: self._checkpoints.on_boundary(a_pass),
+            on_trained=steps.end if isinstance(steps, ScriptPasses) else lambda *_: None,
+            num_epochs=lambda: self._checkpoints.epochs.current,
+            epoch_now=lambda: self._checkpoints.epochs.within,
+            global_batch=self._config.global_batch,
+            allocation=steps.allocation if isinstance(steps, SpeedSteps) else None,
+            dropped=self._dropped,
+        )
+
+    def _make_sets(self) -> ParameterSets:
+        tracer = self._session.tracer
+        return ParameterSets(
+            self._session,
+            self._loop,
+            self._group if tracer is None else TracedChannel(self._group, tracer),
+            self._standing,
+            collective=self._collective,
+            on_iteration=self._end_iteration,
+            on_use=lambda: self._checkpoints.on_use(),
+            on_missed=self._loaders.miss,
+            length=None if self._steps is None else self._steps.length,
+        )
 
     @property
     def is_chief(self) -> bool:
@@ -292,8 +200,8 @@ class Job:
 
     @property
     def mode(self) -> str:
-        """Of the iteration that comes next: sync, ssp or async; after ``set_mode`` the one that was
-        set. ``auto`` where psdist chooses it, which workers are not told."""
+        """Mode of the next iteration: sync, ssp or async; after ``set_mode`` the mode that was set.
+        ``auto`` if psdist chooses it, because workers do not receive its choice."""
         if self._config.mode == "auto" and self._config.schedule is None:
             return "auto"
         return self._mode_now.mode
@@ -323,7 +231,7 @@ class Job:
         optimizer: torch.optim.Optimizer,
         *,
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict", "full"] | None = None,
+        overlap: Setting | None = None,
     ) -> tuple[_Module, ServedOptimizer]: ...
 
     @overload
@@ -333,7 +241,7 @@ class Job:
         optimizer: Sequence[torch.optim.Optimizer],
         *,
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict", "full"] | None = None,
+        overlap: Setting | None = None,
     ) -> tuple[_Module, list[ServedOptimizer]]: ...
 
     @overload
@@ -343,7 +251,7 @@ class Job:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict", "full"] | None = None,
+        overlap: Setting | None = None,
     ) -> tuple[Any, ...]: ...
 
     def prepare(
@@ -352,20 +260,20 @@ class Job:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
         *loaders: DataLoader[Any],
         max_grad_norm: float | None = None,
-        overlap: Literal["auto", "off", "strict", "full"] | None = None,
+        overlap: Setting | None = None,
     ) -> tuple[Any, ...]:
         """Share ``model`` among the servers. Returns it, and the optimizer to use instead of yours.
 
         The same module object, its parameters now in flat memory with the chief's values, and an
         optimizer that shares ``optimizer.param_groups``; ``step()`` of yours is an error from now
-        on. State that the chief's ``optimizer`` has, loaded or of steps before, moves to the
-        servers, which go on with it, and ``optimizer.state`` is empty from then on; other workers'
-        state need not agree, hyperparameters must. Several optimizers, for parts of the model, are
+        on. State of the chief's ``optimizer``, loaded or of earlier steps, moves to the servers,
+        and ``optimizer.state`` is empty from then on; the state of other workers' optimizers may
+        differ, their hyperparameters must not. Several optimizers, for parts of the model, are
         passed and come back as a list. Each is a parameter set with clocks of its own; ``prepare``
-        may be called again for another model. DataLoaders come back behind them, each as a loader
+        may be called again for another model. DataLoaders come back after them, each as a loader
         of this worker's part; their batch size is per worker. ``max_grad_norm``: every step
-        clips to that L2 norm, as torch's clip_grad_norm_ clips a process's, the gradient of the
-        parameters of each optimizer: in sync that of the joint batch, in ssp and async the mean
+        clips the gradient of the parameters of each optimizer to that L2 norm, as torch's
+        clip_grad_norm_ does: in sync the gradient of the joint batch, in ssp and async the mean
         gradient of the worker's group. ``overlap``: instead of the setting of that name, whether
         gradients may leave during backward (and with "full" replies come during forward).
 
@@ -388,36 +296,31 @@ class Job:
         if not steps_on_workers(self._config):
             for each in optimizers:
                 refuse_replaced_step(each)
-        self._context.reach("preparing")
+        self._session.rank.reach("preparing")
         shared = [self._loaders.share_out(loader) for loader in loaders]
         max_norm = 0.0 if max_grad_norm is None else self._checked_norm("prepare", max_grad_norm)
         is_one = isinstance(optimizer, torch.optim.Optimizer)
-        if self._context.roles.num_substitutes:
-            require_followable(self._config, len(self._sets.sets) + len(optimizers), max_norm)
-        if self._context.is_substitute and not self._checkpoints.join():
+        if self._session.roles.num_substitutes:
+            require_one_set(self._config, len(self._sets.sets) + len(optimizers))
+        if self._session.rank.is_substitute and not self._checkpoints.join():
             logger.info("the job was over before this spare had joined it")
             self._end()
             raise SystemExit(0)
         is_first = not self._sets.sets
-        chosen = self._config.overlap if overlap is None else self._checked_overlap(overlap)
+        chosen = self._config.overlap if overlap is None else overlap
+        if chosen not in ORDERS:
+            raise UsageError(
+                f"job.prepare(overlap={overlap!r}): it must be {allowed_values('overlap')}"
+            )
         self._checkpoints.script.before_prepare(model)
         served = self._sets.prepare(model, optimizers, max_norm=max_norm, overlap=chosen)
         prepared = self._sets.model_of(model, "prepare")
         self._checkpoints.script.prepared(prepared.for_checkpoints())
         if is_first:
-            self._prepared_s = self._context.now_s()
+            self._prepared_s = self._session.rank.now_s()
             self._checkpoints.occasions.begin_at(self.clock)
-        self._context.reach("training")
+        self._session.rank.reach("training")
         return model, (served[0] if is_one else served), *shared
-
-    def _checked_overlap(
-        self, overlap: Literal["auto", "off", "strict", "full"]
-    ) -> Literal["auto", "off", "strict", "full"]:
-        if overlap not in ("auto", "off", "strict", "full"):
-            raise UsageError(
-                f"job.prepare(overlap={overlap!r}): it must be {allowed_values('overlap')}"
-            )
-        return overlap
 
     # -- what a checkpoint has of the script ---------------------------------------------------
 
@@ -526,7 +429,8 @@ class Job:
             for trainer in self._sets.trainers:
                 trainer.on_batch(num_samples, nominal, source=position, storages=storages)
             position.use_batch()
-            self._standing.on_batch(position, is_of_equal_passes=self._by_speed is None)
+            is_dealt = isinstance(self._steps, SpeedSteps)
+            self._standing.on_batch(position, is_of_equal_passes=not is_dealt)
 
     # -- what is decided by the loss -----------------------------------------------------------
 
@@ -538,11 +442,11 @@ class Job:
         every worker may report, or the chief alone, as often as it likes; what counts is the mean
         of all reports since the last decision. A number, or a tensor of one value (of a GPU, that
         waits for it). Raises :class:`UsageError` with ``steps_by = loss`` for a loss below 0, and
-        but for ``on_nonfinite = skip`` for NaN and infinity.
+        without ``on_nonfinite = skip`` for NaN and infinity.
         """
         self._require_open("report")
         value = metrics.number("job.report", loss)
-        # What is reported before training goes on where the checkpoint was made is in it already.
+        # A resumed script repeats reports that its checkpoint has already.
         if reads_losses(self._config) and not self._checkpoints.is_resuming:
             self._losses.add(value)
 
@@ -554,8 +458,8 @@ class Job:
 
     def _dropped(self) -> Collection[int]:
         """Return the failed workers, and the workers of their groups that ended with them."""
-        failed, roles = self._loop.core.dead, self._context.roles
-        if not failed or self._context.reforms_groups:
+        failed, roles = self._loop.core.dead, self._session.roles
+        if not failed or self._session.reforms_groups:
             return failed
         return {each for worker in failed for each in roles.groups[roles.group_of_worker[worker]]}
 
@@ -567,12 +471,12 @@ class Job:
         """Get the newest parameters that the mode allows; all workers of a group must call it.
 
         With a pull codec workers hold what it has made of the servers' parameters. ``exact`` brings
-        the servers' own, as ``job.save`` writes them, to evaluate with; what training goes on from
-        comes back with the next ``job.pull()``, without which a forward pass with gradients, or
+        the servers' own, as ``job.save`` writes them, to evaluate with; the values to train with
+        come back with the next ``job.pull()``, without which a forward pass with gradients, or
         ``step()``, raises :class:`UsageError`. Each worker then gets the whole model.
         """
         sets = self._prepared_between_steps("pull")
-        refuse_call_of_group(self._context, "job.pull")
+        refuse_call_of_group(self._session, "job.pull")
         for trainer in sets.trainers:
             trainer.pull()
         if exact:
@@ -590,7 +494,7 @@ class Job:
         several groups in sync each clips its own gradient, not that of the joint batch. Where
         several optimizers were prepared, ``optimizer`` says whose gradients.
         """
-        refuse_call_of_group(self._context, "job.clip_grad_norm_")
+        refuse_call_of_group(self._session, "job.clip_grad_norm_")
         why = "a norm is of the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
         trainer = (
             self._prepared("clip_grad_norm_").set_of(optimizer, "clip_grad_norm_", why).trainer
@@ -620,7 +524,7 @@ class Job:
         self._require_open("log")
         plain = metrics.logged({} if values is None else values, more)
         line = {
-            "time_s": round(time.monotonic() - self._context.started_s, 3),
+            "time_s": round(time.monotonic() - self._session.started_s, 3),
             "rank": self.mpi_rank,
             "worker": self._number,
             "group": self._loop.core.seat.group,
@@ -659,12 +563,11 @@ class Job:
         """Change the mode of the run: ``job.set_mode("ssp", staleness=3)``; a collective, which
         every worker must call, between two iterations, with the same values.
 
-        It rules from the iteration behind the next one on (of groups that are at different
-        iterations, behind the one that is furthest): parameters for the next one are here already.
+        It takes effect after the next iteration, because the parameters for that one are here
+        already; if groups are at different iterations, after the next one of the fastest group.
         The configuration must allow it (``set_mode = allowed``). Raises :class:`UsageError`
-        otherwise, and for what is no mode. In a resumed run, which goes on with the mode that was
-        set last, what the script calls once more on its way to where its checkpoint was made
-        changes nothing.
+        otherwise, and for an unknown mode. A resumed run continues with the mode that was set last:
+        the calls that the script repeats before the place of its checkpoint change nothing.
         """
         if self._config.set_mode != "allowed":
             raise UsageError(
@@ -714,35 +617,39 @@ class Job:
                 f"job.save({str(path)!r}): {describe_workers(unlike)} saves another model than "
                 "this worker; all workers must save the same one"
             )
-        problem = b""
+        failed = (OSError, SafetensorError, UserError)
+        call = f"job.save({str(path)!r})"
+        if problem := self._by_chief("save", lambda: prepared.write(Path(path)), failed, call):
+            raise UsageError(problem)
 
-        def write() -> None:
-            nonlocal problem
-            try:
-                prepared.write(Path(path))
-            except (OSError, SafetensorError, UserError) as error:
-                problem = printable(f"job.save({str(path)!r}): {error}").encode()
-
-        if problem := self._by_chief("save", write, lambda: problem):
-            raise UsageError(problem.decode())
-
-    def _by_chief(self, name: str, do: Callable[[], None], told: Callable[[], bytes]) -> bytes:
-        """``do()`` on the chief, and behind a collective what it has ``told()`` of it; once more on
-        the next chief where it died meanwhile. All workers do this together."""
+    def _by_chief(
+        self,
+        name: str,
+        do: Callable[[], object],
+        failed: tuple[type[Exception], ...] = (),
+        call: str = "",
+    ) -> str:
+        """Call ``do()`` on the chief, and on the next chief if that one fails meanwhile. Collective
+        over all workers. Return on all of them the text of an error of the types ``failed``, after
+        ``call``; "" without an error."""
+        problem = ""
         while True:
             chief = self._loop.core.chief
             if self.is_chief:
-                do()
-            (first, *_) = self._collective(name, told()).payloads  # the chief's
+                try:
+                    do()
+                except failed as error:
+                    problem = printable(f"{call}: {error}")
+            (first, *_) = self._collective(name, problem.encode()).payloads  # the chief's
             if chief not in self._loop.core.dead:
-                return first
+                return first.decode()
 
     @span_of_call(Span.OPTIMIZER_STATE, _tracer_of)
     def optimizer_state(self, optimizer: ServedOptimizer | None = None) -> dict[str, Any] | None:
         """The optimizer's state, with every update pushed before, as torch's ``state_dict()``: on
         the chief; None on other workers, which call it, too.
 
-        A plain optimizer of the same class and parameter groups goes on from it with
+        A plain optimizer of the same class and parameter groups continues from it with
         ``load_state_dict``, and so does the next job whose ``prepare`` gets that. Groups are as
         ``optimizer.param_groups`` is now. Tensors are new, on the CPU, in the dtype that servers
         compute in (float32 for float16 and bfloat16). In ssp and async every chunk's state
@@ -764,27 +671,25 @@ class Job:
                 f"job.optimizer_state: {describe_workers(unlike)} asks for another optimizer's "
                 "state than this worker; all workers must ask for the same one"
             )
-        found, problem = None, b""
-
-        def fetch() -> None:
-            nonlocal found, problem
-            try:
-                found = chosen.optimizer_state()
-            except OptimizerRefusedError as error:
-                problem = printable(f"job.optimizer_state: {error}").encode()
-
-        if problem := self._by_chief("optimizer_state", fetch, lambda: problem):
-            raise OptimizerRefusedError(problem.decode())
-        return found
+        found: list[dict[str, Any]] = []
+        problem = self._by_chief(
+            "optimizer_state",
+            lambda: found.append(chosen.optimizer_state()),
+            (OptimizerRefusedError,),
+            "job.optimizer_state",
+        )
+        if problem:
+            raise OptimizerRefusedError(problem)
+        return found[-1] if found else None
 
     @span_of_call(Span.CHECKPOINT, _tracer_of)
     def checkpoint(self) -> str:
-        """Keep what is needed to go on from here, in RUN_DIR/checkpoints; the checkpoint's name.
+        """Write a checkpoint to RUN_DIR/checkpoints, to resume from here; return its name.
 
         Every worker must call it, between two iterations. Training waits while servers copy their
-        parameters and the optimizer's state in memory; files are written beside it. One that
+        parameters and the optimizer's state in memory; files are written meanwhile. One that
         cannot be written (a full disk) is a warning, and the one before stays the newest. ``psdist
-        run --resume --run-dir RUN_DIR`` goes on from the newest one that is whole, on any number
+        run --resume --run-dir RUN_DIR`` starts from the newest complete one, on any number
         of servers and workers; ``checkpoint_keep`` says how many stay.
 
         Raises :class:`UsageError` between backward() and step() where gradients have left, or
@@ -804,8 +709,8 @@ class Job:
         other workers have written is replaced. The servers keep the optimizer's state. ``model``
         says which one, where several were prepared.
         """
-        refuse_call_of_group(self._context, "job.push")
-        if self._context.roles.num_substitutes:
+        refuse_call_of_group(self._session, "job.push")
+        if self._session.roles.num_substitutes:
             raise UsageError(
                 "job.push with spares for workers' places: what servers do not hold would not come "
                 f"to a spare that has taken one; {without_substitutes(self._config)}, or write the "
@@ -822,7 +727,7 @@ class Job:
                 f"job.push: {describe_workers(unlike)} pushes another model than this worker; all "
                 "workers must push the same one"
             )
-        self._by_chief("push", prepared.set_values, bytes)
+        self._by_chief("push", prepared.set_values)
         sets.bring(prepared)
 
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
@@ -834,7 +739,7 @@ class Job:
         self._loop.wait_for(self._group.agree(name), name)
         if name == CHECKPOINT and self._config.steps_by == "loss":
             # It keeps all that was reported; what others have still to tell of a block, too.
-            tell_losses(self._losses, self.worker, self.clock, self._context.transport)
+            tell_losses(self._losses, self.worker, self.clock, self._session.transport)
         self._send_progress()  # the coordinator judges by it who has missed the call
         return self._loop.collective(name, payload, values=values)
 
@@ -879,23 +784,22 @@ class Job:
         return self._is_finished
 
     def close(self) -> None:
-        """End the job, and go on: wait for all workers, which must call it, too.
+        """End the job and wait for all workers, which must call it, too; the script continues.
 
         The run's files are complete then; the next psdist.init() begins another job of the same
         ranks.
         The script's end does the same where this is not called. The model stays as it is now;
         everything of the job but its numbers is an error from then on. A second call does nothing.
         """
-        failure = self._context.failure
-        if failure is not None:
+        if self.failure is not None:
             raise UsageError(
-                f"job.close() was called after the job had failed: {type(failure).__name__}"
+                f"job.close() was called after the job had failed: {type(self.failure).__name__}"
             )
         self._refuse_untrained("job.close")
         try:
             self.finish()
         except BaseException as error:
-            self._context.failure = error  # others may have ended the job, or wait
+            self.failure = error  # others may have ended the job, or wait
             raise
 
     def __enter__(self) -> Self:
@@ -915,20 +819,20 @@ class Job:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.close()
         elif not self._is_finished:
-            self._context.failure = error
-            if self._context.comm is None:
-                self._context.write_last_files(*format_error(error))
+            self.failure = error
+            if self._session.rank.is_alone:
+                self._session.exit.write_last_files(*format_error(error))
                 self._end()
 
     def finish(self) -> int:
         """Report to the others and wait for them; psdist calls it at the script's end, once."""
         if self._is_finished:
             return 0
-        if self._context.is_substitute and self._loop.core.membership.welcome is None:
+        if self._session.rank.is_substitute and self._loop.core.membership.welcome is None:
             self._end()
             return 0
         self._refuse_untrained("the script has ended")
-        trained_s = self._context.now_s() - self._prepared_s
+        trained_s = self._session.rank.now_s() - self._prepared_s
         for trainer in self._sets.trainers:
             trainer.close()
         self._loop.begin_waiting(self.clock)
@@ -937,9 +841,8 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
-        for records in (self._by_speed, self._by_loss, self._passes):
-            if records is not None:
-                records.close()
+        if self._steps is not None:
+            self._steps.close()
         statistics = [trainer.statistics() for trainer in self._sets.trainers]
         report = {
             "trained_s": trained_s,
@@ -951,7 +854,7 @@ class Job:
         self._send_progress()
         flush_output()  # what the script has printed comes before the report of the run
         self._loop.finish(report)
-        self._loop.wait_until_stopped(self._context.waiting(has_deadline=False))
+        self._loop.wait_until_stopped(self._session.rank.waiting(has_deadline=False))
         self._end()
         return 0
 
@@ -965,4 +868,4 @@ class Job:
         self._sets.end()
         group_tier.stop(self._group)
         restore_variables()
-        self._context.end_job()
+        self._session.end()

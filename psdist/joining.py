@@ -1,6 +1,6 @@
 """The first line of a script: ``job = psdist.init()``, which gives the process its one Job.
 
-    job = psdist.init(mode="ssp", staleness=4)      # where nobody has decided these before
+    job = psdist.init(mode="ssp", staleness=4)      # unless other sources give these settings
     job.close()
     job = psdist.init()                             # another one, of the same ranks
 
@@ -17,7 +17,6 @@ from psdist.errors import UsageError
 from psdist.job import Job
 from psdist.mode_names import ModeSetting
 from psdist.ranks.connecting import current
-from psdist.ranks.failure import fail_with
 from psdist.ranks.lobby import join_job, leave
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
 from psdist.ranks.server import serve_beside
@@ -25,9 +24,9 @@ from psdist.worker_variables import set_variables
 
 _job: Job | None = None
 _is_plain = False
-"""Whether python itself runs the script: psdist.ranks.plain_script."""
+"""True if python itself runs the script (psdist.ranks.plain_script)."""
 _settings: dict[str, Any] = {}
-"""What ``_job`` was made with."""
+"""Settings with which ``_job`` was made."""
 
 
 def init(
@@ -65,28 +64,28 @@ def init(
         **others,
     }
     if _is_of_multiprocessing():
-        # It has inherited the launcher's variables and would join MPI as its parent's rank.
+        # It has the launcher's variables and would join MPI as its parent's rank.
         raise UsageError(
             "psdist.init() was called in a process that the script's DataLoader started, "
             "which imports the script again: put the script's body into a function and call "
             'it under if __name__ == "__main__":'
         )
-    context = current()
-    if context is None:
+    rank = current()
+    if rank is None:
         # Where no rank has begun yet, all of them agree on a mistake.
-        context = connect_or_serve(finish, check=lambda: script_settings(passed))
+        rank = connect_or_serve(finish, check=lambda: script_settings(passed))
         _is_plain = True
     settings = script_settings(passed)
-    if context.failure is not None and context.comm is not None:
+    if _job is not None and _job.failure is not None and not rank.is_alone:
         raise UsageError(
             "psdist.init() was called after a job had failed on this worker, for which others may "
-            f"wait: {type(context.failure).__name__}"
+            f"wait: {type(_job.failure).__name__}"
         )
     if _job is None or _job.is_closed:
-        join_job(context, settings)
-        serve_beside(context)
+        join_job(rank, settings)
+        serve_beside(rank)
         try:
-            _job = Job(context)
+            _job = Job(rank.session)
         finally:
             if _is_plain:
                 tell_errors()
@@ -96,7 +95,7 @@ def init(
                 "RANK": _job.rank,
                 "WORLD_SIZE": _job.world_size,
                 "LOCAL_RANK": _job.local_rank,
-                "LOCAL_WORLD_SIZE": context.roles.num_workers_beside(context.rank),
+                "LOCAL_WORLD_SIZE": rank.roles.num_workers_beside(rank.number),
             }
         )
     else:
@@ -105,7 +104,7 @@ def init(
 
 
 def _require_same(settings: dict[str, Any]) -> None:
-    """For a second call: without settings it only asks for the Job."""
+    """For a second call, which may pass the same settings or none."""
     for key, value in settings.items():
         if _settings.get(key, _NOT_PASSED) != value:
             raise UsageError(
@@ -127,20 +126,20 @@ def the_job() -> Job | None:
 
 
 def finish() -> int:
-    """The script has ended: finish its job, if that goes on, and leave the others."""
-    context = current()
-    if context is None:
+    """The script has ended: finish its job, if it is open, and leave the other ranks."""
+    rank = current()
+    if rank is None:
         return 0
-    if context.failure is not None and context.comm is not None:
-        fail_with(context, context.failure)
+    if _job is not None and _job.failure is not None and not rank.is_alone:
+        rank.exit.fail_with(_job.failure)
     if _job is not None:
         _job.finish()
-    leave(context)
+    leave(rank)
     return 0
 
 
 def _is_of_multiprocessing() -> bool:
-    """Whether multiprocessing has started this process. While it imports the script, which is when
-    one without ``if __name__`` comes here, it has not told the process of its parent yet."""
+    """True if multiprocessing has started this process. A script without ``if __name__`` calls
+    this during its import, when parent_process() is not set yet."""
     is_importing = getattr(multiprocessing.current_process(), "_inheriting", False)
     return is_importing or multiprocessing.parent_process() is not None

@@ -46,8 +46,8 @@ from psdist.protocol.optimizers import (
 from psdist.protocol.partition import Partition
 from psdist.protocol.send_order import backward_order, round_order
 from psdist.ranks.checkpointing.fidelity import levels_of
-from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
+from psdist.ranks.session import JobSession
 from psdist.ranks.wire import credits_of, wire_of
 from psdist.tracing import Span
 from psdist.workers.assembly import make_trainer
@@ -196,8 +196,8 @@ def _watch_backward(batches: Batches, nodes: Sequence[torch.autograd.graph.Node]
             node.register_prehook(confirm)
 
 
-def _cut_of(partition: Partition, description: ModelDescription) -> list[Any]:
-    return [description.optimizer, zlib.crc32(partition.encode())]
+def _cut_of(partition: Partition, description: ModelDescription, max_norm: float) -> list[Any]:
+    return [description.optimizer, zlib.crc32(partition.encode()), max_norm]
 
 
 def refuse_another_model(checkpoint: Checkpoint, index: int, here: ModelDescription) -> None:
@@ -224,7 +224,7 @@ def refuse_another_model(checkpoint: Checkpoint, index: int, here: ModelDescript
 class ParameterSets:
     def __init__(
         self,
-        context: RankContext,
+        context: JobSession,
         loop: WorkerLoop,
         group: GroupChannel,
         standing: Standing,
@@ -261,6 +261,7 @@ class ParameterSets:
         self._at_end.append(self._wrapped_parts.stop)
         self._restored_residuals: Mapping[str, Any] = {}
         self._expected: list[list[Any]] | None = None
+        self._cuts: list[list[Any]] = []
         self._progress: Progress | None = None
         self._passes: Passes | None = None
         if context.tracer is not None:
@@ -295,8 +296,9 @@ class ParameterSets:
     # -- for who joins ---------------------------------------------------------------------------
 
     def cuts(self) -> list[list[Any]]:
-        """Of each set the optimizer, and a checksum of how it is cut: a tree of plain values."""
-        return [_cut_of(each.partition, each.description) for each in self.sets]
+        """Return the optimizer of each set, a checksum of its partition, and the norm to which its
+        gradients are clipped, as a tree of plain values."""
+        return self._cuts
 
     def expect(self, cuts: list[list[Any]]) -> None:
         """What is prepared in this process, a substitute's, is to be what the chief has told by
@@ -345,7 +347,7 @@ class ParameterSets:
     def _driver(self) -> Progress:
         """What drives the loop during backward, for all sets."""
         if self._progress is None:
-            if self._context.may_use_threads:
+            if self._context.rank.comms.may_use_threads:
                 self._progress = BackgroundProgress(
                     self._push_and_turn,
                     is_awaiting=lambda: any(
@@ -355,7 +357,7 @@ class ParameterSets:
                 )
             else:
                 self._progress = PollingProgress(self._push_and_turn)
-            self._context.take_over = self._progress.pause
+            self._context.exit.before_failure(self._progress.pause)
         return self._progress
 
     def _push_and_turn(self) -> bool:
@@ -433,7 +435,7 @@ class ParameterSets:
             clips_itself = ""
         if max_norm:
             refuse_call_of_group(self._context, "job.prepare(max_grad_norm=...)")
-        if max_norm and self._context.buddies and self._has_joint_norm:
+        if max_norm and self._context.rank.bootstrap.buddies and self._has_joint_norm:
             raise UsageError(
                 "job.prepare(max_grad_norm=...) with failures.replication = buddy in mode sync: "
                 "servers hold an iteration back until they know its joint norm, and the death of "
@@ -461,7 +463,9 @@ class ParameterSets:
         )
         described = zip(descriptions, on_servers, strict=True)
         if self._loop.core.membership.welcome is not None:
-            return self._join(model, optimizers[0], descriptions[0], overlap=overlap)
+            return self._join(
+                model, optimizers[0], descriptions[0], max_norm=max_norm, overlap=overlap
+            )
         agree_on_model(
             [
                 f"max_grad_norm {max_norm or None}",
@@ -497,12 +501,13 @@ class ParameterSets:
         optimizer: torch.optim.Optimizer,
         description: ModelDescription,
         *,
+        max_norm: float,
         overlap: Setting,
     ) -> list[ServedOptimizer]:
         """The set of a substitute that has joined: the job has set it up, and its servers have all
         of it."""
         added = self._add(
-            model, description, optimizer, optimizer, {}, max_norm=0.0, overlap=overlap
+            model, description, optimizer, optimizer, {}, max_norm=max_norm, overlap=overlap
         )
         added.trainer.pull()
         return self._take_in(model, [optimizer], [added], overlap=overlap)
@@ -666,17 +671,18 @@ class ParameterSets:
             mode=judging_mode(config),
             extra_optimizers=config.optimizers,
         )
-        if self._expected is not None and _cut_of(partition, description) != self._expected[index]:
+        self._cuts.append(cut := _cut_of(partition, description, max_norm))
+        if self._expected is not None and cut != self._expected[index]:
             raise ModelError(
-                "the script of a spare has prepared another model or optimizer than the job's: "
-                f"{_cut_of(partition, description)}, where the chief has {self._expected[index]}"
+                "the script of a spare has prepared another model, optimizer or max_grad_norm than "
+                f"the job's: {cut}, where the chief has {self._expected[index]}"
             )
         worker = self._loop.core.seat.worker
         history = None
         if config.record:
             folder = history_folder(self._context.run_directory.path, index)
             history = WorkerHistory(folder, worker)
-            self._context.flushes.append(history.flush)
+            self._context.exit.flushes.append(history.flush)
         watch = ModelWatch(
             model,
             parameters=description.parameters,
@@ -690,7 +696,7 @@ class ParameterSets:
         self._held = list(map(add, self._held, held))
         self._at_end.append(watch.stop)
         loop = self._loop.next_set() if index else self._loop
-        is_alone = self._context.network is not None
+        is_alone = self._context.rank.network is not None
         is_pipelined = config.pipeline > 0 and not is_alone
         push_codecs = [push for push, _ in codecs_that_may_come(config) if not push.is_none]
         # Servers see what a codec has made of gradients: their joint norm is not known.
@@ -722,7 +728,7 @@ class ParameterSets:
         why_not = never or why_not_here(
             device=device,
             group_size=self._group.size,
-            has_thread=self._context.may_use_threads,
+            has_thread=self._context.rank.comms.may_use_threads,
         )
         if why_not and overlap != "off":
             logger.info("parameter set %d: overlap stays off: %s", index, why_not)
@@ -896,7 +902,7 @@ class ParameterSets:
     def _copy_from_chief(self, tensor: torch.Tensor) -> None:
         with torch.no_grad():
             host = tensor.detach().cpu().contiguous().clone()
-            self._context.broadcast_among_workers(
+            self._context.rank.comms.broadcast_among_workers(
                 as_bytes(host.view(-1)), dead=self._loop.core.dead
             )
             # An expanded buffer repeats elements; torch writes only where it does not.
@@ -904,7 +910,7 @@ class ParameterSets:
             tensor[distinct].copy_(host[distinct])
 
 
-def refuse_call_of_group(context: RankContext, call: str) -> None:
+def refuse_call_of_group(context: JobSession, call: str) -> None:
     """Raises :class:`UsageError` if ``call``, which the workers of a group make together, does not
     work with the settings."""
     script = {"call of a whole group": call}

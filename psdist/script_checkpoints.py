@@ -1,7 +1,7 @@
 """A job's checkpoints as its script meets them: when one is made, what of the script is in it, and
 how the script resumes from it.
 
-    checkpoints = ScriptCheckpoints(context, loop, sets, loaders, device=device, ...)
+    checkpoints = ScriptCheckpoints(session, loop, sets, loaders, device=device, ...)
     checkpoints.begin()                    # restore from the checkpoint, if the job resumes
     checkpoints.on_boundary(a_pass)        # the script asks for a batch
     checkpoints.make()                     # all workers, between iterations: "step-00000100"
@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import torch
 
+from psdist.config.derived import misses_rounds
 from psdist.config.modes import describe_mode, describe_modes, judging_mode
 from psdist.errors import UsageError
 from psdist.prepared import ParameterSets
@@ -32,7 +33,7 @@ from psdist.protocol.substitutes import JOIN
 from psdist.ranks.checkpointing.resuming import Restored
 from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
-from psdist.ranks.context import RankContext
+from psdist.ranks.session import JobSession
 from psdist.script_joins import ScriptJoins
 from psdist.workers.data.epochs import Epochs
 from psdist.workers.data.loaders import Loaders
@@ -46,19 +47,19 @@ from psdist.workers.script.state import ScriptState
 logger = logging.getLogger("psdist")
 
 RESIDUALS: Final = "residuals"
-"""In a worker's part of a checkpoint, what codecs have left out,"""
+"""Key in a worker's checkpoint: the values that codecs have left out of pushes."""
 PENDING: Final = "pending gradients"
-"""what is accumulated, of sets that have made no step with it,"""
+"""Key: accumulated gradients that no step has used."""
 MISSED: Final = "missed"
-"""which batches are left out, where rounds may close without this worker's group,"""
+"""Key: batches to skip, because rounds were closed without this worker's group."""
 SET_MODES: Final = "set modes"
-"""and what the script had called of ``set_mode``, where it may."""
+"""Key: the calls of ``set_mode``, if it is allowed."""
 
 
 class ScriptCheckpoints:
     def __init__(
         self,
-        context: RankContext,
+        session: JobSession,
         loop: WorkerLoop,
         sets: ParameterSets,
         loaders: Loaders,
@@ -69,9 +70,9 @@ class ScriptCheckpoints:
     ) -> None:
         """``checkpoint()``: ``job.checkpoint``, for those that are made without the script's
         call."""
-        self._context = context
-        self._config = context.config
-        self._worker = worker_of(context.me)
+        self._session = session
+        self._config = session.config
+        self._worker = worker_of(session.rank.me)
         self._loop = loop
         self._sets = sets
         self._loaders = loaders
@@ -89,9 +90,9 @@ class ScriptCheckpoints:
             is_chief=self._worker == 0,
             tell=self._tell_chief,
         )
-        self._files = WorkerCheckpoints(context, collect=self._collect)
-        self._joins = ScriptJoins(context, loop, collective=collective)
-        self._followed = FollowedScript() if context.roles.num_substitutes else None
+        self._files = WorkerCheckpoints(session, collect=self._collect)
+        self._joins = ScriptJoins(session, loop, collective=collective)
+        self._followed = FollowedScript() if session.roles.num_substitutes else None
         self._set_modes = SetModes() if self._config.set_mode == "allowed" else None
         self._cut_at: Pass | None = None
         self._is_at_boundary = False
@@ -103,13 +104,13 @@ class ScriptCheckpoints:
         self.occasions = Occasions(
             every=self._config.checkpoint_every,
             is_leading=judging_mode(self._config) == "sync" or self._worker == 0,
-            now_s=context.now_s(),
+            now_s=session.rank.now_s(),
         )
         self._signals = ScriptSignals(
             self.occasions.ask,
             on_usr1=self._config.on_usr1,
             grace_s=self._config.grace_s,
-            parent=context.parent,
+            parent=session.exit.parent,
         )
 
     @property
@@ -136,7 +137,7 @@ class ScriptCheckpoints:
 
     def join(self) -> bool:
         """On a spare, when its script has come to job.prepare: join the job, and take the chief's
-        state. False where the job is over before."""
+        state. False if the job ends before."""
         found = self._joins.come()
         if found is None:
             return False
@@ -171,12 +172,12 @@ class ScriptCheckpoints:
         }
         if self._set_modes is not None:
             found[SET_MODES] = self._set_modes.collect()
-        if self._config.backup and self._sets.sets:
+        if misses_rounds(self._config) and self._sets.sets:
             found[MISSED] = self._loaders.collect_missed(clock=self._clocks[0])
         return found
 
     def _restore(self) -> None:
-        restored = self._context.restored
+        restored = self._session.restored
         tree = self._files.restored()
         if restored is not None and tree is not None:
             self._require_same_hands(restored)
@@ -184,7 +185,7 @@ class ScriptCheckpoints:
             if self._files.is_moved and self._config.global_batch is None:
                 self._tell_chief(
                     f"the checkpoint is of {len(restored.checkpoint.workers)} workers, the job of "
-                    f"{self._context.roles.num_beginning}: batch sizes are per worker, so a joint "
+                    f"{self._session.roles.num_beginning}: batch sizes are per worker, so a joint "
                     "batch has another number of samples; --global-batch N keeps it at N"
                 )
             if self._set_modes is not None and SET_MODES in tree:
@@ -202,8 +203,8 @@ class ScriptCheckpoints:
                 )
 
     def _require_same_hands(self, restored: Restored) -> None:
-        """Raises :class:`UsageError` where groups were in different hands of a pass, of which what
-        is left lies apart, and do not go on each with its own."""
+        """Raises :class:`UsageError` if each group was at its own place of a pass, and cannot
+        continue there in this run."""
         index = restored.checkpoint.index
         paces = index.fidelity.paces if index.fidelity is not None else None
         if paces is None or not paces.are_groups_apart:
@@ -221,7 +222,7 @@ class ScriptCheckpoints:
     def _restore_missed(self, tree: Mapping[str, Any], restored: Restored) -> None:
         share, first = 1.0, restored.first(0)
         if self._files.is_moved and self._config.global_batch is None:
-            share = len(restored.checkpoint.workers) / self._context.roles.num_beginning
+            share = len(restored.checkpoint.workers) / self._session.roles.num_beginning
         assert first is not None  # there is no checkpoint without a set
         self._loaders.restore_missed(tree, clock=first.clocks[0], share=share)
 
@@ -240,11 +241,11 @@ class ScriptCheckpoints:
                 trainer.require_may_be_cut("job.checkpoint")
 
     def make(self) -> str:
-        """All workers do this together, between iterations; the checkpoint's name. In a resumed
-        run that has not come to where its checkpoint was made, that one's: what the script draws
-        and has until then is not what it goes on with. Raises :class:`UsageError` for what no
-        checkpoint can keep."""
-        restored = self._context.restored
+        """Make a checkpoint and return its name. Collective over all workers, between iterations.
+        A resumed run makes no other checkpoint before it reaches the place of its first one,
+        because the script does not continue from its values until then. Raises
+        :class:`UsageError` for values that no checkpoint can store."""
+        restored = self._session.restored
         if restored is not None and self.script.is_resuming and not self.has_trained:
             self._tell_chief(
                 f"nothing was trained since {restored.checkpoint.name}, from which the run goes "
@@ -262,10 +263,10 @@ class ScriptCheckpoints:
         assert self._set_modes is not None
         if self._set_modes.counts(mode, staleness, is_resuming=self.is_resuming):
             return True
-        assert self._context.restored is not None
+        assert self._session.restored is not None
         self._tell_chief(
             f"the script had set mode {describe_mode(mode, staleness)} before "
-            f"{self._context.restored.checkpoint.name}, from which the run goes on with the mode "
+            f"{self._session.restored.checkpoint.name}, from which the run goes on with the mode "
             "that was set last: job.set_mode changes nothing here"
         )
         return False
@@ -282,7 +283,8 @@ class ScriptCheckpoints:
         """One of any set has ended."""
         if self._followed is not None:
             self._followed.end_iteration()
-        self.has_trained = self._context.has_trained = True
+        self.has_trained = True
+        self._session.exit.note_iteration()
         if self._set_modes is not None:
             self._set_modes.end_iteration()
         self._files.tell()
@@ -307,8 +309,8 @@ class ScriptCheckpoints:
     def _hold_if_wanted(self, a_pass: Pass | None) -> None:
         clock = self._clocks[0]
         if self._is_chief:
-            self.occasions.lead(clock=clock, now_s=self._context.now_s())
-        reason = self.occasions.reason(clock=clock, now_s=self._context.now_s())
+            self.occasions.lead(clock=clock, now_s=self._session.rank.now_s())
+        reason = self.occasions.reason(clock=clock, now_s=self._session.rank.now_s())
         if not reason and not self._loop.core.meetings.is_open:
             return
         self._sets.land_late()  # who waits for others must not hold
@@ -316,7 +318,7 @@ class ScriptCheckpoints:
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary
         if found != JOIN:
-            self.occasions.have_met(clock=clock, now_s=self._context.now_s())
+            self.occasions.have_met(clock=clock, now_s=self._session.rank.now_s())
         if found is None:
             return
         self._is_at_boundary, self._cut_at = True, a_pass
@@ -330,7 +332,7 @@ class ScriptCheckpoints:
         if found not in ("checkpoint", JOIN):
             self._files.finish()
             self._collective(WRITTEN, b"")
-            end_behind(found, self._context.folder.latest())
+            end_behind(found, self._session.folder.latest())
 
     # -- resuming from one ---------------------------------------------------------------------
 
@@ -354,10 +356,10 @@ class ScriptCheckpoints:
 
     def _drop_pending(self, why: str) -> None:
         if self._pending:
-            assert self._context.restored is not None
+            assert self._session.restored is not None
             sets = " and ".join(sorted(self._pending, key=int))
             self._tell_chief(
-                f"checkpoint {self._context.restored.checkpoint.name} {why}: gradients that were "
+                f"checkpoint {self._session.restored.checkpoint.name} {why}: gradients that were "
                 f"accumulated when it was made, and that no step had used (parameter set {sets}), "
                 "are dropped"
             )

@@ -1,12 +1,11 @@
-"""Spares that take dead workers' places, as scripts meet them: the chief writes what a spare's
-script goes on with, and the spare reads it.
+"""Spares that take failed workers' places: the chief writes its script's state, the spare reads it.
 
-    joins = ScriptJoins(context, loop, collective=collective)
-    joins.meet(clocks, state)          # on all who live, at a boundary of iterations
-    joins.come()                       # on the spare: what the chief's script had there, or None
+    joins = ScriptJoins(session, loop, collective=collective)
+    joins.meet(clocks, state)          # on all running workers, at a boundary of iterations
+    joins.come()                       # on the spare: the state of the chief's script, or None
 
-The file lies in RUN_DIR/joins as long as it may be read. Where nothing can be written nobody joins,
-and the chief says why. Who joins is decided by psdist.servers.protocol.joins, on the coordinator.
+The file stays in RUN_DIR/joins while a spare may read it. If it cannot be written, no spare joins,
+and the chief logs why. The coordinator decides which spare joins (psdist.servers.protocol.joins).
 """
 
 from __future__ import annotations
@@ -27,36 +26,36 @@ from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.collected import Brought
 from psdist.protocol.control import JoinAccepted
 from psdist.protocol.substitutes import JOIN, pack_join
-from psdist.ranks.context import RankContext
+from psdist.ranks.session import JobSession
 from psdist.workers.loop import WorkerLoop
 
 logger = logging.getLogger("psdist")
 
 _LOOK_S: Final = 0.02
 _SHOWN_S: Final = 60.0
-"""A file system of several hosts shows a file after so long at most; others wait meanwhile."""
+"""Maximum delay of a new file on a file system of several hosts; other workers wait meanwhile."""
 
 
 class ScriptJoins:
     def __init__(
         self,
-        context: RankContext,
+        session: JobSession,
         loop: WorkerLoop,
         *,
         collective: Callable[[str, bytes], Brought],
     ) -> None:
-        self._context = context
+        self._session = session
         self._loop = loop
         self._collective = collective
-        self._folder = context.run_directory.path / "joins"
+        self._folder = session.run_directory.path / "joins"
         self._num_written = 0
         self._written: Path | None = None
 
-    # -- those who live ------------------------------------------------------------------------
+    # -- on the running workers ----------------------------------------------------------------
 
     def meet(self, clocks: Sequence[int], state: Callable[[], Mapping[str, Any]]) -> None:
-        """All hold at a boundary of iterations, so that whoever waits for it may join. ``state()``:
-        of this worker's script, which is asked for on the chief."""
+        """Let spares join; all running workers hold at a boundary of iterations. ``state()``: the
+        state of this worker's script, called on the chief."""
         core = self._loop.core
         name = self._write(clocks, state) if core.chief == core.seat.worker else ""
         self._collective(JOIN, pack_join(clocks, name))
@@ -66,7 +65,7 @@ class ScriptJoins:
         name = f"state-{clocks[0]}-{self._loop.core.seat.worker}-{self._num_written}"
         path = self._path(name)
         try:
-            # Also those of chiefs that have died: whoever was to read them is waited for here.
+            # Also the files of failed chiefs: the spares that read them are in this meeting.
             for before in self._folder.glob(f"*{path.suffix}"):
                 before.unlink()
             self._written = path
@@ -80,7 +79,7 @@ class ScriptJoins:
         return name
 
     def forget(self) -> None:
-        """What this worker has written is read by nobody any more."""
+        """Remove this worker's file, which no spare reads any more."""
         if self._written is not None:
             with suppress(OSError):  # a disk that failed before
                 self._written.unlink(missing_ok=True)
@@ -89,19 +88,19 @@ class ScriptJoins:
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.safetensors"
 
-    # -- who joins -----------------------------------------------------------------------------
+    # -- on the spare --------------------------------------------------------------------------
 
     def come(self) -> tuple[JoinAccepted, dict[str, Any]] | None:
-        """Wait until all who live hold; where this worker joins, and the state of the chief's
-        script there. None where the job is over before. Raises :class:`CheckpointError` for what no
-        chief has written."""
-        welcome = self._loop.join_running(self._context.waiting(has_deadline=False))
+        """Wait until all running workers hold. Return the place where this worker joins, and the
+        state of the chief's script there; None if the job ends before. Raises
+        :class:`CheckpointError` for a damaged file."""
+        welcome = self._loop.join_running(self._session.rank.waiting(has_deadline=False))
         if welcome is None:
             return None
-        assert self._context.replace is not None
-        self._context.joined[welcome.worker] = self._context.replace.worker
+        assert self._session.replace is not None
+        self._session.joined[welcome.worker] = self._session.replace.worker
         path = self._path(welcome.state)
-        patience_s = min(_SHOWN_S, self._context.config.wait_timeout_s)
+        patience_s = min(_SHOWN_S, self._session.config.wait_timeout_s)
         deadline = time.monotonic() + patience_s
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -111,17 +110,11 @@ class ScriptJoins:
         return welcome, found
 
 
-def require_followable(config: RunConfig, num_sets: int, max_norm: float) -> None:
-    """Of the sets that are prepared with spares for workers' places. Raises
-    :class:`UsageError`."""
+def require_one_set(config: RunConfig, num_sets: int) -> None:
+    """Raises :class:`UsageError` if a job with spares for workers' places prepares several sets."""
     if num_sets > 1:
         raise UsageError(
             "job.prepare of a second optimizer with spares for workers' places: a dead worker may "
             "have stepped one of them and not the other; prepare one optimizer, or "
             f"{without_substitutes(config)}"
-        )
-    if max_norm:
-        raise UsageError(
-            "job.prepare(max_grad_norm=...) with spares for workers' places was not tried yet: "
-            f"call job.clip_grad_norm_ before each step, or {without_substitutes(config)}"
         )

@@ -22,7 +22,7 @@ from psdist.history.writers import history_folder
 from psdist.prepared import ParameterSets
 from psdist.protocol.control import RoundTook
 from psdist.protocol.ids import COORDINATOR
-from psdist.ranks.context import RankContext
+from psdist.ranks.session import JobSession
 from psdist.workers.data.assignments import Allocation, AssignedPart
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.losses import Losses
@@ -33,7 +33,7 @@ from psdist.workers.standing import tell_losses
 
 class LossSteps:
     def __init__(
-        self, context: RankContext, loop: WorkerLoop, losses: Losses, *, worker: int, group: int
+        self, context: JobSession, loop: WorkerLoop, losses: Losses, *, worker: int, group: int
     ) -> None:
         """``losses``: what the script has reported."""
         self._context = context
@@ -43,7 +43,7 @@ class LossSteps:
         if context.config.record:
             folder = history_folder(context.run_directory.path, 0)
             self._lengths = LineRecords(folder, worker, LengthLine)
-            context.flushes.append(self._lengths.flush)
+            context.exit.flushes.append(self._lengths.flush)
         self.length = StepsByLoss(
             group=group, steps_of=loop.steps_of, tell=self._tell, on_round=self._end_round
         )
@@ -63,7 +63,7 @@ class LossSteps:
 class SpeedSteps:
     def __init__(
         self,
-        context: RankContext,
+        context: JobSession,
         loop: WorkerLoop,
         *,
         worker: int,
@@ -86,9 +86,9 @@ class SpeedSteps:
         if context.config.record:
             folder = history_folder(context.run_directory.path, 0)
             self._hands = LineRecords(folder, worker, HandLine)
-            context.flushes.append(self._hands.flush)
+            context.exit.flushes.append(self._hands.flush)
         self.length = StepsBySpeed(
-            group=group, steps_of=loop.steps_of, tell=self._tell, now_s=context.now_s
+            group=group, steps_of=loop.steps_of, tell=self._tell, now_s=context.rank.now_s
         )
         groups = context.roles.groups
         self.allocation = Allocation(
@@ -138,7 +138,7 @@ class SpeedSteps:
 class ScriptPasses:
     def __init__(
         self,
-        context: RankContext,
+        context: JobSession,
         *,
         worker: int,
         is_in_pass: Callable[[], bool],
@@ -152,7 +152,7 @@ class ScriptPasses:
             folder = history_folder(context.run_directory.path, 0)
             self._lengths = LineRecords(folder, worker, LengthLine)
             self._passes = LineRecords(folder, worker, PassLine)
-            context.flushes += [self._lengths.flush, self._passes.flush]
+            context.exit.flushes += [self._lengths.flush, self._passes.flush]
         self.length = PassSteps(is_in_pass=is_in_pass, on_round=self._end_round)
 
     def _end_round(self, clock: int, num_steps: int) -> None:

@@ -16,10 +16,9 @@ from psdist.protocol.ids import worker_id
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.checkpointing.script_signals import keep_until_asked
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
-from psdist.ranks.failure import run_or_fail
 from psdist.ranks.loading import uncollected
 from psdist.ranks.parent_link import connect_to_parent
+from psdist.ranks.rank import Rank
 from psdist.ranks.taking_place import take_place
 
 
@@ -35,37 +34,37 @@ def run_program(
     if launcher.is_present:
         parent = connect_to_parent(os.environ, rank=launcher.rank or 0)
     try:
-        context = connect(outcome, num_workers=num_workers, parent=parent)
+        rank = connect(outcome, num_workers=num_workers, parent=parent)
     except AgreedExit as agreed:
         if parent is not None:
             parent.failed(agreed.status)
         return agreed.status
-    return run_or_fail(context, lambda: _take_part(context, program))
+    return rank.exit.run(lambda: _take_part(rank, program))
 
 
-def _take_part(context: RankContext, program: Program) -> int:
-    context.reach("importing")
+def _take_part(rank: Rank, program: Program) -> int:
+    rank.reach("importing")
     # These import torch: only once the configuration is known to be good, and where a host on
     # which that fails ends the job.
     with uncollected():
         from psdist import joining
         from psdist.ranks import server as serve
 
-    if context.role != "worker":
-        if (status := serve.serve(context)) or context.replace is None:
+    if rank.role != "worker":
+        if (status := serve.serve(rank)) or rank.session.replace is None:
             return status
-    elif context.is_substitute:
-        context.reach("training")
-        if not take_place(context):
+    elif rank.is_substitute:
+        rank.reach("training")
+        if not take_place(rank):
             return 0
-    if context.comm is None:
-        serve.write_summary_if_it_fails(context)
-    context.reach("starting")
-    parent = context.parent
-    if parent is not None and context.me == worker_id(0):  # the chief
+    if rank.is_alone:
+        serve.write_summary_if_it_fails(rank)
+    rank.reach("starting")
+    parent = rank.exit.parent
+    if parent is not None and rank.me == worker_id(0):  # the chief
         parent.take_input()
     with parent.script() if parent is not None else nullcontext():
-        run_or_fail(context, lambda: _run_as_main(program))  # sys.exit(0) is a good end
+        rank.exit.run(lambda: _run_as_main(program))  # sys.exit(0) is a good end
     if joining.the_job() is None:
         raise UsageError(
             f"the {program} ended without calling psdist.init(); add the four lines that "

@@ -36,6 +36,11 @@ def reforms_groups(config: RunConfig) -> bool:
     return config.on_group_death == "reform"
 
 
+def misses_rounds(config: RunConfig) -> bool:
+    """True if rounds close without the slowest groups, which miss them."""
+    return config.backup > 0
+
+
 def reads_losses(config: RunConfig) -> bool:
     """True if anything is decided by the losses that scripts report."""
     is_guarded = config.loss_patience is not None or config.rollback is not None

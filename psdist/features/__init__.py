@@ -332,6 +332,7 @@ FAILURES: Final = (
         conflicts=[
             Conflict("mode set by the script", "a spare does not receive what a script has set"),
             Conflict("local steps", "the state of a worker's optimizer is lost with the worker"),
+            Conflict("workers on GPUs", "a plan gives spares no GPU, and a CPU would delay all"),
         ],
     ),
     Feature(
@@ -407,6 +408,7 @@ SCRIPTS: Final = (
         conflicts=[Conflict("frozen moments", "training.freeze_step keeps the second moment")],
     ),
     Feature("call of a whole group", off="leave the call out"),
+    Feature("workers on GPUs", off="hide the GPUs"),
 )
 
 FEATURES: Final = (*MODES, *ROUNDS, *CODECS, *FAILURES, *LOSSES, *SCRIPTS)

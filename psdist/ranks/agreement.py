@@ -4,8 +4,8 @@
     places, resolved = exchange(comm, resolved_or_error) # AgreedExit when a rank brought an error
 
 Every rank brings its result or its error to the same exchanges, so each mistake is printed once,
-by the lowest rank that has it, and every rank ends with the same status. What the ranks then are
-is psdist.ranks.context's.
+by the lowest rank that has it, and every rank ends with the same status. psdist.ranks.connecting
+makes the rank.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NOTICE_S = 1.0
 
 
 class AgreedExit(Exception):
-    """All ranks have agreed to end with this status; what there was to say has been printed."""
+    """All ranks have agreed to end with this status, and the errors have been printed."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -88,7 +88,7 @@ def start_mpi() -> MPI.Intracomm:
 
 
 def allgather(comm: MPI.Comm, data: bytes) -> list[bytes]:
-    """Everybody's bytes, in rank order."""
+    """Return the bytes of every rank, in rank order."""
     from mpi4py import MPI
 
     sizes = [0] * comm.Get_size()
@@ -101,7 +101,7 @@ def allgather(comm: MPI.Comm, data: bytes) -> list[bytes]:
 
 
 def gather(comm: MPI.Comm, data: bytes) -> list[bytes]:
-    """Everybody's bytes in rank order, on rank 0; nothing on the others."""
+    """Return the bytes of every rank in rank order, on rank 0; [] on other ranks."""
     from mpi4py import MPI
 
     is_root = comm.Get_rank() == 0
@@ -125,8 +125,8 @@ def _cut(everything: bytearray, sizes: Sequence[int]) -> list[bytes]:
     return parts
 
 
-def broadcast(comm: MPI.Intracomm, data: bytes) -> bytes:
-    """Rank 0's bytes for everybody."""
+def broadcast(comm: MPI.Comm, data: bytes) -> bytes:
+    """Return rank 0's bytes, on every rank."""
     from mpi4py import MPI
 
     length = bytearray(len(data).to_bytes(8, "little"))
@@ -138,8 +138,8 @@ def broadcast(comm: MPI.Intracomm, data: bytes) -> bytes:
 
 
 def agreed(comm: MPI.Intracomm, mine: _T | UserError) -> _T:
-    """``mine`` if no rank brought an error; else each error is printed once, by the lowest rank
-    that has it, and every rank raises :class:`AgreedExit`."""
+    """Return ``mine`` if no rank has an error. Otherwise the lowest rank that has an error prints
+    it once, and every rank raises :class:`AgreedExit`."""
     error = mine if isinstance(mine, UserError) else None
     packed = msgpack.packb([error.exit_status, printable(str(error))] if error else [0, ""])
     outcomes = [msgpack.unpackb(each) for each in allgather(comm, packed)]
@@ -149,7 +149,7 @@ def agreed(comm: MPI.Intracomm, mine: _T | UserError) -> _T:
 
 
 def decided(comm: MPI.Intracomm, mine: bytes | UserError) -> bytes:
-    """Rank 0's bytes for everybody; where it brought an error, that is everybody's."""
+    """Return rank 0's bytes on every rank; an error of rank 0 is an error of every rank."""
     error = mine if isinstance(mine, UserError) else None
     packed = msgpack.packb(
         [error.exit_status, printable(str(error)), b""] if error else [0, "", mine]
@@ -160,9 +160,9 @@ def decided(comm: MPI.Intracomm, mine: bytes | UserError) -> bytes:
 
 
 def cause_at_start(comm: MPI.Intracomm, error: Exception) -> Exception:
-    """Of what has gone wrong while ranks agree. Where a rank's death does not end the others (Open
-    MPI's ``--with-ft ulfm``), they are told of it by an error of MPI's, or by nothing but bytes
-    that nobody has sent; so MPI is asked whether a rank is dead."""
+    """Return the cause of an error while ranks agree. Where the failure of a rank does not end the
+    others (Open MPI's ``--with-ft ulfm``), they see an error of MPI, or only damaged bytes. So MPI
+    is asked whether a rank has failed."""
     if not survives_deaths(os.environ) or not _has_lost_a_rank(comm):
         return error
     return TransportError(
@@ -173,7 +173,7 @@ def cause_at_start(comm: MPI.Intracomm, error: Exception) -> Exception:
 
 
 def _has_lost_a_rank(comm: MPI.Intracomm) -> bool:
-    """It may be noticed a little later than what it has torn."""
+    """True if a rank has failed. MPI may notice that later than its effects, so wait a little."""
     until_s = time.monotonic() + _NOTICE_S
     while not comm.Get_failed().Get_size():
         if time.monotonic() > until_s:
@@ -202,8 +202,8 @@ def _exit_on_errors(comm: MPI.Intracomm, outcomes: Sequence[tuple[int, str]]) ->
 def exchange(
     comm: MPI.Intracomm, outcome: Resolved | UserError, *, nic: str = ""
 ) -> tuple[list[Place], Resolved]:
-    """Everybody's place, and rank 0's configuration; errors and differences of version or
-    configuration end the job. Not of its sources: what rank 0 has them decide, all do.
+    """Return every rank's place, and rank 0's configuration with its sources. Errors, and versions
+    or configurations that differ between ranks, end the job.
 
     ``nic``: the network card that this rank is confined to."""
     resolved = agreed(comm, outcome)
@@ -241,8 +241,8 @@ def exchange(
 
 
 def _runs_of(numbers: Collection[int]) -> list[tuple[int, int]]:
-    """Ascending, as (first, how many on end): a rank of a whole host has a few runs of cores, and
-    everybody gets everybody's."""
+    """Return the numbers as ascending runs (first, length): short, because every rank receives the
+    cores of all ranks."""
     runs: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if runs and number == sum(runs[-1]):
@@ -253,7 +253,7 @@ def _runs_of(numbers: Collection[int]) -> list[tuple[int, int]]:
 
 
 def _differs(*, version: str, host: str, config: bytes, mine: RunConfig) -> str:
-    """How this rank's version or configuration differs from rank 0's; empty if it does not."""
+    """Return how this rank's version or configuration differs from rank 0's; "" if it does not."""
     if version != VERSION:
         return (
             f"psdist {VERSION} on {socket.gethostname()}, {version} on {host} (rank 0); install "

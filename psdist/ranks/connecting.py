@@ -1,6 +1,6 @@
 """The start of every rank: MPI, one configuration, roles, the run directory, the transport.
 
-    context = connect(resolved)          # or the error that resolving gave: all ranks agree on it
+    rank = connect(resolved)          # or the error of resolving: all ranks agree on it
 
 Every rank brings its configuration or its error to one exchange, so each mistake is printed once
 and every rank ends with the same status. Without a launcher there is no MPI at all: one process
@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgpack
 
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved, describe_defaults
 from psdist.controller.kept import Fidelity
 from psdist.errors import ConfigError, LaunchError, UserError
 from psdist.install.launcher import detect, explain_torchrun, survives_deaths
 from psdist.install.room import check_shared_memory
-from psdist.protocol.ids import COORDINATOR, is_worker, server_id, worker_of
+from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import (
     AgreedExit,
@@ -42,22 +41,18 @@ from psdist.ranks.agreement import (
 from psdist.ranks.checkpointing.fidelity import packed, unpacked
 from psdist.ranks.checkpointing.resuming import mark_of, opened
 from psdist.ranks.failure import end_all, format_error, ignore_interrupts, wait_until_read
-from psdist.ranks.hosts import HostWatch
 from psdist.ranks.mpi_end import is_ours
 from psdist.ranks.pairing import pairs_of
 from psdist.ranks.parent_link import ParentLink
+from psdist.ranks.rank import Bootstrap, Comms, Rank, network_alone
 from psdist.ranks.run_files import Begun, create_run_directory
 from psdist.ranks.seats.cards import choose_card
 from psdist.ranks.seats.placing import agree_on_plan, refusal_of_substitutes, unexpected_workers
 from psdist.report.logs import start_logs
-from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.replication.pairs import Pairs
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-
-from psdist.ranks.context import RankContext, network_alone
 
 logger = logging.getLogger("psdist")
 
@@ -66,11 +61,11 @@ _ALONE_TEXT = "{host}\n  rank 0    server 0 and worker 0, group 0, in one proces
 _SPEAKS_FIRST_S: Final = 2.0
 """For rank 0 to speak, and for the launcher to end the others."""
 
-_current: RankContext | None = None
+_current: Rank | None = None
 
 
-def current() -> RankContext | None:
-    """This process's context, once it has connected."""
+def current() -> Rank | None:
+    """Return this process's rank; None before it has connected."""
     return _current
 
 
@@ -79,7 +74,7 @@ def connect(
     *,
     num_workers: int | None = None,
     parent: ParentLink | None = None,
-) -> RankContext:
+) -> Rank:
     """Start MPI and agree with all ranks; raises :class:`AgreedExit` when there was an error, such
     as another number of workers than ``num_workers`` (None: any)."""
     global _current
@@ -139,7 +134,7 @@ def _connect(
     parent: ParentLink | None,
     *,
     nic: str,
-) -> RankContext:
+) -> Rank:
     is_wanted = isinstance(outcome, Resolved) and outcome.config.max_deaths > 0
     survives = isinstance(outcome, Resolved) and outcome.config.replication != "none"
     if is_wanted and not survives_deaths(os.environ):
@@ -160,9 +155,8 @@ def _connect(
     if parent is not None:
         parent.reach("placing")
     placed = agree_on_plan(comm, places, config, num_workers=num_workers)
-    rank = comm.Get_rank()
     made: bytes | UserError = b""
-    if rank == 0:
+    if comm.Get_rank() == 0:
         try:
             assert isinstance(outcome, Resolved)
             made = _packed(create_run_directory(outcome, placed.roles, placed.files))
@@ -184,40 +178,38 @@ def _connect(
     except UserError as error:
         pairs = error
     pairs = agreed(comm, pairs)
-    context = join(comm, config=config, roles=placed.roles, path=path, started_s=started_s)
-    if pairs is not None:
-        context.buddies = pairs.buddies
-    if config.host_timeout_s and len({place.host for place in placed.roles.places}) > 1:
-        context.hosts = HostWatch.begin(
-            comm,
-            placed.roles,
-            hubs=[COORDINATOR, *(server_id(each) for each in context.buddies[:1])],
-            timeout_s=config.host_timeout_s,
-            dead=lambda: context.transport.lost.keys() | context.transport.moved.keys(),
-            decides=lambda: context.is_coordinator,
-            end=context.end_cut_off,
-            outlives_hubs=bool(context.buddies),
-        )
-    atexit.register(context.end_process)  # behind whatever the script registers
-    context.go_on(checkpoint, attempt, fidelity)
-    context.resolved, context.plan, context.parent = resolved, placed.plan, parent
+    rank = join(
+        comm,
+        Bootstrap(
+            resolved=resolved,
+            roles=placed.roles,
+            path=path,
+            started_s=started_s,
+            plan=placed.plan,
+            buddies=() if pairs is None else pairs.buddies,
+            attempt=attempt,
+            checkpoint=checkpoint,
+            fidelity=fidelity,
+        ),
+        parent=parent,
+    )
+    rank.exit.watch_hosts()
+    atexit.register(rank.exit.end_process)  # after whatever the script registers
+    is_coordinator = rank.me == COORDINATOR
     if parent is not None:
-        parent.take_role(context.who, "registrar" if context.me == COORDINATOR else context.role)
-    start_logs(path, rank=rank, who=context.who_in_logs)
+        parent.take_role(rank.who, "registrar" if is_coordinator else rank.role)
+    start_logs(path, rank=rank.number, who=rank.who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
-    if context.me == COORDINATOR:
-        _log_defaults(resolved)
-    if pairs is not None:
-        _tell_of_pairs(context, pairs)
-    return context
+    if is_coordinator:
+        _log_choices(resolved, pairs)
+    return rank
 
 
-def _tell_of_pairs(context: RankContext, pairs: Pairs) -> None:
-    if context.me != COORDINATOR:
-        return
-    if pairs.warning:
+def _log_choices(resolved: Resolved, pairs: Pairs | None = None) -> None:
+    logger.info("defaults: %s", describe_defaults(resolved))
+    if pairs is not None and pairs.warning:
         logger.warning("%s", pairs.warning)
-    for server, buddy in enumerate(pairs.buddies):
+    for server, buddy in enumerate(pairs.buddies if pairs is not None else ()):
         logger.info("server %d keeps a copy of the shard of server %d", buddy, server)
 
 
@@ -234,34 +226,27 @@ def _unpacked(data: bytes) -> tuple[Path, int, str, str, Fidelity | None]:
     return Path(os.fsdecode(path)), int(attempt), str(name), str(mark), unpacked(fidelity)
 
 
-def join(
-    comm: MPI.Intracomm, *, config: RunConfig, roles: Roles, path: Path, started_s: float
-) -> RankContext:
-    """This rank's part in a job over all of ``comm``, whose ranks have agreed on the rest: on the
-    configuration, the roles, and ``path``, the run directory, which exists. Collective."""
+def join(comm: MPI.Intracomm, bootstrap: Bootstrap, *, parent: ParentLink | None = None) -> Rank:
+    """Return this rank of a job over all of ``comm``, whose ranks have agreed on ``bootstrap``; its
+    run directory exists. Collective."""
     from psdist.transport.mpi import MpiTransport  # only now: it needs MPI to be initialised
 
-    rank = comm.Get_rank()
+    number, roles = comm.Get_rank(), bootstrap.roles
     transport = MpiTransport(comm, roles)
-    context = RankContext(
-        config=config,
-        roles=roles,
-        rank=rank,
-        run_directory=RunDirectory(path),
+    me = transport.me
+    group = roles.group_of_worker[worker_of(me)] if is_worker(me) else -1
+    begins = is_worker(me) and not roles.is_substitute(me)
+    workers_comm = comm.Split(0 if begins else 1, number)
+    group_comm = comm.Split(group + 1, number)
+    return Rank(
+        bootstrap,
+        number=number,
         transport=transport,
+        core_share=_core_share(roles, number),
+        comms=Comms(comm, workers_comm if begins else None, group_comm if is_worker(me) else None),
+        parent=parent,
         advance=transport.advance,
-        core_share=_core_share(roles, rank),
-        started_s=started_s,
-        comm=comm,
     )
-    is_a_worker = is_worker(context.me)
-    group = roles.group_of_worker[worker_of(context.me)] if is_a_worker else -1
-    begins = is_a_worker and not context.is_substitute
-    workers_comm = comm.Split(0 if begins else 1, rank)
-    group_comm = comm.Split(group + 1, rank)
-    context.workers_comm = workers_comm if begins else None
-    context.group_comm = group_comm if is_a_worker else None
-    return context
 
 
 def _core_share(roles: Roles, rank: int) -> float:
@@ -275,7 +260,7 @@ def _core_share(roles: Roles, rank: int) -> float:
 
 def _connect_alone(
     outcome: Resolved | UserError, num_workers: int | None, started_s: float
-) -> RankContext:
+) -> Rank:
     """One process is server 0 and worker 0; psdist.ranks.server.serve_beside starts its server."""
     if isinstance(outcome, Resolved) and outcome.config.servers not in ("auto", 1):
         outcome = LaunchError(
@@ -308,22 +293,21 @@ def _connect_alone(
         print(f"psdist: error: {error}", file=sys.stderr, flush=True)
         raise AgreedExit(error.exit_status) from None
     network, transport = network_alone()
-    context = RankContext(
-        config=outcome.config,
-        resolved=outcome,
-        roles=roles,
-        rank=0,
-        run_directory=RunDirectory(begun.path),
+    rank = Rank(
+        Bootstrap(
+            resolved=outcome,
+            roles=roles,
+            path=begun.path,
+            started_s=started_s,
+            attempt=begun.attempt,
+            checkpoint=begun.checkpoint,
+            fidelity=begun.fidelity,
+        ),
+        number=0,
         transport=transport,
         core_share=float(len(alone.cores)),
-        started_s=started_s,
         network=network,
     )
-    context.go_on(begun.checkpoint, begun.attempt, begun.fidelity)
-    start_logs(begun.path, rank=0, who=context.who_in_logs)
-    _log_defaults(outcome)
-    return context
-
-
-def _log_defaults(resolved: Resolved) -> None:
-    logger.info("defaults: %s", describe_defaults(resolved))
+    start_logs(begun.path, rank=0, who=rank.who_in_logs)
+    _log_choices(outcome)
+    return rank

@@ -25,7 +25,6 @@ from psdist.controller.steps import StepControl
 from psdist.protocol.ids import server_id
 from psdist.ranks.checkpointing.fidelity import codec_control, loss_step_control
 from psdist.ranks.checkpointing.ruling import begins_with
-from psdist.ranks.context import RankContext
 from psdist.ranks.coordinator_parts import (
     choosing_parts,
     fixed_steps,
@@ -36,6 +35,7 @@ from psdist.ranks.coordinator_parts import (
 )
 from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.ranks.reporter import Reporter
+from psdist.ranks.session import JobSession
 from psdist.servers.loop import ServerPart
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.coordinator_assembly import assemble
@@ -47,7 +47,7 @@ from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import BuiltSet
 
 
-def coordinator_of(context: RankContext) -> Coordinator:
+def coordinator_of(context: JobSession) -> Coordinator:
     """Return the coordinator, before anything has happened in the job."""
     config, roles, first = context.config, context.roles, context.first_clocks(0)
     groups, mode, kept = roles.groups, judging_mode(config), context.fidelity
@@ -86,7 +86,7 @@ def coordinator_of(context: RankContext) -> Coordinator:
             *shrinking_parts(groups, reforms=context.reforms_groups, rounds=rounds),
             *joining_parts(
                 num_workers=roles.num_workers,
-                buddies=context.buddies,
+                buddies=context.rank.bootstrap.buddies,
                 hosts=hosts_of(roles),
                 racks=racks_of(roles),
                 num_spares=roles.num_spares,
@@ -108,7 +108,7 @@ def _controller(config: RunConfig, num_groups: int) -> Controller | None:
     return None
 
 
-def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
+def _step_control(context: JobSession) -> StepControl | LossStepControl | None:
     config, roles = context.config, context.roles
     if config.steps_by == "speed":
         sizes = [len(workers) for workers in roles.groups]
@@ -121,13 +121,13 @@ def _step_control(context: RankContext) -> StepControl | LossStepControl | None:
 
 
 def coordinator_log_of(
-    context: RankContext, coordinator: Coordinator, *, is_active: bool
+    context: JobSession, coordinator: Coordinator, *, is_active: bool
 ) -> CoordinatorLog:
     """Return the coordinator with a log for its standby; ``is_active``: False on the standby."""
     roles = context.roles
     return CoordinatorLog(
         coordinator,
-        standby=server_id(context.buddies[0]),
+        standby=server_id(context.rank.bootstrap.buddies[0]),
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
         num_spares=roles.num_spares,
@@ -139,7 +139,7 @@ def coordinator_log_of(
 class Duty(ServerPart):
     """Tells the reporter of this rank, if it has one, about the sets of its server."""
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: JobSession) -> None:
         self._context = context
         self._reporter: Reporter | None = None
         self._sets: list[SetLoop] = []

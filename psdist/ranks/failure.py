@@ -1,11 +1,11 @@
-"""What is told when a rank fails, and how it ends the job: once, with rank and host, never cut off.
+"""The text and exit status for an error that ends a rank, and the last steps of its process.
 
-    status = run_or_fail(context, train)      # whatever train() raises ends every rank
+    text, status = format_error(error)
+    end_all(comm, heading, text, status)
 
-The user's mistakes, and what the network did to us, are one line that names the line of the
-script; everything else is a traceback that begins at the script. The rank's log has the whole one.
-Owns words and the last moments of a process; how the words reach the rank that prints them is
-psdist.ranks.context's.
+Mistakes of the user and errors of the network are one line that names the line of the script;
+every other error is a traceback that begins at the script. The rank's log has the whole traceback.
+psdist.ranks.exit sends the text to the rank that prints it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol, TypeGuard
+from typing import Final, NoReturn, Protocol, TypeGuard
 
 from psdist.errors import (
-    BuriedError,
     HostLostError,
     InvariantError,
-    JobEndedError,
     PeerLostError,
     PsdistError,
     TransportError,
+    UsageError,
 )
-from psdist.ranks.process_group_errors import explain_process_group
 
 logger = logging.getLogger("psdist")
 
@@ -51,6 +49,17 @@ REQUEUE_STATUS = 75
 _READ_TIMEOUT_S = 2.0
 _FORWARD_S = 0.1
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_EXPLANATIONS: Final[Mapping[str, str]] = {
+    "trying to initialize the default process group twice": "dist.init_process_group() was called "
+    "by the script: psdist.init() has already created the group; remove this call",
+    "Error initializing torch.distributed using env://": "dist.init_process_group() was called by "
+    "the script: psdist.init() creates the group; remove this call",
+    "Default process group has not been initialized": "torch.distributed has no process group: "
+    "psdist.init() creates it and job.close() ends it; use it only in between, and remove "
+    "dist.destroy_process_group() from the script",
+}
+"""Part of an error of torch -> the mistake of the script. The advice of torch is to call
+init_process_group, which is wrong here: psdist.init() calls it."""
 _RUNPY = ("<frozen runpy>", runpy.__file__)
 _NO_SCRIPTS = ("<", sysconfig.get_path("stdlib") + os.sep)
 
@@ -69,49 +78,13 @@ class Requeued(KeyboardInterrupt):
     def __init__(self, newest: str | None) -> None:
         super().__init__(newest)
         self.newest = newest
-        """The checkpoint that ``--resume`` goes on from."""
-
-
-class CanFail(Protocol):
-    def fail(self, text: str, status: int) -> NoReturn:
-        """End every rank of the job; ``text`` is printed once."""
-        ...
-
-    def end_buried(self, text: str) -> NoReturn:
-        """End this rank alone, with status 0: the job goes on without it. ``text`` says why."""
-        ...
-
-    def end_told(self, status: int) -> NoReturn:
-        """End this rank alone: another one has ended the job, and said why."""
-        ...
-
-    def cause_of(self, error: Exception) -> Exception:
-        """What has happened elsewhere that ``error`` is a consequence of, or ``error``."""
-        ...
+        """The checkpoint that ``--resume`` starts from."""
 
 
 class CanAbort(Protocol):
     """An MPI communicator."""
 
     def Abort(self, errorcode: int) -> NoReturn: ...
-
-
-def run_or_fail(context: CanFail, run: Callable[[], int]) -> int:
-    """``run()``, but whatever it raises ends the whole job, told once. A process that ``run()`` has
-    forked ends here, and by itself: the rank and its MPI are its parent's."""
-    rank = os.getpid()
-    try:
-        status = run()
-    except SystemExit as stop:
-        end_if_forked(rank, stop)
-        if stop.code in (None, 0):
-            return 0
-        fail_with(context, stop)
-    except BaseException as error:  # a rank that only stops would leave the others waiting
-        end_if_forked(rank, error)
-        fail_with(context, error)
-    end_if_forked(rank, None)
-    return status
 
 
 def end_if_forked(rank: int, error: BaseException | None) -> None:
@@ -131,23 +104,9 @@ def end_if_forked(rank: int, error: BaseException | None) -> None:
     os._exit(status)
 
 
-def fail_with(context: CanFail, error: BaseException) -> NoReturn:
-    """End the job because of ``error``."""
-    whole = "".join(traceback.format_exception(error))
-    logger.info("this rank failed:\n%s", printable(whole).rstrip())
-    if _may_be_a_consequence(error):
-        error = context.cause_of(error)
-    if isinstance(error, JobEndedError):
-        context.end_told(error.exit_status)
-    if isinstance(error, BuriedError):
-        context.end_buried(printable(str(error)))
-    text, status = format_error(error)
-    context.fail(text, status)
-
-
-def _may_be_a_consequence(error: BaseException) -> TypeGuard[Exception]:
-    """Of the death of another rank: what a library or the network says, and no mistake of ours or
-    of the user's."""
+def may_be_a_consequence(error: BaseException) -> TypeGuard[Exception]:
+    """True if the failure of another rank may have caused ``error``: an error of a library or of
+    the network, and neither a mistake of the user nor a bug of psdist."""
     if isinstance(error, PsdistError):
         return isinstance(error, TransportError) and not isinstance(
             error, PeerLostError | HostLostError
@@ -156,8 +115,8 @@ def _may_be_a_consequence(error: BaseException) -> TypeGuard[Exception]:
 
 
 def format_error(error: BaseException) -> tuple[str, int]:
-    """What to say about ``error``, and the exit status of the job."""
-    if (mistake := explain_process_group(error)) is not None:
+    """Return the text of ``error``, and the exit status of the job."""
+    if (mistake := _explain_process_group(error)) is not None:
         error = mistake.with_traceback(error.__traceback__)
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):
@@ -175,29 +134,37 @@ def format_error(error: BaseException) -> tuple[str, int]:
     return printable("".join(lines).rstrip()), status
 
 
+def _explain_process_group(error: BaseException) -> UsageError | None:
+    """Return the mistake of the script that led to this error of torch; None for other errors."""
+    if not isinstance(error, ValueError):
+        return None
+    message = str(error)
+    return next((UsageError(text) for part, text in _EXPLANATIONS.items() if part in message), None)
+
+
 def interruption(number: int) -> tuple[str, int]:
-    """What to say of a job that this signal has ended, and its exit status."""
+    """Return the text for a job that this signal has ended, and its exit status."""
     by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
     return f"{_INTERRUPTED}{by}", _SIGNAL_STATUS + number
 
 
 def requeue(why: str) -> tuple[str, int]:
-    """What to say of a job that is to be started again, and its exit status."""
+    """Return the text for a job that must be started again, and its exit status."""
     return f"{_REQUEUE}: {why}", REQUEUE_STATUS
 
 
 def is_requeue(text: str, status: int) -> bool:
-    """Whether a job that ended with these wants to be started again."""
+    """True if a job that ended with this text and status must be started again."""
     return status == REQUEUE_STATUS and text.startswith(_REQUEUE)
 
 
 def is_interruption(text: str, status: int) -> bool:
-    """Whether a job that ended with these was interrupted: it has not failed."""
+    """True if a job that ended with this text and status was interrupted and has not failed."""
     return status > _SIGNAL_STATUS and text.startswith(_INTERRUPTED)
 
 
 def printable(text: str) -> str:
-    """``text`` without lone surrogates (file names that are not UTF-8), so that it can travel."""
+    """Return ``text`` without lone surrogates (file names that are not UTF-8), to be sent."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -212,7 +179,7 @@ def end_all(
     """Print, ``tell()`` the others, and end every rank of ``comm`` (this process alone if None),
     now."""
     separator = ":\n" if "\n" in text else ": "
-    with suppress(OSError, ValueError):  # closed, or a full disk: there is nobody to tell
+    with suppress(OSError, ValueError):  # stderr is closed, or its disk is full
         print(f"{heading}{separator}{text}", file=sys.stderr, flush=True)
     flush_output()
     if comm is not None:
@@ -224,7 +191,7 @@ def end_all(
 
 
 def _close_standard_error() -> None:
-    """All has been said: what an MPI library has to say of its own Abort helps nobody."""
+    """The reason has been printed: the MPI library's lines about its own Abort do not help."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
@@ -232,15 +199,15 @@ def _close_standard_error() -> None:
 
 
 def flush_output() -> None:
-    """What the script has printed, out of this process: Abort throws buffers away."""
+    """Flush the script's output, because Abort discards buffers."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed by the script, or no stream
             stream.flush()
 
 
 def wait_until_read() -> None:
-    """Until the launcher has taken what this rank printed: the end of a job overtakes what still
-    lies in its pipes."""
+    """Wait until the launcher has read this rank's output: the end of a job would overtake the
+    output that is still in the pipes."""
     deadline = time.monotonic() + _READ_TIMEOUT_S
     unread = array.array("i", [0])
     for descriptor in (1, 2):
@@ -256,13 +223,14 @@ def wait_until_read() -> None:
 
 
 def ignore_interrupts() -> None:
-    """From now on Ctrl-C does not cut off what a failing rank says."""
+    """Ignore Ctrl-C from now on, so that it does not cut off the text of a failing rank."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:
-    """``trace`` without our own frames before the script's first; unchanged if we ran none."""
+    """Return ``trace`` without the frames before the script's first one; unchanged if psdist did
+    not run the script."""
     at, inside = trace, False
     while at is not None:
         if at.tb_frame.f_code.co_filename in _RUNPY:
@@ -274,14 +242,14 @@ def _from_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _script_line(trace: TracebackType | None) -> str:
-    """`` at train.py line 12``: where the script called psdist; nothing where it did not."""
+    """Return the place where the script called psdist (`` at train.py line 12``), or ""."""
     found = ""
     at = _from_script(trace)
     while at is not None:
         path = at.tb_frame.f_code.co_filename
         if path.startswith(_PACKAGE):
             break
-        # Not a library's frame between the two: torch wraps optimizer.step.
+        # Skip frames of libraries in between: torch wraps optimizer.step.
         if not (path.startswith(_NO_SCRIPTS) or "/site-packages/" in path):
             found = f" at {os.path.basename(path)} line {at.tb_lineno}"
         at = at.tb_next

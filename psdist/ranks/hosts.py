@@ -1,13 +1,13 @@
-"""Whether the hosts of this job still reach each other: who calls whom, and what follows.
+"""Monitor whether the hosts of this job still reach each other.
 
-    context.hosts = HostWatch.begin(comm, roles, hubs=[COORDINATOR], ...)     # collective
-    context.hosts.verdict        # on the coordinator: why the job ends, or None
-    context.hosts.close()
+    hosts = HostWatch.begin(comm, roles, hubs=[COORDINATOR], ...)     # collective
+    hosts.verdict        # on the coordinator: why the job ends, or None
+    hosts.close()
 
-Every rank has a line (psdist.reach) to the coordinator, and with buddies to its standby, unless it
-shares their host, which no network can part. The coordinator alone decides that the job ends; who
-has lost all its hubs ends by itself, after the same time, because nobody can tell it anything. So
-no rank that is cut off goes on, and none of it is waited for.
+Every rank connects to the hubs (psdist.reach): the coordinator, and with replication its standby,
+unless it shares their host. Only the coordinator decides that the job ends. A rank that has lost
+all its hubs ends itself after the same time, because it can receive no message. So no rank that is
+cut off continues, and no other rank waits for it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class HostWatch:
         end: Ends,
         outlives_hubs: bool = False,
     ) -> HostWatch:
-        """``hubs``: the stable ids of the coordinator and its standby; ``dead()``: of those that
-        the job knows to have died; ``decides()``: whether this rank is the coordinator now;
-        ``outlives_hubs``: the job goes on when they die, of which a rank that computes has not
-        heard yet. Collective over ``comm``."""
+        """``hubs``: the stable ids of the coordinator and its standby; ``dead()``: the ids of
+        failed ranks; ``decides()``: True if this rank is the coordinator now; ``outlives_hubs``:
+        the job continues after hubs fail, which a computing rank notices late. Collective over
+        ``comm``."""
         made, rank = cls(), comm.Get_rank()
         hub_ranks = [roles.rank_of_peer[peer] for peer in hubs]
         places = roles.places
@@ -90,7 +90,7 @@ class HostWatch:
                     on_verdict=lambda text: end(text, is_told=True),
                 )
             except OSError as error:
-                logger.warning("hosts are not watched, for no port can be listened at: %s", error)
+                logger.warning("host monitoring disabled: cannot open a listening port: %s", error)
             else:
                 mine = msgpack.packb([_addresses(host), made._hub.port, key])
         table = allgather(comm, mine)
@@ -118,18 +118,19 @@ class HostWatch:
 
     @property
     def verdict(self) -> str | None:
-        """On the coordinator: which host is cut off, or which rank has ended without a word."""
+        """On the coordinator: which host is cut off, or which rank has ended without a message;
+        None if all hosts are connected."""
         return self._hub.verdict if self._hub is not None else None
 
     def close(self) -> None:
-        """This process ends, and that is no mistake."""
+        """End the monitor before this process ends as planned."""
         for each in (self._member, self._hub):
             if each is not None:
                 each.close()
 
 
 def _addresses(host: str) -> list[str]:
-    """Where this host may be reached, the likeliest first."""
+    """Return addresses of this host, the most likely one first."""
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
     hints = [os.environ[name] for name in HINTS if os.environ.get(name)]
     found = offer(host=host, wanted=wanted, preferred=hints).addresses

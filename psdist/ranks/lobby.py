@@ -1,11 +1,11 @@
-"""Between jobs: workers come to psdist.init with their settings, servers wait for all of them.
+"""Between jobs: workers call psdist.init with their settings, servers wait for all workers.
 
-    while wait_for_job(context, lobby): ...     # on a server: in a job, until workers are gone
-    join_job(context, {"mode": "ssp"})          # on a worker, in psdist.init(mode="ssp")
-    leave(context)                              # on a worker, when its process ends
+    while wait_for_job(rank, lobby): ...     # on a server: until no worker is left
+    join_job(rank, {"mode": "ssp"})          # on a worker, in psdist.init(mode="ssp")
+    leave(rank)                              # on a worker, when its process ends
 
-Who has come is decided by psdist.servers.protocol.lobby, on the coordinator. One process without a
-launcher waits for nobody.
+The coordinator decides when a job begins (psdist.servers.protocol.lobby). One process without a
+launcher does not wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from psdist.protocol.ids import (
     is_worker,
     worker_of,
 )
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 from psdist.ranks.reporting.status import StatusFile
 from psdist.ranks.run_files import create_next_run_directory, take_settings_of_script
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction, Open
@@ -48,115 +48,109 @@ logger = logging.getLogger("psdist")
 _WHERE = "psdist.init"
 
 
-def wait_for_job(context: RankContext, lobby: Lobby | None) -> bool:
-    """On a server: returns when a job has begun; False when no worker is left to begin one.
+def wait_for_job(rank: Rank, lobby: Lobby | None) -> bool:
+    """On a server: return True when a job has begun, False when no worker is left to begin one.
     ``lobby``: on the coordinator only."""
-    waiting = context.waiting(has_deadline=False)
+    waiting = rank.waiting(has_deadline=False)
     waiting.relax()
     known: set[int] = set()
-    status = StatusFile(context.run_directory)
+    status = StatusFile(rank.session.run_directory)
     while True:
-        if context.has_lost_coordinator:
-            return False  # who would begin another job, and who would say that nobody does
-        if lobby is not None and context.survives_workers:
-            for peer in context.transport.lost.keys() - known:
+        if rank.session.has_lost_coordinator:
+            return False  # only the coordinator can begin another job, or end the wait
+        if lobby is not None and rank.session.survives_workers:
+            for peer in rank.endpoint.lost.keys() - known:
                 known.add(peer)
-                if is_worker(peer) and _tell(context, lobby.lose(worker_of(peer))) is not None:
+                if is_worker(peer) and _do(rank, lobby.lose(worker_of(peer))) is not None:
                     return False
-        event = context.transport.poll()
+        event = rank.endpoint.poll()
         if event is None:
             waiting.idle("psdist.init on the workers")
             if lobby is not None:
-                context.heed_parent()
-                context.heed_hosts()
+                rank.exit.check()
                 if status.is_due and lobby.job == 1:
-                    mode, called = describe_now(context.config, 0), lobby.called
-                    status.write_start(context.roles, mode=mode, called=called, job=1)
+                    mode, called = describe_now(rank.session.config, 0), lobby.called
+                    status.write_start(rank.roles, mode=mode, called=called, job=1)
             continue
         waiting.reset()
-        arrived = _control(context, event)
+        arrived = _control(rank, event)
         if arrived is None:
             continue
         message = arrived.message
         if isinstance(message, Failure) and lobby is not None:
-            context.abort(message.heading, message.text, message.exit_status)
+            rank.exit.abort(message.heading, message.text, message.exit_status)
         if isinstance(message, Begun) and arrived.peer == COORDINATOR:
-            _begin(context, message)
+            _begin(rank, message)
             return True
         if isinstance(message, End) and arrived.peer == COORDINATOR:
             return False
         if lobby is None or not isinstance(message, Lobby.TAKES):
-            raise _unexpected(context, arrived.peer, message)
-        last = _take(context, lobby, arrived)
+            raise _unexpected(rank, arrived.peer, message)
+        last = _do(rank, lobby.handle(arrived.peer, message))
         if isinstance(last, AllGone):
             return False
         if last is not None:
-            _begin(context, last)
+            _begin(rank, last)
             return True
 
 
-def _take(context: RankContext, lobby: Lobby, arrived: ControlArrived) -> Begun | AllGone | None:
-    """On the coordinator: what its machine decides about a message; the job that begins, or the
-    end."""
-    return _tell(context, lobby.handle(arrived.peer, arrived.message))
-
-
-def _tell(context: RankContext, actions: Iterable[LobbyAction]) -> Begun | AllGone | None:
+def _do(rank: Rank, actions: Iterable[LobbyAction]) -> Begun | AllGone | None:
+    """On the coordinator: carry out actions. Return the job that begins, or the end."""
     last: Begun | AllGone | None = None
     for action in actions:
         if isinstance(action, Open):
-            # First: nobody writes into a run directory that is another run's.
+            # First: it refuses a run directory of another run.
             last = action.begun
-            open_files(context, last)
+            open_files(rank, last)
         elif isinstance(action, AllGone):
             last = action
         else:
-            context.transport.send_control(action.peer, action.message)
+            rank.endpoint.send_control(action.peer, action.message)
     return last
 
 
-def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
-    """On a worker: returns when every worker has passed these settings to psdist.init and the job
-    has begun. Raises :class:`CollectiveError` where another one has passed others."""
-    if context.replace is not None:
-        if not context.is_in_job:
-            raise PeerLostError(f"worker {context.replace.worker}")
-        return None  # which has begun, with what the others have passed
-    if context.job and context.roles.num_substitutes:
+def join_job(rank: Rank, settings: Mapping[str, Any]) -> None:
+    """On a worker: return when every worker has passed these settings to psdist.init and the job
+    has begun. Raises :class:`CollectiveError` if another worker has passed other settings."""
+    if rank.session.replace is not None:
+        if not rank.session.is_open:
+            raise PeerLostError(f"worker {rank.session.replace.worker}")
+        return None  # the job has begun, with the settings of the other workers
+    if rank.session.number and rank.roles.num_substitutes:
         raise UsageError(
             "psdist.init() for a second job, with spares for workers' places: the script of a "
             "spare would begin with the first one's part; train in one job, or "
-            f"{without_substitutes(context.config)}"
+            f"{without_substitutes(rank.session.config)}"
         )
-    job = context.job + 1
-    if context.comm is None:
+    job = rank.session.number + 1
+    if rank.is_alone:
         begun = Begun(job=job, settings=dict(settings))
-        open_files(context, begun)
-        return _begin(context, begun)
-    worker = worker_of(context.me)
-    transport = context.transport
-    _require_coordinator(context)
+        open_files(rank, begun)
+        return _begin(rank, begun)
+    worker = worker_of(rank.me)
+    transport = rank.endpoint
+    _require_coordinator(rank)
     transport.send_control(COORDINATOR, Begin(worker=worker, job=job, settings=dict(settings)))
-    waiting = context.waiting()
+    waiting = rank.waiting()
     waiting.reset()
     while True:
         event = transport.poll()
-        _require_coordinator(context)
+        _require_coordinator(rank)
         if event is None:
             if waiting.idle(f"the other workers in {_WHERE}"):
                 logger.warning("still waiting for the other workers in %s", _WHERE)
                 transport.send_control(COORDINATOR, WhoIsAbsent(worker=worker, seq=job))
             continue
-        arrived = _control(context, event)
+        arrived = _control(rank, event)
         if arrived is None:
             continue
         message = arrived.message
         if isinstance(message, Begun) and arrived.peer == COORDINATOR:
             if message.error:
                 raise CollectiveError(message.error)
-            return _begin(context, message)
+            return _begin(rank, message)
         if not isinstance(message, Absent):
-            raise _unexpected(context, arrived.peer, message)
+            raise _unexpected(rank, arrived.peer, message)
         more = message.num_absent - len(message.workers)
         logger.warning(
             "%s has not been called by %s%s",
@@ -166,83 +160,82 @@ def join_job(context: RankContext, settings: Mapping[str, Any]) -> None:
         )
 
 
-def leave(context: RankContext) -> None:
+def leave(rank: Rank) -> None:
     """On a worker, outside of any job: its process ends."""
-    me = worker_of(context.me)
-    if context.comm is not None and (not context.is_substitute or me in context.joined):
-        context.transport.send_control(COORDINATOR, Gone(worker=me))
-    context.close()
+    me = worker_of(rank.me)
+    if not rank.is_alone and (not rank.is_substitute or me in rank.session.joined):
+        rank.endpoint.send_control(COORDINATOR, Gone(worker=me))
+    rank.exit.close()
 
 
-def _require_coordinator(context: RankContext) -> None:
-    """Raises :class:`PeerLostError` where it has died, in the job before or behind it."""
-    if context.has_lost_coordinator:
-        lost, moved = context.transport.lost, context.transport.moved
+def _require_coordinator(rank: Rank) -> None:
+    """Raises :class:`PeerLostError` if the coordinator failed in the last job or after it."""
+    if rank.session.has_lost_coordinator:
+        lost, moved = rank.endpoint.lost, rank.endpoint.moved
         raise PeerLostError(lost.get(COORDINATOR) or moved[COORDINATOR])
 
 
-def _control(context: RankContext, event: Event) -> ControlArrived | None:
-    """``event`` if it is a control message; None where there is nothing to do about it."""
+def _control(rank: Rank, event: Event) -> ControlArrived | None:
+    """Return ``event`` if it is a control message; None if it needs no reaction."""
     if isinstance(event, ControlArrived):
         return event
     if isinstance(event, PeerLost):
         if is_spare(event.peer):
-            return None  # a job begins without it
-        if context.survives_workers and is_worker(event.peer):
-            return None  # the coordinator's lobby knows (transport.lost)
+            return None  # a job can begin without it
+        if rank.session.survives_workers and is_worker(event.peer):
+            return None  # the coordinator reads transport.lost
         is_server = not is_worker(event.peer)
-        if context.survives_servers and context.job and is_server:
-            return None  # the job is over; another one would not begin
+        if rank.session.survives_servers and rank.session.number and is_server:
+            return None  # the job has ended, and no other one begins
         raise PeerLostError(event.who)
     if isinstance(event, Sent):
         return None
-    raise _unexpected(context, event.peer, event)
+    raise _unexpected(rank, event.peer, event)
 
 
-def _unexpected(context: RankContext, peer: int, what: Control | Event) -> ProtocolError:
+def _unexpected(rank: Rank, peer: int, what: Control | Event) -> ProtocolError:
     return ProtocolError(
-        f"{describe_peer(context.me)}: {describe_peer(peer)} sent {type(what).__name__} while "
+        f"{describe_peer(rank.me)}: {describe_peer(peer)} sent {type(what).__name__} while "
         "no job was going on"
     )
 
 
-def _begin(context: RankContext, begun: Begun) -> None:
-    if begun.job != context.job + 1:
-        raise ProtocolError(f"job {begun.job} began after job {context.job}")
+def _begin(rank: Rank, begun: Begun) -> None:
+    if begun.job != rank.session.number + 1:
+        raise ProtocolError(f"job {begun.job} began after job {rank.session.number}")
     lost = [
         who
-        for peer, who in context.transport.lost.items()
-        if not is_spare(peer) and not context.roles.is_substitute(peer)
+        for peer, who in rank.endpoint.lost.items()
+        if not is_spare(peer) and not rank.roles.is_substitute(peer)
     ]
-    for who in (*lost, *context.transport.moved.values()):
-        raise PeerLostError(who)  # the job before has survived it
-    context.begin_job(begun.job, _resolved(context, begun).config)
+    for who in (*lost, *rank.endpoint.moved.values()):
+        raise PeerLostError(who)  # only the last job has survived it
+    rank.begin_job(begun.job, _resolved(rank, begun).config)
 
 
-def open_files(context: RankContext, begun: Begun) -> None:
-    """On the coordinator, or in one process: what people read of the job that begins."""
-    resolved, roles, path = _resolved(context, begun), context.roles, context.path_of(begun.job)
+def open_files(rank: Rank, begun: Begun) -> None:
+    """On the coordinator, or in one process: write the first files of the job that begins."""
+    resolved, roles, path = _resolved(rank, begun), rank.roles, rank.bootstrap.path_of(begun.job)
     if begun.job == 1:
-        take_settings_of_script(context.run_directory, resolved, roles)
+        take_settings_of_script(rank.session.run_directory, resolved, roles)
     else:
-        create_next_run_directory(path, resolved, roles, first=context.path_of(1))
-        if context.resolved is not None and context.resolved.config.rollback is not None:
+        create_next_run_directory(path, resolved, roles, first=rank.bootstrap.path_of(1))
+        if rank.bootstrap.config.rollback is not None:
             logger.warning(
                 "training.rollback = %g is left out in job %d: it starts afresh whenever the "
                 "processes do, and so has no checkpoint to go back to",
-                context.resolved.config.rollback,
+                rank.bootstrap.config.rollback,
                 begun.job,
             )
 
 
-def _resolved(context: RankContext, begun: Begun) -> Resolved:
-    """What the job that begins is run with: jobs behind the first do without rollback."""
-    assert context.resolved is not None
+def _resolved(rank: Rank, begun: Begun) -> Resolved:
+    """Return the settings of the job that begins; only the first job can have rollback."""
     try:
-        resolved = with_script(context.resolved, script_settings(begun.settings))
-    except UserError as error:  # whoever has sent them has checked them
+        resolved = with_script(rank.bootstrap.resolved, script_settings(begun.settings))
+    except UserError as error:  # the sender has checked them
         raise ProtocolError(f"settings that no psdist.init takes: {error}") from error
     if begun.job == 1 or resolved.config.run_dir is None:
         return resolved
-    changed = {"run_dir": str(context.path_of(begun.job)), "rollback": None}
+    changed = {"run_dir": str(rank.bootstrap.path_of(begun.job)), "rollback": None}
     return replace(resolved, config=resolved.config.model_copy(update=changed))

@@ -1,13 +1,13 @@
-"""The end of MPI in a process: MPI_Finalize, which is left out where ranks have died.
+"""The end of MPI in a process: MPI_Finalize, which is skipped if ranks have failed.
 
     rc.finalize = not end_is_ours(os.environ)     # before mpi4py.MPI is loaded
     finalize_at_exit()                            # MPI has begun
-    leave_out()                                   # ranks have died: the process ends without it
+    leave_out()                                   # ranks have failed: skip MPI_Finalize
 
-With two of five ranks gone Open MPI 5.0.11 was seen to wait in MPI_Finalize for ever. mpi4py calls
-it when the interpreter has been torn down, where nothing keeps it from that but the end of the
-process, with a status of one's own: what the script has passed to sys.exit() is not known to
-anybody then. So psdist calls it itself wherever a job may outlive ranks.
+After two of five ranks had failed, Open MPI 5.0.11 waited in MPI_Finalize forever. mpi4py calls it
+after the interpreter has been torn down. There only os._exit() could skip it, and the status that
+the script passed to sys.exit() is lost by then. So psdist calls MPI_Finalize itself if a job may
+outlive ranks.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _is_left_out = False
 
 
 def end_is_ours(environment: Mapping[str, str]) -> bool:
-    """Whether psdist calls MPI_Finalize: mpi4py does where no job outlives a rank, and where the
-    script has loaded it before."""
+    """Decide and return whether psdist calls MPI_Finalize. mpi4py calls it if no job outlives a
+    rank, and if the script has loaded mpi4py before."""
     global _is_ours
     _is_ours = survives_deaths(environment) and "mpi4py.MPI" not in sys.modules
     return _is_ours
 
 
 def is_ours() -> bool:
-    """What :func:`end_is_ours` has said."""
+    """Return the decision of :func:`end_is_ours`."""
     return _is_ours
 
 
 def finalize_at_exit() -> None:
-    """MPI has begun in this process; what is registered later to be called at the process's end
-    comes before MPI's."""
+    """Call MPI_Finalize at the end of the process, after all functions that are registered with
+    atexit from now on. MPI has begun in this process."""
     if _is_ours:
         atexit.register(_finalize, os.getpid())
 
@@ -53,11 +53,11 @@ def _finalize(rank: int) -> None:
 
 
 def leave_out() -> None:
-    """This process ends without MPI_Finalize, with the status that it ends with anyway. The last
-    that is called of this process's own. MPI's end must be psdist's."""
+    """End this process without MPI_Finalize, with the status that it has anyway; the last call of
+    the process. :func:`end_is_ours` must have returned True."""
     global _is_left_out
     _is_left_out = True
     flush_output()
     libc = ctypes.CDLL(None)
-    # The first that exit(status) calls ends the process: no library waits for the dead.
+    # exit(status) calls it first, so no library can wait for failed ranks.
     libc.on_exit(libc._exit, None)

@@ -81,7 +81,7 @@ def connect_to_parent(environment: Mapping[str, str], *, rank: int) -> ParentLin
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(path)
-    except ConnectionRefusedError:  # its socket is there, and nobody listens
+    except ConnectionRefusedError:  # its socket exists, and no process listens
         connection.close()
         raise LaunchError(_VANISHED) from None
     except OSError:  # another container of the same host
@@ -104,7 +104,7 @@ class ParentLink:
         self.is_lost = False
         """The parent has vanished: this rank ends within LOST_S."""
         self.postpone: Callable[[int], bool] | None = None
-        """Whether a worker's script, asked to end, goes on until it has made a checkpoint."""
+        """True if a worker's script that must end continues until it has made a checkpoint."""
         self.end_signal: int | None = None
         """The parent wants the coordinator to end the job, because of this signal."""
         self._send(Hello(rank=rank))
@@ -120,7 +120,7 @@ class ParentLink:
             os.close(pipe)
         threading.Thread(target=self._listen, name="psdist-parent", daemon=True).start()
 
-    # -- what this rank says -------------------------------------------------------------------
+    # -- facts for the parent ------------------------------------------------------------------
 
     def reach(self, phase: Phase) -> None:
         self._send(PhaseReached(phase=phase))
@@ -135,11 +135,11 @@ class ParentLink:
         self._send(RoleTaken(who=who, role=role))
 
     def tell(self, fact: Fact) -> None:
-        """A fact that may be left out: where the parent does not read, nobody waits for it."""
+        """Send a fact; it is dropped if the parent does not read."""
         self._send(fact)
 
     def failed(self, status: int) -> None:
-        """This rank has told people why, and ends the job with ``status``."""
+        """This rank has printed why, and ends the job with ``status``."""
         self._is_deaf = True
         self._send(Failed(status=status))
 
@@ -168,7 +168,7 @@ class ParentLink:
         if self._input:
             _replace_input(self._input.pop())
 
-    # -- what the parent says ------------------------------------------------------------------
+    # -- orders of the parent ------------------------------------------------------------------
 
     def _listen(self) -> None:
         while True:
@@ -178,7 +178,7 @@ class ParentLink:
             try:
                 order = decode_order(data)
             except ProtocolError:
-                logger.exception("psdist run said what this rank does not understand")
+                logger.exception("psdist run sent an unknown order")
                 continue
             if isinstance(order, SignalCame):
                 self.deliver(order.number)
@@ -227,7 +227,7 @@ class ParentLink:
             self._connection.send(encode(fact), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        """A packet and the descriptors beside it; no bytes: the parent has gone."""
+        """Return a packet and its descriptors; b"" if the parent has ended."""
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 self._connection, PACKET_BYTES + 1, _MAX_DESCRIPTORS

@@ -1,10 +1,10 @@
 """A script that python itself runs: ``python train.py``, ``mpirun python train.py``, or a REPL.
 
-Nobody stands around such a script, so psdist.init() connects by the environment, and hooks of the
-interpreter tell how the script ends. A server rank serves here and never returns.
+psdist did not start such a script. So psdist.init() connects by the environment, and hooks of the
+interpreter report how the script ends. A server rank serves here and never returns.
 
-    context = connect_or_serve(finish)
-    job = Job(context)
+    rank = connect_or_serve(finish)
+    job = Job(rank.session)
     tell_errors()              # again: torch.distributed has put a hook of its own around ours
 """
 
@@ -22,19 +22,16 @@ from psdist.errors import UserError
 from psdist.install.launcher import detect
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.connecting import connect, current
-from psdist.ranks.context import RankContext
-from psdist.ranks.failure import fail_with, run_or_fail
+from psdist.ranks.rank import Rank
 from psdist.ranks.server import serve, write_summary_if_it_fails
 from psdist.ranks.taking_place import take_place
 
 
-def connect_or_serve(
-    finish: Callable[[], int], check: Callable[[], object] = lambda: None
-) -> RankContext:
-    """This worker's context; its ``finish`` is called when the script has ended well.
+def connect_or_serve(finish: Callable[[], int], check: Callable[[], object] = lambda: None) -> Rank:
+    """Return this worker's rank; ``finish`` is called when the script has ended without an error.
 
-    ``check`` raises UserError for what the script has passed and cannot be. Exits the process on
-    servers, and where the ranks agree that they cannot begin.
+    ``check`` raises UserError for wrong settings of the script. Exits the process on servers, and
+    if the ranks agree that they cannot begin.
     """
     outcome: Any
     try:
@@ -45,34 +42,34 @@ def connect_or_serve(
             raise
         outcome = error
     try:
-        context = connect(outcome)
+        rank = connect(outcome)
     except AgreedExit as agreed:
         sys.exit(agreed.status)
-    if context.role != "worker":
-        status = run_or_fail(context, lambda: serve(context))
-        if status or context.replace is None:
+    if rank.role != "worker":
+        status = rank.exit.run(lambda: serve(rank))
+        if status or rank.session.replace is None:
             sys.exit(status)
-    elif context.is_substitute and not run_or_fail(context, lambda: int(take_place(context))):
+    elif rank.is_substitute and not rank.exit.run(lambda: int(take_place(rank))):
         sys.exit(0)
     tell_errors()
     atexit.register(_finish_at_exit, finish, os.getpid())
-    if context.comm is None:
-        write_summary_if_it_fails(context)
-    return context
+    if rank.is_alone:
+        write_summary_if_it_fails(rank)
+    return rank
 
 
 def tell_errors() -> None:
-    """From now on an error that nothing catches is told once and ends the job.
+    """From now on an uncaught error is printed once and ends the job.
 
-    A hook around ours must not stay: torch.distributed's puts a buffer in place of sys.stderr, in
-    which everything that is said before the process ends would be lost.
+    The hook of torch.distributed must not stay around ours: it replaces sys.stderr by a buffer,
+    and the text printed before the process ends would be lost.
     """
     sys.excepthook = _excepthook
 
 
 def _is_interactive() -> bool:
-    """Whether a person types at this process. One that a launcher started ends with its script:
-    other ranks wait for it."""
+    """True if a user types at this process. A process that a launcher started ends with its
+    script, because other ranks wait for it."""
     if detect(os.environ).is_present:
         return False
     # ps1 is there from the first prompt on; with `python -i` that comes after the script.
@@ -82,20 +79,24 @@ def _is_interactive() -> bool:
 def _excepthook(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    context = current()
-    if context is None or _is_interactive():
+    rank = current()
+    if rank is None or _is_interactive():
         sys.__excepthook__(kind, error, trace)
         return
-    fail_with(context, error)
+    rank.exit.fail_with(error)
 
 
-def _finish_at_exit(finish: Callable[[], int], rank: int) -> None:
-    context = current()
-    if context is None or os.getpid() != rank:  # a process that the script has forked
+def _finish_at_exit(finish: Callable[[], int], process: int) -> None:
+    rank = current()
+    if rank is None or os.getpid() != process:  # a process that the script has forked
         return
-    # Set by Python for what ended the script, even if a hook other than ours was told of it. At a
-    # prompt it is an error that the person has seen, and went on.
+    # Python sets it for the error that ended the script, whichever hook handled it. At a prompt it
+    # is an earlier error, which did not end anything.
     error = getattr(sys, "last_value", None)
-    if isinstance(error, BaseException) and not _is_interactive() and context.is_waited_for:
-        fail_with(context, error)
-    run_or_fail(context, finish)
+    if (
+        isinstance(error, BaseException)
+        and not _is_interactive()
+        and (not rank.is_alone or rank.session.is_open)
+    ):
+        rank.exit.fail_with(error)
+    rank.exit.run(finish)

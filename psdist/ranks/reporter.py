@@ -36,7 +36,6 @@ from psdist.protocol.partition import Partition
 from psdist.ranks.checkpointing.files import CheckpointAction, CheckpointFiles
 from psdist.ranks.checkpointing.rollbacks import Record, add_rollback, in_words, read_rollbacks
 from psdist.ranks.checkpointing.ruling import line_of_modes
-from psdist.ranks.context import RankContext
 from psdist.ranks.failure import is_interruption, is_requeue, requeue
 from psdist.ranks.reporting.lines import (
     different_clocks_line,
@@ -51,6 +50,7 @@ from psdist.ranks.reporting.run_status import Notice, RunStatus, holder_of
 from psdist.ranks.reporting.status import StatusFile
 from psdist.ranks.reporting.summary import BuiltSet, counts_of_run
 from psdist.ranks.run_json import promise
+from psdist.ranks.session import JobSession
 from psdist.report.facts import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.parts import Reports
@@ -67,12 +67,12 @@ logger = logging.getLogger("psdist")
 _SHOW_EVERY_S = 0.25
 
 
-def write_files_when_terminated(context: RankContext) -> None:
+def write_files_when_terminated(context: JobSession) -> None:
     """On the coordinator: on SIGTERM write how far the job has come, then end. Launchers send it
     when a user ends the job or another rank has failed."""
 
     def write_and_end(number: int, _frame: FrameType | None) -> None:
-        context.write_last_files(f"ended by {signal.Signals(number).name}", 128 + number)
+        context.exit.write_last_files(f"ended by {signal.Signals(number).name}", 128 + number)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
@@ -84,7 +84,7 @@ class Reporter(Reports):
 
     def __init__(
         self,
-        context: RankContext,
+        context: JobSession,
         coordinator: Coordinator,
         *,
         coordinator_log: CoordinatorLog | None = None,
@@ -102,7 +102,7 @@ class Reporter(Reports):
         self._files.good_rounds = lambda: None if losses is None else losses.good
         self._has_looked_for_empty_servers = False
         if is_active:
-            context.on_abort = self._on_abort
+            context.exit.on_failure(self._on_abort)
         restored, fidelity = context.restored, context.fidelity
         why = "rollback" if restored is None else f"checkpoint {restored.checkpoint.name}"
         self._status = RunStatus(
@@ -122,7 +122,7 @@ class Reporter(Reports):
         """Return how this process shows progress: not at all if a parent does; a line can be
         rewritten only on a terminal of this process."""
         setting = self._context.config.progress
-        if setting == "off" or self._context.parent is not None:
+        if setting == "off" or self._context.exit.parent is not None:
             return "off"
         return "live" if setting != "lines" and sys.stderr.isatty() else "lines"
 
@@ -213,10 +213,10 @@ class Reporter(Reports):
         not have done."""
         context = self._context
         self._is_active = True
-        context.on_abort = self._on_abort
+        context.exit.on_failure(self._on_abort)
         write_files_when_terminated(context)
-        if context.parent is not None:
-            context.parent.take_role(context.who, "registrar")
+        if context.exit.parent is not None:
+            context.exit.parent.take_role(context.rank.who, "registrar")
         lines = [each.line for each in undone if isinstance(each, WriteMetrics)]
         for line in context.run_directory.missing("metrics.jsonl", lines):
             context.run_directory.append_metrics(line)
@@ -268,7 +268,7 @@ class Reporter(Reports):
         elif isinstance(action, EndJob):
             self._display.close()
             failure = action.failure
-            self._context.abort(failure.heading, failure.text, failure.exit_status)
+            self._context.exit.abort(failure.heading, failure.text, failure.exit_status)
         elif isinstance(action, Complete):
             self._complete()
 
@@ -303,7 +303,7 @@ class Reporter(Reports):
     def coordinator_line(self) -> str:
         """Return where they are; "" while coordinator and standby are those of the start."""
         at, standby = self._coordinator_at, self._standby
-        buddies = self._context.buddies
+        buddies = self._context.rank.bootstrap.buddies
         if not buddies or (at, standby) == (COORDINATOR, server_id(buddies[0])):
             return ""
         has = "without a standby" if standby is None else f"its standby is {describe_peer(standby)}"
@@ -322,10 +322,10 @@ class Reporter(Reports):
         text, status = f"error: {words}", ConfigError.exit_status
         if rollback.allowed >= 0:
             text, status = requeue(f"the loss has blown up: --resume goes on, {words}")
-        context.abort(f"psdist: {context.who}", text, status)
+        context.exit.abort(f"psdist: {context.rank.who}", text, status)
 
     def _tell_parent_of_death(self, action: LogAction) -> None:
-        roles, parent = self._context.roles, self._context.parent
+        roles, parent = self._context.roles, self._context.exit.parent
         ranks: list[int] = []
         match action:
             case ServerDeath(server):
@@ -363,8 +363,7 @@ class Reporter(Reports):
     def on_idle(self) -> None:
         if not self._is_active:
             return
-        self._context.heed_parent()
-        self._context.heed_hosts()
+        self._context.exit.check()
         now_s = time.monotonic()
         if now_s - self._shown_s < _SHOW_EVERY_S:
             return
@@ -375,14 +374,14 @@ class Reporter(Reports):
 
     def _write_status(self, training: Training | None = None, *, outcome: str = "") -> None:
         """Write status.json; ``outcome``: how the job has ended, "" before."""
-        if self._context.comm is not None:
+        if not self._context.rank.is_alone:
             self._status_file.write(
                 self._status, self._reports(), training=training, outcome=outcome
             )
 
     def _show(self, now_s: float) -> Training | None:
         """Update the display. Return its report, None before training has begun."""
-        coordinator, parent = self._coordinator, self._context.parent
+        coordinator, parent = self._coordinator, self._context.exit.parent
         if not any(each.clock for each in coordinator.progress.values()):
             return None
         self._look_for_empty_servers()
@@ -444,7 +443,7 @@ class Reporter(Reports):
     def _predicted_exchange_s(self) -> float | None:
         """Return the plan's time of this model on the slowest link; None if no link is crossed, or
         if codecs or replicas change the bytes that the plan counts."""
-        plan, config = self._context.plan, self._context.config
+        plan, config = self._context.rank.bootstrap.plan, self._context.config
         if plan is None or not plan.links or not self._built:
             return None
         if config.replication != "none" or has_codecs(config):

@@ -1,8 +1,8 @@
-"""What one rank writes before a run begins: the run directory, its configuration, who is who.
+"""The first files of a run, which one rank writes: the run directory, its configuration, roles.
 
     path = create_run_directory(resolved, roles, {"plan.txt": drawing})
 
-What is written later is psdist.ranks.reporter's (the coordinator) and psdist.report.logs's.
+psdist.ranks.reporter (on the coordinator) and psdist.report.logs write the other files.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _PLAN_FILES: Final = ("plan.txt", "plan.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """A run directory that is made."""
+    """A new run directory, and what the run starts from."""
 
     path: Path
     attempt: int = 1
     checkpoint: Checkpoint | None = None
-    """What the run goes on from,"""
+    """Checkpoint that the run starts from."""
     fidelity: Fidelity | None = None
-    """and with what of psdist's own choices."""
+    """Tuning state that the run starts with."""
 
 
 def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, str]) -> Begun:
     """Make the run's directory with its first files, and print the configuration.
 
-    ``files``: more of them, texts by name. Raises ConfigError where it holds a run already that
-    is not to be resumed, or cannot be written.
+    ``files``: texts of further files, by name. Raises :class:`ConfigError` if the directory holds a
+    run already and ``resume`` is off, or cannot be written.
     """
     config = outcome.config
     if config.run_dir is not None:
@@ -77,10 +77,10 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
 
 
 def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, first: Path) -> None:
-    """As :func:`create_run_directory`, for another job of the same ranks, whose first one wrote the
-    directory ``first``; ``resolved`` includes what the script has decided."""
+    """Make the directory of another job of the same ranks, as :func:`create_run_directory` does.
+    ``first``: the directory of the first job; ``resolved`` includes the script's settings."""
     if resolved.config.resume:
-        choose(path, lambda _line: None)  # jobs behind the first start afresh
+        choose(path, lambda _line: None)  # later jobs start without a checkpoint
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(resolved.config))
@@ -96,7 +96,7 @@ def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, f
 
 
 def take_settings_of_script(directory: RunDirectory, resolved: Resolved, roles: Roles) -> None:
-    """Write down and print what the script has decided, if anything; ``resolved`` includes it."""
+    """Write and print the script's settings, if there are any; ``resolved`` includes them."""
     lines = describe_script(resolved)
     if not lines:
         return

@@ -16,14 +16,14 @@ from psdist.history.writers import RunRecord, slice_places
 from psdist.protocol.control import Setup
 from psdist.protocol.partition import Partition
 from psdist.ranks.checkpointing.ruling import highest_bound
-from psdist.ranks.context import RankContext
 from psdist.ranks.reporting.run_status import RunStatus
+from psdist.ranks.session import JobSession
 from psdist.ranks.wire import wire_of
 from psdist.version import VERSION
 
 
 def promise(
-    context: RankContext,
+    context: JobSession,
     status: RunStatus,
     set_index: int,
     partition: Partition,

@@ -25,11 +25,12 @@ from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import COORDINATOR, is_spare, server_id, spare_id
 from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import FileKeeper
-from psdist.ranks.context import RankContext
 from psdist.ranks.coordinating import Duty, coordinator_log_of, coordinator_of
 from psdist.ranks.lobby import wait_for_job
+from psdist.ranks.rank import Rank
 from psdist.ranks.reporter import Reporter, write_files_when_terminated
 from psdist.ranks.seats.device import shard_device_of
+from psdist.ranks.session import JobSession
 from psdist.ranks.wire import wire_of
 from psdist.servers.loop import ServerLoop, ServerPart
 from psdist.servers.parts import CoordinatorSeat, ModeSwitches, codec_sizes, plain_loop
@@ -58,9 +59,9 @@ from psdist.transport.virtual import Actor
 logger = logging.getLogger("psdist")
 
 
-def serve(context: RankContext) -> int:
+def serve(context: Rank) -> int:
     """Serve in every job that the workers begin, until their processes end; returns the exit
-    status. A spare that is to take a worker's place returns in the job (``context.replace``)."""
+    status. A spare that is to take a worker's place returns in the job."""
     import torch
 
     torch.set_num_threads(num_threads(context))
@@ -75,39 +76,39 @@ def serve(context: RankContext) -> int:
             joining=roles.waits_as,
         )
         write_summary_if_it_fails(context)
-        write_files_when_terminated(context)
+        write_files_when_terminated(context.session)
     context.reach("training")
     while wait_for_job(context, lobby):
         serve_job(context)
-        if context.replace is not None:
+        if context.session.replace is not None:
             return 0
-        context.end_job()
+        context.session.end()
         if lobby is not None:
-            lobby.admit(context.joined)
-    context.close()
+            lobby.admit(context.session.joined)
+    context.exit.close()
     return 0
 
 
-def serve_job(context: RankContext) -> None:
+def serve_job(context: Rank) -> None:
     """Serve in the job that has begun, until all workers are done with it."""
-    loop, duty = build_loop(context, context.transport)
+    loop, duty = build_loop(context.session, context.session.transport)
     loop.run(context.waiting(has_deadline=False), on_idle=duty.on_idle)
     served = loop.served
     if isinstance(served, SpareSeat) and served.replace is not None:
-        context.go_on_as_worker(served.replace, served.heard)
+        context.become_worker(served.replace, served.heard)
 
 
-def serve_beside(context: RankContext) -> None:
+def serve_beside(context: Rank) -> None:
     """Start the server of a job in one process; where there are ranks that serve, do nothing."""
     if context.network is not None:
         me = server_id(0)
-        context.network.spawn(me, server_actor(context, context.network.endpoint(me)))
+        context.network.spawn(me, server_actor(context.session, context.network.endpoint(me)))
 
 
-def write_summary_if_it_fails(context: RankContext) -> None:
+def write_summary_if_it_fails(context: Rank) -> None:
     """On the coordinator, or in one process: also a run that fails before its job has begun has a
     summary."""
-    Reporter(context, coordinator_of(context))
+    Reporter(context.session, coordinator_of(context.session))
 
 
 def ignore_signals_of_scripts() -> None:
@@ -117,19 +118,19 @@ def ignore_signals_of_scripts() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def server_actor(context: RankContext, transport: Transport) -> Actor:
+def server_actor(context: JobSession, transport: Transport) -> Actor:
     """The server of a job in one process: takes a turn whenever something arrives."""
     loop, duty = build_loop(context, transport)
     return loop.actor(on_idle=duty.on_idle)
 
 
-def num_threads(context: RankContext) -> int:
+def num_threads(context: Rank) -> int:
     """Threads that torch may use in this rank."""
-    threads = context.config.threads
+    threads = context.session.config.threads
     return max(1, int(context.core_share)) if threads == "auto" else threads
 
 
-def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, Duty]:
+def build_loop(context: JobSession, transport: Transport) -> tuple[ServerLoop, Duty]:
     """Return the server of the job that has begun, and what it has to report."""
     config, roles, server = context.config, context.roles, transport.me
     duty = Duty(context)
@@ -144,12 +145,12 @@ def build_loop(context: RankContext, transport: Transport) -> tuple[ServerLoop, 
         compensation=config.delay_compensation,
         freeze_step=config.freeze_step,
     )
-    build = _replicated if context.buddies else _plain
+    build = _replicated if context.rank.bootstrap.buddies else _plain
     return build(context, transport, options, duty), duty
 
 
 def _plain(
-    context: RankContext, transport: Transport, options: ServerOptions, duty: Duty
+    context: JobSession, transport: Transport, options: ServerOptions, duty: Duty
 ) -> ServerLoop:
     store = _make_store(context, options.server)(options.server, 0)
     seats: list[ServerPart] = [duty]
@@ -169,10 +170,10 @@ def _plain(
 
 
 def _replicated(
-    context: RankContext, transport: Transport, options: ServerOptions, duty: Duty
+    context: JobSession, transport: Transport, options: ServerOptions, duty: Duty
 ) -> ServerLoop:
     """The server of a job with replicas, or a spare."""
-    server, buddies, roles = options.server, context.buddies, context.roles
+    server, buddies, roles = options.server, context.rank.bootstrap.buddies, context.roles
     make_store = _make_store(context, server)
     replication = Replication(
         transport,
@@ -207,7 +208,7 @@ def _replicated(
     return replication.make_loop(make_core, make_store(server, 0), seats=(*seats, ModeSwitches()))
 
 
-def _make_store(context: RankContext, here: int) -> Callable[[int, int], ShardStore]:
+def _make_store(context: JobSession, here: int) -> Callable[[int, int], ShardStore]:
     """Return the function that makes the store of a server's shard, or the ``copy``-th replica of
     a shard, on server ``here``."""
     wire = wire_of(context.config, levels_of(context.fidelity))
@@ -225,7 +226,7 @@ def _make_store(context: RankContext, here: int) -> Callable[[int, int], ShardSt
 
 
 def _make_core(
-    context: RankContext,
+    context: JobSession,
     server: int,
     set_index: int,
     resumed_up_to: int,
@@ -246,23 +247,23 @@ def _make_core(
 
 
 def _make_history(
-    context: RankContext, server: int, copy: int, set_index: int, position: int
+    context: JobSession, server: int, copy: int, set_index: int, position: int
 ) -> ServerHistory | None:
     if not context.config.record:
         return None
     folder = history_folder(context.run_directory.path, set_index)
     history = ServerHistory(folder, server, copy=copy, position=position)
-    context.flushes.append(history.flush)
+    context.exit.flushes.append(history.flush)
     return history
 
 
-def _make_keeper(context: RankContext, server: int, *, is_expecting: bool) -> FileKeeper:
+def _make_keeper(context: JobSession, server: int, *, is_expecting: bool) -> FileKeeper:
     restored = context.restored
     return FileKeeper(
         context.folder,
         server,
         restored=restored.checkpoint if restored is not None else None,
-        is_behind=context.writes_behind,
+        is_behind=not context.rank.is_alone,
         is_expecting=is_expecting and context.config.checkpoint_every is not None,
     )
 

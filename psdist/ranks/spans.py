@@ -1,11 +1,11 @@
-"""The spans of this rank's part in a job: where they go, and what its clock says against rank 0's.
+"""The spans of this rank's part in a job: their file, and its clock compared with rank 0's.
 
-    begin_trace(context)         # all ranks, when the job has begun: context.tracer is there
-    end_trace(context)           # all ranks, when it is over
+    tracer = begin_trace(session)        # on all ranks, when the job has begun
+    end_trace(session, tracer)           # on all ranks, when it has ended
 
-Clocks are compared over MPI, at both ends of the job: rank 0 asks each of the others in turn, some
-times, and the least round trip counts (psdist.tracing.clocks). Who waits for its turn sleeps: there
-may be fewer cores than ranks.
+Clocks are compared over MPI when the job begins and ends: rank 0 asks every other rank in turn,
+several times, and uses the shortest round trip (psdist.tracing.clocks). A rank sleeps until its
+turn, because there may be fewer cores than ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from psdist.version import VERSION
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
     from mpi4py import MPI
 
-    from psdist.ranks.context import RankContext
+    from psdist.ranks.session import JobSession
 
 _ROUND_TRIPS: Final = 20
 _REST_S: Final = 5e-4
@@ -33,41 +33,36 @@ _TAG: Final = 9
 _NUMBERS: Final = struct.Struct("<3q")
 
 
-def begin_trace(context: RankContext) -> None:
-    """This rank records spans from now on. Collective over all ranks of the job."""
-    start = None
-    if context.comm is not None:
-        if context.clock_comm is None:
-            context.clock_comm = context.comm.Dup()  # meets none of psdist's messages
-        start = compare_clocks(context.clock_comm)
-    about = _about(context, start)
-    tracer = context.tracer = Tracer(context.run_directory.path, about)
-    context.flushes.append(tracer.abandon)
+def begin_trace(session: JobSession) -> Tracer:
+    """Return the recorder of this rank's spans. Collective over all ranks of the job."""
+    comm = session.rank.comms.clocks()
+    start = None if comm is None else compare_clocks(comm)
+    tracer = Tracer(session.run_directory.path, _about(session, start))
+    session.exit.flushes.append(tracer.abandon)
+    return tracer
 
 
-def end_trace(context: RankContext) -> None:
-    """The job is over, on all ranks."""
-    tracer, context.tracer = context.tracer, None
-    if tracer is not None:
-        tracer.flush()
-        # Where ranks may have died nobody knows who would answer.
-        is_whole = context.clock_comm is not None and not context.config.max_deaths
-        end = compare_clocks(context.clock_comm) if is_whole and context.clock_comm else None
-        tracer.close(end=end)
+def end_trace(session: JobSession, tracer: Tracer) -> None:
+    """End the records. Collective over all ranks of the job."""
+    tracer.flush()
+    comm = session.rank.comms.clocks()
+    # If ranks may have failed, it is unclear which of them would answer.
+    end = None if comm is None or session.config.max_deaths else compare_clocks(comm)
+    tracer.close(end=end)
 
 
-def _about(context: RankContext, start: Offset | None) -> About:
-    place, me = context.roles.places[context.rank], context.me
+def _about(session: JobSession, start: Offset | None) -> About:
+    place, me = session.roles.places[session.rank.number], session.rank.me
     role: Literal["server", "worker", "both"] = "worker" if is_worker(me) else "server"
-    if context.comm is None:
+    if session.rank.is_alone:
         role = "both"
     return About(
         psdist=VERSION,
-        rank=context.rank,
-        num_ranks=len(context.roles.places),
+        rank=session.rank.number,
+        num_ranks=len(session.roles.places),
         role=role,
         index=worker_of(me) if is_worker(me) else me,
-        group=context.roles.group_of_worker[worker_of(me)] if is_worker(me) else None,
+        group=session.roles.group_of_worker[worker_of(me)] if is_worker(me) else None,
         host=place.host[:255],
         pid=os.getpid(),
         start=start,
@@ -75,7 +70,7 @@ def _about(context: RankContext, start: Offset | None) -> About:
 
 
 def compare_clocks(comm: MPI.Comm, *, clock: Callable[[], int] = time.monotonic_ns) -> Offset:
-    """This rank's clock against rank 0's, now. Collective."""
+    """Return the offset of this rank's clock to rank 0's, now. Collective."""
     if comm.Get_rank() == 0:
         for rank in range(1, comm.Get_size()):
             _greet(comm, rank)
@@ -95,7 +90,7 @@ def compare_clocks(comm: MPI.Comm, *, clock: Callable[[], int] = time.monotonic_
 
 
 def _greet(comm: MPI.Comm, rank: int) -> None:
-    """That rank is there, and watches for nothing else."""
+    """Wait until ``rank`` answers, so that the round trips do not include its sleep."""
     message = bytearray(_NUMBERS.size)
     comm.Send(message, dest=rank, tag=_TAG)
     while not comm.Iprobe(source=rank, tag=_TAG):

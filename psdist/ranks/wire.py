@@ -1,4 +1,4 @@
-"""How a run's chunks travel: what its configuration says of codecs, checksums and credits.
+"""The transfer of a run's chunks by its configuration: codecs, checksums and credits.
 
 wire_of(config)          # the same for servers and workers
 """
@@ -32,7 +32,8 @@ logger = logging.getLogger("psdist")
 
 
 def wire_of(config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)) -> Wire:
-    """``levels``: where psdist chooses the codecs, (round, level) as the job begins."""
+    """Return the wire of a job. ``levels``: (round, level) at the beginning of the job, if psdist
+    chooses the codecs."""
     parts = coded_by_round(config)
     if is_auto(config):
         parts = tuple(CodecsFrom(0, *each) for each in ladder_of(config))
@@ -41,7 +42,7 @@ def wire_of(config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)) ->
     has_copies = config.pull_copies == "on" and not is_sync
     is_relative = any(not part.pull.is_none for part in parts) and (is_sync or has_copies)
     pushes = _codecs([part.push for part in parts], has_feedback=has_feedback)
-    # What a relative reply leaves out comes with later ones, whatever the setting says.
+    # Later replies bring the values that a relative reply omits, whatever the setting is.
     replies = _codecs([part.pull for part in parts], has_feedback=is_relative)
 
     def exact(spec: CodecSpec) -> tuple[str, ...]:
@@ -81,8 +82,8 @@ def wire_of(config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)) ->
 def codecs_of_rounds(
     config: RunConfig, levels: Sequence[tuple[int, int]] = ((0, 0),)
 ) -> tuple[CodecsSince, ...]:
-    """For run.json: of every round; nothing where nothing is coded in any. Where psdist chooses
-    them, as the job begins, with these ``levels`` (round, level)."""
+    """Return the codecs of every round for run.json; () if no round is coded. If psdist chooses
+    them: the codecs at the beginning of the job, with these ``levels`` (round, level)."""
     if not has_codecs(config):
         return ()
     if is_auto(config):
@@ -104,7 +105,7 @@ def codecs_of_rounds(
 
 
 def codecs_of_ladder(config: RunConfig) -> tuple[LevelCodecs, ...]:
-    """For run.json: those among which psdist chooses; nothing where it does not."""
+    """Return the codecs among which psdist chooses, for run.json; () if it does not choose."""
     if not is_auto(config):
         return ()
     return tuple(
@@ -114,13 +115,13 @@ def codecs_of_ladder(config: RunConfig) -> tuple[LevelCodecs, ...]:
 
 
 def _codes(config: RunConfig) -> list[int]:
-    """Of push codecs, in headers."""
+    """Return the codes of the push codecs in headers."""
     wire = wire_of(config)
     return [wire.push.code, *(each.push.code for each in wire.later)]
 
 
 def _codecs(specs: Iterable[CodecSpec], *, has_feedback: bool) -> dict[CodecSpec, Codec | Raw]:
-    """Of one direction."""
+    """Return the codecs of one direction; Exact for plain values unless all are plain."""
     made = {spec: codec_of(spec, has_feedback=has_feedback) for spec in specs}
     if not all(isinstance(codec, Raw) for codec in made.values()):
         exact = Exact()
@@ -129,7 +130,7 @@ def _codecs(specs: Iterable[CodecSpec], *, has_feedback: bool) -> dict[CodecSpec
 
 
 def credits_of(config: RunConfig, num_groups: int) -> int:
-    """Pushes that a worker may have outstanding at a server."""
+    """Return the maximum number of outstanding pushes of a worker at a server."""
     if config.credits != "auto":
         return config.credits
     count, why = auto_credits(num_groups=num_groups)

@@ -36,7 +36,8 @@ from psdist.errors import (
     WaitTimeoutError,
 )
 from psdist.protocol.header import PROTOCOL_VERSION
-from psdist.ranks.failure import fail_with, format_error, printable, run_or_fail
+from psdist.ranks.exit import Exit
+from psdist.ranks.failure import format_error, printable
 from tests.support.bad_input import QUIET, SCRIPT, TIMEOUT_S, said, the_line
 from tests.support.mpirun import (
     REPOSITORY,
@@ -813,7 +814,7 @@ class _Failed(Exception):
     pass
 
 
-class _World:
+class _World(Exit):
     def __init__(self) -> None:
         self.format_error: list[tuple[str, int]] = []
 
@@ -846,14 +847,14 @@ def test_the_death_of_another_rank_is_told_instead_of_what_it_led_to_here() -> N
     context = _World()
     for error in (RuntimeError("closed by peer"), TransportError("gloo: closed by peer")):
         with pytest.raises(_Failed):
-            fail_with(context, error)
+            context.fail_with(error)
         assert context.format_error.pop() == (
             "error: worker 1 (rank 3 on n2) has died; this job does not survive the failure of a "
             "rank (failures.max_deaths and failures.replication do some): restart the job",
             1,
         )
     with pytest.raises(_Failed):
-        fail_with(context, ConfigError("a closed question"))
+        context.fail_with(ConfigError("a closed question"))
     assert context.format_error == [("error: a closed question", 2)]
 
 
@@ -894,7 +895,7 @@ def test_a_script_that_exits_with_nothing_or_zero_has_not_failed() -> None:
         def run(code: int | None = code) -> int:
             raise SystemExit(code)
 
-        assert run_or_fail(_World(), run) == 0
+        assert _World().run(run) == 0
 
 
 def test_ctrl_c_is_one_word() -> None:
@@ -904,7 +905,7 @@ def test_ctrl_c_is_one_word() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(_Failed):
-        run_or_fail(context, run)
+        context.run(run)
     assert context.format_error == [("interrupted", 130)]
 
 

@@ -91,7 +91,7 @@ def push(turn: Turn) -> None:
 
 def pull_and_save(turn: Turn) -> None:
     turn.job.pull()
-    turn.job.save(turn.job._context.run_directory.path / "model.safetensors")
+    turn.job.save(turn.job._session.run_directory.path / "model.safetensors")
 
 
 SCRIPTS: dict[str, Script] = {

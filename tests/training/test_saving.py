@@ -386,7 +386,7 @@ def test_calls_that_need_a_model_say_so(name: str, tmp_path: Path) -> None:
 
 def test_a_job_that_hangs_is_noticed_by_these_tests(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
-        job._loop.wait_until_stopped(job._context.waiting())
+        job._loop.wait_until_stopped(job._session.rank.waiting())
         return {}
 
     with pytest.raises(DeadlockError):

@@ -25,7 +25,7 @@ def on_device(script: Script, path: Path, *, seed: int = 0, **options: Any) -> O
 
 def meddling(turn: Turn) -> None:
     """All that servers are asked for between steps."""
-    job, folder = turn.job, Path(turn.job._context.run_directory.path)
+    job, folder = turn.job, Path(turn.job._session.run_directory.path)
     if turn.step == 3:
         with torch.no_grad():
             for parameter in turn.model.parameters():

@@ -14,7 +14,7 @@ from psdist.config.settings import RunConfig
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.substitutes import JoinBrought, pack_join, unpack_join
 from psdist.script_checkpoints import ScriptCheckpoints
-from psdist.script_joins import ScriptJoins, require_followable
+from psdist.script_joins import ScriptJoins, require_one_set
 
 
 class Meeting:
@@ -30,7 +30,7 @@ class Meeting:
         self.context = SimpleNamespace(
             run_directory=SimpleNamespace(path=path),
             config=SimpleNamespace(wait_timeout_s=0.05),
-            waiting=lambda **_: None,
+            rank=SimpleNamespace(waiting=lambda **_: None),
             joined={},
             replace=SimpleNamespace(worker=1),
         )
@@ -69,18 +69,17 @@ def test_what_the_chief_writes_the_spare_reads(tmp_path: Path) -> None:
 def test_a_spare_has_trained_when_an_iteration_has_ended() -> None:
     """From then on its failure is the job's."""
     told: list[str] = []
-    context = SimpleNamespace(has_trained=False)
+    session = SimpleNamespace(exit=SimpleNamespace(note_iteration=lambda: told.append("exit")))
     checkpoints: Any = SimpleNamespace(
         _followed=None,
-        _context=context,
+        _session=session,
         _files=SimpleNamespace(tell=lambda: told.append("files")),
         _loaders=SimpleNamespace(end_iteration=lambda: told.append("loaders")),
         _set_modes=None,
     )
     ScriptCheckpoints.end_iteration(checkpoints)
-    assert context.has_trained
     assert checkpoints.has_trained
-    assert told == ["files", "loaders"]
+    assert told == ["exit", "files", "loaders"]
 
 
 def test_others_than_the_chief_bring_their_clocks_alone(tmp_path: Path) -> None:
@@ -166,13 +165,11 @@ def test_what_is_brought_is_read_again_and_nothing_else() -> None:
 def test_scripts_that_cannot_be_followed_are_refused_when_they_prepare() -> None:
     config = RunConfig(max_deaths=1, spares=1)
     shared = config.model_copy(update={"replication": "buddy"})
-    require_followable(config, 1, 0.0)
+    require_one_set(config, 1)
     for each, remedy in (
         (config, "leave failures.spares out"),
         (shared, "set failures.max_deaths = 0"),
     ):
         told = "a second optimizer with spares for workers' places"
         with pytest.raises(UsageError, match=f"{told}.*or {remedy}"):
-            require_followable(each, 2, 0.0)
-    with pytest.raises(UsageError, match=r"max_grad_norm=\.\.\.\) with spares"):
-        require_followable(config, 1, 0.5)
+            require_one_set(each, 2)

@@ -14,8 +14,7 @@ from psdist.config.sources import resolve
 from psdist.protocol.ids import worker_of
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
-from psdist.ranks.failure import run_or_fail
+from psdist.ranks.rank import Rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 def between_ranks(
     settings: Mapping[str, str],
     *,
-    why_not: Callable[[RankContext], str],
-    run: Callable[[RankContext], int],
+    why_not: Callable[[Rank], str],
+    run: Callable[[Rank], int],
 ) -> int:
     """The exit status of ``run``; 2 where ``why_not`` says why these ranks cannot be measured."""
     try:
@@ -33,23 +32,23 @@ def between_ranks(
     except AgreedExit as agreed:
         return agreed.status
     if problem := why_not(context):
-        if context.rank == 0:
+        if context.number == 0:
             print(f"psdist: error: {problem}", file=sys.stderr)
-        context.close()
+        context.exit.close()
         return 2
-    return run_or_fail(context, lambda: run(context))
+    return context.exit.run(lambda: run(context))
 
 
-def alone(name: str, start: str) -> Callable[[RankContext], str]:
+def alone(name: str, start: str) -> Callable[[Rank], str]:
     """Refuses one process; ``start``: how to begin instead."""
     return lambda context: (
         f"{name} measures between ranks; start it as {start} psdist {name}"
-        if context.comm is None
+        if context.is_alone
         else ""
     )
 
 
-def start_torch(context: RankContext, among: MPI.Comm) -> str:
+def start_torch(context: Rank, among: MPI.Comm) -> str:
     """torch's default process group, which may have been this worker's group's, becomes all
     workers'; returns which interface gloo was told to take. Collective over the workers."""
     import torch.distributed as dist

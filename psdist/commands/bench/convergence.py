@@ -26,8 +26,8 @@ from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError
 from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
 from psdist.ranks.agreement import allgather
-from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import leave, wait_for_job
+from psdist.ranks.rank import Rank
 from psdist.ranks.server import num_threads, serve_job
 from psdist.servers.protocol.lobby import Lobby
 
@@ -55,7 +55,7 @@ def convergence(options: ConvergenceOptions) -> int:
         common["servers"] = str(options.servers)
     resolved: list[Resolved] = []
 
-    def why_not(context: RankContext) -> str:
+    def why_not(context: Rank) -> str:
         try:
             resolved.extend(each.resolved(common, os.environ) for each in options.schemes)
         except ConfigError as error:
@@ -67,13 +67,13 @@ def convergence(options: ConvergenceOptions) -> int:
     )
 
 
-def _measure(context: RankContext, options: ConvergenceOptions, resolved: list[Resolved]) -> int:
+def _measure(context: Rank, options: ConvergenceOptions, resolved: list[Resolved]) -> int:
     import torch
 
     torch.set_num_threads(num_threads(context))
-    assert context.comm is not None
-    between = context.comm.Dup()  # its barriers never meet psdist's messages
-    among = between.Split(int(is_worker(context.me)), context.rank)
+    assert context.comms.world is not None
+    between = context.comms.world.Dup()  # its barriers never meet psdist's messages
+    among = between.Split(int(is_worker(context.me)), context.number)
     meet = _Meeting(context, between)
     side: _Worker | _Server
     if is_worker(context.me):
@@ -82,7 +82,7 @@ def _measure(context: RankContext, options: ConvergenceOptions, resolved: list[R
         side = _Server(context, options, meet)
     mine = side.measure(resolved)
     everybody = [json.loads(each) for each in allgather(between, json.dumps(mine).encode())]
-    if context.rank == 0:
+    if context.number == 0:
         report(result_of(context, options, everybody), options)
     side.leave()
     return 0
@@ -92,11 +92,11 @@ class _Meeting:
     """Between what is measured: all ranks wait for each other, asleep, and what this
     rank's host has sent is read."""
 
-    def __init__(self, context: RankContext, between: MPI.Comm) -> None:
+    def __init__(self, context: Rank, between: MPI.Comm) -> None:
         self._between = between
-        host = context.roles.places[context.rank].host
+        host = context.roles.places[context.number].host
         ranks = [place.rank for place in context.roles.places if place.host == host]
-        self._counts_for_host = context.rank == min(ranks)
+        self._counts_for_host = context.number == min(ranks)
         self._counts: list[Counts] = []
 
     def __call__(self) -> None:
@@ -116,7 +116,7 @@ class _Meeting:
 
 
 class _Server:
-    def __init__(self, context: RankContext, options: ConvergenceOptions, meet: _Meeting) -> None:
+    def __init__(self, context: Rank, options: ConvergenceOptions, meet: _Meeting) -> None:
         self._context, self._options, self._meet = context, options, meet
         self._lobby: Lobby | None = None
         if context.me == COORDINATOR:
@@ -127,13 +127,13 @@ class _Server:
         context, summaries = self._context, []
         self._meet()
         for each in resolved:
-            context.resolved = each
+            context.use_settings(each)
             if not wait_for_job(context, self._lobby):
                 raise LaunchError("bench convergence: the workers have gone before the last scheme")
             serve_job(context)
-            context.end_job()
+            context.session.end()
             if self._lobby is not None:
-                path = context.run_directory.path / "summary.json"
+                path = context.session.run_directory.path / "summary.json"
                 summaries.append(json.loads(path.read_text(encoding="utf-8")))
             self._meet()
         for _ in self._options.rivals:
@@ -143,13 +143,13 @@ class _Server:
     def leave(self) -> None:
         while wait_for_job(self._context, self._lobby):
             pass
-        self._context.close()
+        self._context.exit.close()
 
 
 class _Worker:
     def __init__(
         self,
-        context: RankContext,
+        context: Rank,
         among: MPI.Comm,
         options: ConvergenceOptions,
         meet: _Meeting,
@@ -159,7 +159,7 @@ class _Worker:
         self._context, self._among, self._options, self._meet = context, among, options, meet
         self._worker = worker_of(context.me)
         self._task: Task = task_of(options.task, options.width)
-        self._cpu = HostCpu(context.roles, context.rank)
+        self._cpu = HostCpu(context.roles, context.number)
         self._scratch = self._task.make_model(options.seed)
 
     def measure(self, resolved: list[Resolved]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class _Worker:
         self._meet()
         rows = []
         for scheme, each in zip(self._options.schemes, resolved, strict=True):
-            self._context.resolved = each
+            self._context.use_settings(each)
             rows.append(self._scheme(scheme))
             self._meet()
         gloo = start_torch(self._context, self._among) if self._options.rivals else ""
@@ -214,7 +214,7 @@ class _Worker:
 
         row = self._train(model, optimizer, last=job.barrier)  # then every update is in
         # What workers have lacks what a pull codec left out; in ssp and async others' last updates.
-        file = self._context.run_directory.path / "model.safetensors"
+        file = self._context.session.run_directory.path / "model.safetensors"
         job.save(file)
         job.close()
         if self._worker == 0:

@@ -27,7 +27,7 @@ from psdist.commands.bench import crowd_words, measured_on, plot, sees_all, show
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.commands.bench.step_report import ranks_to_cores
 from psdist.protocol.roles import Roles
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 
 REACHED: Final = 1.02
 """A scheme has come as far as the baseline where its loss stays below so many times its last."""
@@ -54,7 +54,7 @@ class ConvergenceOptions:
 
 
 def result_of(
-    context: RankContext, options: ConvergenceOptions, everybody: list[dict[str, Any]]
+    context: Rank, options: ConvergenceOptions, everybody: list[dict[str, Any]]
 ) -> dict[str, Any]:
     from mpi4py import MPI
 

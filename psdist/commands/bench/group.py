@@ -27,7 +27,7 @@ from rich.table import Table
 from psdist.commands.bench import measured_on, plot, show, size_text, write_result
 from psdist.commands.bench.between import between_ranks
 from psdist.ranks.agreement import allgather
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 
 if TYPE_CHECKING:
     import torch
@@ -73,8 +73,8 @@ def group(
     )
 
 
-def _why_not(context: RankContext) -> str:
-    if context.comm is not None and min(map(len, context.roles.groups)) > 1:
+def _why_not(context: Rank) -> str:
+    if not context.is_alone and min(map(len, context.roles.groups)) > 1:
         return ""
     return (
         "bench group measures between the workers of a group, of which every host needs two or "
@@ -83,7 +83,7 @@ def _why_not(context: RankContext) -> str:
 
 
 def _take_part(
-    context: RankContext,
+    context: Rank,
     sizes: list[int],
     repeats: int,
     json_path: Path | None,
@@ -104,7 +104,7 @@ def _take_part(
     return status
 
 
-def _measure_all(context: RankContext, job: Job, sizes: list[int], repeats: int) -> list[Row]:
+def _measure_all(context: Rank, job: Job, sizes: list[int], repeats: int) -> list[Row]:
     import torch.distributed as dist
 
     from psdist.workers.group.mpi import MpiChannel
@@ -114,17 +114,17 @@ def _measure_all(context: RankContext, job: Job, sizes: list[int], repeats: int)
     over = ProcessGroupChannel(place=dist.get_rank(), size=dist.get_world_size())
     is_spinning = context.waiting().is_spinning
     shared, why_not = share(over, is_spinning=is_spinning)
-    assert context.group_comm is not None
-    over_mpi = MpiChannel(context.group_comm.Dup(), is_spinning=is_spinning)
+    assert context.comms.group is not None
+    over_mpi = MpiChannel(context.comms.group.Dup(), is_spinning=is_spinning)
     if shared is None and job.is_chief:
         print(f"  no shared memory in this group: {why_not}", flush=True)
-    assert context.workers_comm is not None
+    assert context.comms.workers is not None
     rows = []
     for num_bytes in sizes:
         ways = _exchanges(context, over, over_mpi, shared, num_bytes) | _steps(job, num_bytes)
         calls = max(1, min(_ROW_CALLS, _ROW_BYTES // num_bytes))
         times = _measure(ways, repeats, calls=calls)
-        told = allgather(context.workers_comm, json.dumps(times).encode())
+        told = allgather(context.comms.workers, json.dumps(times).encode())
         everybody = [json.loads(each) for each in told]
         slowest = {
             way: [max(at) for at in zip(*(mine[way] for mine in everybody), strict=True)]
@@ -159,7 +159,7 @@ def _measure(
 
 
 def _exchanges(
-    context: RankContext,
+    context: Rank,
     over: GroupChannel,
     over_mpi: GroupChannel,
     shared: GroupChannel | None,
@@ -190,7 +190,7 @@ def _exchanges(
 
         return run
 
-    in_group = context.group_comm
+    in_group = context.comms.group
     assert in_group is not None
     ways: dict[str, Callable[[], object]] = {} if shared is None else {SHARED: exchange(shared)}
     return ways | {
@@ -248,7 +248,7 @@ def drawn(rows: Sequence[Row], *, note: str) -> str:
     return plot.plot("A group's part of an iteration, beside torch's", sizes, note=note)
 
 
-def _where(context: RankContext, repeats: int) -> str:
+def _where(context: Rank, repeats: int) -> str:
     groups = ", ".join(str(len(each)) for each in context.roles.groups)
     return (
         f"groups of {groups} workers and 1 server, {len(context.roles.places)} ranks, "
@@ -256,9 +256,7 @@ def _where(context: RankContext, repeats: int) -> str:
     )
 
 
-def _report(
-    context: RankContext, rows: Sequence[Row], repeats: int, json_path: Path | None
-) -> None:
+def _report(context: Rank, rows: Sequence[Row], repeats: int, json_path: Path | None) -> None:
     from mpi4py import MPI
 
     facts = measured_on(MPI.Get_library_version())
@@ -283,7 +281,7 @@ def _report(
     show(table, width=120)
     print(f"x as fast: as {ALLREDUCE}, or for a step as {DDP_STEP}")
     if json_path is None:
-        json_path = context.run_directory.path / "group.json"
+        json_path = context.session.run_directory.path / "group.json"
     result = {
         **facts,
         "groups": [len(each) for each in roles.groups],

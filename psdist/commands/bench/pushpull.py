@@ -41,7 +41,7 @@ from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
 from psdist.protocol.memory import allocate, as_tensor
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.ranks.agreement import allgather
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 from psdist.ranks.wire import credits_of
 from psdist.servers.loop import ServerLoop
 from psdist.servers.parts import CoordinatorSeat, Reports, plain_loop
@@ -104,7 +104,7 @@ def pushpull(
 
 
 def _measure_all(
-    context: RankContext,
+    context: Rank,
     sizes: list[int],
     repeats: int,
     json_path: Path | None,
@@ -113,28 +113,28 @@ def _measure_all(
     import torch
 
     torch.set_num_threads(max(1, int(context.core_share)))
-    assert context.comm is not None
-    between = context.comm.Dup()  # its barriers never meet psdist's messages
+    assert context.comms.world is not None
+    between = context.comms.world.Dup()  # its barriers never meet psdist's messages
     rows: list[Row] = []
     for num_bytes in sizes:
         side = _WorkerSide if is_worker(context.me) else _ServerSide
         times = side(context, between, num_bytes).measure(repeats)
         row = _row(between, context, num_bytes, times)
-        if context.rank == 0:
+        if context.number == 0:
             rows.append(row)
             print(f"  {size_text(num_bytes)}: {row.share_of_raw:.2f} of raw", flush=True)
-    if context.rank == 0:
+    if context.number == 0:
         _report(context, rows, repeats, json_path)
         if plot_path is not None:
             plot.write(plot_path, drawn(context, rows, repeats))
-    context.close()
+    context.exit.close()
     return 0
 
 
 class _Side(Shards):
     """What both sides share: the model of one tensor, cut as psdist cuts it."""
 
-    def __init__(self, context: RankContext, between: MPI.Comm, num_bytes: int) -> None:
+    def __init__(self, context: Rank, between: MPI.Comm, num_bytes: int) -> None:
         super().__init__(context, [max(num_bytes // 4, 1)])
         self.context, self.between = context, between
 
@@ -142,23 +142,23 @@ class _Side(Shards):
 class _Failures(Reports):
     """Ends the job if a worker reports an error."""
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: Rank) -> None:
         self._context = context
 
     def on_action(self, action: CoordinatorAction) -> None:
         if isinstance(action, EndJob):
             failure = action.failure
-            self._context.abort(failure.heading, failure.text, failure.exit_status)
+            self._context.exit.abort(failure.heading, failure.text, failure.exit_status)
 
 
 class _ServerSide(_Side):
     def measure(self, repeats: int) -> list[list[float]]:
         context, roles = self.context, self.context.roles
-        buffers = context.config.receive_buffers
+        buffers = context.session.config.receive_buffers
         coordinator = assemble(num_workers=roles.num_workers, num_servers=roles.num_servers)
         seat = CoordinatorSeat(coordinator, _Failures(context))
         loop = plain_loop(
-            context.transport,
+            context.session.transport,
             lambda _set_index, _resumed_up_to: assemble_core(
                 server=context.me, make_rule=rule_for("async"), groups=roles.groups
             ),
@@ -207,11 +207,11 @@ class _WorkerSide(_Side):
         for chunk in partition.chunks:
             as_tensor(memory.gradient_bytes(chunk), "float32", chunk.length).fill_(1.0)
         seat = Seat(worker=worker, group=worker, members=(worker,), num_servers=num_servers)
-        loop = make_loop(context.transport, seat, waiting=context.waiting())
+        loop = make_loop(context.session.transport, seat, waiting=context.waiting())
         loop.take_slice(
             partition,
             owners=self.owners,
-            credits=credits_of(context.config, context.roles.num_workers),
+            credits=credits_of(context.session.config, context.roles.num_workers),
             frames=memory,
         )
         self._in_turn(lambda: self._set_up(loop))
@@ -262,7 +262,7 @@ class _WorkerSide(_Side):
         loop.pull(clock=0, chunks=loop.core.mine)
 
 
-def _row(comm: MPI.Comm, context: RankContext, num_bytes: int, times: list[list[float]]) -> Row:
+def _row(comm: MPI.Comm, context: Rank, num_bytes: int, times: list[list[float]]) -> Row:
     """The slowest worker of each repetition; rank 0 has the result, others a copy."""
     everybody = [json.loads(each) for each in allgather(comm, json.dumps(times).encode())]
     workers = [mine for mine in everybody if mine]  # servers measure nothing
@@ -284,12 +284,12 @@ def _row(comm: MPI.Comm, context: RankContext, num_bytes: int, times: list[list[
     )
 
 
-def _predicted_s(context: RankContext, num_bytes: int) -> float:
-    plan = context.plan
+def _predicted_s(context: Rank, num_bytes: int) -> float:
+    plan = context.bootstrap.plan
     return 0.0 if plan is None else plan.cost_s * num_bytes / plan.model_bytes
 
 
-def drawn(context: RankContext, rows: list[Row], repeats: int) -> str:
+def drawn(context: Rank, rows: list[Row], repeats: int) -> str:
     """The table as a plot."""
     sizes = [
         plot.Size(
@@ -310,7 +310,7 @@ def drawn(context: RankContext, rows: list[Row], repeats: int) -> str:
     return plot.plot("Push + pull, beside the raw exchange of the same bytes", sizes, note=note)
 
 
-def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path | None) -> None:
+def _report(context: Rank, rows: list[Row], repeats: int, json_path: Path | None) -> None:
     from mpi4py import MPI
 
     facts = measured_on(MPI.Get_library_version())
@@ -339,11 +339,11 @@ def _report(context: RankContext, rows: list[Row], repeats: int, json_path: Path
         )
     show(table, width=100)
     if json_path is None:
-        json_path = context.run_directory.path / "pushpull.json"
+        json_path = context.session.run_directory.path / "pushpull.json"
     result = {
         **facts,
         "components": components,
-        "placement": context.config.placement,
+        "placement": context.session.config.placement,
         "servers": context.roles.num_servers,
         "workers": context.roles.num_workers,
         "repeats": repeats,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from psdist.protocol.partition import Partition, Piece
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 
 
 class _Sleep(torch.autograd.Function):
@@ -90,8 +90,8 @@ def cut(sizes: Sequence[int], chunk_bytes: int | str) -> Partition:
 class Shards:
     """Layers cut as ``job.prepare`` cuts them, and which server has which chunk."""
 
-    def __init__(self, context: RankContext, sizes: Sequence[int]) -> None:
-        self.partition = cut(sizes, context.config.chunk_bytes)
+    def __init__(self, context: Rank, sizes: Sequence[int]) -> None:
+        self.partition = cut(sizes, context.session.config.chunk_bytes)
         self.owners = self.partition.shard(context.roles.shard_weights)
 
     def chunks_of(self, server: int) -> list[int]:

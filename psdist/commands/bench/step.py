@@ -40,8 +40,8 @@ from psdist.commands.bench.step_report import (
 from psdist.protocol.ids import COORDINATOR, is_worker
 from psdist.protocol.memory import allocate
 from psdist.ranks.agreement import allgather
-from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import leave, wait_for_job
+from psdist.ranks.rank import Rank
 from psdist.ranks.server import build_loop
 from psdist.servers.loop import ServerLoop
 from psdist.servers.protocol.lobby import Lobby
@@ -67,18 +67,18 @@ def step(options: StepOptions) -> int:
     )
 
 
-def _measure(context: RankContext, options: StepOptions) -> int:
+def _measure(context: Rank, options: StepOptions) -> int:
     import torch
 
     torch.set_num_threads(max(1, int(context.core_share)))
-    assert context.comm is not None
-    between = context.comm.Dup()  # its barriers never meet psdist's messages
-    among = between.Split(int(is_worker(context.me)), context.rank)
+    assert context.comms.world is not None
+    between = context.comms.world.Dup()  # its barriers never meet psdist's messages
+    among = between.Split(int(is_worker(context.me)), context.number)
     kind = _WorkerSide if is_worker(context.me) else _ServerSide
     side = kind(context, between, among, options)
     mine = side.measure()
     everybody = [json.loads(each) for each in allgather(between, json.dumps(mine).encode())]
-    if context.rank == 0:
+    if context.number == 0:
         report(result_of(context, options, everybody), options)
     side.leave()
     return 0
@@ -88,7 +88,7 @@ class _Side(Shards):
     """What both sides share: the bytes, cut as psdist cuts the model, and the turns."""
 
     def __init__(
-        self, context: RankContext, between: MPI.Comm, among: MPI.Comm, options: StepOptions
+        self, context: Rank, between: MPI.Comm, among: MPI.Comm, options: StepOptions
     ) -> None:
         """``among``: the ranks of this role alone."""
         self.context, self.between, self.among, self.options = context, between, among, options
@@ -97,9 +97,9 @@ class _Side(Shards):
         self.sent = dict.fromkeys(WAYS, 0)
         self.cpu = dict.fromkeys(WAYS, (0.0, 0.0))
         """Seconds of this rank in user and kernel mode, of all repetitions."""
-        host = context.roles.places[context.rank].host
+        host = context.roles.places[context.number].host
         ranks = [place.rank for place in context.roles.places if place.host == host]
-        self._counts_for_host = context.rank == min(ranks)
+        self._counts_for_host = context.number == min(ranks)
 
     def meet(self) -> None:
         """All ranks are here; who waits sleeps."""
@@ -141,7 +141,7 @@ class _ServerSide(_Side):
         if context.me == COORDINATOR:
             self._lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
         wait_for_job(context, self._lobby)
-        self._loop, self._duty = build_loop(context, context.transport)
+        self._loop, self._duty = build_loop(context.session, context.session.transport)
         self._waiting = context.waiting(has_deadline=False)
         self._serve()  # set-up
         whole = [[allocate(self.bytes_of(context.me))] for _ in roles.worker_ranks]
@@ -163,13 +163,13 @@ class _ServerSide(_Side):
         self.turns(ways, self.options.repeats)
         self._loop.run(self._waiting, on_idle=self._duty.on_idle)
         slots = _slots(self._loop)
-        context.end_job()
+        context.session.end()
         return {"sent": self.sent, "cpu": self.cpu, "slots": slots}
 
     def leave(self) -> None:
         while wait_for_job(self.context, self._lobby):
             pass
-        self.context.close()
+        self.context.exit.close()
 
     def _echo(self, memories: list[list[memoryview]]) -> float:
         echo(self.between, memories, self.context.roles.worker_ranks)

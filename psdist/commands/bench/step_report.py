@@ -24,7 +24,7 @@ from psdist.commands.bench import (
     write_result,
 )
 from psdist.commands.bench.sleeping import cut, layer_sizes
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 
 RAW_WHOLE, RAW_CHUNKS = "raw MPI, whole", "raw MPI, chunks"
 ALLREDUCE, PSDIST = "MPI_Allreduce", "psdist step"
@@ -49,7 +49,7 @@ class StepOptions:
 
 
 def result_of(
-    context: RankContext, options: StepOptions, everybody: list[dict[str, Any]]
+    context: Rank, options: StepOptions, everybody: list[dict[str, Any]]
 ) -> dict[str, Any]:
     from mpi4py import MPI
 
@@ -72,7 +72,7 @@ def result_of(
                 "all_s": slowest,
             }
         )
-    roles, plan, config = context.roles, context.plan, context.config
+    roles, plan, config = context.roles, context.bootstrap.plan, context.session.config
     partition = cut(layer_sizes(options.num_bytes, options.layers), config.chunk_bytes)
     link_s = plan.cost_s * partition.num_bytes / plan.model_bytes if plan and plan.links else None
     return {
@@ -103,7 +103,7 @@ def result_of(
     }
 
 
-def ranks_to_cores(context: RankContext) -> tuple[int, int]:
+def ranks_to_cores(context: Rank) -> tuple[int, int]:
     """Of the machine where they are scarcest: its ranks, and the cores that they share. Hosts of
     one kernel share theirs, whatever they claim."""
     machines: dict[str, list[tuple[int, ...]]] = {}

@@ -1,8 +1,8 @@
-"""What a run that goes on from a checkpoint takes over of what psdist had chosen by itself.
+"""The tuning state (psdist's own choices) that a run takes from its checkpoint.
 
-fidelity = fidelity_of(config, checkpoint, say=print)      # on rank 0; None: as at the beginning
-unpacked(packed(fidelity))                                 # on its way to the other ranks
-levels_of(fidelity)                                        # [(0, 3)]: codecs' levels by round
+fidelity = fidelity_of(config, checkpoint, say=print)      # on rank 0; None: a new run's state
+unpacked(packed(fidelity))                                 # sent to the other ranks
+levels_of(fidelity)                                        # [(0, 3)]: codec levels by round
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_SHOWN: Final = 16
 
 
 def codec_control(config: RunConfig, num_groups: int) -> CodecControl:
-    """That of ``codec = auto``, at the beginning of a run."""
+    """Return the control of ``codec = auto`` at the beginning of a run."""
     first = first_mode(config)
     return CodecControl(
         num_groups=num_groups,
@@ -54,7 +54,7 @@ def codec_control(config: RunConfig, num_groups: int) -> CodecControl:
 
 
 def loss_step_control(config: RunConfig, *, num_workers: int, num_groups: int) -> LossStepControl:
-    """That of ``steps_by = loss``, at the beginning of a run."""
+    """Return the control of ``steps_by = loss`` at the beginning of a run."""
     return LossStepControl(
         num_workers=num_workers, num_groups=num_groups, local_steps=counted_steps(config)
     )
@@ -66,9 +66,9 @@ def fidelity_of(
     say: Callable[[str], None],
     rollbacks: Sequence[Record] = (),
 ) -> Fidelity | None:
-    """On rank 0, behind these ``rollbacks``. ``say`` gets a line for what is dropped: the settings
-    are others now. Whether modes are, is known when the script has passed its settings
-    (:mod:`psdist.ranks.checkpointing.ruling`)."""
+    """On rank 0: return the tuning state of a run after these ``rollbacks``. ``say`` receives a
+    line for each part that does not fit the settings and is dropped. Modes are compared later, when
+    the script has passed its settings (:mod:`psdist.ranks.checkpointing.ruling`)."""
     limits = [each.rollback for each in rollbacks]
     limited = _taken(config, checkpoint, limits, say)
     if limited is None:
@@ -94,7 +94,7 @@ def _most_of(codecs: KeptCodecs) -> str:
 
 
 def _first(config: RunConfig) -> Fidelity | None:
-    """As every run begins."""
+    """Return the tuning state of a new run; None without one."""
     if is_auto(config):
         return Fidelity(codecs=codec_control(config, 1).kept(0))
     if config.steps_by == "loss":
@@ -109,7 +109,7 @@ def _taken(
     limits: Sequence[Rollback],
     say: Callable[[str], None],
 ) -> Fidelity | None:
-    """Of the checkpoint, as far as rollbacks allow it: who sets what they allow goes on."""
+    """Return the checkpoint's tuning state, limited by rollbacks; None if it does not fit."""
     if checkpoint is None or checkpoint.index.fidelity is None:
         return None
     kept = within_all(checkpoint.index.fidelity, limits)
@@ -126,7 +126,7 @@ def _taken(
 
 
 def _wrong_codecs(config: RunConfig, kept: KeptCodecs) -> str:
-    """Why this run cannot go on with them; "" where it can."""
+    """Return why this run cannot continue with these codecs; "" if it can."""
     if not is_auto(config):
         return "codec.push = auto is not set now"
     try:
@@ -161,7 +161,7 @@ def packed(fidelity: Fidelity | None) -> str:
 
 
 def unpacked(text: str) -> Fidelity | None:
-    """Raises :class:`ProtocolError` for what :func:`packed` has not made."""
+    """Return the argument of :func:`packed`. Raises :class:`ProtocolError` for other text."""
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:
@@ -169,7 +169,7 @@ def unpacked(text: str) -> Fidelity | None:
 
 
 def levels_of(fidelity: Fidelity | None) -> Sequence[tuple[int, int]]:
-    """(round, level) of the codecs among which psdist chooses, from round 0 on."""
+    """Return (round, level) of the codecs that psdist chooses, from round 0 on."""
     if fidelity is None or fidelity.codecs is None:
         return _FIRST_LEVELS
     return fidelity.codecs.starts

@@ -1,7 +1,7 @@
-"""Checkpoints on the disk: what a server writes of its own, what the coordinator makes of it all.
+"""Checkpoints on disk: the files of a server, and the coordinator's folder of all files.
 
-    keeper = FileKeeper(context.folder, server=0, restored=None, is_behind=True)
-    files = CheckpointFiles(context)
+    keeper = FileKeeper(session.folder, server=0, restored=None, is_behind=True)
+    files = CheckpointFiles(session)
     files.do(CompleteCheckpoint("step-00000100", clocks, records))
 
 When a checkpoint begins and whether it is complete is psdist.servers.protocol.checkpoints's; what
@@ -33,8 +33,8 @@ from psdist.protocol.memory import dtype_name
 from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut
 from psdist.protocol.optimizers import unpack_hyperparameters
 from psdist.protocol.partition import Partition
-from psdist.ranks.context import RankContext
 from psdist.ranks.failure import printable
+from psdist.ranks.session import JobSession
 from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
@@ -51,14 +51,14 @@ CheckpointAction = BeginCheckpoint | KeepFidelity | CompleteCheckpoint | DropChe
 
 
 def file_name(peer: int, joined: Mapping[int, int]) -> str:
-    """Of the rank with this id; of a worker that has ``joined`` that of the place that it has."""
+    """Return the name of the rank's file. ``joined``: a substitute has the name of its place."""
     if is_worker(peer):
         peer = worker_id(joined.get(worker_of(peer), worker_of(peer)))
     return f"{describe_peer(peer).replace(' ', '-')}.safetensors"
 
 
 class Writing:
-    """A file that is being written, beside what this rank does, or at once."""
+    """A file that is being written: in a thread (``is_behind``), or at once."""
 
     def __init__(
         self, checkpoint: str, write: Callable[[], FileRecord], *, is_behind: bool
@@ -75,7 +75,7 @@ class Writing:
     def _run(self) -> None:
         try:
             record = self._write()
-        except Exception as error:  # whatever it is: the job goes on without this checkpoint
+        except Exception as error:  # any error: the job continues without this checkpoint
             why = str(error) or type(error).__name__
             if isinstance(error, OSError) and error.strerror:
                 why = f"{error.filename or 'its file'}: {error.strerror}"
@@ -88,7 +88,7 @@ class Writing:
             )
 
     def outcome(self, *, waits: bool = False) -> Written | WriteFailed | None:
-        """None while it is not over; ``waits``: until it is."""
+        """Return the result; None while the file is being written. ``waits``: wait for it."""
         if self._thread.is_alive():
             if not waits:
                 return None
@@ -108,8 +108,8 @@ class FileKeeper(Keeper):
         is_behind: bool,
         is_expecting: bool = False,
     ) -> None:
-        """``restored``: what the job goes on from; ``is_behind``: files are written beside what the
-        server does; ``is_expecting``: there will be a checkpoint, so memory is made before it."""
+        """``restored``: the job's first checkpoint; ``is_behind``: a thread writes the files;
+        ``is_expecting``: a checkpoint will be made, so memory is allocated before."""
         self._folder = folder
         self._server = server
         self._restored = restored
@@ -120,7 +120,7 @@ class FileKeeper(Keeper):
         self._states: dict[tuple[int, int], State] = {}
         self._misses: dict[int, Misses] = {}
         self._awaiting_copies = ""
-        """The checkpoint that is to be written when all of it is copied; "": none."""
+        """Checkpoint to write when all of it is copied; "": none."""
         self._writing: Writing | None = None
 
     @property
@@ -217,27 +217,27 @@ _FIDELITY: Final[TypeAdapter[Fidelity | None]] = TypeAdapter(Fidelity | None)
 
 
 class CheckpointFiles:
-    """On the coordinator: a checkpoint's folder is begun, made whole, or dropped."""
+    """On the coordinator: begin, complete or drop a checkpoint's folder."""
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, session: JobSession) -> None:
         self.num_complete = 0
         self.num_failed = 0
-        self._context = context
-        self._folder = context.folder
+        self._session = session
+        self._folder = session.folder
         self._sets: list[tuple[Partition, Setup]] = []
         self.good_rounds: Callable[[], int | None] = lambda: None
-        """A checkpoint of so many is to stay; None: whichever are the newest."""
+        """Return the rounds of a checkpoint that must stay; None: the newest ones stay."""
         self._problem = ""
-        """Why the folder could not be begun."""
+        """Error of the beginning of the folder."""
         self._fidelity: Fidelity | None = None
-        """What belongs into the index of the checkpoint that is being written."""
+        """Tuning state for the index of the checkpoint that is being written."""
 
     def add_set(self, partition: Partition, setup: Setup) -> None:
-        """What a parameter set is of."""
+        """Add the description of the next parameter set."""
         self._sets.append((partition, setup))
 
     def note(self, action: CheckpointAction) -> None:
-        """The coordinator has done it, whose standby this is."""
+        """On the standby: the coordinator has done this action."""
         self.num_complete += isinstance(action, CompleteCheckpoint)
         self.num_failed += isinstance(action, DropCheckpoint)
         if isinstance(action, BeginCheckpoint):
@@ -246,17 +246,17 @@ class CheckpointFiles:
             self._fidelity = action.fidelity
 
     def standing(self) -> tuple[int, int, bytes]:
-        """How many checkpoints are whole, how many were dropped, and what belongs into the index of
-        the one that is being written, for a next standby."""
+        """Return, for a new standby: the numbers of complete and of dropped checkpoints, and the
+        tuning state for the index of the checkpoint that is being written."""
         return self.num_complete, self.num_failed, _FIDELITY.dump_json(self._fidelity)
 
     def go_on(self, standing: tuple[int, int, bytes]) -> None:
-        """With what the coordinator knew (:meth:`standing`)."""
+        """Continue from the coordinator's :meth:`standing`."""
         self.num_complete, self.num_failed, fidelity = standing
         self._fidelity = _FIDELITY.validate_json(fidelity)
 
     def has_done(self, action: CheckpointAction) -> bool:
-        """Whether the folder looks as if the coordinator, who has died, had done it."""
+        """True if the folder looks as if the failed coordinator had done the action."""
         has_begun = self._folder.partial(action.checkpoint).exists()
         if isinstance(action, CompleteCheckpoint):
             return not has_begun and action.checkpoint in self._folder.names()
@@ -278,7 +278,7 @@ class CheckpointFiles:
         else:
             try:
                 index = self._index(action)
-                keep, good = self._context.config.checkpoint_keep, self.good_rounds()
+                keep, good = self._session.config.checkpoint_keep, self.good_rounds()
                 self._folder.commit(action.checkpoint, index, keep, good=good)
             except (OSError, CheckpointError) as error:
                 self._fail(action.checkpoint, _words(error))
@@ -298,19 +298,19 @@ class CheckpointFiles:
         )
 
     def _holder(self, place: int, files: Mapping[int, tuple[int, int]]) -> int:
-        """Who had this worker's place when the checkpoint began, of which these are the files: who
-        has died since may have been replaced already."""
-        holders = [place, *(each for each, its in self._context.joined.items() if its == place)]
+        """Return the worker that had this place when the checkpoint with these files began. It may
+        have failed since, and a substitute may have joined already."""
+        holders = [place, *(each for each, its in self._session.joined.items() if its == place)]
         return next((each for each in holders if worker_id(each) in files), holders[-1])
 
     def _index(self, action: CompleteCheckpoint) -> Index:
-        context, config, roles = self._context, self._context.config, self._context.roles
+        session, config, roles = self._session, self._session.config, self._session.roles
         groups = roles.groups[: roles.num_groups_beginning]
         clocks = [action.clocks[self._holder(members[0], action.files)] for members in groups]
         return Index(
             psdist=VERSION,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            attempt=context.attempt,
+            attempt=session.attempt,
             mode=judging_mode(config),
             seed=config.seed,
             world=len(roles.places),
@@ -326,7 +326,7 @@ class CheckpointFiles:
                 for index, (partition, setup) in enumerate(self._sets)
             ),
             files=tuple(
-                FileRecord(name=file_name(peer, context.joined), num_bytes=num_bytes, crc32=crc32)
+                FileRecord(name=file_name(peer, session.joined), num_bytes=num_bytes, crc32=crc32)
                 for peer, (num_bytes, crc32) in sorted(action.files.items())
             ),
             fidelity=self._fidelity,

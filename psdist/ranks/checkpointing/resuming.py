@@ -1,11 +1,11 @@
-"""Going on with a run: which checkpoint, what becomes of the attempt before, where clocks begin.
+"""Resume a run: choose its checkpoint, set the last attempt's files aside, and give first clocks.
 
-    found = choose(config, say=print)           # on rank 0: set aside what was, the newest good one
+    found = choose(run_dir, say=print)          # on rank 0: the newest good checkpoint
     restored = Restored.of(checkpoint, roles, mode=config.mode, modes=modes_of_set)
     restored.first(0)                           # the clocks of the first set, by group
 
-RUN_DIR's own files are those of the newest attempt; what an attempt before has written lies in
-RUN_DIR/attempt-1, attempt-2 ...; metrics.jsonl and checkpoints/ are of all attempts.
+RUN_DIR has the files of the newest attempt, and RUN_DIR/attempt-1, attempt-2 ... have those of
+earlier ones. All attempts share metrics.jsonl and checkpoints/.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ _PARTIAL: Final = ".partial"
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The checkpoint that the job goes on from."""
+    """The job's first checkpoint."""
 
     checkpoint: Checkpoint
     groups: Sequence[Sequence[int]]
-    """[groups]: workers, of those that begin; spares that take workers' places have groups behind
-    these."""
+    """[groups]: workers of the groups that begin. Groups of spares for workers follow them."""
     num_substitutes: int
     is_same_layout: bool
-    """Groups are of the same workers, in the same mode: each goes on where it was."""
+    """True if groups have the same workers and mode, so that each continues at its own clock."""
 
     @classmethod
     def of(
@@ -57,7 +56,7 @@ class Restored:
         mode: str,
         modes: Callable[[int], Sequence[ModeFrom]],
     ) -> Restored:
-        """``mode``: by which the run is judged; ``modes(set_index)``: which rule which rounds."""
+        """``mode``: the mode that the check uses; ``modes(set_index)``: the modes by round."""
         index, groups = checkpoint.index, roles.groups[: roles.num_groups_beginning]
         is_apart = any(
             are_apart_in_sync(each.clocks, modes(number)) for number, each in enumerate(index.sets)
@@ -69,9 +68,9 @@ class Restored:
             is_same_layout=index.groups == groups and index.mode == mode and not is_apart,
         )
 
-    def first(self, set_index: int, *, may_miss: bool = False) -> FirstClocks | None:
-        """Where the groups begin in a set; None where the checkpoint does not have it.
-        ``may_miss``: with the rounds that they have missed, where they are the same groups."""
+    def first(self, set_index: int) -> FirstClocks | None:
+        """Return the groups' first clocks in a set, and the rounds that they have missed if they
+        are the same groups; None if the checkpoint does not contain the set."""
         sets = self.checkpoint.index.sets
         if set_index >= len(sets):
             return None
@@ -79,19 +78,18 @@ class Restored:
         if not self.is_same_layout:
             clocks = (min(clocks),) * len(self.groups)
         name = checkpoint_name(self.checkpoint.index.step)
-        counts_on = may_miss and self.is_same_layout
         return FirstClocks(
             checkpoint=name,
             clocks=(*clocks, *(0,) * self.num_substitutes),
-            misses=self.checkpoint.misses(set_index) if counts_on else None,
+            misses=self.checkpoint.misses(set_index) if self.is_same_layout else None,
         )
 
 
 def choose(
     run_dir: Path, say: Callable[[str], None], rollbacks: Sequence[Record] = ()
 ) -> tuple[Checkpoint | None, int]:
-    """On rank 0, of a run that is to go on, behind these ``rollbacks``: what it goes on from, if
-    anything, and the number of this attempt. The files of the one before are set aside. Raises
+    """On rank 0 of a resumed run, after these ``rollbacks``: set the last attempt's files aside and
+    return the checkpoint to start from (None: none) and the number of this attempt. Raises
     :class:`ConfigError`."""
     try:
         attempt = set_aside(run_dir)
@@ -113,8 +111,8 @@ def choose(
 
 
 def set_aside(run_dir: Path) -> int:
-    """What the attempt before has written goes into a folder of its own; the number of the next
-    attempt. A death in the middle leaves what the next call completes."""
+    """Move the files of the last attempt into their own folder; return the number of the next
+    attempt. If this process fails meanwhile, the next call completes the move."""
     if not run_dir.is_dir():
         return 1
     names = sorted(path.name for path in run_dir.iterdir())
@@ -132,12 +130,12 @@ def set_aside(run_dir: Path) -> int:
 
 
 def mark_of(checkpoint: Checkpoint | None) -> str:
-    """What ranks compare: that all see the same one."""
+    """Return text by which ranks compare their checkpoints."""
     return "" if checkpoint is None else encode(checkpoint.index)
 
 
 def opened(run_dir: Path, name: str, mark: str) -> Checkpoint | None:
-    """On every rank: the checkpoint that rank 0 has chosen. Raises :class:`ConfigError`."""
+    """Return the checkpoint that rank 0 has chosen, on every rank. Raises :class:`ConfigError`."""
     if not name:
         return None
     checkpoint = Folder(run_dir).open(name)

@@ -1,9 +1,8 @@
-"""RUN_DIR/rollbacks.jsonl: each time that a loss which had blown up has ended an attempt, and what
-the next one does about it.
+"""RUN_DIR/rollbacks.jsonl: the attempts that a rising loss has ended, and the next ones' limits.
 
-    add_rollback(run_dir, Record(attempt=1, rollback=rollback))    # on the coordinator, at the end
-    records = read_rollbacks(run_dir)                              # on rank 0 of the next attempt
-    set_aside_checkpoints(Folder(run_dir), records, print)
+add_rollback(run_dir, Record(attempt=1, rollback=rollback))    # on the coordinator, at the end
+records = read_rollbacks(run_dir)                              # on rank 0 of the next attempt
+set_aside_checkpoints(Folder(run_dir), records, print)
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from psdist.errors import CheckpointError, ConfigError
 
 ROLLBACKS: Final = "rollbacks.jsonl"
 SUFFIX: Final = "rolled-back"
-"""Of the names of checkpoints that are not gone on from any more."""
+"""Suffix of the names of checkpoints that no run starts from any more."""
 
 
 class Record(NamedTuple):
     attempt: int
-    """That has ended with it."""
+    """Number of the attempt that ended."""
     rollback: Rollback
 
 
@@ -36,7 +35,7 @@ _LINE: Final = TypeAdapter(Record)
 
 
 def add_rollback(run_dir: Path, record: Record) -> None:
-    """One line more, on the disk when this returns, in place of a last one that a crash has cut.
+    """Append a line, and return when it is on disk. It replaces a last line that a crash has cut.
     Raises OSError."""
     line = {"attempt": record.attempt, "rollback": dataclasses.asdict(record.rollback)}
     with (run_dir / ROLLBACKS).open("a+b") as file:
@@ -48,7 +47,8 @@ def add_rollback(run_dir: Path, record: Record) -> None:
 
 
 def read_rollbacks(run_dir: Path) -> list[Record]:
-    """In order; a last line that a crash has cut is left out. Raises :class:`ConfigError`."""
+    """Return the records in order, without a last line that a crash has cut. Raises
+    :class:`ConfigError`."""
     path = run_dir / ROLLBACKS
     try:
         if not path.exists():
@@ -66,14 +66,14 @@ def read_rollbacks(run_dir: Path) -> list[Record]:
 def set_aside_checkpoints(
     folder: Folder, records: Sequence[Record], say: Callable[[str], None]
 ) -> None:
-    """Those of attempts up to a rollback's that are of after the loss began to rise, once: a line
-    says which. Raises OSError."""
+    """Set aside the checkpoints that were made after the loss began to rise, in attempts up to the
+    rollback's. ``say`` receives a line with their names. Raises OSError."""
     names = []
     for name in folder.names():
         try:
             index = folder.open(name).index
         except CheckpointError:
-            continue  # which nobody goes on from
+            continue  # no run can start from it
         if any(
             index.attempt <= each.attempt and index.step > each.rollback.good for each in records
         ):
@@ -88,7 +88,7 @@ def set_aside_checkpoints(
 
 
 def in_words(rollback: Rollback) -> str:
-    """What has happened, and what follows."""
+    """Return a text on the rise of the loss and on what follows."""
     names, now, then = rollback.names, rollback.lossiest, rollback.allowed
     told = (
         f"the loss was {rollback.loss:.4g}, its least {rollback.best:.4g}, and good up to "

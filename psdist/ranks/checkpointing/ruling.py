@@ -1,9 +1,9 @@
-"""Which mode rules which rounds of a job that begins, also where it goes on from a checkpoint.
+"""The modes by round of a job that begins, new or from a checkpoint.
 
-begins_with(config)                         # KeptModes, where the mode changes by no schedule
-fitting(config, fidelity)                   # what of a checkpoint's this job goes on with
+begins_with(config)                         # KeptModes, if the mode may change without a schedule
+fitting(config, fidelity)                   # the part of a checkpoint's tuning state that fits
 modes_of(config, fidelity, set_index=0)     # [ModeFrom(0, "sync"), ModeFrom(66, "ssp", 3)]
-are_apart_in_sync([60, 65], modes)          # groups cannot go on at these clocks
+are_apart_in_sync([60, 65], modes)          # True: groups cannot continue at these clocks
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN: Final = 8
 
 
 def begins_with(config: RunConfig) -> KeptModes | None:
-    """As every run begins; None where the settings say which mode rules when."""
+    """Return the modes of a new run; None if the settings determine the mode of every round."""
     by, (_, mode, staleness) = mode_by(config), first_mode(config)
     if by not in ("script", "auto"):
         return None
@@ -38,12 +38,13 @@ def begins_with(config: RunConfig) -> KeptModes | None:
 
 
 def highest_bound(config: RunConfig) -> int | None:
-    """Of ssp, where psdist chooses the mode or moves the bound."""
+    """Return the highest bound of ssp; None unless psdist chooses the mode or moves the bound."""
     return (config.staleness_to or config.staleness) if mode_by(config) == "auto" else None
 
 
 def fitting(config: RunConfig, fidelity: Fidelity | None) -> Fidelity | None:
-    """Without modes of other settings; ``config`` has what the script passes."""
+    """Return ``fidelity`` without modes that do not fit ``config``, which has the script's
+    settings."""
     if fidelity is None or fidelity.modes is None or not _unfit(config, fidelity.modes):
         return fidelity
     left = replace(fidelity, modes=None)
@@ -51,7 +52,7 @@ def fitting(config: RunConfig, fidelity: Fidelity | None) -> Fidelity | None:
 
 
 def line_of_modes(config: RunConfig, kept: KeptModes) -> str:
-    """With which of these the job goes on, or why with none, for people."""
+    """Return a line on the mode with which the job continues, or why it drops the kept modes."""
     if wrong := _unfit(config, kept):
         return f"resume: the modes that ruled until then are dropped: {wrong}"
     last = kept.last
@@ -60,7 +61,7 @@ def line_of_modes(config: RunConfig, kept: KeptModes) -> str:
 
 
 def _unfit(config: RunConfig, kept: KeptModes) -> str:
-    """Why this run cannot go on with them; "" where it can."""
+    """Return why this run cannot continue with the kept modes; "" if it can."""
     if kept.by != mode_by(config):
         setting = (
             "consistency.schedule = script"
@@ -80,8 +81,8 @@ def _unfit(config: RunConfig, kept: KeptModes) -> str:
 def modes_of(
     config: RunConfig, fidelity: Fidelity | None, *, set_index: int
 ) -> tuple[ModeFrom, ...]:
-    """In the order in which they were set: one that begins where another does, or before, takes its
-    place. The first is from round 0 on."""
+    """Return the modes in the order in which they were set, the first from round 0 on. A mode
+    replaces earlier ones that begin at the same round or later."""
     if fidelity is None or fidelity.modes is None:
         return schedule_of(config)
     starts = fidelity.modes.starts
@@ -89,8 +90,7 @@ def modes_of(
 
 
 def are_apart_in_sync(clocks: Sequence[int], modes: Sequence[ModeFrom]) -> bool:
-    """Whether a round that some of these groups have made and others have not would be one of all
-    together."""
+    """True if some groups, but not all, have made a round that is a joint round of all groups."""
     parts: list[ModeFrom] = []
     for each in modes:
         parts = [*(part for part in parts if part.round < each.round), each]

@@ -1,9 +1,9 @@
-"""What signals ask of a worker whose script trains: a checkpoint, and perhaps the end behind it.
+"""Signals to a worker whose script trains: they request a checkpoint, and the end after it.
 
     keep_until_asked()             # first of all: SIGUSR1 does not end a rank that starts
     signals = ScriptSignals(occasions.ask, on_usr1="requeue", grace_s=30.0, parent=context.parent)
     signals.begin()                # SIGUSR1 asks for a checkpoint at the next boundary
-    signals.has_boundary()         # from now on SIGTERM of psdist run asks for a last one
+    signals.has_boundary()         # from now on SIGTERM of psdist run requests a last checkpoint
     signals.end()
 
 Handlers that the script has set stay. A second SIGTERM, or one that finds no boundary within
@@ -23,7 +23,7 @@ from psdist.ranks.parent_link import ParentLink
 
 
 class _Early:
-    """Takes SIGUSR1 before there is somebody to ask."""
+    """Records SIGUSR1 before psdist.init()."""
 
     def __init__(self) -> None:
         self.has_come = False
@@ -36,8 +36,8 @@ _EARLY: Final = _Early()
 
 
 def keep_until_asked() -> None:
-    """A rank starts. SIGUSR1 that comes before ``psdist.init()``, as that of a time limit may, is
-    kept for it; by default it would end the rank, and the job with status 138."""
+    """Record SIGUSR1 until ``psdist.init()``; a time limit may send it that early. By default it
+    would end the rank, and the job with status 138."""
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _EARLY)
 
@@ -57,10 +57,10 @@ class ScriptSignals:
         self._parent = parent
         self._has_boundary = False
         self.timer: threading.Timer | None = None
-        """Interrupts the script that has not come to a boundary."""
+        """Interrupts a script that reaches no boundary."""
 
     def begin(self) -> None:
-        """Only the main thread can take signals: elsewhere nothing is changed."""
+        """Handle signals from now on; only in the main thread, as Python requires."""
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, _EARLY):
             signal.signal(signal.SIGUSR1, self._take_usr1)
@@ -74,11 +74,11 @@ class ScriptSignals:
         self._ask(self._on_usr1)
 
     def has_boundary(self) -> None:
-        """The script has come to a place where a checkpoint can be made: it will come to others."""
+        """The script has reached a place where a checkpoint can be made, and will reach others."""
         self._has_boundary = True
 
     def _postpone(self, number: int) -> bool:
-        """Whether the script goes on to its next boundary, and ends there."""
+        """Return True if the script continues to its next boundary, and ends there."""
         is_first = self.timer is None
         if number != signal.SIGTERM or not is_first or not self._has_boundary or not self._grace_s:
             return False
@@ -99,8 +99,8 @@ class ScriptSignals:
 
 
 def end_behind(reason: str, newest: str | None) -> None:
-    """All workers have met for ``reason``, and what they kept is on the disk: raises what ends the
-    job, if it is to end. ``newest``: the checkpoint that ``--resume`` goes on from."""
+    """Raise the exception that ends the job, if ``reason`` ends it. All workers have met for it,
+    and their checkpoint is on disk. ``newest``: the checkpoint that ``--resume`` starts from."""
     if reason == "requeue":
         raise Requeued(newest)
     if reason == "end":

@@ -1,11 +1,11 @@
-"""Which network card a rank's MPI and NCCL use: chosen before either starts.
+"""Choose the network card of a rank's MPI and NCCL, before either starts.
 
-    nic = choose_card(resolved, detect(os.environ))       # sets variables; "" where MPI chooses
+    nic = choose_card(resolved, detect(os.environ))       # sets variables; "" if MPI chooses
 
-MPI reads its variables in MPI_Init, and ranks can agree on a plan only after that. So a rank
-chooses by itself: from the plan's file where the job starts from one, else from its own processors,
-or, where its launcher has not bound it, from its number on the host, as the plan will seat it. What
-the plan then says in addition is :func:`card_notes`.
+MPI reads its variables in MPI_Init, and ranks can agree on a plan only after that. So each rank
+chooses alone: from the plan's file if the job has one, else from its own processors, or, if its
+launcher has not bound it, from its number on the host, as the plan will place it.
+:func:`card_notes` compares the choice with the plan.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def choose_card(
 
     ``environment``, ``root`` and ``usable`` (PUs) are this process's and host's where not given.
 
-    One card, where at least as many ranks of the host talk over the network as it has cards; with
-    a group on each host only its leader and its server do. Where fewer do, those of its NUMA node
-    or package, if they are several, so that MPI can send over more than one. Nothing ("") where
-    the user has set one of the variables, where the job lies on one host, or where it is not
-    certain that every card reaches every other (:mod:`psdist.topology.machine.cards`).
+    The result is one card if the number of the host's ranks that use the network is at least the
+    number of its cards; with a group on each host, these are its leader and its server. If fewer
+    ranks use the network, the result is all cards of the rank's NUMA node or package, so that MPI
+    can send over several. It is "" if the user has set one of the variables, if the job runs on one
+    host, or if some card may not reach every other (:mod:`psdist.topology.machine.cards`).
     """
     found = os.environ if environment is None else environment
     if isinstance(outcome, UserError) or outcome.config.nics == "off":
@@ -85,8 +85,8 @@ def choose_card(
 
 
 def talkers(config: RunConfig, machine: Machine, local_size: int) -> int:
-    """Ranks of a host that send over its cards at once: the leaders of its groups, and all of one
-    that lies on several hosts. Its server does, too, but may sit beside a leader's card."""
+    """Return the number of a host's workers that send over its cards: the leaders of its groups,
+    and all workers of a group on several hosts. The server may share a leader's card."""
     most = {
         "node": 1,
         "socket": len(machine.packages),
@@ -96,7 +96,7 @@ def talkers(config: RunConfig, machine: Machine, local_size: int) -> int:
 
 
 def _beside(card: Device, choice: Sequence[Device]) -> list[Device]:
-    """The cards of its NUMA node where they are several, else of its package; it first."""
+    """Return the card and the others of its NUMA node, or of its package if there are none."""
     others = [each for each in choice if each is not card]
     in_node = [each for each in others if each.numa == card.numa != UNKNOWN]
     in_package = [each for each in others if each.package == card.package != UNKNOWN]
@@ -104,7 +104,7 @@ def _beside(card: Device, choice: Sequence[Device]) -> list[Device]:
 
 
 def ranks_here(launcher: Launcher, environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """(number of this rank among those of its host, how many they are), or None."""
+    """Return this rank's number among the ranks of its host, and their number; None: unknown."""
     size = launcher.local_size
     if size is None and launcher.name == "slurm":
         node = environment.get("SLURM_NODEID", "")
@@ -117,7 +117,7 @@ def ranks_here(launcher: Launcher, environment: Mapping[str, str]) -> tuple[int,
 
 
 def tasks_of_nodes(text: str) -> list[int]:
-    """Slurm's ``2(x3),1`` as ``[2, 2, 2, 1]``; [] for anything else."""
+    """Return Slurm's ``2(x3),1`` as ``[2, 2, 2, 1]``; [] for other text."""
     tasks: list[int] = []
     for word in text.split(","):
         match = _TASKS.fullmatch(word)
@@ -135,11 +135,11 @@ def nearest(
     local_rank: int,
     local_size: int,
 ) -> Device:
-    """The card for a rank that may use the processors ``usable`` of ``machine``.
+    """Return the card for a rank that may use the processors ``usable`` of ``machine``.
 
-    Ranks that cannot all have as much to themselves share it: the plan will seat them, as it seats
-    workers. Others have been bound: those of a package (or NUMA node) divide its cards by where in
-    it they are.
+    If the ranks of the host together may use more than it has, they are not bound: the plan will
+    place them as workers. Otherwise they are bound, and the ranks of a package (or NUMA node)
+    divide its cards by their position in it.
     """
     mine = machine.restricted(usable)
     if len(mine.cores) * local_size > len(machine.cores):
@@ -161,14 +161,14 @@ def nearest(
 
 
 def _planned(config: RunConfig, launcher: Launcher, choice: Sequence[Device]) -> Device | None:
-    """The card that a plan's file gives to this rank on this host."""
+    """Return the card that a plan's file gives to this rank on this host."""
     if config.placement in _STRATEGIES or launcher.rank is None:
         return None
     try:
         data, where = file_bytes(Path(config.placement), max_bytes=plan_codec.MAX_BYTES)
         plan = plan_codec.decode(data, where=where)
     except (PlacementError, OSError):
-        return None  # rank 0 says what is wrong with it, once
+        return None  # rank 0 prints the error, once
     if launcher.rank >= len(plan.ranks):
         return None
     mine = plan.ranks[launcher.rank]
@@ -180,7 +180,7 @@ def _planned(config: RunConfig, launcher: Launcher, choice: Sequence[Device]) ->
 def card_notes(
     plan: Plan, cluster: Cluster, places: Sequence[Place], config: RunConfig
 ) -> list[str]:
-    """What to know of network cards: who uses another one than planned, and where MPI chooses."""
+    """Return notes on ranks that use another card than planned, and on hosts where MPI chooses."""
     if len({each.host for each in places}) < 2:
         return []
     several = {

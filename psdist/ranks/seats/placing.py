@@ -1,11 +1,10 @@
-"""All ranks agree on one plan: who serves, who works, on which cores; then they bind themselves.
+"""All ranks agree on one plan of roles and cores, and bind themselves.
 
     placed = agree_on_plan(comm, places, config)
     placed.plan, placed.roles, placed.files
 
-One rank of each host says what its machine is, rank 0 solves and everybody gets the plan. After
-binding, what the ranks really have is compared with it. What a good plan is, is decided in
-:mod:`psdist.topology`.
+One rank of each host describes its machine, rank 0 makes the plan (:mod:`psdist.topology`), and
+every rank receives it. After binding, the cores of the ranks are compared with the plan.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Placed:
     roles: Roles
     """Its places have the cores that each rank really has after binding."""
     files: dict[str, str]
-    """What a run directory shows of it, by name; on rank 0, else empty."""
+    """Texts of the plan for the run directory, by file name; empty except on rank 0."""
 
 
 def agree_on_plan(
@@ -63,8 +62,8 @@ def agree_on_plan(
     *,
     num_workers: int | None = None,
 ) -> Placed:
-    """Collective over all ranks of the job. Raises AgreedExit where there can be no such plan, or
-    none with ``num_workers`` if that is given."""
+    """Return the plan and roles of the job. Collective over all its ranks. Raises AgreedExit if no
+    such plan exists, or none with ``num_workers`` workers (None: any number)."""
     rank = comm.Get_rank()
     machines = gather(comm, _describe_host(places, rank))
     files: dict[str, str] = {}
@@ -110,7 +109,7 @@ def agree_on_plan(
 def unexpected_workers(
     expected: int | None, *, num_servers: int, num_ranks: int, num_spares: int = 0
 ) -> LaunchError | None:
-    """Why the world does not have the workers that ``--workers`` names; None where it does."""
+    """Return why the number of workers is not that of ``--workers``; None if it is."""
     num_workers = num_ranks - num_servers - num_spares
     if expected in (None, num_workers):
         return None
@@ -125,7 +124,7 @@ def unexpected_workers(
 
 
 def _describe_host(places: Sequence[Place], rank: int) -> bytes:
-    """What rank 0 hears of this rank's host: its machine from the first rank there."""
+    """Return this host's machine, packed, on the first rank of the host; b"" on others."""
     host = places[rank].host
     if next(each for each in places if each.host == host).rank != rank:
         return b""
@@ -135,7 +134,7 @@ def _describe_host(places: Sequence[Place], rank: int) -> bytes:
 
 
 def _usable_cores(places: Sequence[Place], rank: int) -> set[int]:
-    """What the ranks on this rank's host may use together."""
+    """Return the cores that the ranks of this host may use together."""
     host = places[rank].host
     return {core for each in places if each.host == host for core in each.cores}
 
@@ -182,7 +181,7 @@ def _make_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> 
 
 
 def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) -> Plan:
-    """The plan of a file, on the hosts where the launcher has put its ranks."""
+    """Return the plan of a file, on the hosts where the launcher has started the ranks."""
     if not os.path.exists(config.placement):
         raise PlacementError(
             f"hosts.placement = {shown(config.placement)}: must be {', '.join(_STRATEGIES)} or the "
@@ -224,7 +223,7 @@ def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) ->
 
 
 def _compare(comm: MPI.Intracomm, plan: Plan, places: Sequence[Place], config: RunConfig) -> None:
-    """What the ranks may use after binding, beside the plan: one speaks, or all end."""
+    """Compare the cores after binding with the plan: rank 0 warns, or every rank ends."""
     differences = [
         f"rank {found.rank} on {found.host} has processors {_listed(found.cores)}, "
         f"planned {_listed(planned.cpus)}"
@@ -261,8 +260,8 @@ def _listed(cores: Sequence[int]) -> str:
 def roles_of_plan(
     places: Sequence[Place], plan: Plan, *, has_spares: bool = True, has_substitutes: bool = False
 ) -> Roles:
-    """The roles that ``plan`` gives to ``places``, both with one entry per rank in rank order;
-    ``has_spares``: its spares take servers' places, ``has_substitutes``: workers'."""
+    """Return the roles that ``plan`` gives to ``places``, both with one entry per rank in rank
+    order. ``has_spares``: spares take servers' places; ``has_substitutes``: workers' places."""
     members: dict[int, list[int]] = {}
     for planned in plan.ranks:
         if planned.role == "worker":
@@ -283,8 +282,8 @@ def roles_of_plan(
 
 
 def refusal_of_substitutes(roles: Roles, *, sees_run_dir: bool) -> PlacementError | None:
-    """Why spares could take no worker's place in a job with these roles; ``sees_run_dir``: whether
-    this rank finds what rank 0 has written in the run directory."""
+    """Return why spares cannot take workers' places in a job with these roles. ``sees_run_dir``:
+    this rank finds the files of rank 0 in the run directory."""
     if not roles.num_substitutes:
         return None
     without = (

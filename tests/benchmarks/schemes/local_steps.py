@@ -103,7 +103,7 @@ def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str
             optimizer, lambda step: learning_rate_factor(step, steps)
         )
         loader = job.loader(windows(train, LENGTH), batch_size=batch_size, shuffle=True)
-        done, began_s = 0, job._context.now_s()
+        done, began_s = 0, job._session.rank.now_s()
         while done < steps:
             for x, y in loader:
                 optimizer.zero_grad()
@@ -119,7 +119,7 @@ def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str
                 if done == steps:
                     break
         job.barrier()
-        took_s = job._context.now_s() - began_s
+        took_s = job._session.rank.now_s() - began_s
         job.pull()
         bits = validation_bits(model, valid_set, job.device) if job.is_chief else 0.0
         return {"bits": bits, "clock": job.clock, "seconds": took_s}

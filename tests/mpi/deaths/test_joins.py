@@ -21,6 +21,7 @@ pytestmark = pytest.mark.mpi
 PROGRAM = REPOSITORY / "tests" / "support" / "programs" / "deaths" / "joins.py"
 TIMEOUT_S = 240
 EPOCHS, BATCHES, BATCH_SIZE, WORKERS = 4, 15, 4, 3
+LR, MOMENTUM = 1e-2, 0.5
 SLOW = pytest.mark.slow
 
 
@@ -33,16 +34,19 @@ def run(
     spares: int = 1,
     joins: int = 1,
     has_parent: bool = False,
+    max_norm: float | None = None,
     **settings: Any,
 ) -> Completed:
     """``has_parent``: psdist starts the launcher, and ends it where that stays behind a failed
-    job."""
+    job; ``max_norm``: the script prepares its model with this norm to clip to."""
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
     words += ["--servers", str(servers), "--spares", str(spares)]
     settings = {"max_deaths": 4, "chunk_bytes": 4096, "progress": "off", **settings}
     words += [f"--set={key}={value}" for key, value in settings.items()]
     env = {"PSDIST_RUN_DIR": str(path / "run"), "DIES": dies, "MAY_JOIN": str(joins)}
     env["PYTHONPATH"] = str(REPOSITORY)
+    if max_norm is not None:
+        env["MAX_NORM"] = str(max_norm)
     num_ranks = servers + WORKERS + spares
     if has_parent:
         argv = [sys.executable, *words, "-n", str(num_ranks), str(PROGRAM)]
@@ -137,6 +141,17 @@ def test_a_spare_joins_with_what_scripts_and_codecs_keep(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     prove(run("1 loading 10", tmp_path, **settings), tmp_path, places=[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_spare_joins_where_gradients_are_clipped(mode: str, tmp_path: Path) -> None:
+    """In sync two servers clip to the joint norm, in ssp each group clips its own gradient."""
+    done = run("1 loading 10", tmp_path, mode=mode, servers=2, max_norm=1e-3)
+    prove(done, tmp_path, places=[1])
+    clipped = [float(each) for each in re.findall(r"change (\S+)", done.stdout)]
+    assert len(clipped) == WORKERS
+    assert 0 < max(clipped) <= LR * 1e-3 * EPOCHS * BATCHES / (1 - MOMENTUM) * 1.01
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ def psdist_rank() -> int:
 
     context = current()
     assert context is not None
-    return context.rank
+    return context.number
 
 
 if __name__ == "__main__":

@@ -30,5 +30,5 @@ if __name__ == "__main__":
     share_a_gpu(int(os.environ["OMPI_COMM_WORLD_RANK"]))
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the same bits each time
     sys.argv = sys.argv[1:]
-    with mock.patch("psdist.job.device_of", device):
+    with mock.patch("psdist.job_parts.device_of", device):
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -121,7 +121,7 @@ def main(stack: ExitStack) -> None:
 
 with ExitStack() as stack:
     if os.environ.get("POLLING"):
-        patch = mock.patch("psdist.ranks.context.RankContext.may_use_threads", False)
+        patch = mock.patch("psdist.ranks.rank.Comms.may_use_threads", False)
         stack.enter_context(patch)
     if DEVICE == "late":
         stack.enter_context(on_a_device())

@@ -43,7 +43,7 @@ def my_worker() -> int:
     context = current()
     if context is None:
         return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-    return context.roles.worker_ranks.index(context.rank)
+    return context.roles.worker_ranks.index(context.number)
 
 
 if __name__ == "__main__":

@@ -519,7 +519,7 @@ def halve_and_push(turn: Turn) -> None:
 
 
 def save(turn: Turn) -> None:
-    turn.job.save(Path(turn.job._context.run_directory.path) / "model.safetensors")
+    turn.job.save(Path(turn.job._session.run_directory.path) / "model.safetensors")
     turn.job.optimizer_state()
 
 

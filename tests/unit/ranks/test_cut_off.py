@@ -10,15 +10,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from psdist.config.settings import RunConfig
 from psdist.errors import HostLostError
 from psdist.protocol.ids import server_id
 from psdist.protocol.roles import Place, Roles
-from psdist.ranks import context as context_module
+from psdist.ranks import exit as exit_module
 from psdist.ranks import server
-from psdist.ranks.context import RankContext
-from psdist.ranks.failure import run_or_fail
-from psdist.report.run_directory import RunDirectory
+from psdist.ranks.exit import Exit
+from tests.support.ranks import make_rank
 
 TEXT = "h3 (worker 1 (rank 2 on h3)) has not answered for 60 s"
 
@@ -35,57 +33,46 @@ class Hosts:
         self.is_closed = True
 
 
-def context_of(tmp_path: Path, **more: Any) -> RankContext:
+def exit_of(tmp_path: Path, hosts: Any = None, parent: Any = None) -> Exit:
     place = Place(rank=0, host="h1", pid=os.getpid(), cores=(0,))
-    made = RankContext(
-        config=RunConfig(),
-        roles=Roles(places=(place,), server_ranks=(0,), worker_ranks=(), groups=()),
-        rank=0,
-        run_directory=RunDirectory(tmp_path),
-        transport=SimpleNamespace(  # type: ignore[arg-type]
-            me=server_id(0), drain=lambda _: None, lost={}, moved={}
-        ),
-        core_share=1.0,
-        started_s=0.0,
-        comm=SimpleNamespace(),  # type: ignore[arg-type]
-    )
-    for name, value in more.items():
-        setattr(made, name, value)
+    roles = Roles(places=(place,), server_ranks=(0,), worker_ranks=(), groups=())
+    transport = SimpleNamespace(me=server_id(0), drain=lambda _: None, lost={}, moved={})
+    made = make_rank(roles, transport, tmp_path, comm=SimpleNamespace(), parent=parent).exit
+    made.hosts = hosts
     return made
 
 
 def test_the_coordinator_heeds_a_verdict_and_nothing_else(tmp_path: Path) -> None:
     hosts = Hosts()
     for watched in (None, hosts):
-        context_of(tmp_path, hosts=watched).heed_hosts()
+        exit_of(tmp_path, watched).check()
     hosts.verdict = TEXT
     with pytest.raises(HostLostError, match="has not answered for 60 s") as caught:
-        context_of(tmp_path, hosts=hosts).heed_hosts()
+        exit_of(tmp_path, hosts).check()
     assert caught.value.exit_status == 1
 
 
 def test_it_looks_whenever_nothing_comes_in_a_job() -> None:
     looked: list[str] = []
 
-    class Heeding:
-        def heed_parent(self) -> None:
-            looked.append("parent")
+    def check() -> None:
+        looked.append("exit")
+        raise HostLostError(TEXT)
 
-        def heed_hosts(self) -> None:
-            looked.append("hosts")
-            raise HostLostError(TEXT)
-
-    reporter: Any = SimpleNamespace(_is_active=True, _context=Heeding())
+    context = SimpleNamespace(exit=SimpleNamespace(check=check))
+    reporter: Any = SimpleNamespace(_is_active=True, _context=context)
     with pytest.raises(HostLostError):
         server.Reporter.on_idle(reporter)
-    assert looked == ["parent", "hosts"]
+    assert looked == ["exit"]
     reporter._is_active = False
     server.Reporter.on_idle(reporter)
-    assert looked == ["parent", "hosts"]
+    assert looked == ["exit"]
 
 
 def test_a_lost_host_is_told_as_it_is_and_no_death_is_waited_for() -> None:
-    class Failing:
+    class Failing(Exit):
+        def __init__(self) -> None: ...
+
         def cause_of(self, _error: Exception) -> Exception:
             raise AssertionError("a lost host is no consequence of another rank's death")
 
@@ -96,7 +83,7 @@ def test_a_lost_host_is_told_as_it_is_and_no_death_is_waited_for() -> None:
         raise HostLostError(TEXT)
 
     with pytest.raises(Exited) as caught:
-        run_or_fail(Failing(), lose)  # type: ignore[arg-type]
+        Failing().run(lose)
     text, status = caught.value.args
     assert text.startswith("error")
     assert text.endswith(TEXT)
@@ -115,11 +102,11 @@ def test_a_rank_that_is_cut_off_ends_with_status_1_and_one_of_its_host_says_why(
         raise Exited(status)
 
     told: list[int] = []
-    monkeypatch.setattr(context_module.os, "_exit", leave)
-    monkeypatch.setattr(context_module, "wait_until_read", lambda: None)
-    context = context_of(tmp_path, parent=SimpleNamespace(failed=told.append))
+    monkeypatch.setattr(exit_module.os, "_exit", leave)
+    monkeypatch.setattr(exit_module, "wait_until_read", lambda: None)
+    ending = exit_of(tmp_path, parent=SimpleNamespace(failed=told.append))
     with caplog.at_level(logging.ERROR, logger="psdist"), pytest.raises(Exited) as caught:
-        context.end_cut_off("h1 has been cut off", is_told=is_told)
+        ending.end_cut_off("h1 has been cut off", is_told=is_told)
     assert (caught.value.args, told) == ((1,), [1])
     assert "this rank ends: h1 has been cut off" in caplog.text
     said = capsys.readouterr().err
@@ -132,11 +119,11 @@ def test_who_ends_on_purpose_says_goodbye(tmp_path: Path, monkeypatch: pytest.Mo
         raise Exited(status)
 
     hosts = Hosts()
-    context_of(tmp_path, hosts=hosts).close()
+    exit_of(tmp_path, hosts).close()
     assert hosts.is_closed
     hosts = Hosts()
-    monkeypatch.setattr(context_module.os, "_exit", leave)
-    monkeypatch.setattr(context_module, "wait_until_read", lambda: None)
+    monkeypatch.setattr(exit_module.os, "_exit", leave)
+    monkeypatch.setattr(exit_module, "wait_until_read", lambda: None)
     with pytest.raises(Exited):
-        context_of(tmp_path, hosts=hosts).end_buried("its group is out")
+        exit_of(tmp_path, hosts).end_evicted("its group is out")
     assert hosts.is_closed

@@ -9,14 +9,16 @@ from typing import NoReturn
 
 import pytest
 
-from psdist.ranks.failure import run_or_fail
+from psdist.ranks.exit import Exit
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 NOT_HERE = 99
 
 
-class Context:
+class Ending(Exit):
+    def __init__(self) -> None: ...
+
     def fail(self, text: str, status: int) -> NoReturn:
         raise AssertionError(f"the job was ended: {text}, {status}")
 
@@ -60,7 +62,7 @@ def test_a_forked_process_ends_with_its_own_status_and_the_rank_goes_on(
         return 0
 
     try:
-        assert run_or_fail(Context(), script) == 0
+        assert Ending().run(script) == 0
     finally:
         if os.getpid() != rank:
             os._exit(NOT_HERE)

@@ -178,7 +178,7 @@ def test_where_no_port_can_be_listened_at_hosts_are_not_watched(
     watches = world.begin(hubs=[server_id(0)])
     assert [each.verdict for each in watches] == [None] * 3
     assert all(each._member is None for each in watches)
-    assert "hosts are not watched" in caplog.text
+    assert "host monitoring disabled" in caplog.text
 
 
 @pytest.mark.parametrize(

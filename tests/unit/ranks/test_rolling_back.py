@@ -14,11 +14,11 @@ from psdist.controller.rollback import Rise
 from psdist.protocol.control import Begun
 from psdist.protocol.ids import COORDINATOR
 from psdist.ranks.checkpointing.rollbacks import Record, read_rollbacks
-from psdist.ranks.context import RankContext
 from psdist.ranks.coordinating import coordinator_of
+from psdist.ranks.exit import Exit
 from psdist.ranks.lobby import _resolved, open_files
 from psdist.ranks.reporter import Reporter
-from tests.unit.ranks.test_shared_spares import context_of
+from tests.unit.ranks.test_shared_spares import rank_of
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ def test_each_rise_is_recorded_so_that_what_it_has_spoilt_is_set_aside(
 ) -> None:
     ended: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        RankContext, "abort", lambda _self, _who, text, status: ended.append((text, status))
+        Exit, "abort", lambda _self, _who, text, status: ended.append((text, status))
     )
-    context = context_of(tmp_path, COORDINATOR)
+    session = rank_of(tmp_path, COORDINATOR).session
     rollback = rolled_back(60, Rise(9.0, 1.0, 40), lossiest)
-    Reporter(context, coordinator_of(context)).on_action(rollback)
+    Reporter(session, coordinator_of(session)).on_action(rollback)
     assert read_rollbacks(tmp_path) == [Record(1, rollback)]
     ((text, found),) = ended
     assert found == status
@@ -52,13 +52,13 @@ def test_a_job_behind_the_first_does_without_and_says_so(
         "local_steps": 8,
         "on_nonfinite": "skip",
     }
-    context = context_of(tmp_path / "run", COORDINATOR)
-    context.resolved = resolve(command_line=given, environment={})
+    rank = rank_of(tmp_path / "run", COORDINATOR)
+    rank.use_settings(resolve(command_line=given, environment={}))
     first, second = Begun(job=1, settings={}), Begun(job=2, settings={})
-    assert _resolved(context, first).config.rollback == 3
-    assert _resolved(context, second).config.rollback is None
+    assert _resolved(rank, first).config.rollback == 3
+    assert _resolved(rank, second).config.rollback is None
     with caplog.at_level(logging.WARNING, logger="psdist"):
-        open_files(context, second)
+        open_files(rank, second)
     assert caplog.messages == [
         "training.rollback = 3 is left out in job 2: it starts afresh whenever the processes do, "
         "and so has no checkpoint to go back to"

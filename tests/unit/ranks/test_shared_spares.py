@@ -3,8 +3,9 @@ worker."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,15 +17,15 @@ from psdist.protocol.ids import COORDINATOR, is_spare, server_id, spare_id, work
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks import plain_script, server
 from psdist.ranks.connecting import _core_share
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 from psdist.ranks.run_files import _rank_table
 from psdist.ranks.seats.placing import _make_plan, refusal_of_substitutes, roles_of_plan
-from psdist.report.run_directory import RunDirectory
 from psdist.servers.spare import SpareSeat
 from psdist.transport.virtual import VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.protocol.seat import Seat
+from tests.support.ranks import make_rank
 from tests.unit.ranks.test_spares import five_ranks
 
 PLACES = tuple(Place(rank=rank, host="n1", pid=rank, cores=(0, 1)) for rank in range(6))
@@ -39,19 +40,20 @@ ROLES = Roles(
 SPARE, AS_WORKER = spare_id(1), worker_id(3)
 
 
-def context_of(path: Path, peer: int = SPARE, **more: Any) -> RankContext:
+def rank_of(
+    path: Path, peer: int = SPARE, *, comm: Any = None, buddies: tuple[int, ...] = (1, 0)
+) -> Rank:
     network = VirtualNetwork()
     network.share(SPARE, AS_WORKER)
-    return RankContext(
-        config=RunConfig(replication="buddy", max_deaths=1, spares=2),
-        roles=ROLES,
-        rank=ROLES.rank_of_peer[peer],
-        run_directory=RunDirectory(path),
-        transport=network.endpoint(peer),
-        core_share=1.0,
-        started_s=0.0,
-        buddies=(1, 0),
-        **more,
+    return make_rank(
+        ROLES,
+        network.endpoint(peer),
+        path,
+        comm=comm,
+        bootstrap={"buddies": buddies},
+        replication="buddy",
+        max_deaths=1,
+        spares=2,
     )
 
 
@@ -93,48 +95,53 @@ def test_groups_of_several_are_told_what_else_to_set() -> None:
 
 
 def test_it_becomes_a_worker_for_itself_and_for_others(tmp_path: Path) -> None:
-    context = context_of(tmp_path)
-    assert (context.role, context.is_substitute) == ("spare", False)
+    rank = rank_of(tmp_path, comm=object())
+    assert (rank.role, rank.is_substitute) == ("spare", False)
     heard = (PeerLost(server_id(1), "server 1"),)
-    context.go_on_as_worker(TakePlace(worker=1), heard)
-    assert (context.me, context.role, context.is_substitute) == (AS_WORKER, "worker", True)
-    assert (context.replace, context.heard) == (TakePlace(worker=1), heard)
-    context.comm = object()  # type: ignore[assignment]
-    assert context.who == "worker 3, a spare (rank 5 on n1)"
+    rank.become_worker(TakePlace(worker=1), heard)
+    assert (rank.me, rank.role, rank.is_substitute) == (AS_WORKER, "worker", True)
+    assert (rank.session.replace, rank.session.heard) == (TakePlace(worker=1), heard)
+    assert rank.who == "worker 3, a spare (rank 5 on n1)"
 
 
 def test_the_death_of_a_server_beside_it_does_not_end_the_job_with_it(tmp_path: Path) -> None:
-    context = context_of(tmp_path)
-    context.go_on_as_worker(TakePlace(worker=1), ())
-    context.transport.lost[server_id(1)] = "server 1"  # type: ignore[index]
-    assert context._may_end_alone
-    context.buddies = ()
-    assert not context._may_end_alone
+    for buddies in ((1, 0), ()):
+        rank = rank_of(tmp_path, buddies=buddies)
+        rank.become_worker(TakePlace(worker=1), ())
+        rank.endpoint.lost[server_id(1)] = "server 1"  # type: ignore[index]
+        assert rank.exit.may_end_alone == bool(buddies)
 
 
 def test_whoever_speaks_for_the_job_speaks_by_the_id_that_it_has(tmp_path: Path) -> None:
-    context = context_of(tmp_path)
-    lost: Any = context.transport.lost
+    rank = rank_of(tmp_path)
+    lost: Any = rank.endpoint.lost
     dead = [server_id(0), server_id(1), worker_id(0), worker_id(1)]
     lost.update(dict.fromkeys(dead, "dead"))
-    assert context._speaker() == spare_id(0)
-    context.go_on_as_worker(TakePlace(worker=1), ())
-    assert context._speaker() == AS_WORKER
+    assert rank.exit.printing_peer() == spare_id(0)
+    rank.become_worker(TakePlace(worker=1), ())
+    assert rank.exit.printing_peer() == AS_WORKER
     lost.pop(worker_id(1))
-    assert context._speaker() == worker_id(1)
+    assert rank.exit.printing_peer() == worker_id(1)
 
 
 def test_the_end_of_the_job_is_told_to_every_rank_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, told = context_of(tmp_path, server_id(0)), []
-    monkeypatch.setattr("psdist.ranks.context.survives_deaths", lambda _environment: True)
+    def end(_comm: object, *_said: object, tell: Callable[[], None]) -> NoReturn:
+        tell()
+        raise SystemExit
+
+    rank, told = rank_of(tmp_path, server_id(0)), []
+    monkeypatch.setattr("psdist.ranks.exit.survives_deaths", lambda _environment: True)
+    monkeypatch.setattr("psdist.ranks.exit.ignore_interrupts", lambda: None)
+    monkeypatch.setattr("psdist.ranks.exit.end_all", end)
     monkeypatch.setattr(
-        context._endpoint,
+        rank.endpoint,
         "send_control",
         lambda peer, message: told.append((peer, message)),
     )
-    context._tell_all(3)
+    with pytest.raises(SystemExit):
+        rank.exit.abort("psdist: server 0", "error: no", 3)
     peers = [server_id(1), worker_id(0), worker_id(1), spare_id(0), SPARE]
     assert sorted(told, key=lambda each: each[0]) == sorted(
         [(peer, Ended(exit_status=3)) for peer in peers], key=lambda each: each[0]
@@ -156,35 +163,36 @@ class Asked:
 def test_serving_ends_in_the_job_where_a_worker_is_wanted(
     replace: TakePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, ends = context_of(tmp_path), []
+    rank, ends = rank_of(tmp_path), []
     loop = Asked(replace)
     begun = iter([True, False])
     monkeypatch.setattr(server, "wait_for_job", lambda *_: next(begun))
-    monkeypatch.setattr(server, "build_loop", lambda *_: (loop, server.Duty(context)))
+    monkeypatch.setattr(server, "build_loop", lambda *_: (loop, server.Duty(rank.session)))
     monkeypatch.setattr(server, "ignore_signals_of_scripts", lambda: None)
-    monkeypatch.setattr(context, "end_job", lambda: ends.append("job"))
-    monkeypatch.setattr(context, "close", lambda: ends.append("rank"))
-    assert server.serve(context) == 0
+    monkeypatch.setattr(rank.session, "end", lambda: ends.append("job"))
+    monkeypatch.setattr(rank.exit, "close", lambda: ends.append("rank"))
+    assert server.serve(rank) == 0
     assert ends == ([] if replace else ["job", "rank"])
-    assert context.replace == replace
-    assert is_spare(context.me) == (replace is None)
+    assert rank.session.replace == replace
+    assert is_spare(rank.me) == (replace is None)
 
 
 @pytest.mark.parametrize("replace", [TakePlace(worker=1), None])
 def test_the_script_runs_in_a_spare_that_is_asked(
     replace: TakePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, done = context_of(tmp_path), []
+    rank, done = rank_of(tmp_path), []
 
-    def serve(its: RankContext) -> int:
-        its.replace = replace
+    def serve(its: Rank) -> int:
+        if replace is not None:
+            its.session.take_place(replace)
         return 0
 
     monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(run_rank, "run_or_fail", lambda *_: done.append("script"))
+    monkeypatch.setattr(rank.exit, "run", lambda _part: done.append("script"))
     monkeypatch.setattr("psdist.joining.the_job", lambda: "a job")
     monkeypatch.setattr("psdist.joining.finish", lambda: done.append("finish") or 7)
-    assert run_rank._take_part(context, "a program") == (7 if replace else 0)  # type: ignore[arg-type]
+    assert run_rank._take_part(rank, "a program") == (7 if replace else 0)  # type: ignore[arg-type]
     assert done == (["script", "finish"] if replace else [])
 
 
@@ -192,15 +200,18 @@ def test_the_script_runs_in_a_spare_that_is_asked(
 def test_a_plain_script_goes_on_in_a_spare_that_is_asked(
     replace: TakePlace | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_of(tmp_path, comm=object())
-    monkeypatch.setattr(plain_script, "connect", lambda _outcome: context)
-    monkeypatch.setattr(
-        plain_script, "run_or_fail", lambda its, _run: setattr(its, "replace", replace) or 0
-    )
+    def serve(*_: object) -> int:
+        if replace is not None:
+            rank.session.take_place(replace)
+        return 0
+
+    rank = rank_of(tmp_path, comm=object())
+    monkeypatch.setattr(plain_script, "connect", lambda _outcome: rank)
+    monkeypatch.setattr(rank.exit, "run", serve)
     monkeypatch.setattr(plain_script, "tell_errors", lambda: None)
     monkeypatch.setattr(plain_script.atexit, "register", lambda *_: None)
     if replace:
-        assert plain_script.connect_or_serve(lambda: 0) is context
+        assert plain_script.connect_or_serve(lambda: 0) is rank
         return
     with pytest.raises(SystemExit) as ended:
         plain_script.connect_or_serve(lambda: 0)

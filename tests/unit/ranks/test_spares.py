@@ -14,14 +14,14 @@ from psdist.protocol.events import PeerLost
 from psdist.protocol.ids import server_id, spare_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.connecting import _core_share
-from psdist.ranks.context import RankContext
 from psdist.ranks.lobby import _begin, _control
 from psdist.ranks.pairing import hosts_of, pairs_of, racks_of
+from psdist.ranks.rank import Rank
 from psdist.ranks.seats.placing import _make_plan, roles_of_plan, unexpected_workers
-from psdist.report.run_directory import RunDirectory
 from psdist.topology.network import Cluster, one_rack
 from psdist.topology.plan import encode
 from psdist.transport.virtual import VirtualNetwork
+from tests.support.ranks import make_rank
 from tests.topology.plan.test_seating import machine
 
 HOSTS = ("n1", "n2", "n3", "n1")
@@ -37,24 +37,15 @@ ROLES = Roles(
 )
 
 
-def context_of(peer: int, path: Path, **settings: Any) -> RankContext:
-    network = VirtualNetwork()
-    return RankContext(
-        config=RunConfig(**settings),
-        roles=ROLES,
-        rank=ROLES.rank_of_peer[peer],
-        run_directory=RunDirectory(path),
-        transport=network.endpoint(peer),
-        core_share=1.0,
-        started_s=0.0,
-    )
+def rank_of(peer: int, path: Path, **settings: Any) -> Rank:
+    return make_rank(ROLES, VirtualNetwork().endpoint(peer), path, **settings)
 
 
 def test_a_spare_never_spins_and_is_neither_server_nor_worker(tmp_path: Path) -> None:
     roles = {}
     for peer in (server_id(1), worker_id(0), spare_id(0)):
-        context = context_of(peer, tmp_path, spin="on")
-        roles[context.role] = context.waiting().is_spinning
+        rank = rank_of(peer, tmp_path, spin="on")
+        roles[rank.role] = rank.waiting().is_spinning
     assert roles == {"server": True, "worker": True, "spare": False}
 
 
@@ -123,33 +114,33 @@ def test_a_plan_of_a_file_has_as_many_spares_as_are_asked_for(tmp_path: Path) ->
 
 
 def test_between_jobs_the_death_of_a_spare_ends_nothing(tmp_path: Path) -> None:
-    context = context_of(server_id(1), tmp_path)
-    assert _control(context, PeerLost(spare_id(0), "spare 0")) is None
+    rank = rank_of(server_id(1), tmp_path)
+    assert _control(rank, PeerLost(spare_id(0), "spare 0")) is None
     with pytest.raises(PeerLostError, match="server 0"):
-        _control(context, PeerLost(server_id(0), "server 0"))
+        _control(rank, PeerLost(server_id(0), "server 0"))
 
 
 def test_a_job_begins_without_a_dead_spare_but_not_without_a_dead_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_of(server_id(1), tmp_path)
+    rank = rank_of(server_id(1), tmp_path)
     begun: list[int] = []
-    monkeypatch.setattr(context, "begin_job", lambda job, _config: begun.append(job))
-    monkeypatch.setattr("psdist.ranks.lobby._resolved", lambda *_: context)
-    context.transport.lost[spare_id(0)] = "spare 0"  # type: ignore[index]
-    _begin(context, Begun(job=1, settings={}))
+    monkeypatch.setattr(rank, "begin_job", lambda job, _config: begun.append(job))
+    monkeypatch.setattr("psdist.ranks.lobby._resolved", lambda *_: rank.bootstrap)
+    rank.endpoint.lost[spare_id(0)] = "spare 0"  # type: ignore[index]
+    _begin(rank, Begun(job=1, settings={}))
     assert begun == [1]
-    context.transport.lost[server_id(0)] = "server 0"  # type: ignore[index]
+    rank.endpoint.lost[server_id(0)] = "server 0"  # type: ignore[index]
     with pytest.raises(PeerLostError, match="server 0"):
-        _begin(context, Begun(job=1, settings={}))
+        _begin(rank, Begun(job=1, settings={}))
 
 
 def test_an_error_is_no_consequence_of_a_spare_s_death(tmp_path: Path) -> None:
-    context = context_of(worker_id(0), tmp_path)
-    context.transport.lost[spare_id(0)] = "spare 0"  # type: ignore[index]
-    assert context._fatal_losses() == []
-    context.transport.lost[server_id(0)] = "server 0"  # type: ignore[index]
-    assert context._fatal_losses() == ["server 0"]
+    rank = rank_of(worker_id(0), tmp_path)
+    rank.endpoint.lost[spare_id(0)] = "spare 0"  # type: ignore[index]
+    assert rank.exit.fatal_losses() == []
+    rank.endpoint.lost[server_id(0)] = "server 0"  # type: ignore[index]
+    assert rank.exit.fatal_losses() == ["server 0"]
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ from psdist.protocol.events import ControlArrived, Event, PeerLost
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.connecting import _core_share
-from psdist.ranks.context import RankContext
 from psdist.ranks.failure import interruption
 from psdist.ranks.lobby import join_job, leave
+from psdist.ranks.rank import Rank
 from psdist.ranks.run_files import _rank_table
 from psdist.ranks.seats.placing import refusal_of_substitutes, roles_of_plan
 from psdist.ranks.taking_place import take_place
-from psdist.report.run_directory import RunDirectory
+from tests.support.ranks import make_rank
 from tests.unit.ranks.test_spares import _make_plan, five_ranks
 
 PLACES = tuple(Place(rank=rank, host="n1", pid=rank, cores=(0, 1)) for rank in range(4))
@@ -66,22 +66,11 @@ class Network:
     def drain(self, _timeout_s: float) -> None: ...
 
 
-def context_of(
-    network: Network, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any
-) -> RankContext:
-    context = RankContext(
-        config=RunConfig(max_deaths=1, spares=1, **settings),
-        roles=ROLES,
-        rank=ROLES.rank_of_peer[network.me],
-        run_directory=RunDirectory(path),
-        transport=network,  # type: ignore[arg-type]
-        core_share=1.0,
-        started_s=0.0,
-        comm=object(),  # type: ignore[arg-type]
-    )
-    monkeypatch.setattr("psdist.ranks.lobby._resolved", lambda *_: context)
-    monkeypatch.setattr("psdist.ranks.context.stop_logs", lambda: None)
-    return context
+def rank_of(network: Network, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Rank:
+    monkeypatch.setattr("psdist.ranks.lobby._resolved", lambda rank, _begun: rank.bootstrap)
+    monkeypatch.setattr("psdist.ranks.exit.stop_logs", lambda: None)
+    monkeypatch.setattr("psdist.ranks.session.stop_logs", lambda: None)
+    return make_rank(ROLES, network, path, comm=object(), max_deaths=1, spares=1, **settings)
 
 
 BEGUN = Begun(job=1, settings={})
@@ -91,13 +80,13 @@ def test_a_spare_takes_the_place_that_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(BEGUN, PeerLost(worker_id(1), "worker 1"), TakePlace(worker=1))
-    context = context_of(network, tmp_path, monkeypatch, spin="on")
-    assert not context.waiting().is_spinning  # its cores are others'
-    assert take_place(context)
-    assert context.replace == TakePlace(worker=1)
-    assert context.is_in_job
-    assert context.waiting().is_spinning
-    join_job(context, {})  # the job has begun
+    rank = rank_of(network, tmp_path, monkeypatch, spin="on")
+    assert not rank.waiting().is_spinning  # its cores are others'
+    assert take_place(rank)
+    assert rank.session.replace == TakePlace(worker=1)
+    assert rank.session.is_open
+    assert rank.waiting().is_spinning
+    join_job(rank, {})  # the job has begun
     assert network.sent == []
 
 
@@ -105,11 +94,14 @@ def test_a_spare_that_is_not_needed_waits_for_the_next_job_and_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(BEGUN, Stop(), End())
-    context = context_of(network, tmp_path, monkeypatch)
-    assert not take_place(context)
-    assert not context.is_in_job
-    assert context._ends_without_mpi
-    leave(context)
+    rank = rank_of(network, tmp_path, monkeypatch)
+    assert not take_place(rank)
+    assert not rank.session.is_open
+    left_out: list[bool] = []
+    monkeypatch.setattr("psdist.ranks.exit.leave_out", lambda: left_out.append(True))
+    rank.exit.end_process()
+    assert left_out == [True]
+    leave(rank)
     assert network.sent == []  # nobody has counted it
 
 
@@ -117,29 +109,29 @@ def test_a_spare_that_is_not_needed_waits_for_the_next_job_and_for_the_end(
 def test_a_spare_says_that_it_is_gone_where_it_has_joined(
     joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_of(network := Network(), tmp_path, monkeypatch)
-    context.joined.update({2: 1} if joined else {})
-    leave(context)
+    rank = rank_of(network := Network(), tmp_path, monkeypatch)
+    rank.session.joined.update({2: 1} if joined else {})
+    leave(rank)
     assert network.sent == [(COORDINATOR, Gone(worker=2))] * joined
 
 
 def test_no_other_job_begins_in_a_spare_that_has_taken_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_of(Network(), tmp_path, monkeypatch)
-    context.replace = TakePlace(worker=1)
+    rank = rank_of(Network(), tmp_path, monkeypatch)
+    rank.session.take_place(TakePlace(worker=1))
     with pytest.raises(PeerLostError, match="worker 1"):
-        join_job(context, {})
+        join_job(rank, {})
 
 
 def test_a_second_job_with_spares_for_workers_places_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A spare's script would begin with the first one's part, and train the second with it."""
-    context = context_of(Network(me=worker_id(0)), tmp_path, monkeypatch)
-    context.job = 1
+    rank = rank_of(Network(me=worker_id(0)), tmp_path, monkeypatch)
+    rank.begin_job(1, rank.bootstrap.config)
     with pytest.raises(UsageError, match="for a second job, with spares for workers' places"):
-        join_job(context, {})
+        join_job(rank, {})
 
 
 def test_the_death_of_a_server_ends_the_wait(
@@ -147,7 +139,7 @@ def test_the_death_of_a_server_ends_the_wait(
 ) -> None:
     network = Network(BEGUN, PeerLost(server_id(0), "server 0"))
     with pytest.raises(PeerLostError, match="server 0"):
-        take_place(context_of(network, tmp_path, monkeypatch))
+        take_place(rank_of(network, tmp_path, monkeypatch))
 
 
 def test_a_spare_hears_nothing_else_while_it_waits(
@@ -157,7 +149,7 @@ def test_a_spare_hears_nothing_else_while_it_waits(
     for event in (collected, ControlArrived(worker_id(0), Stop())):
         network = Network(BEGUN, event)
         with pytest.raises(ProtocolError, match="to a rank that waits for a worker's place"):
-            take_place(context_of(network, tmp_path, monkeypatch))
+            take_place(rank_of(network, tmp_path, monkeypatch))
 
 
 def test_spares_for_workers_are_the_last_ones_with_groups_of_their_own() -> None:
@@ -226,12 +218,12 @@ def test_a_spare_that_fails_before_it_has_trained_ends_alone(
 
     monkeypatch.setattr("os._exit", end)
     network = Network()
-    context = context_of(network, tmp_path, monkeypatch)
-    context.replace = TakePlace(worker=1)
+    rank = rank_of(network, tmp_path, monkeypatch)
+    rank.session.take_place(TakePlace(worker=1))
     if has_joined:
-        context.joined[2] = 1
+        rank.session.joined[2] = 1
     with pytest.raises(EndedError) as ended:
-        context.fail("error: no such file", 1)
+        rank.exit.fail("error: no such file", 1)
     assert ended.value.args == (0,)
     assert network.sent == []
     told = capfd.readouterr().err
@@ -248,13 +240,14 @@ def test_a_spare_that_fails_otherwise_ends_the_job(
         raise EndedError(message)
 
     network = Network()
-    context = context_of(network, tmp_path, monkeypatch)
+    rank = rank_of(network, tmp_path, monkeypatch)
     monkeypatch.setattr("os._exit", lambda status: pytest.fail(f"it ended alone with {status}"))
-    context.joined[2] = 1
-    context.has_trained = why == "trained"
+    rank.session.joined[2] = 1
+    if why == "trained":
+        rank.exit.note_iteration()
     network.lost = {server_id(0): "server 0"} if why == "server" else {worker_id(1): "worker 1"}
     text, status = interruption(15) if why == "signal" else ("error: no such file", 1)
     monkeypatch.setattr(network, "send_control", told)
     with pytest.raises(EndedError) as ended:
-        context.fail(text, status)
+        rank.exit.fail(text, status)
     assert isinstance(ended.value.args[0], Failure)

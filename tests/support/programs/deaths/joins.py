@@ -36,6 +36,7 @@ EPOCHS, BATCHES, BATCH_SIZE = 4, int(os.environ.get("BATCHES", "15")), 4
 PLANS = [tuple(each.split()) for each in filter(None, os.environ.get("DIES", "").split(","))]
 MAY_JOIN = int(os.environ.get("MAY_JOIN", "0"))
 """So many of the dead are followed by a spare: until it is there iterations take long."""
+MAX_NORM = float(os.environ["MAX_NORM"]) if "MAX_NORM" in os.environ else None
 PAUSE_S, LONG_PAUSE_S = 0.01, 0.4
 RUN_DIR = Path(os.environ["PSDIST_RUN_DIR"])
 
@@ -128,7 +129,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.5)
     samples = Samples(BATCHES * BATCH_SIZE * job.num_workers)
     loader = job.loader(samples, batch_size=BATCH_SIZE, shuffle=True)
-    model, optimizer = job.prepare(model, optimizer)
+    model, optimizer = job.prepare(model, optimizer, max_grad_norm=MAX_NORM)
+    first = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     job.attach(scheduler=scheduler)
     job.state.setdefault("epochs", 0)
@@ -165,6 +167,8 @@ def main() -> None:
     assert job.state["epochs"] == EPOCHS, job.state
     assert abs(scheduler.get_last_lr()[0] - 1e-2 * 0.9**EPOCHS) < 1e-9
     job.save(RUN_DIR / "model.safetensors")
+    last = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    print(f"change {float((last - first).norm())}", flush=True)
     print(f"worker {job.worker} number {job._number} clock {job.clock}", flush=True)
 
 

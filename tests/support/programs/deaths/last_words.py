@@ -17,8 +17,8 @@ from psdist.protocol.events import ControlArrived, Event, Frame, Offered, PeerLo
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
 from psdist.ranks.failure import wait_until_read
+from psdist.ranks.rank import Rank
 from tests.support.numbered import OrderWatch, send_numbered
 
 DEAD = worker_id(1)
@@ -37,8 +37,8 @@ def main() -> None:
     end(context)
 
 
-def die(context: RankContext) -> None:
-    transport = context.transport
+def die(context: Rank) -> None:
+    transport = context.endpoint
     for peer in (server_id(0), worker_id(0)):
         for number in range(LEFT):
             send_numbered(transport, peer, number)
@@ -53,8 +53,8 @@ def die(context: RankContext) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def survive(context: RankContext) -> None:
-    transport, watch, tickets = context.transport, OrderWatch(), []
+def survive(context: Rank) -> None:
+    transport, watch, tickets = context.endpoint, OrderWatch(), []
     event: Event | None = None
     while not isinstance(event, PeerLost):
         event = transport.poll()
@@ -78,16 +78,16 @@ def survive(context: RankContext) -> None:
     print(f"{context.who}: {watch.announced[DEAD]} messages, then lost: {event.who}", flush=True)
 
 
-def end(context: RankContext) -> None:
+def end(context: Rank) -> None:
     """When both have spoken, and not by MPI_Finalize: it may wait for the dead for ever
     (open-mpi/ompi issue 11404). A job of psdist's ends in MPI_Abort then, too."""
-    assert context.comm is not None
-    transport = context.transport
+    assert context.comms.world is not None
+    transport = context.endpoint
     if context.me == server_id(0):
         while transport.poll() != SPOKEN:  # sent until it is heard here
             pass
         wait_until_read()
-        context.comm.Abort(0)
+        context.comms.world.Abort(0)
     while True:
         transport.send_control(server_id(0), SPOKEN.message)
         transport.poll()

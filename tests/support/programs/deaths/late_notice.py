@@ -15,7 +15,7 @@ from psdist.protocol.events import Arrived, Frame, Offered, PeerLost
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 from tests.support.programs.deaths.last_words import end
 
 DEAD, HOST = server_id(1), server_id(0)
@@ -33,8 +33,8 @@ def main() -> None:
     end(context)
 
 
-def go_on(context: RankContext) -> None:
-    transport = context.transport
+def go_on(context: Rank) -> None:
+    transport = context.endpoint
     while not isinstance(transport.poll(), PeerLost):
         pass
     frame = Frame(memoryview(bytearray(SAID)))
@@ -42,8 +42,8 @@ def go_on(context: RankContext) -> None:
     transport.host(DEAD).send(worker_id(0), frame)
 
 
-def receive(context: RankContext) -> None:
-    transport = context.transport
+def receive(context: Rank) -> None:
+    transport = context.endpoint
     time.sleep(1.0)  # whoever does not poll hears nothing of a death
     transport.move(DEAD, HOST)
     offers: list[Offered] = []

@@ -16,25 +16,25 @@ from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import HEADER_BYTES
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 
 
 def main() -> None:
     context = connect(resolve(command_line={}, environment=os.environ))
-    assert context.comm is not None
+    assert not context.is_alone
     if context.me == worker_id(0):
         send(context)
     else:
         receive(context)
-    context.close()
+    context.exit.close()
 
 
-def send(context: RankContext) -> None:
+def send(context: Rank) -> None:
     say(context, 0)
     context.advance()
     say(context, 1)
     of_this_job = HEADER_BYTES + len(encode_control(Resume(seq=1)))
-    assert context.transport.bytes_sent == of_this_job
+    assert context.endpoint.bytes_sent == of_this_job
     context.advance()
     say(context, 2)
     mark(context)
@@ -43,30 +43,30 @@ def send(context: RankContext) -> None:
     mark(context)
 
 
-def receive(context: RankContext) -> None:
+def receive(context: Rank) -> None:
     print("in 0:", read(context), flush=True)
     context.advance()
-    print("in 1:", [seq_of(context.transport.poll()), context.transport.poll()], flush=True)
+    print("in 1:", [seq_of(context.endpoint.poll()), context.endpoint.poll()], flush=True)
     context.advance()
-    print("in 2:", [seq_of(context.transport.poll()), context.transport.poll()], flush=True)
+    print("in 2:", [seq_of(context.endpoint.poll()), context.endpoint.poll()], flush=True)
     context.advance()  # further than the worker
     mark(context, worker_id(0))
     print("in 3:", read(context), flush=True)
 
 
-def say(context: RankContext, seq: int) -> None:
-    context.transport.send_control(server_id(0), Resume(seq=seq))
+def say(context: Rank, seq: int) -> None:
+    context.endpoint.send_control(server_id(0), Resume(seq=seq))
 
 
-def mark(context: RankContext, peer: int = server_id(0)) -> None:
-    context.transport.send_control(peer, Failure(heading="", text="", exit_status=0))
+def mark(context: Rank, peer: int = server_id(0)) -> None:
+    context.endpoint.send_control(peer, Failure(heading="", text="", exit_status=0))
 
 
-def read(context: RankContext) -> list[int]:
+def read(context: Rank) -> list[int]:
     """What is given up to the mark."""
     given: list[int] = []
     while True:
-        event = context.transport.poll()
+        event = context.endpoint.poll()
         if isinstance(event, ControlArrived) and isinstance(event.message, Failure):
             return given
         if isinstance(event, ControlArrived):

@@ -14,7 +14,7 @@ import random
 from psdist.config.sources import resolve
 from psdist.protocol.events import Frame, Offered
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 from tests.support.numbered import OrderWatch, send_numbered
 
 COUNT = 400
@@ -23,15 +23,15 @@ COUNT = 400
 def main() -> None:
     context = connect(resolve(command_line={}, environment=os.environ))
     exchange(context)
-    assert context.comm is not None
-    context.comm.Barrier()  # a rank that had failed would have ended all
-    if context.rank == 0:
+    assert context.comms.world is not None
+    context.comms.world.Barrier()  # a rank that had failed would have ended all
+    if context.number == 0:
         print("all in order", flush=True)
-    context.close()
+    context.exit.close()
 
 
-def exchange(context: RankContext) -> None:
-    transport, pick = context.transport, random.Random(context.rank)
+def exchange(context: Rank) -> None:
+    transport, pick = context.endpoint, random.Random(context.number)
     others = [peer for peer in context.roles.rank_of_peer if peer != context.me]
     watch, waiting, offers = OrderWatch(), context.waiting(), []
     for number in range(COUNT):

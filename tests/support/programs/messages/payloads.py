@@ -20,7 +20,7 @@ from psdist.protocol.events import Arrived, Event, Frame, Offered
 from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 from psdist.transport.mpi import MpiTransport
 
 _E = TypeVar("_E", bound=Event)
@@ -33,46 +33,46 @@ NUM_TAGS = 16
 
 def main() -> None:
     context = connect(resolve(command_line={}, environment=os.environ))
-    assert isinstance(context.transport, MpiTransport)
-    context.transport._num_tags = NUM_TAGS
+    assert isinstance(context.endpoint, MpiTransport)
+    context.endpoint._num_tags = NUM_TAGS
     if context.role == "server":
         receive(context)
     else:
         send(context)
-    context.close()
+    context.exit.close()
 
 
 def payload(round_number: int, index: int) -> bytes:
     return random.Random(round_number * len(SIZES) + index).randbytes(SIZES[index])
 
 
-def send(context: RankContext) -> None:
-    before, progress = context.transport.bytes_sent, Progress(worker=0, clock=1, samples=1)
-    context.transport.send_control(worker_id(0), progress)
-    context.transport.send_control(server_id(0), progress)
+def send(context: Rank) -> None:
+    before, progress = context.endpoint.bytes_sent, Progress(worker=0, clock=1, samples=1)
+    context.endpoint.send_control(worker_id(0), progress)
+    context.endpoint.send_control(server_id(0), progress)
     for round_number in range(ROUNDS):
         for index in range(len(SIZES)):
             send_payload(context, payload(round_number, index), index)
         next_event(context, Arrived)
     of_round = sum(HEADER_BYTES + size for size in SIZES)
     of_control = HEADER_BYTES + len(encode_control(progress))
-    assert context.transport.bytes_sent - before == ROUNDS * of_round + of_control
+    assert context.endpoint.bytes_sent - before == ROUNDS * of_round + of_control
     for told in (9, 7):
         send_lie(context, b"12345678", told)
         next_event(context, Arrived)
     print("every payload was the right one", flush=True)
 
 
-def send_payload(context: RankContext, data: bytes, index: int) -> None:
+def send_payload(context: Rank, data: bytes, index: int) -> None:
     frame = Frame(memoryview(bytearray(data)))
     header = Header(kind=Kind.PUSH, sender=worker_id(0), clock=index, length=len(data))
     header.pack_into(frame.header)
-    context.transport.send(server_id(0), frame)
+    context.endpoint.send(server_id(0), frame)
 
 
-def send_lie(context: RankContext, data: bytes, told: int) -> None:
+def send_lie(context: Rank, data: bytes, told: int) -> None:
     """As MpiTransport.send does, which refuses this."""
-    transport, server = context.transport, context.roles.rank_of_peer[server_id(0)]
+    transport, server = context.endpoint, context.roles.rank_of_peer[server_id(0)]
     assert isinstance(transport, MpiTransport)
     header = bytearray(HEADER_BYTES)
     Header(kind=Kind.PUSH, sender=worker_id(0), length=told).pack_into(header)
@@ -82,7 +82,7 @@ def send_lie(context: RankContext, data: bytes, told: int) -> None:
     transport._payloads.Send(data, dest=server, tag=number % NUM_TAGS)
 
 
-def receive(context: RankContext) -> None:
+def receive(context: Rank) -> None:
     order = random.Random(1)
     for round_number in range(ROUNDS):
         offers = [next_event(context, Offered) for _ in SIZES]
@@ -91,7 +91,7 @@ def receive(context: RankContext) -> None:
         frames = {}
         for offer in offers:
             frame = Frame(memoryview(bytearray(offer.num_bytes)))
-            context.transport.accept(offer.ticket, frame)
+            context.endpoint.accept(offer.ticket, frame)
             frames[id(frame)] = frame
         for _ in SIZES:
             arrived = next_event(context, Arrived)
@@ -103,24 +103,24 @@ def receive(context: RankContext) -> None:
     for _ in range(2):
         lie = next_event(context, Offered)
         try:
-            context.transport.accept(lie.ticket, Frame(memoryview(bytearray(9))))
+            context.endpoint.accept(lie.ticket, Frame(memoryview(bytearray(9))))
             next_event(context, Arrived)
         except (ProtocolError, TransportError) as error:
             print(error, flush=True)
         answer(context)
 
 
-def answer(context: RankContext) -> None:
+def answer(context: Rank) -> None:
     frame = Frame()
     Header(kind=Kind.REPLY, sender=server_id(0)).pack_into(frame.header)
-    context.transport.send(worker_id(0), frame)
+    context.endpoint.send(worker_id(0), frame)
 
 
-def next_event(context: RankContext, kind: type[_E]) -> _E:
+def next_event(context: Rank, kind: type[_E]) -> _E:
     """The next event of this kind; others are passed over."""
     waiting = context.waiting()
     while True:
-        event = context.transport.poll()
+        event = context.endpoint.poll()
         if isinstance(event, kind):
             return event
         if event is None:

@@ -18,7 +18,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offere
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.connecting import connect
-from psdist.ranks.context import RankContext
+from psdist.ranks.rank import Rank
 
 NUM_BYTES = 100_000
 
@@ -29,20 +29,20 @@ def main() -> None:
         serve(context)
     else:
         push(context)
-    context.close()
+    context.exit.close()
 
 
-def push(context: RankContext) -> None:
+def push(context: Rank) -> None:
     sent = Frame(memoryview(bytearray(os.urandom(NUM_BYTES))))
     received = Frame(memoryview(bytearray(NUM_BYTES)))
     header = Header(kind=Kind.PUSH, sender=worker_id(0), chunk=3, clock=7, length=NUM_BYTES)
     header.pack_into(sent.header)
-    context.transport.send(server_id(0), sent)
+    context.endpoint.send(server_id(0), sent)
     reply = exchange(context, received, until=lambda event: isinstance(event, Arrived))
     assert received.payload == sent.payload
     assert isinstance(reply, Arrived)
     assert reply.header.clock == 7
-    context.transport.send_control(server_id(0), Done(worker=0, statistics={}))
+    context.endpoint.send_control(server_id(0), Done(worker=0, statistics={}))
     exchange(
         context,
         received,
@@ -50,13 +50,13 @@ def push(context: RankContext) -> None:
     )
 
 
-def serve(context: RankContext) -> None:
+def serve(context: Rank) -> None:
     frame = Frame(memoryview(bytearray(NUM_BYTES)))
     push = exchange(context, frame, until=lambda event: isinstance(event, Arrived))
     assert isinstance(push, Arrived)
     reply = push.header._replace(kind=Kind.REPLY, sender=server_id(0))
     reply.pack_into(frame.header)
-    context.transport.send(worker_id(0), frame)
+    context.endpoint.send(worker_id(0), frame)
     seen: list[type] = []
 
     def is_over(event: Event) -> bool:
@@ -64,20 +64,20 @@ def serve(context: RankContext) -> None:
         return {Sent, Done} <= set(seen)
 
     exchange(context, frame, until=is_over)
-    context.transport.send_control(worker_id(0), Stop())
+    context.endpoint.send_control(worker_id(0), Stop())
 
 
-def exchange(context: RankContext, frame: Frame, *, until: Callable[[Event], bool]) -> Event:
+def exchange(context: Rank, frame: Frame, *, until: Callable[[Event], bool]) -> Event:
     """Receive what is offered into ``frame`` until an event satisfies ``until``; that event."""
     waiting = context.waiting()
     while True:
-        event = context.transport.poll()
+        event = context.endpoint.poll()
         if event is None:
             waiting.idle("the other rank")
             continue
         waiting.reset()
         if isinstance(event, Offered):
-            context.transport.accept(event.ticket, frame)
+            context.endpoint.accept(event.ticket, frame)
         if until(event):
             return event
 

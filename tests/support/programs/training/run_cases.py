@@ -23,10 +23,10 @@ with uncollected():
     import torch
     from mpi4py import MPI  # it starts MPI
 
+    from psdist.config.sources import Resolved
     from psdist.job import Job
     from psdist.ranks.connecting import join
-    from psdist.ranks.context import RankContext
-    from psdist.ranks.failure import run_or_fail
+    from psdist.ranks.rank import Bootstrap, Rank
     from psdist.ranks.server import num_threads, serve_job
     from tests.support.programs.training.cases import Case, Stage, cases_of, result_path
 
@@ -50,23 +50,27 @@ def _run(case: Case, comm: MPI.Intracomm, path: Path) -> None:
     if not takes_part:
         return
     job_comm.Set_errhandler(MPI.ERRORS_RETURN)
-    context = join(
-        job_comm, config=case.config, roles=case.roles(), path=path, started_s=time.monotonic()
+    bootstrap = Bootstrap(
+        resolved=Resolved(config=case.config, sources={}),
+        roles=case.roles(),
+        path=path,
+        started_s=time.monotonic(),
     )
-    run_or_fail(context, lambda: _take_part(case, context, path))
+    rank = join(job_comm, bootstrap)
+    rank.exit.run(lambda: _take_part(case, rank, path))
 
 
-def _take_part(case: Case, context: RankContext, path: Path) -> int:
-    if context.role == "worker":
-        return _work(case, context, path)
-    torch.set_num_threads(num_threads(context))
-    serve_job(context)
-    context.close()
+def _take_part(case: Case, rank: Rank, path: Path) -> int:
+    if rank.role == "worker":
+        return _work(case, rank, path)
+    torch.set_num_threads(num_threads(rank))
+    serve_job(rank)
+    rank.exit.close()
     return 0
 
 
-def _work(case: Case, context: RankContext, path: Path) -> int:
-    job = Job(context)
+def _work(case: Case, rank: Rank, path: Path) -> int:
+    job = Job(rank.session)
     result = case.script(job, Stage(path=path, sleep=time.sleep, now_s=time.monotonic))
     torch.save(result, result_path(path, job.worker))
     return job.finish()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,15 +22,16 @@ from unittest import mock
 
 import torch
 
+from psdist.config.sources import Resolved
 from psdist.job import Job
 from psdist.protocol.ids import server_id, worker_id
 from psdist.ranks.checkpointing.fidelity import fidelity_of
 from psdist.ranks.checkpointing.resuming import choose
 from psdist.ranks.checkpointing.rollbacks import read_rollbacks
-from psdist.ranks.context import RankContext
+from psdist.ranks.exit import Exit
+from psdist.ranks.rank import Bootstrap, Comms, Rank
 from psdist.ranks.run_files import Begun
 from psdist.ranks.server import server_actor
-from psdist.report.run_directory import RunDirectory
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import AloneChannel, GroupChannel
@@ -73,38 +73,41 @@ def run_virtually(
     workers: list[_Worker] = []
     channels = _channels(case, network, seed, link or LinkModel())
 
-    def world_of(peer: int, rank: int, worker: _Worker | None) -> RankContext:
-        context = _VirtualWorld(
-            config=case.config,
-            roles=case.roles(),
-            rank=rank,
-            run_directory=RunDirectory(path),
+    def rank_of(peer: int, number: int, worker: _Worker | None) -> Rank:
+        channel = channels[worker.index] if worker is not None else AloneChannel()
+        rank = _VirtualRank(
+            Bootstrap(
+                resolved=Resolved(config=case.config, sources={}),
+                roles=case.roles(),
+                path=path,
+                started_s=time.monotonic(),
+                buddies=_buddies_of(case),
+                attempt=begun.attempt,
+                checkpoint=begun.checkpoint,
+                fidelity=begun.fidelity,
+            ),
+            number=number,
             transport=network.endpoint(peer),
             core_share=1.0,
-            started_s=time.monotonic(),
+            comms=_VirtualComms(worker, channel, board),
             now_s=lambda: network.now_s,
-            worker=worker,
-            channel=channels[worker.index] if worker is not None else AloneChannel(),
-            board=board,
-            buddies=_buddies_of(case),
         )
-        if context.buddies:
-            context.begin_job(1, case.config)
-        context.go_on(begun.checkpoint, begun.attempt, begun.fidelity)
-        return context
+        if rank.bootstrap.buddies:
+            rank.begin_job(1, case.config)
+        return rank
 
     for index in range(case.num_workers):
         worker = _Worker(index)
-        context = world_of(worker_id(index), case.servers + index, worker)
+        rank = rank_of(worker_id(index), case.servers + index, worker)
         sleep = worker.pause
         if fails is not None and index == case.num_workers - 1:
             sleep = partial(_fail_later, network, worker, fails[0], [fails[1]])
-        worker.run = _script_of(case, context, path, sleep)
+        worker.run = _script_of(case, rank, path, sleep)
         workers.append(worker)
         network.spawn(worker_id(index), worker.actor())
     for index in range(case.servers):
-        context = world_of(server_id(index), index, None)
-        actor = server_actor(context, context.transport)
+        session = rank_of(server_id(index), index, None).session
+        actor = server_actor(session, session.transport)
         network.spawn(server_id(index), actor)
 
     num_threads = torch.get_num_threads()
@@ -143,7 +146,7 @@ def _channels(
 
 
 def _start(*, broadcast: Any, **_: object) -> GroupChannel:
-    """Instead of torch's process group: ``broadcast`` is a method of the worker's context."""
+    """Instead of torch's process group: ``broadcast`` is a method of the worker's comms."""
     channel: GroupChannel = broadcast.__self__.channel
     return channel
 
@@ -167,13 +170,13 @@ def _fail_later(
 
 def _script_of(
     case: Case,
-    context: RankContext,
+    rank: Rank,
     path: Path,
     sleep: Callable[[float], None],
 ) -> Callable[[], None]:
     def run() -> None:
-        job = Job(context)
-        result = case.script(job, Stage(path=path, sleep=sleep, now_s=context.now_s))
+        job = Job(rank.session)
+        result = case.script(job, Stage(path=path, sleep=sleep, now_s=rank.now_s))
         torch.save(result, result_path(path, job.worker))
         job.finish()
 
@@ -246,21 +249,12 @@ class _BatonWaiting(Waiting):
         return False
 
 
-@dataclass(kw_only=True)
-class _VirtualWorld(RankContext):
-    worker: _Worker | None
-    channel: GroupChannel
-    board: list[bytes]
-    """What the chief has broadcast so far, for all workers."""
-    num_read: int = field(default=0)
-
-    @property
-    def survives_workers(self) -> bool:
-        return self.config.max_deaths > 0
-
-    def waiting(self, *, has_deadline: bool = True) -> Waiting:  # noqa: ARG002
-        assert self.worker is not None
-        return _BatonWaiting(self.worker)
+class _VirtualComms(Comms):
+    def __init__(self, worker: _Worker | None, channel: GroupChannel, board: list[bytes]) -> None:
+        """``board``: what the chief has broadcast so far, for all workers."""
+        super().__init__()
+        self.worker, self.channel = worker, channel
+        self._board, self._num_read = board, 0
 
     def broadcast_among_workers(
         self,
@@ -269,12 +263,29 @@ class _VirtualWorld(RankContext):
         dead: Collection[int] = frozenset(),  # noqa: ARG002
     ) -> None:
         assert self.worker is not None
-        if self.me == worker_id(0):
-            self.board.append(bytes(memory))
-        while len(self.board) <= self.num_read:
+        if self.worker.index == 0:
+            self._board.append(bytes(memory))
+        while len(self._board) <= self._num_read:
             self.worker.pause(1e-4)
-        memory[:] = self.board[self.num_read]
-        self.num_read += 1
+        memory[:] = self._board[self._num_read]
+        self._num_read += 1
 
+
+class _VirtualRank(Rank):
+    def __init__(self, bootstrap: Bootstrap, **more: Any) -> None:
+        super().__init__(bootstrap, **more)
+        self.exit = _VirtualExit(self)
+
+    @property
+    def survives_ranks(self) -> bool:
+        return True
+
+    def waiting(self, *, has_deadline: bool = True) -> Waiting:  # noqa: ARG002
+        assert isinstance(self.comms, _VirtualComms)
+        assert self.comms.worker is not None
+        return _BatonWaiting(self.comms.worker)
+
+
+class _VirtualExit(Exit):
     def abort(self, heading: str, text: str, status: int) -> NoReturn:
         raise JobFailedError(f"{heading} ({status}): {text}")

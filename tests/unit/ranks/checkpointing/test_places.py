@@ -17,9 +17,8 @@ from psdist.protocol.roles import Place, Roles
 from psdist.ranks.checkpointing.files import CheckpointFiles
 from psdist.ranks.checkpointing.resuming import Restored, choose
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
-from psdist.ranks.context import RankContext
-from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.checkpoints import CompleteCheckpoint
+from tests.support.ranks import make_rank
 from tests.unit.ranks.checkpointing.test_resuming import begin, write_checkpoint
 
 SUBSTITUTE = 2
@@ -98,17 +97,14 @@ def test_a_spare_that_takes_a_place_goes_on_from_no_checkpoint(tmp_path: Path) -
     begin(tmp_path)
     write_checkpoint(tmp_path)
     checkpoint, attempt = choose(tmp_path, lambda _line: None)
-    context = RankContext(
-        config=RunConfig(mode="ssp"),
-        roles=ROLES,
-        rank=3,
-        run_directory=RunDirectory(tmp_path),
-        transport=SimpleNamespace(me=worker_id(SUBSTITUTE)),  # type: ignore[arg-type]
-        core_share=1.0,
-        started_s=0.0,
-    )
-    context.go_on(checkpoint, attempt)
-    assert context.restored is not None
-    context.replace = TakePlace(worker=1)
-    assert context.restored is None
-    assert context.first_clocks(0) is None
+    session = make_rank(
+        ROLES,
+        SimpleNamespace(me=worker_id(SUBSTITUTE)),
+        tmp_path,
+        bootstrap={"checkpoint": checkpoint, "attempt": attempt},
+        mode="ssp",
+    ).session
+    assert session.restored is not None
+    session.take_place(TakePlace(worker=1))
+    assert session.restored is None
+    assert session.first_clocks(0) is None

@@ -11,9 +11,9 @@ import torch
 
 from psdist.errors import ConfigError
 from psdist.protocol.roles import Place
-from psdist.ranks.context import RankContext
 from psdist.ranks.seats.device import device_of, shard_device_of
 from psdist.ranks.seats.placing import roles_of_plan
+from psdist.ranks.session import JobSession
 from psdist.topology.network import one_rack
 from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
@@ -32,10 +32,11 @@ def plan_with(gpus: tuple[str, ...]) -> Plan:
     )
 
 
-def world_of(rank: int, plan: Plan | None, num_ranks: int) -> RankContext:
+def world_of(rank: int, plan: Plan | None, num_ranks: int) -> JobSession:
     places = [Place(rank=at, host="n1", pid=at, cores=(at,)) for at in range(num_ranks)]
     roles = roles_of_plan(places, plan or plan_with(("",) * (num_ranks - 1)))
-    return cast(RankContext, SimpleNamespace(rank=rank, plan=plan, roles=roles))
+    its = SimpleNamespace(number=rank, bootstrap=SimpleNamespace(plan=plan))
+    return cast(JobSession, SimpleNamespace(rank=its, roles=roles))
 
 
 @pytest.fixture
@@ -128,8 +129,8 @@ def server_of(
     workers = tuple(each for each in range(num_ranks) if each not in servers)
     roles = SimpleNamespace(places=context.roles.places, server_ranks=servers, worker_ranks=workers)
     config = SimpleNamespace(server_device=wanted)
-    found = SimpleNamespace(rank=rank, plan=plan, roles=roles, config=config)
-    return str(shard_device_of(cast(RankContext, found)))
+    found = SimpleNamespace(rank=context.rank, roles=roles, config=config)
+    return str(shard_device_of(cast(JobSession, found)))
 
 
 def test_shards_are_on_the_cpu_unless_it_is_asked_for(buses: list[int]) -> None:
