@@ -83,7 +83,7 @@ def check_decisions(
     """Require that each change follows from the observations before it, and no change is missing.
     ``changes``: the changes of the mode in the first set's log; ``members``: those of that log."""
     if wrong := judge_summary((line.rolled_back for line in lines), summary):
-        findings.add(Rule.MODES, f"{DECISION_LINES}: {wrong}")
+        findings[Rule.MODES].add(f"{DECISION_LINES}: {wrong}")
     checking = _Checking(run, findings)
     checking.where = f"{DECISION_LINES}, line 1"
     resumed = lines[0].resumed if lines else None
@@ -192,7 +192,7 @@ class _Checking:
             self._refuse(f"{kept.checkpoint} has other choices than follow from what was observed")
 
     def _refuse(self, why: str) -> None:
-        self._findings.add(Rule.MODES, f"{self.where}: {why}")
+        self._findings[Rule.MODES].add(f"{self.where}: {why}")
 
     def _take_sizes(self, sized: Sized) -> bool:
         if len(sized.sizes) != len(self._run.ladder):
@@ -278,10 +278,9 @@ class _Checking:
         if decided is not None:
             self._refuse(f"{_words(self._run, decided)} was never set, although: {decided.why}")
         if tuple(self._made) != changes:
-            self._findings.add(
-                Rule.MODES,
+            self._findings[Rule.MODES].add(
                 f"{DECISION_LINES} tells of {len(self._made)} changes, the log of server 0 of "
-                f"{len(changes)}, or of others",
+                f"{len(changes)}, or of others"
             )
         if not members.dead <= self._gone <= members.dead | members.left:
             self._refuse(
