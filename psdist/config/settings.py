@@ -104,9 +104,7 @@ def _setting(
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_nan=False)]
-_Interval: TypeAlias = Annotated[
-    str, BeforeValidator(_number_as_text), _require(_parse_interval)
-]
+_Interval: TypeAlias = Annotated[str, BeforeValidator(_number_as_text), _require(_parse_interval)]
 _Push: TypeAlias = Annotated[str, Field(max_length=200), _require(parse_codec, AUTO)]
 _Pull: TypeAlias = Annotated[str, Field(max_length=200), _require(parse_pull, AUTO)]
 _Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]

@@ -22,16 +22,8 @@ from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, KeptModes
 from psdist.controller.loss_steps import counts_nonfinite
 from psdist.controller.mode import ModeControl
-from psdist.history.lines import (
-    DECISION_LINES,
-    Came,
-    Changed,
-    DecisionLine,
-    KeptLine,
-    Reported,
-    RoundsObserved,
-    Sized,
-)
+from psdist.controller.observed import GroupCame, LevelsSized, LossHeard, ModeObserved
+from psdist.history.lines import DECISION_LINES, Changed, DecisionLine, KeptLine
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.choices.replayed import Risen, judge_summary
 from psdist.history.rules.choices.resumed import begins_with, goes_on, may_go_on_with_modes
@@ -112,7 +104,7 @@ class _Checking:
         self._gone: set[int] = set()
         self._came: dict[int, int] = {}
         self._led_anew: Counter[int] = Counter()
-        self._begins: Came | None = None
+        self._begins: GroupCame | None = None
         """The line before, if it announces that another worker reports for a group."""
         self.where = ""
 
@@ -194,14 +186,14 @@ class _Checking:
     def _refuse(self, why: str) -> None:
         self._findings[Rule.MODES].add(f"{self.where}: {why}")
 
-    def _take_sizes(self, sized: Sized) -> bool:
+    def _take_sizes(self, sized: LevelsSized) -> bool:
         if len(sized.sizes) != len(self._run.ladder):
             self._refuse("not of the codecs of this run")
             return False
         self._control.know_sizes(sized.sizes)
         return True
 
-    def _take_loss(self, loss: Reported) -> None:
+    def _take_loss(self, loss: LossHeard) -> None:
         control = self._control
         is_asked = self._risen.is_asked
         may_be = loss.is_of(self._run.num_workers, **({"least": 0.0} if is_asked else {}))
@@ -213,7 +205,7 @@ class _Checking:
             control.report(loss.count, loss.total)
         self._risen.report(loss, lossiest_since=control.lossiest_since, names=control.names)
 
-    def _take_rounds(self, seen: RoundsObserved) -> None:
+    def _take_rounds(self, seen: ModeObserved) -> None:
         begins, self._begins = self._begins, None
         if begins is not None and (begins.group, begins.first_round + 1) != (
             seen.group,
@@ -237,7 +229,7 @@ class _Checking:
         self._control.lose(group)
         self._gone.add(group)
 
-    def _admit(self, came: Came) -> None:
+    def _admit(self, came: GroupCame) -> None:
         if came.group in self._control.groups and came.group < self._run.first_substitute:
             self._control.admit(came.group, came.first_round)
             self._led_anew[came.group] += 1

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from psdist.controller.kept import Rollback, rolled_back
+from psdist.controller.observed import LossHeard
 from psdist.controller.rollback import KeptRise, RiseGuard
 from psdist.controller.steps import Choice, Term
-from psdist.history.lines import STEP_LINES, Reported, StepLine
+from psdist.history.lines import STEP_LINES, StepLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.summary import Summary
 
@@ -43,7 +44,7 @@ class Risen:
 
     def report(
         self,
-        told: Reported,
+        told: LossHeard,
         *,
         lossiest_since: Callable[[int], int],
         names: tuple[str, ...] = (),
