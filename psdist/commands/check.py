@@ -16,12 +16,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import rich.box
@@ -32,10 +31,9 @@ from psdist.errors import HistoryError
 from psdist.history.files import history_folder, read_histories
 from psdist.history.lines import (
     STEP_LINES,
+    ChoiceLine,
     DecisionLine,
     HandLine,
-    LengthLine,
-    PassLine,
     StepLine,
     WorkerLine,
     WorkerLines,
@@ -43,10 +41,10 @@ from psdist.history.lines import (
     read_worker_lines,
 )
 from psdist.history.records import History, Ints, joined_at
-from psdist.history.rules.choices.decisions import Members, check_decisions, with_decided_codecs
+from psdist.history.rules.choices.decisions import with_decided_codecs
 from psdist.history.rules.choices.hands import Attempt as DealtAttempt
-from psdist.history.rules.choices.hands import check_dealt_on, check_hands
-from psdist.history.rules.choices.lengths import check_lengths, check_passes
+from psdist.history.rules.choices.hands import check_dealt_on
+from psdist.history.rules.choices.registry import ChoiceRule, Choices, rules_of
 from psdist.history.rules.choices.resumed import Attempt, check_resumed
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.applies import check_applies, check_steps
@@ -85,8 +83,6 @@ from psdist.history.rules.values.uses import Uses, check_bound, check_same_versi
 from psdist.history.rules.values.weights import check_codecs, check_scales, check_weights
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary, read_summary
-
-_W = TypeVar("_W", bound=WorkerLine)
 
 _HISTOGRAM_ROWS = 12
 _BAR_CELLS = 40
@@ -170,9 +166,8 @@ def check_sets_of(histories: Sequence[History], summary: Summary | None) -> Repo
     runs = [history.run for history in histories]
     for run in runs[1:]:
         if _of_the_job(run) != _of_the_job(runs[0]):
-            findings.add(
-                Rule.SUMMARY,
-                f"run.json of set {run.set_index} is of another job than that of set 0",
+            findings[Rule.SUMMARY].add(
+                f"run.json of set {run.set_index} is of another job than that of set 0"
             )
     if summary is not None:
         check_sets(summary, runs, findings)
@@ -323,8 +318,8 @@ class _Checking:
         run, findings = self.history.run, self.findings
         for group, clocks in self.leaves.items():
             if len(set(clocks.values())) > 1:
-                findings.add(
-                    Rule.MEMBERSHIP, f"group {group} left different servers at clocks {clocks}"
+                findings[Rule.MEMBERSHIP].add(
+                    f"group {group} left different servers at clocks {clocks}"
                 )
         check_same_joins(self.joins, findings)
         group_of, first = run.group_of_worker(), self.history.first
@@ -455,87 +450,68 @@ def check_run(run_dir: Path, histories: Sequence[History]) -> Report:
 
 def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     """Return the report on one attempt."""
-    summary, run = read_summary(run_dir), histories[0].run
-    decisions = read_choices(run_dir, DecisionLine) if _is_controlled(run) else []
-    if run.ladder:  # messages are coded as was decided
-        histories = [
-            dataclasses.replace(each, run=with_decided_codecs(each.run, decisions))
-            for each in histories
-        ]
+    summary, rules = read_summary(run_dir), rules_of(histories[0].run)
+    kinds = dict.fromkeys(rule.observed for rule in rules if rule.observed is not None)
+    observed: dict[type[ChoiceLine], list[Any]] = {
+        kind: read_choices(run_dir, kind) for kind in kinds
+    }
+    decisions = observed.get(DecisionLine, [])
+    # Messages are coded as psdist decided.
+    histories = [
+        dataclasses.replace(each, run=with_decided_codecs(each.run, decisions))
+        for each in histories
+    ]
     report = check_sets_of(histories, summary)
-    report = _with_choices(run_dir, histories[0], decisions, summary, report)
+    report = _with_choices(run_dir, histories[0], rules, observed, summary, report)
     if summary is not None:
         return report
     note = "there is no summary.json: what the run says of itself was not compared"
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
 
 
-def _is_controlled(run: RunRecord) -> bool:
-    return run.mode_by == "auto" or bool(run.ladder)
-
-
 def _with_choices(
     run_dir: Path,
     history: History,
-    decisions: list[DecisionLine],
+    rules: Sequence[ChoiceRule],
+    observed: Mapping[type[ChoiceLine], list[Any]],
     summary: Summary | None,
     report: Report,
 ) -> Report:
     """Return ``report`` with the rules on psdist's own choices: they follow from the recorded
     observations, and workers followed them."""
-    findings, run, log = Findings(max_listed_per_rule=20), history.run, history.servers[0]
-    if _is_controlled(run):
-        check_decisions(
-            run,
-            decisions,
-            changes_of(ServerReplay(run, log)),
-            findings,
-            is_complete=report.is_complete,
-            members=Members.of(run, log),
-            summary=summary,
-        )
+    findings, run = Findings(max_listed_per_rule=20), history.run
     has_ended_early = summary is None or not report.is_complete
-    read = _reader(run_dir, run, may_be_missing=has_ended_early)
-    steps = read_choices(run_dir, StepLine)
-    closed: dict[str, list[bool]] = {}
-    if run.local_steps_by_speed:
-        hands = read(HandLine)
-        check_hands(run, hands, steps, findings)
-        closed["hands"] = [each.is_complete for each in hands]
-    if run.local_steps_by_loss or run.has_rounds_by_pass:
-        lengths = read(LengthLine)
-        closed["rounds"] = [each.is_complete for each in lengths]
-    if run.local_steps_by_loss:
-        check_lengths(run, lengths, steps, summary, findings)
-    if run.has_rounds_by_pass:
-        passes = read(PassLine)
-        check_passes(run, lengths, passes, summary, findings)
-        pairs = zip(closed["rounds"], passes, strict=True)
-        closed["rounds"] = [is_closed and each.is_complete for is_closed, each in pairs]
-    notes = [
-        f"the {what} of worker {worker} end early"
-        for what, are_closed in closed.items()
-        for worker, is_closed in enumerate(are_closed)
-        if not is_closed
-    ]
-    is_complete = report.is_complete and not notes
-    if (run.local_steps_by_speed or run.local_steps_by_loss) and not steps:
+    kinds = dict.fromkeys(kind for rule in rules for kind in rule.of_workers)
+    of_workers = {kind: _read(run_dir, run, kind, may_be_missing=has_ended_early) for kind in kinds}
+    choices = Choices(
+        run=run,
+        log=history.servers[0],
+        summary=summary,
+        is_complete=report.is_complete,
+        observed=observed,
+        of_workers=of_workers,
+    )
+    early: list[str] = []
+    for rule in rules:
+        rule.check(choices, findings)
+        for worker in range(run.num_workers if rule.of_workers else 0):
+            if not all(of_workers[kind][worker].is_complete for kind in rule.of_workers):
+                early.append(f"the {rule.name} of worker {worker} end early")
+    notes = [*report.notes, *early]
+    if observed.get(StepLine) == []:
         why = "; the run ended before its first term" * has_ended_early
         notes.append(f"no local steps were fixed: there is no {STEP_LINES}{why}")
-    report = dataclasses.replace(report, is_complete=is_complete, notes=(*report.notes, *notes))
+    is_complete = report.is_complete and not early
+    report = dataclasses.replace(report, is_complete=is_complete, notes=tuple(notes))
     return _joined([report], findings)
 
 
-def _reader(
-    run_dir: Path, run: RunRecord, *, may_be_missing: bool
-) -> Callable[[type[_W]], list[WorkerLines[_W]]]:
-    """Return a function that reads one kind of line, by worker."""
-    return partial(
-        read_worker_lines,
-        history_folder(run_dir, 0),
-        num_workers=run.num_workers,
-        may_be_missing=may_be_missing,
-    )
+def _read(
+    run_dir: Path, run: RunRecord, kind: type[WorkerLine], *, may_be_missing: bool
+) -> list[WorkerLines[Any]]:
+    """Return the lines of one kind, by worker."""
+    folder, num_workers = history_folder(run_dir, 0), run.num_workers
+    return read_worker_lines(folder, kind, num_workers=num_workers, may_be_missing=may_be_missing)
 
 
 def _with_attempts(
@@ -564,7 +540,7 @@ def _with_attempts(
     }
     check_resumed(chosen, findings)
     dealt = {
-        number: DealtAttempt(run, _reader(folders[number], run, may_be_missing=True)(HandLine))
+        number: DealtAttempt(run, _read(folders[number], run, HandLine, may_be_missing=True))
         for number, (run, _) in chosen.items()
     }
     check_dealt_on(dealt, findings)

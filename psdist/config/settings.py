@@ -71,39 +71,21 @@ def _number_as_text(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
-def _require(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a validator that accepts the texts for which ``parse`` raises no ValueError."""
+def _require(parse: Callable[[str], object], *words: str) -> AfterValidator:
+    """Return a validator that accepts ``words`` and texts for which ``parse`` raises no
+    ValueError."""
 
     def require(value: str) -> str:
-        parse(value)
+        if value not in words:
+            parse(value)
         return value
 
-    return require
+    return AfterValidator(require)
 
 
 def _parse_interval(text: str) -> None:
     if parse_interval(text) is None:
         raise ValueError("not an interval")
-
-
-def _parse_outer(text: str) -> None:
-    if text != ACCUMULATE:
-        parse_outer(text)
-
-
-def _parse_schedule(text: str) -> None:
-    if text != SCRIPT:
-        parse_schedule(text)
-
-
-def _parse_push(text: str) -> None:
-    if text != AUTO:
-        parse_codec(text)
-
-
-def _parse_pull(text: str) -> None:
-    if text != AUTO:
-        parse_pull(text)
 
 
 def _list_as_tuple(value: object) -> object:
@@ -122,11 +104,9 @@ def _setting(
 
 _Count: TypeAlias = Annotated[int, Field(ge=1, le=_COUNT_MAX)]
 _Seconds: TypeAlias = Annotated[float, Field(gt=0, le=_SECONDS_MAX, allow_inf_nan=False)]
-_Interval: TypeAlias = Annotated[
-    str, BeforeValidator(_number_as_text), AfterValidator(_require(_parse_interval))
-]
-_Push: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require(_parse_push))]
-_Pull: TypeAlias = Annotated[str, Field(max_length=200), AfterValidator(_require(_parse_pull))]
+_Interval: TypeAlias = Annotated[str, BeforeValidator(_number_as_text), _require(_parse_interval)]
+_Push: TypeAlias = Annotated[str, Field(max_length=200), _require(parse_codec, AUTO)]
+_Pull: TypeAlias = Annotated[str, Field(max_length=200), _require(parse_pull, AUTO)]
 _Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
 _Path: TypeAlias = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 _DOTTED: Final = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
@@ -184,7 +164,7 @@ class RunConfig(BaseModel):
         "seed", 0, "Seed of the order in which data is shuffled."
     )
     consistency_schedule: (
-        Annotated[str, Field(max_length=10_000), AfterValidator(_require(_parse_schedule))] | None
+        Annotated[str, Field(max_length=10_000), _require(parse_schedule, SCRIPT)] | None
     ) = _setting(
         "consistency.schedule",
         None,
@@ -284,7 +264,7 @@ class RunConfig(BaseModel):
         "the same mean; loss: fewer as the loss falls.",
         needs="local.steps above 1",
     )
-    outer: Annotated[str, AfterValidator(_require(_parse_outer))] = _setting(
+    outer: Annotated[str, _require(parse_outer, ACCUMULATE)] = _setting(
         "local.outer",
         "average",
         "How servers combine the parameters of the groups; accumulate: gradients are summed "

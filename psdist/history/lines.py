@@ -21,7 +21,14 @@ from typing import Annotated, Any, ClassVar, Final, Generic, NamedTuple, Self, T
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from psdist.controller.kept import Fidelity, Rollback
-from psdist.controller.loss_steps import MOST_LOSS
+from psdist.controller.observed import (
+    GroupCame,
+    GroupGone,
+    LevelsSized,
+    LossHeard,
+    ModeObserved,
+    StepsObserved,
+)
 from psdist.errors import HistoryError
 from psdist.history.run_record import cannot, read_limited
 from psdist.mode_names import Mode
@@ -36,7 +43,6 @@ _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _OrNone = Annotated[int, Field(ge=-1, lt=2**63)]
 _Place = Annotated[int, Field(ge=0, lt=2**63)]
 _Steps = Annotated[int, Field(ge=1, lt=2**31)]
-_Microseconds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1 << 20)]
 
 
 class Line(BaseModel):
@@ -167,22 +173,6 @@ def read_worker_lines(
 # -- lines of the coordinator ----------------------------------------------------------------------
 
 
-class Reported(Line):
-    """Losses that a worker's script has reported since the worker's line before."""
-
-    worker: _Count
-    round: _Count
-    """The round that the worker had come to."""
-    count: Annotated[int, Field(ge=1, lt=2**63)]
-    total: Annotated[float, Field(allow_inf_nan=False)]
-    """The sum of the losses."""
-
-    def is_of(self, num_workers: int, *, least: float = -MOST_LOSS) -> bool:
-        """True if one of ``num_workers`` workers can have reported such losses."""
-        is_possible = least * self.count <= self.total <= MOST_LOSS * self.count
-        return self.worker < num_workers and is_possible
-
-
 class KeptLine(Line):
     """Psdist's own choices, as the checkpoint has them."""
 
@@ -200,21 +190,13 @@ class ChoiceLine(Line):
     kept: KeptLine | None = None
     resumed: KeptLine | None = None
     rolled_back: Rollback | None = None
-    reported: Reported | None = None
+    reported: LossHeard | None = None
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:
         if len(self.model_fields_set) != 1:
             raise ValueError(f"a line of {len(self.model_fields_set)} members, where one belongs")
         return self
-
-
-class StepObserved(Line):
-    """Time of each local step of a group in a round, in microseconds."""
-
-    group: _Count
-    round: _Count
-    step_us: _Place
 
 
 class Fixed(Line):
@@ -232,20 +214,8 @@ class StepLine(ChoiceLine):
 
     NAME = STEP_LINES
 
-    observed: StepObserved | None = None
+    observed: StepsObserved | None = None
     fixed: Fixed | None = None
-
-
-class RoundsObserved(Line):
-    """Times of a group's rounds, in microseconds, and the share that its codecs left out of each,
-    in millionths; ``is_judged``: whether psdist could have changed something then."""
-
-    group: _Count
-    first_round: _Count
-    own_us: _Microseconds
-    waits_us: _Microseconds
-    is_judged: bool
-    errors_ppm: _Microseconds = []
 
 
 class Changed(Line):
@@ -258,36 +228,16 @@ class Changed(Line):
     level: Annotated[int, Field(ge=-1, lt=2**31)] = -1
 
 
-class Sized(Line):
-    """Bytes of one group's exchange, by level of the codecs among which psdist chooses."""
-
-    sizes: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1, max_length=1000)]
-
-
-class Gone(Line):
-    """A group has failed: psdist ignores its rounds from here on."""
-
-    group: _Count
-
-
-class Came(Line):
-    """A substitute's group has joined with this round. Or another worker than before reports for a
-    group, in the next line, from the round after this one on. Later rounds are observed."""
-
-    group: _Count
-    first_round: _Count
-
-
 class DecisionLine(ChoiceLine):
     """A line on the mode or the codecs, where psdist changes them."""
 
     NAME = DECISION_LINES
 
-    observed: RoundsObserved | None = None
+    observed: ModeObserved | None = None
     changed: Changed | None = None
-    sized: Sized | None = None
-    gone: Gone | None = None
-    came: Came | None = None
+    sized: LevelsSized | None = None
+    gone: GroupGone | None = None
+    came: GroupCame | None = None
 
 
 _C = TypeVar("_C", bound=ChoiceLine)

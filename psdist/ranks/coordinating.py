@@ -155,9 +155,12 @@ class Duty(ServerPart):
         """Return the reporter of this rank. ``coordinator_log``: None without a standby;
         ``is_active``: False on the standby."""
         reporter = Reporter(
-            self._context, coordinator, coordinator_log=coordinator_log, is_active=is_active
+            self._context,
+            coordinator,
+            coordinator_log=coordinator_log,
+            is_active=is_active,
+            contained=self._contained,
         )
-        reporter.contained = self._contained
         for built in self._built:
             reporter.on_built(*built)
         self._reporter = reporter

@@ -89,14 +89,16 @@ class Reporter(Reports):
         *,
         coordinator_log: CoordinatorLog | None = None,
         is_active: bool = True,
+        contained: Callable[[], list[list[int]]] = list,
     ) -> None:
+        """``contained()``: by set and group, the iterations that the chunks of this server
+        contain."""
         self._context = context
+        self._contained = contained
         self._is_active = is_active
         self._coordinator = coordinator
         self._coordinator_log = coordinator_log
         self._built: list[BuiltSet] = []
-        self.contained: Callable[[], list[list[int]]] = list
-        """By set and group: the iterations that the chunks of this server contain."""
         self._files = CheckpointFiles(context)
         losses = coordinator.part(Losses)
         self._files.good_rounds = lambda: None if losses is None else losses.good
@@ -405,7 +407,7 @@ class Reporter(Reports):
             workers=coordinator.done,
             servers=coordinator.servers,
             progress=coordinator.progress,
-            contained=self.contained(),
+            contained=self._contained(),
             out=coordinator.out,
             not_joined=frozenset(coordinator.membership.waiting),
             calls=[OpenCall(*each) for each in coordinator.open_collectives()],

@@ -7,26 +7,16 @@ losses.good                        # a checkpoint of at most so many rounds is f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from psdist.controller.kept import Fidelity, Rollback
 from psdist.controller.loss_steps import MOST_LOSS, counts_nonfinite
+from psdist.controller.observed import LossHeard
 from psdist.controller.rollback import Rise, RiseGuard
 from psdist.controller.snapshots import Fields, Nested
 from psdist.protocol.control import Control, LossReported
 from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse
-
-
-@dataclass(frozen=True, slots=True)
-class LossHeard:
-    """A worker's script has reported ``count`` losses with this sum before a round: for the
-    record."""
-
-    worker: int
-    round: int
-    count: int
-    total: float
 
 
 class LossReader(Protocol):

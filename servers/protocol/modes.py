@@ -25,6 +25,7 @@ from typing import Annotated
 
 from psdist.controller.decisions import Decision
 from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.observed import LevelsSized
 from psdist.controller.snapshots import Fields, Nested
 from psdist.errors import ProtocolError
 from psdist.mode_names import Mode
@@ -34,7 +35,7 @@ from psdist.protocol.modes import SET_MODE, unpack_mode
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.collectives import Collective
 from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse
-from psdist.servers.protocol.round_control import LevelsSized, RoundControl
+from psdist.servers.protocol.round_control import RoundControl
 from psdist.servers.protocol.snapshots import OnWire
 
 

@@ -11,52 +11,16 @@ decision follows from. psdist.servers.protocol.modes takes the decisions to the 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, Rollback, rolled_back
+from psdist.controller.observed import GroupCame, GroupGone, ModeObserved
 from psdist.controller.rollback import Rise
 from psdist.controller.snapshots import Fields, HasSnapshot, Nested
 from psdist.errors import ProtocolError
 from psdist.protocol.control import LossReported, Progress
-
-
-@dataclass(frozen=True, slots=True)
-class ModeObserved:
-    """What rounds of a group have taken, from ``first_round`` on, in microseconds: for the record.
-    ``is_judged``: whether the mode could change then."""
-
-    group: int
-    first_round: int
-    own_us: list[int]
-    waits_us: list[int]
-    is_judged: bool
-    errors_ppm: list[int]
-    """Where psdist chooses the codecs, what they have left out of pushes, in millionths."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupGone:
-    """A group has failed: its rounds are not looked at any more, for the record."""
-
-    group: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCame:
-    """A group has joined, and makes this round first: from the next one on its rounds are looked
-    at, for the record."""
-
-    group: int
-    first_round: int
-
-
-@dataclass(frozen=True, slots=True)
-class LevelsSized:
-    """Bytes of one group's exchange, by level of the codecs among which psdist chooses."""
-
-    sizes: list[int]
 
 
 class RoundControl(HasSnapshot):

@@ -29,6 +29,7 @@ from psdist.controller.kept import (
     rolled_back,
 )
 from psdist.controller.loss_steps import LossStepControl
+from psdist.controller.observed import StepsObserved
 from psdist.controller.rollback import Rise
 from psdist.controller.snapshots import Fields, Nested
 from psdist.controller.steps import StepControl, Term, block_of
@@ -37,15 +38,6 @@ from psdist.protocol.control import AskSteps, Control, LossReported, RoundTook, 
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart
-
-
-@dataclass(frozen=True, slots=True)
-class StepsObserved:
-    """For the record: time of each local step of a group in a round."""
-
-    group: int
-    round: int
-    step_us: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -481,8 +481,12 @@ def _changed_by(statement: ast.stmt) -> str:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called = statement.value.func
         changed = unparsed(called.value) if isinstance(called, ast.Attribute) else ""
-        return "" if changed == "findings" else changed  # which line comes first is for people
+        return "" if changed in _FINDINGS else changed  # which line comes first is for people
     return ""
+
+
+_FINDINGS = ("findings", "broken")
+"""Names of what collects violations."""
 
 
 def _only_reports(body: Sequence[ast.stmt]) -> bool:
@@ -490,7 +494,7 @@ def _only_reports(body: Sequence[ast.stmt]) -> bool:
     return all(
         _only_reports([*each.body, *each.orelse])
         if isinstance(each, ast.If)
-        else unparsed(each).startswith("findings.add")
+        else unparsed(each).startswith((*(f"{name}.add" for name in _FINDINGS), "findings["))
         for each in body
     )
 

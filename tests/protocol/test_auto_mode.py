@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from psdist.controller.observed import LevelsSized, ModeObserved
 from psdist.history.rules.choices.decisions import DecisionLine, check_decisions
 from psdist.history.rules.findings import Findings
 from psdist.history.rules.log.modes import changes_of
@@ -18,7 +19,6 @@ from psdist.history.rules.log.replay import ServerReplay
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import COORDINATOR
 from psdist.servers.protocol.modes import ModeChanged
-from psdist.servers.protocol.round_control import LevelsSized, ModeObserved
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.proof import prove
 from tests.support.virtual.virtual_worker import VirtualWorker
@@ -98,9 +98,9 @@ def lines_of(job: VirtualJob) -> list[DecisionLine]:
     lines: list[DecisionLine] = []
     for each in job.reported:
         if isinstance(each, LevelsSized):
-            lines.append(DecisionLine.model_validate({"sized": asdict(each)}))
+            lines.append(DecisionLine(sized=each))
         elif isinstance(each, ModeObserved):
-            lines.append(DecisionLine.model_validate({"observed": asdict(each)}))
+            lines.append(DecisionLine(observed=each))
         elif isinstance(each, ModeChanged):
             changed = asdict(each) | {"rounds": list(each.rounds)}
             lines.append(DecisionLine.model_validate({"changed": changed}))
@@ -159,12 +159,10 @@ def test_changes_that_do_not_follow_from_what_was_observed_are_found() -> None:
         "calls for": [
             each
             if each.observed is None
-            else each.model_copy(
-                update={"observed": each.observed.model_copy(update={"own_us": [1000] * 3})}
-            )
+            else each.model_copy(update={"observed": replace(each.observed, own_us=[1000] * 3)})
             for each in lines
         ],
-        "of no group": with_line(first - 1, observed=observed.model_copy(update={"group": 9})),
+        "of no group": with_line(first - 1, observed=replace(observed, group=9)),
     }
     for words, wrong in forged.items():
         assert any(words in line for line in violations(job, wrong)), words

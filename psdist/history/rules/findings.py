@@ -1,7 +1,7 @@
 """The violations that a check has found: counted by rule, the first ones in words.
 
 findings = Findings(max_listed_per_rule=20)
-findings.add_each(Rule.BOUND, np.flatnonzero(is_wrong), lambda use: f"use {use} ...")
+findings[Rule.BOUND].add_where(is_wrong, lambda use: f"use {use} ...")
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
+
+import numpy as np
 
 from psdist.history.records import Ints
 
@@ -42,28 +44,47 @@ class Rule(Enum):
     SUMMARY = "summary.json claims what the history shows"
 
 
+class Violations:
+    """The violations of one rule: all are counted, and the first ones are listed in words."""
+
+    def __init__(self, max_listed: int) -> None:
+        self._max_listed = max_listed
+        self.lines: list[str] = []
+        self.count = 0
+
+    def add(self, line: str) -> None:
+        if len(self.lines) < self._max_listed:
+            self.lines.append(line)
+        self.count += 1
+
+    def add_each(self, which: Ints, line: Callable[[int], str]) -> None:
+        """Add a violation for each index in ``which``; ``line`` returns its text."""
+        room = self._max_listed - len(self.lines)
+        self.lines.extend(line(int(index)) for index in which[:room])
+        self.count += len(which)
+
+    def add_where(self, is_wrong: Ints, line: Callable[[int], str]) -> None:
+        """Add a violation for each index at which ``is_wrong`` is True."""
+        self.add_each(np.flatnonzero(is_wrong), line)
+
+
 class Findings:
-    """Counts all violations, and lists at most ``max_listed_per_rule`` of each rule."""
+    """The violations of all rules, with at most ``max_listed_per_rule`` lines for each."""
 
     def __init__(self, *, max_listed_per_rule: int) -> None:
-        self._max_listed = max_listed_per_rule
-        self._lines: dict[Rule, list[str]] = {rule: [] for rule in Rule}
-        self.counts: Counter[Rule] = Counter()
+        self._by_rule = {rule: Violations(max_listed_per_rule) for rule in Rule}
 
-    def add(self, rule: Rule, line: str) -> None:
-        if len(self._lines[rule]) < self._max_listed:
-            self._lines[rule].append(line)
-        self.counts[rule] += 1
+    def __getitem__(self, rule: Rule) -> Violations:
+        return self._by_rule[rule]
 
-    def add_each(self, rule: Rule, which: Ints, line: Callable[[int], str]) -> None:
-        """Add a violation for each index in ``which``; ``line`` returns its text."""
-        room = self._max_listed - len(self._lines[rule])
-        self._lines[rule].extend(line(int(index)) for index in which[:room])
-        self.counts[rule] += len(which)
+    @property
+    def counts(self) -> Counter[Rule]:
+        """Number of violations of each broken rule."""
+        return +Counter({rule: each.count for rule, each in self._by_rule.items()})
 
     @property
     def total(self) -> int:
         return self.counts.total()
 
     def lines(self) -> tuple[str, ...]:
-        return tuple(line for rule in Rule for line in self._lines[rule])
+        return tuple(line for each in self._by_rule.values() for line in each.lines)

@@ -92,7 +92,7 @@ def _compare(pairs: Iterable[tuple[str, object, object]], source: str, findings:
     """Compare each (name, claim of summary.json, value of the ``source``)."""
     for name, claimed, seen in pairs:
         if claimed != seen:
-            findings.add(Rule.SUMMARY, f"summary.json says {name} {claimed}, {source} {seen}")
+            findings[Rule.SUMMARY].add(f"summary.json says {name} {claimed}, {source} {seen}")
 
 
 def check_promises(summary: Summary, run: RunRecord, findings: Findings) -> None:
@@ -127,10 +127,9 @@ def check_sets(summary: Summary, runs: Sequence[RunRecord], findings: Findings) 
     history."""
     sets = summary.sets
     if max(1, len(sets)) != len(runs):
-        findings.add(
-            Rule.SUMMARY,
+        findings[Rule.SUMMARY].add(
             f"summary.json says {max(1, len(sets))} parameter sets, there are histories of "
-            f"{len(runs)}",
+            f"{len(runs)}"
         )
     if not sets:
         return
@@ -195,28 +194,28 @@ def check_claims(summary: Summary, shown: Shown, findings: Findings) -> None:
 def _check_staleness_between(summary: Summary, shown: Shown, findings: Findings) -> None:
     """Require that the counts of surviving workers are at least those of their first slices, and
     no staler than any use."""
+    broken = findings[Rule.SUMMARY]
     claimed, least = summary.max_staleness_seen, max(shown.staleness, default=0)
     if claimed is None:
         if summary.exit == COMPLETED:
-            findings.add(Rule.SUMMARY, "summary.json says max_staleness_seen None of a whole run")
+            broken.add("summary.json says max_staleness_seen None of a whole run")
         return
     if not least <= claimed <= shown.max_staleness:
-        findings.add(
-            Rule.SUMMARY,
+        broken.add(
             f"summary.json says max_staleness_seen {claimed}, the history shows {least} to "
-            f"{shown.max_staleness}",
+            f"{shown.max_staleness}"
         )
     for key, count in sorted(shown.staleness.items()):
         told = summary.staleness_seen.get(str(key), 0)
         if told < count:
-            findings.add(
-                Rule.SUMMARY,
+            broken.add(
                 f"summary.json says staleness_seen of {key} {told}, the history shows {count} at "
-                "least",
+                "least"
             )
 
 
 def _check_server(told: ServerSummary, shown: ShownServer, findings: Findings) -> None:
+    broken = findings[Rule.SUMMARY]
     exact = [
         ("num_chunks", told.num_chunks, shown.num_chunks),
         ("position", told.position, shown.num_events),
@@ -229,15 +228,12 @@ def _check_server(told: ServerSummary, shown: ShownServer, findings: Findings) -
     for name, claimed, seen in exact:
         is_unknown = name == "checksums" and shown.has_died  # counted by the failed server
         if claimed != seen and not is_unknown:
-            findings.add(Rule.SUMMARY, f"{where} {name} {claimed}, its log shows {seen}")
+            broken.add(f"{where} {name} {claimed}, its log shows {seen}")
     num_checksums = 0 if shown.has_died else shown.num_checksums
     if told.replies < max(shown.num_answered, num_checksums):
-        findings.add(
-            Rule.SUMMARY,
+        broken.add(
             f"{where} replies {told.replies}; it answered {shown.num_answered} pushes, and "
-            f"{shown.num_checksums} replies have a checksum",
+            f"{shown.num_checksums} replies have a checksum"
         )
     if told.copies_on_write > told.steps:
-        findings.add(
-            Rule.SUMMARY, f"{where} copies_on_write {told.copies_on_write} of {told.steps} steps"
-        )
+        broken.add(f"{where} copies_on_write {told.copies_on_write} of {told.steps} steps")

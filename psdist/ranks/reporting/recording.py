@@ -15,13 +15,19 @@ from typing import Any, Final
 from psdist.config.codec_rounds import is_controlled
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.observed import (
+    GroupCame,
+    GroupGone,
+    LevelsSized,
+    LossHeard,
+    ModeObserved,
+    StepsObserved,
+)
 from psdist.history.lines import DECISION_LINES, STEP_LINES
 from psdist.report.run_directory import RunDirectory
 from psdist.servers.protocol.checkpoints import KeepFidelity
-from psdist.servers.protocol.losses import LossHeard
 from psdist.servers.protocol.modes import ModeChanged
-from psdist.servers.protocol.round_control import GroupCame, GroupGone, LevelsSized, ModeObserved
-from psdist.servers.protocol.steps import StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import StepsChosen
 
 _KINDS: Final[dict[type, str]] = {
     ModeObserved: "observed",

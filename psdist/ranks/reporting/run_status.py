@@ -28,6 +28,7 @@ from psdist.config.modes import (
 from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Fidelity
+from psdist.controller.observed import LossHeard
 from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.controller.steps import first_of
 from psdist.history.run_record import CodecsSince, ModeSince
@@ -37,7 +38,6 @@ from psdist.protocol.ids import describe_peer, describe_workers, is_spare, worke
 from psdist.protocol.roles import Roles
 from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
-from psdist.servers.protocol.losses import LossHeard
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.steps import StepsChosen
 from psdist.servers.protocol.takeovers import ServerDeath, ShardAlone, ShardWhole, SpareDeath

@@ -195,10 +195,10 @@ def test_decisions_that_do_not_follow_and_messages_of_other_codecs_are_found() -
         "none of this run": with_line(at, changed=changed.model_copy(update={"level": 5})),
         "to codecs that": with_line(at, changed=changed.model_copy(update={"level": -1})),
         "was never set": lines[:at],
-        "not of the codecs": with_line(0, sized=sized.model_copy(update={"sizes": [5, 4]})),
+        "not of the codecs": with_line(0, sized=replace(sized, sizes=[5, 4])),
         "what was observed calls for no change": lines[1:],
         "not as much of each round": with_line(
-            at - 1, observed=observed.model_copy(update={"errors_ppm": errors})
+            at - 1, observed=replace(observed, errors_ppm=errors)
         ),
     }
     for words, wrong in forged.items():

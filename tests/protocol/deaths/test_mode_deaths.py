@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from psdist.controller.observed import GroupCame
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
-from psdist.servers.protocol.round_control import GroupCame
 from psdist.servers.protocol.rules.rule import RoundRule
 from tests.support.virtual.going_on import schedule_with_larger_groups
 from tests.support.virtual.joining import play_with_joins

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from psdist.commands.check import check_run
+from psdist.controller.observed import StepsObserved
 from psdist.errors import UsageError
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories
 from psdist.job import Job
 from psdist.protocol.control import AskSteps, RoundTook
-from psdist.servers.protocol.steps import FixedSteps, StepsObserved
+from psdist.servers.protocol.steps import FixedSteps
 from psdist.transport.virtual import LinkModel
 from psdist.workers.data.assignments import Assignment, assign
 from psdist.workers.rounds.lengths import StepsBySpeed

@@ -13,13 +13,19 @@ from psdist.controller.codec import CodecControl
 from psdist.controller.decisions import Observation
 from psdist.controller.kept import Fidelity, KeptCodecs, Rollback
 from psdist.controller.loss_steps import MOST_LOSS
+from psdist.controller.observed import (
+    GroupCame,
+    GroupGone,
+    LevelsSized,
+    LossHeard,
+    ModeObserved,
+)
 from psdist.controller.rollback import KeptRise
 from psdist.errors import HistoryError
 from psdist.history.lines import (
     DECISION_LINES,
     Changed,
     DecisionLine,
-    RoundsObserved,
     read_choices,
 )
 from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
@@ -44,7 +50,7 @@ def test_lines_are_read_in_order_and_one_that_a_crash_has_cut_is_left_out(tmp_pa
     first, second = read_choices(
         write(tmp_path, f"{OBSERVED}\n{CHANGED}\n{OBSERVED[:20]}"), DecisionLine
     )
-    assert first.observed == RoundsObserved(
+    assert first.observed == ModeObserved(
         group=0, first_round=1, own_us=[5], waits_us=[2], is_judged=True
     )
     assert second.changed == Changed(rounds=[9], mode="ssp", staleness=3, why="a test")
@@ -95,11 +101,11 @@ WHY = (
 def observed(group: int, **changed: Any) -> DecisionLine:
     told = {"group": group, "first_round": 5, "is_judged": True, "errors_ppm": [0] * 20}
     times = {"own_us": [1000] * 20, "waits_us": [9000] * 20}
-    return DecisionLine.model_validate({"observed": {**told, **times, **changed}})
+    return DecisionLine(observed=ModeObserved(**{**told, **times, **changed}))
 
 
 def sized(*sizes: int) -> DecisionLine:
-    return DecisionLine.model_validate({"sized": {"sizes": [*sizes] or [1000, 250]}})
+    return DecisionLine(sized=LevelsSized([*sizes] or [1000, 250]))
 
 
 def changed(level: int = 1, why: str = WHY, start: int = 30) -> DecisionLine:
@@ -201,11 +207,11 @@ THREE = RUN.model_copy(
 
 
 def gone(group: int) -> DecisionLine:
-    return DecisionLine.model_validate({"gone": {"group": group}})
+    return DecisionLine(gone=GroupGone(group))
 
 
 def came(group: int, first_round: int) -> DecisionLine:
-    return DecisionLine.model_validate({"came": {"group": group, "first_round": first_round}})
+    return DecisionLine(came=GroupCame(group, first_round))
 
 
 def findings_with(members: Members, *lines: DecisionLine) -> str:
@@ -245,9 +251,9 @@ LOST = Members(num_leaders_lost={1: 1})
 def test_what_a_group_has_told_counts_no_more_when_another_worker_leads_it() -> None:
     told = (sized(), observed(0), observed(1))
     assert findings_with(LOST, *told, changed()) == ""
-    first = told[2].model_dump(exclude_none=True)
-    first["observed"]["first_round"] += 4
-    later, begins = DecisionLine.model_validate(first), first["observed"]["first_round"] - 1
+    first = told[2].observed
+    assert first is not None
+    later, begins = observed(1, first_round=first.first_round + 4), first.first_round + 3
     assert findings_with(LOST, *told[:2], came(1, begins), later) == ""
     assert "calls for no change" in findings_with(
         LOST, *told[:2], came(1, begins), later, changed()
@@ -319,8 +325,7 @@ BACK = (
 
 
 def reported(worker: int, total: float, count: int = 1) -> DecisionLine:
-    told = {"worker": worker, "round": 3, "count": count, "total": total}
-    return DecisionLine.model_validate({"reported": told})
+    return DecisionLine(reported=LossHeard(worker, 3, count, total))
 
 
 def window(first_round: int, wait_us: int) -> list[DecisionLine]:
@@ -457,8 +462,7 @@ WATCHED = RUN.model_copy(update={"rollback": 2.0})
 
 
 def reported_at(number: int, loss: float) -> DecisionLine:
-    told = {"worker": 0, "round": 4 * number, "count": 2, "total": 2 * loss}
-    return DecisionLine.model_validate({"reported": told})
+    return DecisionLine(reported=LossHeard(0, 4 * number, 2, 2 * loss))
 
 
 def rolled(**changed: Any) -> DecisionLine:

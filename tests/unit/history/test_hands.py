@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from psdist.controller.observed import StepsObserved
 from psdist.errors import HistoryError
 from psdist.history.lines import (
     STEP_LINES,
@@ -17,7 +18,6 @@ from psdist.history.lines import (
     HandLine,
     LineRecords,
     StepLine,
-    StepObserved,
     WorkerLines,
     read_choices,
     read_worker_lines,
@@ -104,7 +104,7 @@ def test_a_missing_file_is_named_where_the_run_did_not_end_early(tmp_path: Path)
 
 
 OBSERVED = [
-    StepLine(observed=StepObserved(group=group, round=0, step_us=us))
+    StepLine(observed=StepsObserved(group=group, round=0, step_us=us))
     for group, us in ((0, 3000), (1, 1000))
 ]
 
@@ -188,7 +188,7 @@ def test_what_is_dealt_wrongly_is_found(workers: list[list[HandLine]], words: st
         ([STEPS[0], *STEPS], "line 2: Term(loader=1, number=0, block=0) is fixed twice"),
         ([STEPS[0], *OBSERVED], "was never fixed"),
         (
-            [StepLine(observed=StepObserved(group=2, round=0, step_us=1)), *STEPS],
+            [StepLine(observed=StepsObserved(group=2, round=0, step_us=1)), *STEPS],
             "line 1: of no group of this run",
         ),
     ],

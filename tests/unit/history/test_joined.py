@@ -241,12 +241,12 @@ def test_a_summary_counts_those_who_begin() -> None:
     summary = summary_of_toy(toy)
     findings = Findings(max_listed_per_rule=9)
     check_promises(summary.of_set(0), run, findings)
-    told = " ".join(findings._lines[Rule.SUMMARY])
+    told = " ".join(findings[Rule.SUMMARY].lines)
     assert "says workers 2, run.json says 1" in told
     assert "says groups 2, run.json says 1" in told
     right = summary.model_copy(update={"workers": 1, "groups": 1})
     findings = Findings(max_listed_per_rule=9)
     check_promises(right.of_set(0), run, findings)
-    told = " ".join(findings._lines[Rule.SUMMARY])
+    told = " ".join(findings[Rule.SUMMARY].lines)
     assert "workers" not in told
     assert "groups" not in told

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
 from psdist.controller.loss_steps import MOST_LOSS
+from psdist.controller.observed import LossHeard, StepsObserved
 from psdist.controller.rollback import KeptRise, Rise
 from psdist.errors import HistoryError
 from psdist.history.lines import (
@@ -20,9 +21,7 @@ from psdist.history.lines import (
     Fixed,
     LengthLine,
     LineRecords,
-    Reported,
     StepLine,
-    StepObserved,
     WorkerLines,
     read_choices,
     read_worker_lines,
@@ -100,7 +99,7 @@ def test_a_report_that_cannot_be_is_damage(damaged: str, tmp_path: Path) -> None
 
 
 def reported(worker: int, total: float, *, count: int = 1, round: int = 1) -> StepLine:
-    return StepLine(reported=Reported(worker=worker, round=round, count=count, total=total))
+    return StepLine(reported=LossHeard(worker=worker, round=round, count=count, total=total))
 
 
 def fixed(block: int, *steps: int, why: str = "") -> StepLine:
@@ -201,7 +200,7 @@ def test_rounds_that_are_too_long_or_out_of_order_are_found() -> None:
         ([reported(0, 2 * MOST_LOSS), *STEPS], "line 1: of no worker of this run, or of losses"),
         ([reported(0, -1.0), *STEPS], "line 1: of no worker of this run, or of losses"),
         (
-            [StepLine(observed=StepObserved(group=0, round=0, step_us=1)), *STEPS],
+            [StepLine(observed=StepsObserved(group=0, round=0, step_us=1)), *STEPS],
             "line 1: is no report",
         ),
         ([fixed(1, 4, 4)], "block=1) was fixed where Term(loader=0, number=0, block=0) was to be"),
@@ -269,7 +268,7 @@ def judged_again(*lines: StepLine, rounds: range = range(6, 10), steps: int = 3)
     return [*findings.lines()]
 
 
-FALLS = StepLine(reported=Reported(worker=0, round=9, count=1, total=0.0))
+FALLS = StepLine(reported=LossHeard(worker=0, round=9, count=1, total=0.0))
 WHY = "the loss is 1, 4 at first"
 BEGINS = kept_line("resumed", KEPT)
 

@@ -144,7 +144,8 @@ def test_what_psdist_has_decided_is_read_where_it_decides(tmp_path: Path) -> Non
     (tmp_path / "decisions.jsonl").write_text("damaged\n")
     history = history_of(SCHEDULE)
     assert check_run(tmp_path, [history]).violations == ()
-    chosen = history.run.model_copy(update={"mode_by": "auto", "schedule": ()})
+    by_psdist = {"mode_by": "auto", "auto_staleness": 8, "schedule": ()}
+    chosen = history.run.model_copy(update=by_psdist)
     with pytest.raises(HistoryError, match=r"decisions.jsonl is damaged"):
         check_run(tmp_path, [dataclasses.replace(history, run=chosen)])
 

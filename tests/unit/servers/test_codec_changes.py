@@ -8,13 +8,13 @@ import pytest
 
 from psdist.controller.codec import FIRST, CodecControl
 from psdist.controller.decisions import WINDOW
+from psdist.controller.observed import LevelsSized, ModeObserved
 from psdist.errors import ProtocolError
 from psdist.protocol.control import CommitMode, ModeProposed, Progress, ProposeMode
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import CoordinatorAction
 from psdist.servers.protocol.modes import ModeChanged
-from psdist.servers.protocol.round_control import LevelsSized, ModeObserved
 from tests.support.coordinators import assemble
 
 TIMES: dict[str, Any] = {"own_us": [1000] * WINDOW, "waits_us": [9000] * WINDOW}

@@ -6,6 +6,7 @@ from typing import Any
 
 from psdist.controller.decisions import WINDOW
 from psdist.controller.mode import ModeControl
+from psdist.controller.observed import GroupCame, GroupGone, ModeObserved
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
     Collected,
@@ -30,7 +31,6 @@ from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import CoordinatorAction
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.modes import ModeChanged
-from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved
 from psdist.servers.protocol.views import Death
 from tests.support.coordinators import assemble, part_of
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from psdist.controller.mode import ModeControl
+from psdist.controller.observed import GroupCame, GroupGone, ModeObserved
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import (
     Evict,
@@ -38,7 +39,7 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.membership import Membership, Standing
 from psdist.servers.protocol.regroups import Regroups
-from psdist.servers.protocol.round_control import GroupCame, GroupGone, ModeObserved, RoundControl
+from psdist.servers.protocol.round_control import RoundControl
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.views import Death, Views

@@ -9,6 +9,7 @@ import pytest
 from psdist.controller.codec import CodecControl
 from psdist.controller.kept import Fidelity, KeptPaces, KeptPass, KeptSteps, Rollback
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
+from psdist.controller.observed import LossHeard, StepsObserved
 from psdist.controller.rollback import KeptRise
 from psdist.controller.steps import StepControl, Term
 from psdist.errors import ProtocolError
@@ -29,8 +30,8 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepFidelity
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
-from psdist.servers.protocol.losses import Losses, LossHeard
-from psdist.servers.protocol.steps import FixedSteps, StepsChosen, StepsObserved
+from psdist.servers.protocol.losses import Losses
+from psdist.servers.protocol.steps import FixedSteps, StepsChosen
 from tests.support.coordinators import assemble, part_of
 
 

@@ -22,16 +22,8 @@ from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, KeptModes
 from psdist.controller.loss_steps import counts_nonfinite
 from psdist.controller.mode import ModeControl
-from psdist.history.lines import (
-    DECISION_LINES,
-    Came,
-    Changed,
-    DecisionLine,
-    KeptLine,
-    Reported,
-    RoundsObserved,
-    Sized,
-)
+from psdist.controller.observed import GroupCame, LevelsSized, LossHeard, ModeObserved
+from psdist.history.lines import DECISION_LINES, Changed, DecisionLine, KeptLine
 from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.choices.replayed import Risen, judge_summary
 from psdist.history.rules.choices.resumed import begins_with, goes_on, may_go_on_with_modes
@@ -83,7 +75,7 @@ def check_decisions(
     """Require that each change follows from the observations before it, and no change is missing.
     ``changes``: the changes of the mode in the first set's log; ``members``: those of that log."""
     if wrong := judge_summary((line.rolled_back for line in lines), summary):
-        findings.add(Rule.MODES, f"{DECISION_LINES}: {wrong}")
+        findings[Rule.MODES].add(f"{DECISION_LINES}: {wrong}")
     checking = _Checking(run, findings)
     checking.where = f"{DECISION_LINES}, line 1"
     resumed = lines[0].resumed if lines else None
@@ -112,7 +104,7 @@ class _Checking:
         self._gone: set[int] = set()
         self._came: dict[int, int] = {}
         self._led_anew: Counter[int] = Counter()
-        self._begins: Came | None = None
+        self._begins: GroupCame | None = None
         """The line before, if it announces that another worker reports for a group."""
         self.where = ""
 
@@ -192,16 +184,16 @@ class _Checking:
             self._refuse(f"{kept.checkpoint} has other choices than follow from what was observed")
 
     def _refuse(self, why: str) -> None:
-        self._findings.add(Rule.MODES, f"{self.where}: {why}")
+        self._findings[Rule.MODES].add(f"{self.where}: {why}")
 
-    def _take_sizes(self, sized: Sized) -> bool:
+    def _take_sizes(self, sized: LevelsSized) -> bool:
         if len(sized.sizes) != len(self._run.ladder):
             self._refuse("not of the codecs of this run")
             return False
         self._control.know_sizes(sized.sizes)
         return True
 
-    def _take_loss(self, loss: Reported) -> None:
+    def _take_loss(self, loss: LossHeard) -> None:
         control = self._control
         is_asked = self._risen.is_asked
         may_be = loss.is_of(self._run.num_workers, **({"least": 0.0} if is_asked else {}))
@@ -213,7 +205,7 @@ class _Checking:
             control.report(loss.count, loss.total)
         self._risen.report(loss, lossiest_since=control.lossiest_since, names=control.names)
 
-    def _take_rounds(self, seen: RoundsObserved) -> None:
+    def _take_rounds(self, seen: ModeObserved) -> None:
         begins, self._begins = self._begins, None
         if begins is not None and (begins.group, begins.first_round + 1) != (
             seen.group,
@@ -237,7 +229,7 @@ class _Checking:
         self._control.lose(group)
         self._gone.add(group)
 
-    def _admit(self, came: Came) -> None:
+    def _admit(self, came: GroupCame) -> None:
         if came.group in self._control.groups and came.group < self._run.first_substitute:
             self._control.admit(came.group, came.first_round)
             self._led_anew[came.group] += 1
@@ -278,10 +270,9 @@ class _Checking:
         if decided is not None:
             self._refuse(f"{_words(self._run, decided)} was never set, although: {decided.why}")
         if tuple(self._made) != changes:
-            self._findings.add(
-                Rule.MODES,
+            self._findings[Rule.MODES].add(
                 f"{DECISION_LINES} tells of {len(self._made)} changes, the log of server 0 of "
-                f"{len(changes)}, or of others",
+                f"{len(changes)}, or of others"
             )
         if not members.dead <= self._gone <= members.dead | members.left:
             self._refuse(

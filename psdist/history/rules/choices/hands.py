@@ -128,6 +128,7 @@ def _check_worker(
 ) -> None:
     """Require one round for each hand, with the batches fixed for the group, except in the last
     hand of a pass."""
+    broken = findings[Rule.HANDS]
     group = int(run.group_of_worker()[worker])
     last_round = -1
     coming: dict[_Pass, int] = {}
@@ -135,21 +136,19 @@ def _check_worker(
         where = f"worker {worker}: hand {line.hand} of pass {line.number} over loader {line.loader}"
         steps = fixed.get(Term(line.loader, line.number, block_of(line.hand)))
         if steps is None or len(steps) <= group:
-            findings.add(Rule.HANDS, f"{where} was never fixed")
+            broken.add(f"{where} was never fixed")
         elif line.batches != steps[group] and not (line.end >= 0 and line.batches < steps[group]):
-            findings.add(
-                Rule.HANDS, f"{where} is of {line.batches} batches, {steps[group]} were fixed"
-            )
+            broken.add(f"{where} is of {line.batches} batches, {steps[group]} were fixed")
         if 0 <= line.round <= last_round:
-            findings.add(Rule.HANDS, f"{where} ended in round {line.round}, as the hand before it")
+            broken.add(f"{where} ended in round {line.round}, as the hand before it")
         last_round = max(last_round, line.round)
         # check_dealt_on compares a pass that an earlier attempt began.
         due = coming.get((line.loader, line.number), line.hand if run.restored else 0)
         if line.hand != due:
-            findings.add(Rule.HANDS, f"{where} follows {due - 1}")
+            broken.add(f"{where} follows {due - 1}")
         coming[line.loader, line.number] = line.hand + 1
         if line.left > line.may_leave:
-            findings.add(Rule.HANDS, f"{where} leaves out {line.left} samples")
+            broken.add(f"{where} leaves out {line.left} samples")
 
 
 def _check_pass(
@@ -165,6 +164,7 @@ def _check_pass(
     """Require that the workers' parts of a hand are adjacent, and hands follow each other from
     ``place`` on. In a hand that some workers lack, no sample is dealt twice; ``may_be_apart``:
     later hands may follow it."""
+    broken = findings[Rule.HANDS]
     which = f"{where}pass {key[1]} over loader {key[0]}"
     is_known = True
     for hand, lines in sorted(hands.items()):
@@ -173,21 +173,18 @@ def _check_pass(
             is_gap = is_whole and is_known and line.start != place
             is_known = is_known or is_whole
             if line.start < place or is_gap or line.stop < line.start:
-                findings.add(
-                    Rule.HANDS,
+                broken.add(
                     f"{which}: in hand {hand} the samples {line.start} to {line.stop} were dealt, "
-                    f"those before end at {place}",
+                    f"those before end at {place}"
                 )
             place = max(place, line.stop)
         is_known = is_whole or not may_be_apart
         ends = {line.end for line in lines.values()}
         end = min(ends)
         if len(ends) > 1 or (end >= 0 and is_whole and end != place):
-            findings.add(
-                Rule.HANDS, f"{which}: hand {hand} ends at {place}, workers say {sorted(ends)}"
-            )
+            broken.add(f"{which}: hand {hand} ends at {place}, workers say {sorted(ends)}")
         if end >= 0 and hand != max(hands):
-            findings.add(Rule.HANDS, f"{which}: hand {hand} is the last one, and others follow")
+            broken.add(f"{which}: hand {hand} is the last one, and others follow")
 
 
 def _start(hands: _Hands) -> int:
@@ -218,6 +215,7 @@ class _Dealt(NamedTuple):
 def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
     """Require that each attempt deals the rest of the passes in its checkpoint, and all of every
     other pass."""
+    broken = findings[Rule.HANDS]
     for number, (run, workers) in sorted(attempts.items()):
         maker = attempts.get(run.restored_attempt)
         if not run.restored or maker is None or not maker.run.local_steps_by_speed:
@@ -236,20 +234,18 @@ def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
             hand, start = min(hands), _start(hands)
             is_whole = len(hands[hand]) == run.num_workers
             if due.is_over:
-                findings.add(Rule.HANDS, f"{where} was over at {run.restored}, and is dealt again")
+                broken.add(f"{where} was over at {run.restored}, and is dealt again")
             elif hand != due.hand or start < due.place or (is_whole and start != due.place):
-                findings.add(
-                    Rule.HANDS,
+                broken.add(
                     f"{where} goes on with hand {hand} at sample {start}; by {run.restored} hands "
-                    f"up to {due.hand} were dealt, to {due.place}",
+                    f"up to {due.hand} were dealt, to {due.place}"
                 )
         if run.groups != maker.run.groups or not mine:
             continue  # the rest may be too small for other workers
         for key in sorted(_by_hand(maker.workers, first=cut).keys() & before.keys() - mine.keys()):
-            findings.add(
-                Rule.HANDS,
+            broken.add(
                 f"attempt {number}: pass {key[1]} over loader {key[0]}, which was under way at "
-                f"{run.restored}, is not dealt to its end",
+                f"{run.restored}, is not dealt to its end"
             )
 
 
@@ -257,6 +253,7 @@ def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: F
     """Require, of groups in different hands, that each worker continues with its own next hand, and
     that all attempts together deal each pass. With other groups or in another mode no pass
     continues."""
+    broken = findings[Rule.HANDS]
     run, workers = attempts[number]
     maker = attempts[run.restored_attempt]
     if run.groups != maker.run.groups or judging_mode(run) != judging_mode(maker.run):
@@ -282,17 +279,15 @@ def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: F
             due = max(had, default=-1) + 1
             is_over = bool(had) and earlier[due - 1][worker].end >= 0
             if its and (is_over or min(its) != due):
-                findings.add(
-                    Rule.HANDS,
+                broken.add(
                     f"{where} goes on with hand {min(its)} on worker {worker}; by {run.restored} "
-                    f"hands up to {due} were dealt to it{', which was the last' * is_over}",
+                    f"hands up to {due} were dealt to it{', which was the last' * is_over}"
                 )
             is_left = had and not is_over and not its and (worker, key) in under_way
             if is_left and any(line.round >= 0 for line in workers[worker].lines):
-                findings.add(
-                    Rule.HANDS,
+                broken.add(
                     f"{where}, which was under way at {run.restored}, is not dealt to its end on "
-                    f"worker {worker}",
+                    f"worker {worker}"
                 )
         both = {
             hand: {**earlier.get(hand, {}), **hands.get(hand, {})} for hand in {*hands, *earlier}

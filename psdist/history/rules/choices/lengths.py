@@ -34,14 +34,15 @@ def check_lengths(
     findings: Findings,
 ) -> None:
     """``workers``: by worker; ``lines``: the coordinator's, in order."""
+    broken = findings[Rule.HANDS]
     is_complete = summary is not None and all(told.is_complete for told in workers)
     fixed = _check_by_loss(run, lines, findings, is_complete=is_complete)
     if wrong := judge_summary((line.rolled_back for line in lines), summary):
-        findings.add(Rule.HANDS, f"{STEP_LINES}: {wrong}")
+        broken.add(f"{STEP_LINES}: {wrong}")
     first = block_of(_first_round(run))
     if list(fixed) != (in_turn := [Term(0, 0, first + block) for block in range(len(fixed))]):
         at = next(n for n, pair in enumerate(zip(fixed, in_turn, strict=True)) if len({*pair}) > 1)
-        findings.add(Rule.HANDS, f"{[*fixed][at]} was fixed where {in_turn[at]} was to be")
+        broken.add(f"{[*fixed][at]} was fixed where {in_turn[at]} was to be")
     num_short = sum(
         _check_worker(run, worker, told.lines, fixed, findings)
         for worker, told in enumerate(workers)
@@ -52,9 +53,8 @@ def check_lengths(
     begins = _begins(run, lines)
     at_first = run.local_steps_by_loss if begins is None else begins.starts[0][1]
     if claimed != (shown := _changes(at_first, fixed)):
-        findings.add(
-            Rule.HANDS,
-            f"summary.json says steps_by_loss {claimed}, by round; what was fixed is {shown}",
+        broken.add(
+            f"summary.json says steps_by_loss {claimed}, by round; what was fixed is {shown}"
         )
     num_steps = sum(line.steps for told in workers for line in told.lines)
     _check_counts(summary, num_short, num_steps, findings)
@@ -83,6 +83,7 @@ def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[i
 def _check_by_loss(
     run: RunRecord, lines: Sequence[StepLine], findings: Findings, *, is_complete: bool
 ) -> dict[Term, list[int]]:
+    broken = findings[Rule.HANDS]
     control = LossStepControl(
         num_workers=run.num_workers,
         num_groups=len(run.groups),
@@ -103,9 +104,7 @@ def _check_by_loss(
             assert resumed is not None
             risen.go_on(resumed.fidelity.rise, _first_round(run))
         except ValueError as error:
-            findings.add(
-                Rule.HANDS, f"{STEP_LINES}, line 1: the run has gone on with steps {error}"
-            )
+            broken.add(f"{STEP_LINES}, line 1: the run has gone on with steps {error}")
             return fixed
         for block in range(block_of(_first_round(run)), num_before):
             fixed[Term(0, 0, block)] = [*control.of_all(at_place(starts, block))]
@@ -154,7 +153,7 @@ def _check_by_loss(
 
     check_fixed(lines, take, control.choose, findings, fixed, judge)
     if wrong := risen.judge_end() if is_complete else "":
-        findings.add(Rule.HANDS, f"{STEP_LINES}: {wrong}")
+        broken.add(f"{STEP_LINES}: {wrong}")
     return fixed
 
 
@@ -167,17 +166,18 @@ def _check_worker(
 ) -> int:
     """Require consecutive rounds of the fixed steps, or fewer where a round was cut. Return the
     number of cut rounds."""
+    broken = findings[Rule.HANDS]
     num_short, group = 0, int(run.group_of_worker()[worker])
     for coming, line in enumerate(lines, start=int(run.first[group])):
         where = f"worker {worker}: round {line.round}"
         if line.round != coming:
-            findings.add(Rule.HANDS, f"{where} is recorded where round {coming} belongs")
+            broken.add(f"{where} is recorded where round {coming} belongs")
         steps = fixed.get(Term(0, 0, block_of(line.round)))
         if steps is None or len(steps) <= group:
-            findings.add(Rule.HANDS, f"{where}: its steps were never fixed")
+            broken.add(f"{where}: its steps were never fixed")
             continue
         if line.steps > steps[group]:
-            findings.add(Rule.HANDS, f"{where} is of {line.steps} steps, {steps[group]} were fixed")
+            broken.add(f"{where} is of {line.steps} steps, {steps[group]} were fixed")
         num_short += line.steps < steps[group]
     return num_short
 
@@ -210,9 +210,8 @@ def _check_counts(summary: Summary, num_cut: int, num_steps: int, findings: Find
         ("local_steps", summary.local_steps, num_steps),
     ):
         if says != is_so:
-            findings.add(
-                Rule.HANDS,
-                f"summary.json says {name} {says}; by what workers recorded it is {is_so}",
+            findings[Rule.HANDS].add(
+                f"summary.json says {name} {says}; by what workers recorded it is {is_so}"
             )
 
 
@@ -223,9 +222,8 @@ def _ends(
     first = int(run.first[int(run.group_of_worker()[worker])])
     for coming, line in enumerate(lengths.lines, start=first):
         if line.round != coming:
-            findings.add(
-                Rule.HANDS,
-                f"worker {worker}: round {line.round} is recorded where round {coming} belongs",
+            findings[Rule.HANDS].add(
+                f"worker {worker}: round {line.round} is recorded where round {coming} belongs"
             )
     made = accumulate(line.steps for line in lengths.lines)
     return dict(zip((line.round for line in lengths.lines), made, strict=True))
@@ -235,15 +233,14 @@ def _check_passes_of(
     worker: int, ends: Mapping[int, int], lines: Sequence[PassLine], findings: Findings
 ) -> None:
     """Require that a round ended with each pass, and no round was of two passes."""
+    broken = findings[Rule.HANDS]
     before, at_ends = 0, frozenset(ends.values())
     for number, line in enumerate(lines):
         where = f"worker {worker}: pass {number} was over after {line.steps} steps"
         if line.steps <= before and line.round >= 0:
-            findings.add(Rule.HANDS, f"{where}, the one before it after {before}")
+            broken.add(f"{where}, the one before it after {before}")
         before = line.steps
         if line.round >= 0 and ends.get(line.round) != line.steps:
-            findings.add(
-                Rule.HANDS, f"{where}, round {line.round} after {ends.get(line.round, 'none')}"
-            )
+            broken.add(f"{where}, round {line.round} after {ends.get(line.round, 'none')}")
         elif line.steps not in at_ends:
-            findings.add(Rule.HANDS, f"{where}, and no round ended there")
+            broken.add(f"{where}, and no round ended there")

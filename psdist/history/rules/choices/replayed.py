@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from psdist.controller.kept import Rollback, rolled_back
+from psdist.controller.observed import LossHeard
 from psdist.controller.rollback import KeptRise, RiseGuard
 from psdist.controller.steps import Choice, Term
-from psdist.history.lines import STEP_LINES, Reported, StepLine
+from psdist.history.lines import STEP_LINES, StepLine
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.summary import Summary
 
@@ -43,7 +44,7 @@ class Risen:
 
     def report(
         self,
-        told: Reported,
+        told: LossHeard,
         *,
         lossiest_since: Callable[[int], int],
         names: tuple[str, ...] = (),
@@ -92,25 +93,25 @@ def check_fixed(
     """Return the fixed steps by term, after those in ``fixed``. ``take``: passes an observation to
     the controller and returns its fault, "" if it has none; ``judge``: the same for every line,
     before."""
+    broken = findings[Rule.HANDS]
     fixed = {} if fixed is None else fixed
     for number, line in enumerate(lines, start=1):
         told = line.fixed
         if wrong := judge(line):
-            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
+            broken.add(f"{STEP_LINES}, line {number}: {wrong}")
         if told is None:
             if wrong := take(line):
-                findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {wrong}")
+                broken.add(f"{STEP_LINES}, line {number}: {wrong}")
             continue
         term = Term(told.loader, told.number, told.block)
         choice = choose()
         if (tuple(told.steps), told.why) != (choice.steps, choice.why):
-            findings.add(
-                Rule.HANDS,
+            broken.add(
                 f"{STEP_LINES}, line {number}: fixed {told.steps} ({told.why or 'as before'}); "
                 f"what was observed calls for {list(choice.steps)} "
-                f"({choice.why or 'as before'})",
+                f"({choice.why or 'as before'})"
             )
         if term in fixed:
-            findings.add(Rule.HANDS, f"{STEP_LINES}, line {number}: {term} is fixed twice")
+            broken.add(f"{STEP_LINES}, line {number}: {term} is fixed twice")
         fixed[term] = told.steps
     return fixed

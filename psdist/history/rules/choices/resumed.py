@@ -59,13 +59,12 @@ def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
         resumed = [line.resumed.fidelity for line in lines if line.resumed is not None]
         now = resumed[0] if resumed else None
         if now != _due(run, of_name[-1] if of_name else None, [each for _, each in before]):
-            findings.add(
-                Rule.KEPT,
+            findings[Rule.KEPT].add(
                 f"attempt {number} has gone on with other choices of psdist's own than attempt "
                 f"{run.restored_attempt} has kept in {run.restored}"
                 if run.restored
                 else f"attempt {number} has begun with other choices of psdist's own than attempts "
-                "before it have left to it",
+                "before it have left to it"
             )
 
 
@@ -95,23 +94,22 @@ def _check_rollbacks(
 ) -> None:
     """Require that no attempt after an (attempt, rollback) resumes a checkpoint made after the rise
     of the loss, or choices that were too lossy."""
+    broken = findings[Rule.KEPT]
     resumed = next((line.resumed.fidelity for line in lines if line.resumed is not None), None)
     for ended, each in before:
         step = int(run.restored.removeprefix("step-") or 0)
         if run.restored_attempt <= ended and step > each.good:
-            findings.add(
-                Rule.KEPT,
+            broken.add(
                 f"attempt {number} goes on from {run.restored}; attempt {ended} has said that the "
-                f"loss was good up to iteration {each.good}",
+                f"loss was good up to iteration {each.good}"
             )
         ladder = tuple(level.name for level in run.ladder)
         is_same = each.names == ladder if each.names else run.local_steps_by_loss > each.allowed
         is_limited = is_same and each.allowed >= 0
         if is_limited and (resumed is None or within(resumed, each) != resumed):
-            findings.add(
-                Rule.KEPT,
+            broken.add(
                 f"attempt {number} is as lossy as what attempt {ended} has ended with: "
-                f"{each.allowed} is allowed",
+                f"{each.allowed} is allowed"
             )
 
 

@@ -57,10 +57,9 @@ def check_modes_went_on(
         found = _changes(leading)
         is_cut = not log.is_complete and len(_begins(log)) == len(log.events)
         if found != (due[: len(found)] if is_cut else due):
-            findings.add(
-                Rule.KEPT,
+            findings[Rule.KEPT].add(
                 f"{where}, server {log.server}: begins with the modes {_words(found)}; those of "
-                f"{run.restored} are {_words(due)}",
+                f"{run.restored} are {_words(due)}"
             )
 
 

@@ -19,10 +19,10 @@ from psdist.history.rules.log.replay import ServerReplay
 def check_applies(replay: ServerReplay, findings: Findings) -> None:
     """Require the applies of each (chunk, group) to be numbered 0, 1, 2 ... (or from a checkpoint
     on), of this server's chunks, while the group is in the job, and complete when it stops."""
+    broken = findings[Rule.APPLIES]
     owners = replay.owners
-    findings.add_each(
-        Rule.APPLIES,
-        np.flatnonzero(owners[replay.chunk] != replay.server),
+    broken.add_where(
+        owners[replay.chunk] != replay.server,
         lambda row: f"{replay.line(row)}: applied, but server {owners[replay.chunk[row]]} owns it",
     )
     epochs = replay.epoch_of(replay.position)
@@ -30,9 +30,8 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
     if len(replay.inherited):
         at = np.arange(replay.num_rows)
         limit = replay.limits_at(epochs, replay.chunk)[at, replay.group]
-    findings.add_each(
-        Rule.APPLIES,
-        np.flatnonzero((limit <= replay.clock) & ~replay.is_missed),
+    broken.add_where(
+        (limit <= replay.clock) & ~replay.is_missed,
         lambda row: (
             f"{replay.line(row)}: applied while others wait for its first {limit[row]} updates "
             "only (not joined, suspended, left or dead)"
@@ -53,7 +52,7 @@ def check_applies(replay: ServerReplay, findings: Findings) -> None:
             return line + f"its updates {expected[i]} to {clock[i] - 1} are missing before it: lost"
         return line + f"comes after its update {expected[i] - 1}: applied twice or out of order"
 
-    findings.add_each(Rule.APPLIES, np.flatnonzero(clock != expected), sequence)
+    broken.add_where(clock != expected, sequence)
     if replay.is_complete or not replay.run.pipeline:
         for group, left_after in leave_clocks(replay).items():
             _check_total(replay, findings, pair, group, left_after)
@@ -74,7 +73,7 @@ def _check_late(replay: ServerReplay, findings: Findings) -> None:
                 f"{finished[i]} iterations and waited for their replies"
             )
 
-        findings.add_each(Rule.APPLIES, np.arange(np.count_nonzero(is_late)), late)
+        findings[Rule.APPLIES].add_each(np.arange(np.count_nonzero(is_late)), late)
 
 
 def _check_total(
@@ -85,9 +84,8 @@ def _check_total(
     expected = owned * len(replay.run.groups) + group
     num = np.searchsorted(pair, expected, side="right") - np.searchsorted(pair, expected)
     num = num + replay.first[group]
-    findings.add_each(
-        Rule.APPLIES,
-        np.flatnonzero(num < left_after),
+    findings[Rule.APPLIES].add_where(
+        num < left_after,
         lambda i: (
             f"server {replay.server}, chunk {owned[i]}: holds {num[i]} updates of group {group}, "
             f"which left after {left_after} iterations: lost"
@@ -98,11 +96,11 @@ def _check_total(
 def check_steps(replay: ServerReplay, findings: Findings) -> None:
     """Require, in sync, that a step's contributions stand together, in group order, one of every
     group that the step waits for; in other modes, that every apply is a step."""
+    broken = findings[Rule.STEPS]
     start_of = replay.step_of
     is_gathered = replay.rules.is_gathered(replay.clock[start_of])
-    findings.add_each(
-        Rule.STEPS,
-        np.flatnonzero(~replay.is_last & ~is_gathered),
+    broken.add_where(
+        ~replay.is_last & ~is_gathered,
         lambda row: f"{replay.line(row)}: not a whole step, as every apply is in this mode",
     )
     if not is_gathered.any():
@@ -111,21 +109,18 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
     starts = np.flatnonzero(is_start & is_gathered)
 
     same = np.flatnonzero(~is_start & is_gathered)
-    findings.add_each(
-        Rule.STEPS,
+    broken.add_each(
         same[replay.position[same] != replay.position[same - 1] + 1],
         lambda row: f"{replay.line(row)}: other events stand between it and the step it belongs to",
     )
     # Groups that missed the round stand before those that contributed.
     is_first = ~replay.is_missed[same] & replay.is_missed[same - 1]
     is_behind = replay.is_missed[same] & ~replay.is_missed[same - 1]
-    findings.add_each(
-        Rule.STEPS,
+    broken.add_each(
         same[((replay.group[same] <= replay.group[same - 1]) & ~is_first) | is_behind],
         lambda row: f"{replay.line(row)}: summed after group {replay.group[row - 1]}",
     )
-    findings.add_each(
-        Rule.STEPS,
+    broken.add_each(
         same[replay.clock[same] != replay.clock[start_of[same]]],
         lambda row: (
             f"{replay.line(row)}: in one step with update {replay.clock[start_of[row]]} of group "
@@ -138,8 +133,7 @@ def check_steps(replay: ServerReplay, findings: Findings) -> None:
     is_whole = replay.is_last[ends - 1]
     # A log that ends early may end inside a step, but only there.
     is_tail = replay.position[ends - 1] == replay.num_events - 1
-    findings.add_each(
-        Rule.STEPS,
+    broken.add_each(
         starts[~is_whole & (replay.is_complete | ~is_tail)],
         lambda row: f"{replay.line(row)}: the step that begins here was never completed",
     )
@@ -169,4 +163,4 @@ def _check_contributors(replay: ServerReplay, findings: Findings, starts: Ints, 
                 f"{np.flatnonzero(seen[i]).tolist()} where {np.flatnonzero(due[i]).tolist()} belong"
             )
 
-        findings.add_each(Rule.STEPS, np.flatnonzero((is_due != is_in).any(axis=1)), wrong)
+        findings[Rule.STEPS].add_where((is_due != is_in).any(axis=1), wrong)

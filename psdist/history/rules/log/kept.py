@@ -61,6 +61,7 @@ class KeptByServer:
 def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
     """Require that the owner of a chunk keeps it, all chunks for the same checkpoints, and that it
     restores them once, before any update, as run.json says."""
+    broken = findings[Rule.KEPT]
     run, events, positions = replay.run, replay.kept, replay.kept_position
     chunk = events["chunk"].astype(np.int64)
     owners = replay.owners
@@ -72,21 +73,18 @@ def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
             f"{EventKind(events['kind'][i]).name} of step {events['clock'][i]}"
         )
 
-    findings.add_each(
-        Rule.KEPT,
-        np.flatnonzero(owners[chunk] != replay.server),
+    broken.add_where(
+        owners[chunk] != replay.server,
         lambda i: f"{line(i)}: server {owners[chunk[i]]} owns the chunk",
     )
-    findings.add_each(
-        Rule.KEPT,
-        np.flatnonzero((events["group"] != 0) | (events["lr_scale"] != 1)),
+    broken.add_where(
+        (events["group"] != 0) | (events["lr_scale"] != 1),
         lambda i: f"{line(i)}: it is of no group, and scaled by nothing",
     )
     mine = replay.owned.tolist()
     wanted = [int(run.restored.removeprefix("step-"))] if run.restored else []
-    findings.add_each(
-        Rule.KEPT,
-        np.flatnonzero(is_restore & (positions >= replay.num_before)),
+    broken.add_where(
+        is_restore & (positions >= replay.num_before),
         lambda i: f"{line(i)}: comes after other events; a run begins with it",
     )
     restored: dict[int, Crc] = {}
@@ -94,10 +92,9 @@ def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
         its = np.flatnonzero(is_restore & (chunk == each))
         numbers = events["clock"][its].tolist()
         if numbers != wanted and (replay.is_complete or replay.num_before < replay.num_events):
-            findings.add(
-                Rule.KEPT,
+            broken.add(
                 f"server {replay.server}, chunk {each}: restored from steps {numbers}, run.json "
-                f"says {run.restored or 'none'}",
+                f"says {run.restored or 'none'}"
             )
         elif len(its):
             restored[each] = _crc(events[its[0]])
@@ -107,10 +104,9 @@ def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
     for each, numbers in numbers_of.items():
         # A log that ends early may lack the last one.
         if numbers != first and (replay.is_complete or numbers != first[: len(numbers)]):
-            findings.add(
-                Rule.KEPT,
+            broken.add(
                 f"server {replay.server}, chunk {each}: kept for steps {numbers}, chunk {mine[0]} "
-                f"for steps {first}",
+                f"for steps {first}"
             )
     return KeptByServer(
         server=replay.server,
@@ -162,6 +158,7 @@ def _crc(event: np.void) -> Crc:
 def check_same_cut(run: RunRecord, servers: Sequence[KeptByServer], findings: Findings) -> None:
     """Every chunk of a checkpoint contains the same updates, on all servers. The name of the
     checkpoint is the iteration of the first set."""
+    broken = findings[Rule.KEPT]
     chunks = [
         (server.server, chunk, its)
         for server in servers
@@ -174,22 +171,17 @@ def check_same_cut(run: RunRecord, servers: Sequence[KeptByServer], findings: Fi
     for server, chunk, its in chunks:
         where = f"server {server}, chunk {chunk}"
         if is_whole and len(its) != len(first):
-            findings.add(
-                Rule.KEPT,
-                f"{where}: kept {len(its)} times, chunk {first_chunk} {len(first)} times",
-            )
+            broken.add(f"{where}: kept {len(its)} times, chunk {first_chunk} {len(first)} times")
         for mine, other in zip(its, first, strict=False):
             if (mine.number, mine.cut) != (other.number, other.cut):
-                findings.add(
-                    Rule.KEPT,
+                broken.add(
                     f"{where}: kept for step {mine.number} with the updates {list(mine.cut)} of "
                     f"the groups, chunk {first_chunk} for step {other.number} with "
-                    f"{list(other.cut)}",
+                    f"{list(other.cut)}"
                 )
             elif not run.set_index and mine.number != step_of_cut(run, mine.cut):
-                findings.add(
-                    Rule.KEPT,
-                    f"{where}: kept for step {mine.number}, and contains {list(mine.cut)} updates",
+                broken.add(
+                    f"{where}: kept for step {mine.number}, and contains {list(mine.cut)} updates"
                 )
 
 
@@ -208,10 +200,9 @@ def check_attempts(attempts: Mapping[int, Sequence[History]], findings: Findings
             where = f"attempt {number}, set {run.set_index}"
             before = attempts.get(run.restored_attempt, ())
             if run.attempt != number or run.restored_attempt >= number:
-                findings.add(
-                    Rule.KEPT,
+                findings[Rule.KEPT].add(
                     f"{where}: run.json says that it is attempt {run.attempt}, and goes on from "
-                    f"{run.restored} of attempt {run.restored_attempt}",
+                    f"{run.restored} of attempt {run.restored_attempt}"
                 )
             elif not before:
                 notes.append(
@@ -271,22 +262,22 @@ def _check_restored(
     before: Sequence[History],
     findings: Findings,
 ) -> list[str]:
+    broken = findings[Rule.KEPT]
     run, unheard = history.run, Findings(max_listed_per_rule=0)
     source = f"{run.restored} of attempt {run.restored_attempt}"
     made = before[run.set_index] if run.set_index < len(before) else None
     number = int(run.restored.removeprefix("step-"))
     kept = _kept_as(made, number)
     if made is None or not kept:
-        findings.add(Rule.KEPT, f"{where}: goes on from {source}, which that has not kept")
+        broken.add(f"{where}: goes on from {source}, which that has not kept")
         return []
     check_modes_went_on(where, history, made, number, findings)
     cut = kept[0][-1].cut
     is_apart = run.mode_by != "run" and _are_apart(histories, before, number)
     if not _begins_at(run, made.run, kept[0][-1], is_apart=is_apart):
-        findings.add(
-            Rule.KEPT,
+        broken.add(
             f"{where}: its groups begin at clocks {list(run.first_clocks)}; {source} contains "
-            f"{list(cut)} updates of the groups then",
+            f"{list(cut)} updates of the groups then"
         )
     _check_missed_running(where, source, run, made.run, kept, findings)
     if run.cut != made.run.cut:
@@ -299,10 +290,9 @@ def _check_restored(
         for chunk, crc in its.restored.items():
             known = {each.crc for each in kept[chunk]} - {None}
             if crc is not None and known and crc not in known:
-                findings.add(
-                    Rule.KEPT,
+                broken.add(
                     f"{where}, server {log.server}, chunk {chunk}: begins with values of the "
-                    f"checksum {crc:08x}, {source} has kept {kept[chunk][-1].crc:08x}",
+                    f"checksum {crc:08x}, {source} has kept {kept[chunk][-1].crc:08x}"
                 )
     return []
 
@@ -319,9 +309,8 @@ def _check_missed_running(
     for chunk, its in sorted(kept.items()):
         expected = missed_running_at(run, made, its[-1].running)
         if run.missed_running != expected:
-            findings.add(
-                Rule.MISSED,
+            findings[Rule.MISSED].add(
                 f"{where}: begins with groups that have missed {list(run.missed_running)} rounds "
-                f"running; by chunk {chunk} of {source} it is {list(expected)}",
+                f"running; by chunk {chunk} of {source} it is {list(expected)}"
             )
             return

@@ -21,6 +21,7 @@ from psdist.history.rules.log.replay import ServerReplay
 def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int, ...]]:
     """Require that the chunk's server sets values for the chief, when the chunk contains all pushes
     of its group. Return the clocks of the loads, by chunk of the server."""
+    broken = findings[Rule.LOADS]
     loads = replay.loads
     chunk, position, clock = replay.load_chunk, replay.load_position, loads["clock"]
     owners = replay.owners
@@ -31,15 +32,13 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
             f"set at iteration {clock[i]} of group {loads['group'][i]}"
         )
 
-    findings.add_each(
-        Rule.LOADS,
-        np.flatnonzero(owners[chunk] != replay.server),
+    broken.add_where(
+        owners[chunk] != replay.server,
         lambda i: f"{line(i)}: server {owners[chunk[i]]} owns the chunk",
     )
     chief = _chiefs(replay, position)
-    findings.add_each(
-        Rule.LOADS,
-        np.flatnonzero((loads["group"] != chief) | (loads["lr_scale"] != 1)),
+    broken.add_where(
+        (loads["group"] != chief) | (loads["lr_scale"] != 1),
         lambda i: f"{line(i)}: set by the chief, of group {chief[i]}, and scaled by nothing",
     )
     contained, missed = np.zeros((2, len(chunk)), np.int64)
@@ -51,9 +50,8 @@ def check_loads(replay: ServerReplay, findings: Findings) -> dict[int, tuple[int
     contained += replay.first[chief]
     # The chief may not know yet of rounds that it has missed.
     is_wrong = (contained < clock) | (contained - missed > clock)
-    findings.add_each(
-        Rule.LOADS,
-        np.flatnonzero(is_wrong),
+    broken.add_where(
+        is_wrong,
         lambda i: f"{line(i)}: the chunk contains {contained[i]} updates of the group then",
     )
     # The next chief repeats a load that its predecessor did not complete.
@@ -84,8 +82,7 @@ def check_same_loads(clocks: Mapping[int, tuple[int, ...]], findings: Findings) 
     first, *others = sorted(clocks) or [0]
     for chunk in others:
         if clocks[chunk] != clocks[first]:
-            findings.add(
-                Rule.LOADS,
+            findings[Rule.LOADS].add(
                 f"values of chunk {chunk} were set at iterations {list(clocks[chunk])}, of chunk "
-                f"{first} at {list(clocks[first])}",
+                f"{first} at {list(clocks[first])}"
             )

@@ -33,6 +33,7 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
     after a failure; that SUSPEND and RESUME alternate; that no event follows LEAVE or DEATH; that
     clocks do not go back and fit the updates; that events have the workers of run.json; and that a
     whole log ends after all groups have left."""
+    broken = findings[Rule.MEMBERSHIP]
     latest: dict[int, EventKind] = {}
     stated: dict[int, int] = {}  # the clock of each group's last SUSPEND or LEAVE
     members = zip(
@@ -57,10 +58,9 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
             None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
         ]
         for problem in filter(None, problems):
-            findings.add(
-                Rule.MEMBERSHIP,
+            broken.add(
                 f"server {replay.server}, position {position}: {event.name} of group {group}: "
-                f"{problem}",
+                f"{problem}"
             )
         if event != EventKind.REFORM:
             latest[group] = event
@@ -73,10 +73,9 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
     _check_inherited(replay, findings)
     if replay.is_complete:
         for group in unfinished_groups(replay):
-            findings.add(
-                Rule.MEMBERSHIP,
+            broken.add(
                 f"server {replay.server}: its log was closed, but group {group} has neither left "
-                "nor died",
+                "nor died"
             )
 
 
@@ -114,6 +113,7 @@ def _wrong_workers(weight: float, num_workers: int, num_lost: int) -> str | None
 def _check_joins(replay: ServerReplay, findings: Findings) -> None:
     """Require that at most as many substitutes join as groups have failed, each at a round without
     an update of another group."""
+    broken = findings[Rule.MEMBERSHIP]
     is_late = replay.members["group"] >= replay.run.first_substitute
     joins = np.flatnonzero(is_late & (replay.members["kind"] == EventKind.JOIN))
     for num_joined, index in enumerate(joins.tolist(), start=1):
@@ -123,17 +123,13 @@ def _check_joins(replay: ServerReplay, findings: Findings) -> None:
         died = replay.members["kind"][:index] == EventKind.DEATH
         dead = set(replay.members["group"][:index][died].tolist())
         if num_joined > len(dead):
-            findings.add(
-                Rule.MEMBERSHIP,
-                f"{where}: substitute number {num_joined}, but {len(dead)} groups had died",
-            )
+            broken.add(f"{where}: substitute number {num_joined}, but {len(dead)} groups had died")
         before = (replay.position < position) & ~np.isin(replay.group, sorted(dead))
         latest = int(replay.clock[before].max(initial=-1))
         if latest >= clock:
-            findings.add(
-                Rule.MEMBERSHIP,
+            broken.add(
                 f"{where}: at clock {clock}, but a chunk contains update {latest} of a living "
-                "group before",
+                "group before"
             )
 
 
@@ -145,10 +141,9 @@ def check_same_joins(joins: Mapping[int, Mapping[int, int]], findings: Findings)
         for group, clock in clocks.items():
             other, there = first.setdefault(group, (server, clock))
             if there != clock:
-                findings.add(
-                    Rule.MEMBERSHIP,
+                findings[Rule.MEMBERSHIP].add(
                     f"group {group} joined server {other} at clock {there}, server {server} at "
-                    f"clock {clock}",
+                    f"clock {clock}"
                 )
 
 
@@ -164,11 +159,10 @@ def _check_stated_clocks(replay: ServerReplay, findings: Findings) -> None:
             position, clock = replay.member_position[index], replay.members["clock"][index]
             before = highest[: np.searchsorted(positions, position)]
             if len(before) and before[-1] >= clock:
-                findings.add(
-                    Rule.MEMBERSHIP,
+                findings[Rule.MEMBERSHIP].add(
                     f"server {replay.server}, position {position}: "
                     f"{EventKind(replay.members['kind'][index]).name} of group {group} "
-                    f"after {clock} iterations, but its update {before[-1]} was applied before",
+                    f"after {clock} iterations, but its update {before[-1]} was applied before"
                 )
 
 
@@ -179,10 +173,9 @@ def _check_deaths(replay: ServerReplay, findings: Findings) -> None:
         position = replay.member_position[index]
         counts = replay.contained(group, position)[replay.owned]
         if len(counts) and counts.min() != clock:
-            findings.add(
-                Rule.MEMBERSHIP,
+            findings[Rule.MEMBERSHIP].add(
                 f"server {replay.server}, position {position}: DEATH of group {group} stamped "
-                f"{clock}, but the fewest updates that a chunk contains of it are {counts.min()}",
+                f"{clock}, but the fewest updates that a chunk contains of it are {counts.min()}"
             )
 
 
@@ -226,10 +219,9 @@ def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
         ):
             problem = "it was never applied: lost"
         if problem is not None:
-            findings.add(
-                Rule.MEMBERSHIP,
+            findings[Rule.MEMBERSHIP].add(
                 f"server {replay.server}, position {position}, chunk {chunk}: update {clock} of "
-                f"group {group} is inherited: {problem}",
+                f"group {group} is inherited: {problem}"
             )
 
 

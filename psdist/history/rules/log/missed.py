@@ -26,6 +26,7 @@ Missed = frozenset[tuple[int, int]]
 def check_missed(replay: ServerReplay, uses: Uses, findings: Findings) -> dict[int, Missed]:
     """At most ``backup`` groups miss a round, and none misses ``backup_every`` rounds in a row.
     Return the groups that have missed a round, by chunk of this server."""
+    broken = findings[Rule.MISSED]
     if replay.run.backup:
         _check_own_round(replay, uses, findings)
     run, missed = replay.run, np.flatnonzero(replay.is_missed)
@@ -33,14 +34,12 @@ def check_missed(replay: ServerReplay, uses: Uses, findings: Findings) -> dict[i
     if not len(missed):
         return dict.fromkeys(owned, frozenset())
     if not run.backup:
-        findings.add(
-            Rule.MISSED,
-            f"{replay.line(int(missed[0]))}: missed in a run in which all groups are waited for",
+        broken.add(
+            f"{replay.line(int(missed[0]))}: missed in a run in which all groups are waited for"
         )
     starts, counts = np.unique(replay.step_of[missed], return_counts=True)
-    findings.add_each(
-        Rule.MISSED,
-        np.flatnonzero(counts > run.backup),
+    broken.add_where(
+        counts > run.backup,
         lambda i: (
             f"{replay.line(int(starts[i]))}: {counts[i]} groups have missed the round, backup is "
             f"{run.backup}"
@@ -66,9 +65,8 @@ def _check_running(replay: ServerReplay, group: int, rows: Ints, findings: Findi
     running = _running(replay, group, rows)
     most = replay.run.backup_every
     # A resumed run may begin with more missed rounds than it allows.
-    findings.add_each(
-        Rule.MISSED,
-        np.flatnonzero(is_missed & ((running == most) | (is_first & (running > most)))),
+    findings[Rule.MISSED].add_where(
+        is_missed & ((running == most) | (is_first & (running > most))),
         lambda i: (
             f"{replay.line(int(rows[i]))}: missed, the {most}th round running of group {group}; "
             f"it contributes to one in {most}"
@@ -124,9 +122,8 @@ def _check_own_round(replay: ServerReplay, uses: Uses, findings: Findings) -> No
     contributed = keys(replay.chunk, replay.group, replay.clock)
     mine = keys(uses.chunk, uses.group, uses.iteration)
     is_wrong = (own > uses.iteration) & ~np.isin(mine, missed) & np.isin(mine, contributed)
-    findings.add_each(
-        Rule.MISSED,
-        np.flatnonzero(is_wrong),
+    findings[Rule.MISSED].add_where(
+        is_wrong,
         lambda use: (
             f"{uses.line(use)}: contributed, and was computed on parameters of round {own[use]}"
         ),
@@ -139,10 +136,9 @@ def check_same_missed(by_chunk: Mapping[int, Missed], findings: Findings) -> Non
     for chunk, missed in sorted(by_chunk.items()):
         for group, clock in sorted(missed ^ by_chunk[first]):
             has = chunk if (group, clock) in missed else first
-            findings.add(
-                Rule.MISSED,
+            findings[Rule.MISSED].add(
                 f"group {group} has missed round {clock} of chunk {has}, and not of chunk "
-                f"{first if has == chunk else chunk}",
+                f"{first if has == chunk else chunk}"
             )
 
 

@@ -89,19 +89,18 @@ def changes_of(replay: ServerReplay) -> tuple[tuple[int, int], ...]:
 def check_modes(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
     """Require that the mode changes only as run.json allows, each time from a later round on, and
     before any use or update of that round."""
+    broken = findings[Rule.MODES]
     run, changes = replay.run, changes_of(replay)
     promised = tuple((each.round, code_of(each.mode, each.staleness)) for each in run.schedule)
     if changes and run.mode_by == "run":
-        findings.add(
-            Rule.MODES,
+        broken.add(
             f"server {replay.server}: the mode changes at round {changes[0][0]}; run.json says "
-            "that it is one for the whole run",
+            "that it is one for the whole run"
         )
     if run.mode_by == "schedule" and changes != promised[1:] and (changes or replay.num_rows):
-        findings.add(
-            Rule.MODES,
+        broken.add(
             f"server {replay.server}: changes to {_words(changes)}; run.json says "
-            f"{_words(promised[1:])}",
+            f"{_words(promised[1:])}"
         )
     before = -1
     for position, (start, code) in zip(replay.change_position.tolist(), changes, strict=True):
@@ -109,19 +108,13 @@ def check_modes(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
             f"server {replay.server}, position {position}: {describe_code(code)} from round {start}"
         )
         if start < before:
-            findings.add(Rule.MODES, f"{where}, after a change from round {before}")
+            broken.add(f"{where}, after a change from round {before}")
         before = start
         applied = replay.clock[replay.position < position]
         if len(applied) and applied.max() >= start:
-            findings.add(
-                Rule.MODES, f"{where}, but an update of round {applied.max()} was applied before"
-            )
+            broken.add(f"{where}, but an update of round {applied.max()} was applied before")
         early = (uses.iteration >= start) & (uses.position < position)
-        findings.add_each(
-            Rule.MODES,
-            np.flatnonzero(early),
-            partial(_sent_early, where, uses),
-        )
+        broken.add_where(early, partial(_sent_early, where, uses))
 
 
 def _sent_early(where: str, uses: Uses, use: int) -> str:
@@ -135,9 +128,8 @@ def check_same_modes(
     (first, expected), *others = changes.items()
     for server, seen in others:
         if seen != expected:
-            findings.add(
-                Rule.MODES,
-                f"server {server} changed to {_words(seen)}, server {first} to {_words(expected)}",
+            findings[Rule.MODES].add(
+                f"server {server} changed to {_words(seen)}, server {first} to {_words(expected)}"
             )
 
 

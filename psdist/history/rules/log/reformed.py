@@ -138,9 +138,8 @@ def check_reforms(replay: ServerReplay, findings: Findings) -> None:
                 else f"stamped {clock}, but the server owns no chunk: {fewest} belongs there"
             )
         if problem:
-            findings.add(
-                Rule.MEMBERSHIP,
-                f"server {replay.server}, position {position}: REFORM of group {group}: {problem}",
+            findings[Rule.MEMBERSHIP].add(
+                f"server {replay.server}, position {position}: REFORM of group {group}: {problem}"
             )
 
 
@@ -183,10 +182,9 @@ def check_same_reforms(run: RunRecord, told: Mapping[int, ToldDeaths], findings:
             left = each.left.get(group)
             if left is not None and (fewest is None or fewest >= left):
                 continue
-            findings.add(
-                Rule.MEMBERSHIP,
+            findings[Rule.MEMBERSHIP].add(
                 f"server {min(stamps)} says that worker {worker} of group {group} has died, "
-                f"server {server} that the group had all its workers",
+                f"server {server} that the group had all its workers"
             )
 
 

@@ -43,16 +43,15 @@ class Checksums:
     @classmethod
     def of(cls, replay: ServerReplay, records: Records, findings: Findings) -> Checksums:
         """Return the checksums within the log."""
+        broken = findings[Rule.CHECKSUM]
         position = records["position"].astype(np.int64)
         is_known = position <= replay.num_events
         if replay.is_complete and not is_known.all():
-            findings.add(
-                Rule.CHECKSUM,
+            broken.add(
                 f"server {replay.server}: {np.count_nonzero(~is_known)} checksums lie beyond the "
-                f"end of its log at {replay.num_events}",
+                f"end of its log at {replay.num_events}"
             )
-        findings.add_each(
-            Rule.CHECKSUM,
+        broken.add_each(
             1 + np.flatnonzero(position[1:] < position[:-1]),
             lambda i: (
                 f"server {replay.server}: checksum {i} is of position {position[i]}, after one of "
@@ -73,16 +72,15 @@ class Checksums:
 def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
     """Require exactly the checksums that checksum_every selects, of the server's own chunks. Bytes
     between two applies have one checksum, unless each reader has bytes of its own."""
+    broken = findings[Rule.CHECKSUM]
     replay, run = sums.replay, sums.replay.run
     owners = replay.owners
-    findings.add_each(
-        Rule.CHECKSUM,
-        np.flatnonzero(owners[sums.chunk] != replay.server),
+    broken.add_where(
+        owners[sums.chunk] != replay.server,
         lambda i: f"{sums.line(i)}: server {owners[sums.chunk[i]]} owns the chunk",
     )
-    findings.add_each(
-        Rule.SAMPLING,
-        np.flatnonzero(~is_sampled(run, sums.chunk + sums.clock)),
+    findings[Rule.SAMPLING].add_where(
+        ~is_sampled(run, sums.chunk + sums.clock),
         lambda i: f"{sums.line(i)}: checksum_every {run.checksum_every} does not call for it",
     )
     if replay.is_complete:
@@ -97,8 +95,7 @@ def check_sampled_replies(sums: Checksums, findings: Findings) -> None:
     order = np.lexsort((coded, version, sums.chunk))
     keys = np.stack([sums.chunk, version, coded])[:, order]
     is_same = (keys[:, 1:] == keys[:, :-1]).all(axis=0)
-    findings.add_each(
-        Rule.CHECKSUM,
+    broken.add_each(
         1 + np.flatnonzero(is_same & (sums.crc[order[1:]] != sums.crc[order[:-1]])),
         lambda i: (
             f"{sums.line(order[i])} is {sums.crc[order[i]]:08x}, at position "
@@ -120,9 +117,8 @@ def _check_loads(sums: Checksums, findings: Findings) -> None:
     since = replay.version_of(sums.chunk, replay.load_position[at] + 1)
     is_set &= replay.version_of(sums.chunk, sums.position) == since
     crc = replay.loads["weight"][at]
-    findings.add_each(
-        Rule.CHECKSUM,
-        np.flatnonzero(is_set & (sums.crc != crc)),
+    findings[Rule.CHECKSUM].add_where(
+        is_set & (sums.crc != crc),
         lambda i: (
             f"{sums.line(i)} is {sums.crc[i]:08x}; the values that were set at position "
             f"{replay.load_position[at[i]]} have {int(crc[i]):08x}"
@@ -149,8 +145,7 @@ def _check_replies_to_pushes(sums: Checksums, findings: Findings) -> None:
     last = np.zeros(len(taken) + len(wanted), np.int64)
     np.maximum.at(last, taken, sums.position)
     is_there = last[wanted] > replay.position[due]
-    findings.add_each(
-        Rule.SAMPLING,
+    findings[Rule.SAMPLING].add_each(
         due[~is_there],
         lambda row: (
             f"{replay.line(row)}: the server took no checksum of the reply; checksum_every "
@@ -165,20 +160,19 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     ``uses``: of this server's chunks, within its log. Returns how many were compared, and how many
     had no checksum of a log that ends early.
     """
+    broken = findings[Rule.SAMPLING]
     replay, run = sums.replay, sums.replay.run
     oldest = np.maximum(uses.iteration - 1 - run.pipeline, replay.first[uses.group])
-    findings.add_each(
-        Rule.SAMPLING,
-        np.flatnonzero((uses.reply < oldest) | (uses.reply > uses.iteration)),
+    broken.add_where(
+        (uses.reply < oldest) | (uses.reply > uses.iteration),
         lambda use: (
             f"{uses.line(use)}: of the reply to clock {uses.reply[use]}; the last one is to one "
             f"of {oldest[use]} to {uses.iteration[use]}"
         ),
     )
     is_due = is_sampled(run, uses.chunk + uses.reply)
-    findings.add_each(
-        Rule.SAMPLING,
-        np.flatnonzero(is_due != uses.has_crc),
+    broken.add_where(
+        is_due != uses.has_crc,
         lambda use: (
             f"{uses.line(use)}: carries {'a' if uses.has_crc[use] else 'no'} checksum; with "
             f"checksum_every {run.checksum_every} the reply to clock {uses.reply[use]} has "
@@ -195,18 +189,16 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
             found, is_found = _sent_to(sums, others, sampled.take(mine))
             expected[mine], is_known[mine] = found, is_found
             worker[mine] = others
-    findings.add_each(
-        Rule.CHECKSUM,
-        np.flatnonzero(is_known & (expected != sampled.crc)),
+    findings[Rule.CHECKSUM].add_where(
+        is_known & (expected != sampled.crc),
         lambda use: (
             f"{sampled.line(use)}: used bytes with checksum {sampled.crc[use]:08x}, the server "
             f"sent worker {worker[use]} {expected[use]:08x}"
         ),
     )
     if replay.is_complete:
-        findings.add_each(
-            Rule.CHECKSUM,
-            np.flatnonzero(~is_known & (sampled.position > replay.unwritten_until)),
+        findings[Rule.CHECKSUM].add_where(
+            ~is_known & (sampled.position > replay.unwritten_until),
             lambda use: (
                 f"{sampled.line(use)}: was sampled, but the server recorded no checksum of its "
                 f"reply to clock {sampled.reply[use]} of worker {worker[use]}"

@@ -105,28 +105,26 @@ def _check_order(log: WorkerLog, iterations: Ints, begin: int, findings: Finding
     is_wrong = iterations != np.arange(begin, begin + len(iterations))
     num = int(np.argmax(is_wrong)) if is_wrong.any() else len(iterations)
     if num < len(iterations):
-        findings.add(
-            Rule.PUSHES,
+        findings[Rule.PUSHES].add(
             f"worker {log.worker}: pushed iteration {iterations[num]} where {begin + num} is the "
-            "next",
+            "next"
         )
     return num
 
 
 def _check_each(log: WorkerLog, whole: Ints, findings: Findings) -> None:
+    broken = findings[Rule.PUSHES]
     weight, own = whole["weight"], whole["own"]
     is_good = np.isfinite(weight) & (weight >= 0) & np.isfinite(own) & (own >= 0)
-    findings.add_each(
-        Rule.PUSHES,
-        np.flatnonzero(~is_good),
+    broken.add_where(
+        ~is_good,
         lambda i: (
             f"worker {log.worker}, iteration {whole['iteration'][i]}: brought weight {own[i]}, its "
             f"group {weight[i]}; weights are finite and not negative"
         ),
     )
-    findings.add_each(
-        Rule.PUSHES,
-        np.flatnonzero((weight == 0) & (whole["is_empty"] == 0)),
+    broken.add_where(
+        (weight == 0) & (whole["is_empty"] == 0),
         lambda i: (
             f"worker {log.worker}, iteration {whole['iteration'][i]}: pushed gradients of weight 0"
         ),
@@ -159,9 +157,8 @@ def _check_parts(log: WorkerLog, is_mine: Ints, parts: Ints, findings: Findings)
         & (pushes["weight"][parts] == pushes["weight"][whole])
         & (pushes["own"][parts] == pushes["own"][whole])
     )
-    findings.add_each(
-        Rule.PUSHES,
-        np.flatnonzero(~is_good),
+    findings[Rule.PUSHES].add_where(
+        ~is_good,
         lambda i: (
             f"worker {log.worker}: record {parts[i]} of its pushes, about chunk {chunk[i]} of "
             f"iteration {pushes['iteration'][parts[i]]}, does not belong where it stands"
@@ -185,6 +182,7 @@ def _check_group(
     ``died_in``: the clocks of each failed worker's REFORM events: iterations in which workers may
     have pushed nothing, with weight 0. The worker takes part in no later iteration. In earlier
     iterations that its record lacks, the others push at most that weight."""
+    broken = findings[Rule.PUSHES]
     begin = int(claims.begin[members[0]])
     left = [worker for worker in members if worker not in died_in] or members
     num = min(claims.num_iterations(worker) for worker in left)
@@ -211,9 +209,8 @@ def _check_group(
         is_all_or_nothing = ((weight == 0) | (weight == most)).all(axis=0)
         least = np.where(may_be_nothing & is_all_or_nothing, most, least)
     is_different = least != most
-    findings.add_each(
-        Rule.PUSHES,
-        np.flatnonzero(is_different),
+    broken.add_where(
+        is_different,
         lambda i: (
             f"group {group}, iteration {begin + i}: its workers "
             f"{[each for each, said in zip(members, is_said[:, i], strict=True) if said]} pushed "
@@ -223,9 +220,8 @@ def _check_group(
     total = own.sum(axis=0)
     is_sum = np.isclose(least, total, rtol=_ROUNDING, atol=0.0) | (least == 0)
     is_sum |= is_in_doubt & (total <= least)
-    findings.add_each(
-        Rule.PUSHES,
-        np.flatnonzero(~is_different & ~is_sum),
+    broken.add_where(
+        ~is_different & ~is_sum,
         lambda i: (
             f"group {group}, iteration {begin + i}: pushed with weight {least[i]}, its workers "
             f"brought {own[is_said[:, i], i].tolist()}"
@@ -234,8 +230,7 @@ def _check_group(
 
 
 def _check_none_behind(worker: int, iterations: Ints, last: int, findings: Findings) -> None:
-    findings.add_each(
-        Rule.PUSHES,
+    findings[Rule.PUSHES].add_each(
         np.arange(len(iterations)),
         lambda i: (
             f"worker {worker}: pushed iteration {iterations[i]}, but it had died in iteration "
@@ -251,8 +246,7 @@ def check_num_iterations(
     num = claims.num_iterations(log.worker) + int(claims.begin[log.worker])
     for server, finished in leave_clocks.items():
         if log.is_complete and num != finished:
-            findings.add(
-                Rule.PUSHES,
+            findings[Rule.PUSHES].add(
                 f"worker {log.worker}: says that it pushed {num} iterations, its group left "
-                f"server {server} after {finished}",
+                f"server {server} after {finished}"
             )

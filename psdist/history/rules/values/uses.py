@@ -68,19 +68,18 @@ class Uses:
     def of_server(self, replay: ServerReplay, findings: Findings) -> tuple[Uses, int]:
         """Return the uses that a server's log covers, in the order of their rows; and the number of
         uses beyond the end of a log that ends early, which are neither proved nor wrong."""
+        broken = findings[Rule.KNOWN_VERSION]
         mine = self.take(np.flatnonzero(self.server == replay.server))
         owners = replay.owners
         is_foreign = owners[mine.chunk] != replay.server
-        findings.add_each(
-            Rule.KNOWN_VERSION,
-            np.flatnonzero(is_foreign),
+        broken.add_where(
+            is_foreign,
             lambda use: f"{mine.line(use)}: server {owners[mine.chunk[use]]} owns the chunk",
         )
         is_beyond = ~is_foreign & (mine.position > replay.num_events)
         if replay.is_complete:
-            findings.add_each(
-                Rule.KNOWN_VERSION,
-                np.flatnonzero(is_beyond),
+            broken.add_where(
+                is_beyond,
                 lambda use: f"{mine.line(use)}: the server's log ends at {replay.num_events}",
             )
         known = np.flatnonzero(~is_foreign & ~is_beyond)
@@ -98,9 +97,8 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
     run = replay.run
     rows = replay.row_of(uses.chunk, uses.position)
     if replay.rules.may_gather:
-        findings.add_each(
-            Rule.WHOLE_STEPS,
-            np.flatnonzero(replay.is_inside_a_step(uses.chunk, rows)),
+        findings[Rule.WHOLE_STEPS].add_where(
+            replay.is_inside_a_step(uses.chunk, rows),
             lambda use: f"{uses.line(use)}: inside an optimizer step",
         )
     epochs = replay.epoch_of(uses.position)
@@ -116,7 +114,7 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
             needed = uses.iteration[start + i] - run.pipeline
             return f"{uses.line(start + i)}: needs {needed} own updates, contains {own[i]}"
 
-        findings.add_each(Rule.OWN, np.flatnonzero(own < iteration - run.pipeline), own_line)
+        findings[Rule.OWN].add_where(own < iteration - run.pipeline, own_line)
 
         # A group that stopped at n counts until the chunk holds its first n.
         slowest = np.where(counts < limits, counts, NEVER).min(axis=1)
@@ -136,7 +134,7 @@ def _find_missing(
             f"contains {counts[i, group]}"
         )
 
-    findings.add_each(Rule.BOUND, np.flatnonzero(is_missing.any(axis=1)), line)
+    findings[Rule.BOUND].add_each(np.flatnonzero(is_missing.any(axis=1)), line)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -155,17 +153,16 @@ def check_worker(
     """Require that every iteration used every chunk, that versions never went back, and that the
     number of iterations is that of each server's LEAVE (``leave_clocks``). ``begin``: the group's
     first clock; ``missed``: rounds that need no uses."""
+    broken = findings[Rule.BACKWARDS]
     uses, who = log.uses, f"worker {log.worker}"
     iteration, chunk = uses["iteration"].astype(np.int64), uses["chunk"].astype(np.int64)
-    findings.add_each(
-        Rule.BACKWARDS,
+    broken.add_each(
         1 + np.flatnonzero(iteration[1:] < iteration[:-1]),
         lambda i: f"{who}: iteration {iteration[i]} recorded after iteration {iteration[i - 1]}",
     )
     order = np.argsort(chunk, kind="stable")
     ordered, position = chunk[order], uses["position"][order].astype(np.int64)
-    findings.add_each(
-        Rule.BACKWARDS,
+    broken.add_each(
         1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (position[1:] < position[:-1])),
         lambda i: (
             f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses position "
@@ -173,8 +170,7 @@ def check_worker(
         ),
     )
     reply = uses["reply"][order]
-    findings.add_each(
-        Rule.BACKWARDS,
+    broken.add_each(
         1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (reply[1:] < reply[:-1])),
         lambda i: (
             f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses the reply to clock "
@@ -191,23 +187,20 @@ def check_worker(
     if len(used) < num - begin:
         expected = np.arange(begin, begin + len(used) + 1)
         missing = int(expected[np.flatnonzero(np.append(used, num) != expected)[0]])
-        findings.add(
-            Rule.COVERAGE,
+        findings[Rule.COVERAGE].add(
             f"{who}: iteration {missing} used no parameters; there are "
-            f"{num - begin - len(used)} such",
+            f"{num - begin - len(used)} such"
         )
-    findings.add_each(
-        Rule.COVERAGE,
-        np.flatnonzero(used < begin),
+    findings[Rule.COVERAGE].add_where(
+        used < begin,
         lambda i: f"{who}: iteration {used[i]} is before {begin}, with which its group begins",
     )
     _check_passes(log, run.num_chunks, findings)
     for server, clock in leave_clocks.items():
         if num > clock or (log.is_complete and num < clock):
-            findings.add(
-                Rule.COVERAGE,
+            findings[Rule.COVERAGE].add(
                 f"{who}: used parameters in {num} iterations, its group left server {server} "
-                f"after {clock}",
+                f"after {clock}"
             )
 
 
@@ -221,6 +214,7 @@ def _with_missed(num: int, left_out: Ints, leave_clocks: dict[int, int]) -> int:
 
 def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
     """Require that the uses of a forward pass stand together: one of every chunk, ascending."""
+    broken = findings[Rule.COVERAGE]
     chunk, iteration = log.uses["chunk"], log.uses["iteration"]
     if not len(chunk):
         return
@@ -229,16 +223,14 @@ def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
     is_wrong = (chunk != expected) | is_torn
     if is_wrong.any():
         use = int(np.argmax(is_wrong))
-        findings.add(
-            Rule.COVERAGE,
+        broken.add(
             f"worker {log.worker}: record {use} of its uses, of chunk {chunk[use]} in iteration "
-            f"{iteration[use]}, stands where chunk {expected[use]} of a forward pass belongs",
+            f"{iteration[use]}, stands where chunk {expected[use]} of a forward pass belongs"
         )
     elif log.is_complete and len(chunk) % num_chunks:
-        findings.add(
-            Rule.COVERAGE,
+        broken.add(
             f"worker {log.worker}: its last forward pass used {len(chunk) % num_chunks} of "
-            f"{num_chunks} chunks",
+            f"{num_chunks} chunks"
         )
 
 
@@ -285,9 +277,8 @@ def _compare_versions(group: str, mine: _LastUses, theirs: _LastUses, findings: 
     i, j = np.searchsorted(mine.key, keys), np.searchsorted(theirs.key, keys)
     is_other_version = mine.position[i] != theirs.position[j]
     is_different = is_other_version | (mine.reply[i] != theirs.reply[j])
-    findings.add_each(
-        Rule.SAME_VERSION,
-        np.flatnonzero(is_different),
+    findings[Rule.SAME_VERSION].add_where(
+        is_different,
         lambda n: (
             f"{group}, iteration {keys[n] // mine.num_chunks}, chunk {keys[n] % mine.num_chunks}: "
             f"worker {mine.worker} used position {mine.position[i[n]]} (reply to clock "

@@ -51,9 +51,8 @@ def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
         with np.errstate(all="ignore"):
             in_log = (share * factors).astype(np.float32)
     expected = np.where(replay.is_empty | is_gathered, expected, in_log)
-    findings.add_each(
-        Rule.SCALES,
-        np.flatnonzero((expected != replay.lr_scale) & (is_known | replay.is_empty)),
+    findings[Rule.SCALES].add_where(
+        (expected != replay.lr_scale) & (is_known | replay.is_empty),
         lambda row: (
             f"{replay.line(row)}: lr_scale {replay.lr_scale[row]:g} where {expected[row]:g} "
             f"belongs (weight {replay.weight[row]:g}, {active[row]:g} active workers)"
@@ -65,20 +64,19 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
     """Require weights that are finite, not negative, and positive with a gradient. Weight and EMPTY
     are those that the worker recorded. Return the number of updates that are missing in a record
     that ends early; ``is_whole`` [workers]: False if it does."""
+    broken = findings[Rule.WEIGHTS]
     weight, is_empty = replay.weight, replay.is_empty
     is_good = np.isfinite(weight) & ((weight > 0) | (is_empty & (weight == 0)))
     is_good &= ~replay.is_missed | (weight == 0)
-    findings.add_each(
-        Rule.WEIGHTS,
-        np.flatnonzero(~is_good),
+    broken.add_where(
+        ~is_good,
         lambda row: f"{replay.line(row)}: weight {weight[row]:g}{_or_empty(is_empty[row])}",
     )
     worker = replay.pusher
     entry, is_said = claims.index_of(worker, replay.clock)
     said = np.flatnonzero(is_said & ~replay.is_missed & ~is_in_place_of_the_dead(replay))
     brought = claims.weight[entry[said]]
-    findings.add_each(
-        Rule.WEIGHTS,
+    broken.add_each(
         said[brought != weight[said]],
         lambda row: (
             f"{replay.line(row)}: applied with weight {weight[row]:g}, worker {worker[row]} "
@@ -87,17 +85,15 @@ def check_weights(replay: ServerReplay, claims: Claims, is_whole: Ints, findings
     )
     is_said_empty = np.zeros(replay.num_rows, np.bool_)
     is_said_empty[said] = claims.is_chunk_empty(entry[said], replay.chunk[said])
-    findings.add_each(
-        Rule.WEIGHTS,
+    broken.add_each(
         said[is_said_empty[said] != is_empty[said]],
         lambda row: (
             f"{replay.line(row)}: applied with{'out' * int(is_empty[row])} a gradient, worker "
             f"{worker[row]} pushed it with{'out' * int(is_said_empty[row])} one"
         ),
     )
-    findings.add_each(
-        Rule.WEIGHTS,
-        np.flatnonzero(~is_said & is_whole[worker] & ~replay.is_missed),
+    broken.add_where(
+        ~is_said & is_whole[worker] & ~replay.is_missed,
         lambda row: f"{replay.line(row)}: worker {worker[row]} says that it never pushed it",
     )
     return int(np.count_nonzero(~is_said & ~is_whole[worker] & ~replay.is_missed))
@@ -157,9 +153,8 @@ def check_codecs(replay: ServerReplay, findings: Findings) -> None:
                 is_burst = (part == number) & (number_of_round % each.burst == 0)
                 promised[is_burst] = each.burst_code
     promised[replay.is_empty] = 0
-    findings.add_each(
-        Rule.CODECS,
-        np.flatnonzero(replay.codec != promised),
+    findings[Rule.CODECS].add_where(
+        replay.codec != promised,
         lambda row: (
             f"{replay.line(row)}: came by codec {replay.codec[row]}; run.json says {promised[row]} "
             "of its round"

@@ -10,15 +10,21 @@ import pytest
 
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import rolled_back
+from psdist.controller.observed import (
+    GroupCame,
+    GroupGone,
+    LevelsSized,
+    LossHeard,
+    ModeObserved,
+    StepsObserved,
+)
 from psdist.controller.rollback import Rise
 from psdist.controller.steps import Term
 from psdist.history.lines import DECISION_LINES, STEP_LINES, DecisionLine, read_choices
 from psdist.ranks.reporting.recording import ChoiceLines
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.losses import LossHeard
 from psdist.servers.protocol.modes import ModeChanged
-from psdist.servers.protocol.round_control import GroupCame, GroupGone, LevelsSized, ModeObserved
-from psdist.servers.protocol.steps import StepsChosen, StepsObserved
+from psdist.servers.protocol.steps import StepsChosen
 from psdist.servers.protocol.views import Survived
 
 SEEN = ModeObserved(1, 5, [7], [9], is_judged=True, errors_ppm=[3])
@@ -80,7 +86,7 @@ def test_losses_are_kept_with_what_they_decide(tmp_path: Path) -> None:
         write(config, tmp_path / folder, LossHeard(1, 7, 2, -1.5))
     (line,) = read_choices(tmp_path / "kept", DecisionLine)
     assert line.reported is not None
-    assert line.reported.model_dump() == {"worker": 1, "round": 7, "count": 2, "total": -1.5}
+    assert line.reported == LossHeard(1, 7, 2, -1.5)
     assert read_choices(tmp_path / "not", DecisionLine) == []
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Fidelity, KeptMode, KeptModes
+from psdist.controller.observed import LossHeard
 from psdist.controller.steps import Term
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import spare_id
@@ -18,7 +19,6 @@ from psdist.protocol.roles import Place, Roles
 from psdist.ranks.reporting.progress import GroupPaces
 from psdist.ranks.reporting.run_status import RunStatus
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
-from psdist.servers.protocol.losses import LossHeard
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.steps import StepsChosen
 from psdist.servers.protocol.takeovers import ServerDeath, ShardAlone, ShardWhole, SpareDeath
