@@ -15,6 +15,7 @@ from typing import ClassVar
 from psdist.codecs.wire import Wire
 from psdist.errors import ProtocolError
 from psdist.protocol.control import (
+    FOR_COORDINATOR,
     AdmitWorker,
     CommitMode,
     Departed,
@@ -22,7 +23,6 @@ from psdist.protocol.control import (
     ModeProposed,
     ProposeMode,
 )
-from psdist.protocol.coordinator_line import FOR_COORDINATOR
 from psdist.protocol.events import ControlArrived, Event, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, worker_id
 from psdist.servers.loop import Decided, ServerLoop, ServerPart, ShardSets

@@ -1,8 +1,6 @@
-"""The control messages: what ranks tell one another beside parameters and gradients.
+"""The control messages: what ranks send one another beside parameters and gradients.
 
-Each travels as a header (:mod:`psdist.protocol.header`) followed by one msgpack map. Nothing
-received is ever unpickled, imported or executed: a message is decoded with limits into one of the
-frozen classes below, which pydantic checks: a field of another type is an error at the sender, too.
+Each travels as a header (:mod:`psdist.protocol.header`) followed by one msgpack map.
 
     data = encode_control(Leave(group=2, clock=17))
     decode_control(data)                  # raises ProtocolError on anything malformed
@@ -13,37 +11,47 @@ Longer than other modules: every message, with what it means, in one place.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, TypeAlias
+from typing import Any, ClassVar, Final
 
-import msgpack
-from pydantic import ConfigDict, FailFast, ValidationError
-from pydantic.dataclasses import dataclass
-
-from psdist.errors import InvariantError, ProtocolError
 from psdist.mode_names import Mode
+from psdist.protocol.messages import Message, Numbers, Payloads
 
-CONTROL_LIMIT_BYTES = 64 * 2**20
-NOTE_BYTES = 4096
-"""So much larger may be what carries another message (:class:`Append`)."""
-_NOTE_BEGINS = b"\xa4type\xa5Noted"
-
-# One error is told, so a list of millions of wrong items must not become millions of errors.
-_Numbers: TypeAlias = Annotated[list[int], FailFast()]
-_Payloads: TypeAlias = Annotated[list[bytes], FailFast()]
+CONTROL_LIMIT_BYTES: Final = 64 * 2**20
+NOTE_BYTES: Final = 4096
+"""Maximum bytes of :class:`Append` beside the message that it carries."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Control:
-    """Base of the control messages; fields may be int, float, str, bytes, bool, lists and maps.
+class Control(Message, sent_as=None):
+    """Base of the control messages."""
 
-    Each is checked when it is made, by the sender as by the receiver: a value of another type is a
-    pydantic.ValidationError (to the receiver of bytes a ProtocolError).
-    """
-
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+    WHAT: ClassVar[str] = "control message"
+    MOST_BYTES: ClassVar[int] = CONTROL_LIMIT_BYTES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+class ForCoordinator(Control, sent_as=None):
+    """Base of the messages for the coordinator. Other messages to its id are for the shard of
+    server 0."""
+
+
+class SaidToCoordinator(ForCoordinator, sent_as=None):
+    """Base of the messages to the coordinator that are counted and kept until the standby has them
+    (psdist.protocol.coordinator_line)."""
+
+
+class SaidByCoordinator(Control, sent_as=None):
+    """Base of the messages of the coordinator that are counted and kept until they are received."""
+
+
+def encode_control(message: Control) -> bytes:
+    """Return the message as bytes."""
+    return message.encode()
+
+
+def decode_control(data: bytes | bytearray | memoryview) -> Control:
+    """Return the message. Raises :class:`ProtocolError` for anything else."""
+    return Control.decode(data)
+
+
 class Setup(Control):
     """Chief to every server: how parameters are cut and which optimizer runs
     (psdist.protocol.partition). ``max_norm``: to which servers clip the joint gradient of every
@@ -58,11 +66,10 @@ class Setup(Control):
     hyper: bytes
     max_norm: float = 0.0
     state: bytes = b""
-    order: _Numbers = dataclasses.field(default_factory=list)
+    order: Numbers = dataclasses.field(default_factory=list)
     restore: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StateValues(Control):
     """Chief to a server: the optimizer state of a part of a chunk, the elements from ``start`` on.
     One at a time: the next one follows :class:`StateTaken`."""
@@ -72,7 +79,6 @@ class StateValues(Control):
     values: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StateTaken(Control):
     """A server's answer to :class:`StateValues`."""
 
@@ -80,7 +86,6 @@ class StateTaken(Control):
     start: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StateWanted(Control):
     """Chief to a server, one at a time: the optimizer state of a part of a chunk, please.
     ``number`` counts how often the chief has begun to ask for the state of the whole set."""
@@ -90,7 +95,6 @@ class StateWanted(Control):
     start: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StateHeld(Control):
     """The answer to :class:`StateWanted`: what the state of the chunk's pieces holds, and the
     elements of the part."""
@@ -102,17 +106,15 @@ class StateHeld(Control):
     values: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Register(Control):
     """A group's leader to every server: from now on this group has a clock, which stands at
     ``clock``: 0, or where the checkpoint has it that the job goes on from."""
 
     group: int
-    workers: _Numbers
+    workers: Numbers
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Registered(Control):
     """A server's answer to :class:`Register`; tells where the group's clock stands there."""
 
@@ -120,7 +122,6 @@ class Registered(Control):
     server: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings(Control):
     """A worker to a server, before the first push made under it.
 
@@ -130,10 +131,9 @@ class Settings(Control):
 
     version: int
     hyper: bytes
-    absent: _Numbers
+    absent: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Suspend(Control):
     """A group's leader to every server: the group waits in collective ``seq``; others need not
     wait for its iterations from ``clock`` on."""
@@ -143,8 +143,7 @@ class Suspend(Control):
     seq: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resume(Control):
+class Resume(SaidByCoordinator):
     """Coordinator to every server: all workers have entered collective ``seq``; its groups count
     again. ``checkpoint``: first keep what this checkpoint contains."""
 
@@ -152,16 +151,14 @@ class Resume(Control):
     checkpoint: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resumed(Control):
+class Resumed(SaidToCoordinator):
     """A server's answer to :class:`Resume`."""
 
     seq: int
     server: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Written(Control):
+class Written(SaidToCoordinator):
     """A server or worker to the coordinator: my file of this checkpoint is on the disk."""
 
     checkpoint: str
@@ -169,15 +166,13 @@ class Written(Control):
     crc32: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteFailed(Control):
+class WriteFailed(SaidToCoordinator):
     """A server or worker to the coordinator: there is no such file of mine, and why."""
 
     checkpoint: str
     problem: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SumsOfSquares(Control):
     """A server to every other one that holds chunks of the set: all of its chunks are held.
     ``round``: how many rounds were over here before; ``values``: of each block of its chunks, in
@@ -187,7 +182,6 @@ class SumsOfSquares(Control):
     values: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CloseRound(Control):
     """Where groups may miss rounds, the server that decides to every other one that holds chunks of
     the set: decision ``number`` (0, 1, 2 ...) is that ``round`` is stepped with the updates of
@@ -195,11 +189,10 @@ class CloseRound(Control):
 
     number: int
     round: int
-    groups: _Numbers
-    missed: _Numbers
+    groups: Numbers
+    missed: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Leave(Control):
     """A group's leader to every server: the group's script has finished after ``clock``
     iterations."""
@@ -208,8 +201,7 @@ class Leave(Control):
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Enter(Control):
+class Enter(SaidToCoordinator):
     """A worker to the coordinator: I have come to collective number ``seq``, called ``name``.
 
     ``payload`` is compared with what others bring, ``values`` (float64, little-endian) are summed.
@@ -222,8 +214,7 @@ class Enter(Control):
     values: bytes = b""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collected(Control):
+class Collected(SaidByCoordinator):
     """Coordinator to every worker: what all brought to collective ``seq``, or why it failed.
 
     Different payloads once each, in the order of the workers that brought them first, and no more
@@ -233,31 +224,28 @@ class Collected(Control):
     """
 
     seq: int
-    payloads: _Payloads
-    runs: _Numbers
+    payloads: Payloads
+    runs: Numbers
     values: bytes
     error: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Done(Control):
+class Done(SaidToCoordinator):
     """Worker to coordinator: my script has finished. ``statistics``: for summary.json. ``left``:
     from the leader of a group, with replication, the iterations of the group by set."""
 
     worker: int
     statistics: dict[str, Any]
-    left: _Numbers = dataclasses.field(default_factory=list)
+    left: Numbers = dataclasses.field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metrics(Control):
+class Metrics(SaidToCoordinator):
     """Worker to coordinator: one line for metrics.jsonl."""
 
     line: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress(Control):
+class Progress(SaidToCoordinator):
     """A worker to the coordinator: where it stands. A few times a second, for displays of progress,
     and always before :class:`Enter` and :class:`Done`, which are judged by it. Counts that are not
     known are 0.
@@ -282,36 +270,32 @@ class Progress(Control):
     waited_s: float = 0.0
     """Seconds that it has waited for servers in ``optimizer.step()``."""
     first_round: int = 0
-    own_us: _Numbers = dataclasses.field(default_factory=list)
+    own_us: Numbers = dataclasses.field(default_factory=list)
     """Of a group's leader where psdist chooses the mode: what each round from ``first_round`` on
     has taken, of the first set, without waiting for servers, in microseconds;"""
-    waits_us: _Numbers = dataclasses.field(default_factory=list)
+    waits_us: Numbers = dataclasses.field(default_factory=list)
     """and that waiting."""
-    errors_ppm: _Numbers = dataclasses.field(default_factory=list)
+    errors_ppm: Numbers = dataclasses.field(default_factory=list)
     """Of a group's leader where psdist chooses the codecs: ||p - C(p)|| / ||p|| of what it has
     pushed in each of these rounds, in millionths."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finish(Control):
+class Finish(SaidByCoordinator):
     """Coordinator to every server: all workers are done. Send your statistics and end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finished(Control):
+class Finished(SaidToCoordinator):
     """Answer to :class:`Finish`."""
 
     server: int
     statistics: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stop(Control):
+class Stop(SaidByCoordinator):
     """Coordinator to every worker: the job is complete."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure(Control):
+class Failure(ForCoordinator):
     """Any rank to coordinator: I have failed with this text. Print it once and end the job."""
 
     heading: str
@@ -319,7 +303,6 @@ class Failure(Control):
     exit_status: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Ended(Control):
     """Who ends the job to everybody, where MPI's Abort ends nobody else: people know why; end
     now."""
@@ -327,42 +310,37 @@ class Ended(Control):
     exit_status: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WhoIsMissing(Control):
     """A worker that has waited long, to a server: whom does this chunk wait for?"""
 
     chunk: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Missing(Control):
     """The answer to :class:`WhoIsMissing`: groups whose updates the chunk waits for."""
 
     chunk: int
-    groups: _Numbers
-    clocks: _Numbers
+    groups: Numbers
+    clocks: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WhoIsAbsent(Control):
+class WhoIsAbsent(ForCoordinator):
     """Worker to coordinator: I have waited long in collective ``seq``."""
 
     worker: int
     seq: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Absent(Control):
     """Answer to :class:`WhoIsAbsent`: the first workers that have not come, and how many there
     are."""
 
     seq: int
-    workers: _Numbers
+    workers: Numbers
     num_absent: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held(Control):
+class Held(SaidToCoordinator):
     """Worker to coordinator: I wait at an iteration boundary in pause ``number``, for ``what``.
     ``clocks``: finished iterations by parameter set. ``hold``: how often this worker has held in
     the job."""
@@ -371,11 +349,10 @@ class Held(Control):
     number: int
     hold: int
     what: str
-    clocks: _Numbers
+    clocks: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Blocked(Control):
+class Blocked(SaidToCoordinator, sent_as="Busy"):
     """Worker to coordinator, while a pause is requested: in this iteration of this set I may wait
     for other workers before I reach a boundary."""
 
@@ -385,52 +362,45 @@ class Blocked(Control):
     clock: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PauseRequest(Control):
+class PauseRequest(SaidByCoordinator, sent_as="Propose"):
     """Coordinator to a worker: hold at your next iteration boundary, in pause ``number``."""
 
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proceed(Control):
+class Proceed(SaidByCoordinator, sent_as="Release"):
     """Coordinator to a worker: others wait for you. Continue, and hold at your next boundary."""
 
     number: int
     hold: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Paused(Control):
+class Paused(SaidByCoordinator, sent_as="Commit"):
     """Coordinator to every worker: all workers hold. Do now what the pause is for."""
 
     number: int
     what: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PauseAborted(Control):
+class PauseAborted(SaidByCoordinator, sent_as="Cancel"):
     """Coordinator to a worker: some worker cannot hold any more. Continue."""
 
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TakeOver(Control):
+class TakeOver(SaidByCoordinator):
     """Coordinator to the replica of a failed server: serve its shard in its place."""
 
     server: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TakenOver(Control):
+class TakenOver(SaidToCoordinator):
     """Answer to :class:`TakeOver`: I serve the shard from now on."""
 
     server: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeepCopy(Control):
+class KeepCopy(SaidByCoordinator):
     """Coordinator to a server or spare: the shard of ``server`` has no replica. Keep its
     ``number``-th one; the replica at the start is number 1."""
 
@@ -438,16 +408,14 @@ class KeepCopy(Control):
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeepsCopy(Control):
+class KeepsCopy(SaidToCoordinator):
     """Answer to :class:`KeepCopy`: I take log entries of that shard from now on."""
 
     server: int
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FillCopy(Control):
+class FillCopy(SaidByCoordinator):
     """Coordinator to the process that serves ``server``: send a snapshot of that shard to
     ``keeper``, which keeps the ``number``-th replica."""
 
@@ -456,8 +424,7 @@ class FillCopy(Control):
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyFilled(Control):
+class CopyFilled(SaidToCoordinator):
     """Answer to :class:`FillCopy`: the replica is complete. From now on nothing is acknowledged
     that it lacks."""
 
@@ -465,16 +432,14 @@ class CopyFilled(Control):
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyLost(Control):
+class CopyLost(SaidByCoordinator):
     """Coordinator to the process that serves ``server``: the spare with its replica has failed.
     Continue without a replica. (For a failed server, :class:`Moved` says so.)"""
 
     server: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moved(Control):
+class Moved(SaidByCoordinator):
     """Coordinator to every rank: ``server`` has failed. Send what is for it to ``host``, a server
     or spare that has taken its place."""
 
@@ -482,16 +447,14 @@ class Moved(Control):
     host: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Departed(Control):
+class Departed(SaidByCoordinator):
     """Coordinator to the process that serves a failed server's shard: ``worker`` has failed after
     its :class:`Done`. ``left``: as there. The failed server may have had its leave."""
 
     worker: int
-    left: _Numbers
+    left: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Begin(Control):
     """Worker to coordinator: my script has called psdist.init with these ``settings``, for job
     ``job`` of this world, counted from 1."""
@@ -501,7 +464,6 @@ class Begin(Control):
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Begun(Control):
     """Coordinator to every rank: every worker has called and the job begins. With an error, to the
     workers that have called: why it does not."""
@@ -511,51 +473,45 @@ class Begun(Control):
     error: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Gone(Control):
     """Worker to coordinator: my process ends, outside of any job."""
 
     worker: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class End(Control):
     """Coordinator to every other server: the process of the last worker ends. End, too."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evict(Control):
+class Evict(SaidByCoordinator, sent_as="Bury"):
     """Coordinator to every server: in view ``generation`` the workers ``dead``, all that have
     failed in the job, are evicted. Answered with :class:`EvictAck`."""
 
     generation: int
-    dead: _Numbers
+    dead: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvictAck(Control):
+class EvictAck(SaidToCoordinator, sent_as="Buried"):
     """Server to coordinator: the groups of evicted workers are out of every chunk's clocks, and
     their pushes that had arrived are decided. ``reached``: by set and, within it, by worker in
     :class:`Evict`, the most updates of its group that a chunk contains or will contain."""
 
     generation: int
     server: int
-    reached: _Numbers = dataclasses.field(default_factory=list)
+    reached: Numbers = dataclasses.field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MembershipChanged(Control):
+class MembershipChanged(SaidByCoordinator, sent_as="Survive"):
     """Coordinator to every worker: all servers have evicted ``dead`` (as in :class:`Evict`).
     ``chief``: the worker with the chief's duties. The other workers of their groups are out of the
     job, too, unless groups shrink (``on_group_death``)."""
 
     generation: int
-    dead: _Numbers
+    dead: Numbers
     chief: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Regroup(Control):
+class Regroup(SaidToCoordinator):
     """Worker to coordinator: my group has lost ``num_lost`` workers. ``standing``: the group
     operations that this worker has finished, and what others need to reduce with it again
     (psdist.workers.reforming)."""
@@ -565,25 +521,22 @@ class Regroup(Control):
     standing: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Regrouped(Control):
+class Regrouped(SaidByCoordinator):
     """Coordinator's answer to :class:`Regroup` when all workers that are left have sent it: what
     each sent, by place."""
 
     num_lost: int
-    standings: _Payloads
+    standings: Payloads
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TakePlace(Control):
+class TakePlace(SaidByCoordinator, sent_as="Replace"):
     """Coordinator to a spare worker: run the script and join the job in place of ``worker``, which
     has failed."""
 
     worker: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinReady(Control):
+class JoinReady(SaidToCoordinator, sent_as="Ready"):
     """Answer to :class:`TakePlace`, from ``worker``: my script has prepared ``num_sets`` parameter
     sets, and I can join."""
 
@@ -591,65 +544,59 @@ class JoinReady(Control):
     num_sets: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdmitWorker(Control):
+class AdmitWorker(SaidByCoordinator, sent_as="Admit"):
     """Coordinator to every server, while all workers wait in a collective, before its
     :class:`Resume`: the group of ``worker`` has clocks from now on, which begin at ``clocks`` (by
     set)."""
 
     worker: int
-    clocks: _Numbers
+    clocks: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinAccepted(Control):
+class JoinAccepted(SaidByCoordinator, sent_as="Welcome"):
     """Coordinator to a spare worker, when all servers have taken :class:`AdmitWorker`: you are in
     the job and continue at ``clocks`` (by set). ``seq``: number of the last collective;
     ``generation``, ``dead``, ``chief``: as in :class:`MembershipChanged`; ``meeting``: number of
     the last pause; ``state``: name of the state from which the script continues."""
 
     worker: int
-    clocks: _Numbers
+    clocks: Numbers
     state: str
     seq: int
     generation: int
-    dead: _Numbers
+    dead: Numbers
     chief: int
     meeting: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProposeMode(Control):
+class ProposeMode(SaidByCoordinator):
     """Coordinator to every server: the mode is to change for the ``number``-th time. Hold what is
     for rounds after the last round whose parameters you have sent."""
 
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModeProposed(Control):
+class ModeProposed(SaidToCoordinator):
     """Answer to :class:`ProposeMode`: by parameter set, the last round whose parameters this server
     has sent, -1 for none."""
 
     number: int
     server: int
-    rounds: _Numbers
+    rounds: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommitMode(Control):
+class CommitMode(SaidByCoordinator):
     """Coordinator to every server: this mode rules from the round in ``rounds`` on (by set; later
     sets from the start). ``staleness``: 0 except in ssp. ``level``: the codec level from then on,
     -1 if codecs do not change."""
 
     number: int
-    rounds: _Numbers
+    rounds: Numbers
     mode: Mode
     staleness: int
     level: int = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BeginCodecs(Control):
     """A server to every worker, before the first parameters for this round: pushes and replies of
     this round and later ones have the codecs of this level, by the run's ``number``-th change."""
@@ -659,8 +606,7 @@ class BeginCodecs(Control):
     level: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundTook(Control):
+class RoundTook(SaidToCoordinator):
     """Group leader to coordinator, before it pushes this round: microseconds of each local step."""
 
     worker: int
@@ -668,8 +614,7 @@ class RoundTook(Control):
     step_us: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossReported(Control):
+class LossReported(SaidToCoordinator):
     """Worker to coordinator, before it asks for the steps of ``round``: the script has reported
     ``count`` losses with sum ``total`` since the last such message."""
 
@@ -679,8 +624,7 @@ class LossReported(Control):
     total: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskSteps(Control):
+class AskSteps(SaidToCoordinator):
     """Worker to coordinator: how many local steps does each group make in this term
     (psdist.controller.steps)? Sent once for each term. All workers get the same
     :class:`StepsFixed`."""
@@ -691,21 +635,21 @@ class AskSteps(Control):
     block: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepsFixed(Control):
+class StepsFixed(SaidByCoordinator):
     """Answer to :class:`AskSteps`: local steps, by group."""
 
     loader: int
     number: int
     block: int
-    steps: _Numbers
+    steps: Numbers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Append(Control):
+class Append(Control, sent_as="Noted"):
     """Coordinator to standby: the next log entry, a ``message`` of ``peer``, or (without a message)
     the failure of ``peer``, described by ``who``. Actions that follow leave after
     :class:`AppendAck`. ``done``: files and output are done up to this entry."""
+
+    MOST_BYTES: ClassVar[int] = CONTROL_LIMIT_BYTES + NOTE_BYTES
 
     number: int
     peer: int
@@ -714,38 +658,33 @@ class Append(Control):
     done: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AppendAck(Control):
+class AppendAck(ForCoordinator, sent_as="NotedToo"):
     """Standby's answer to :class:`Append`: I have stored the entry."""
 
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeardUpTo(Control):
+class StandbyAck(Control, sent_as="HeardUpTo"):
     """Coordinator to a rank: the standby has stored the first ``count`` of your messages. You need
     not send them again (psdist.protocol.coordinator_line)."""
 
     count: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReceivedUpTo(Control):
+class Ack(ForCoordinator, sent_as="ReceivedUpTo"):
     """Rank to coordinator: I have the first ``count`` of your messages."""
 
     count: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Nominate(Control):
+class Nominate(SaidByCoordinator, sent_as="Appoint"):
     """Coordinator to every rank: ``standby`` is to be the next standby. It becomes that with
-    :class:`Entrust`, which follows when every rank has received this."""
+    :class:`InstallSnapshot`, which follows when every rank has received this."""
 
     deputy: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entrust(Control):
+class InstallSnapshot(Control, sent_as="Entrust"):
     """Coordinator to the nominee: a part of the coordinator's snapshot, as of log entry ``number``.
     The last part is answered with :class:`AppendAck`. ``told``: what users have been told
     (psdist.ranks.reporting)."""
@@ -757,8 +696,7 @@ class Entrust(Control):
     told: bytes = b""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeaderChanged(Control):
+class LeaderChanged(Control, sent_as="Succeeds"):
     """Standby to every rank: the coordinator has failed. From now on it runs in the process of
     ``host``, which is this one. ``heard``: number of your messages that the new coordinator has.
     ``is_over``: the job was complete, which makes this a :class:`Stop`. ``generation``, ``dead``,
@@ -769,90 +707,18 @@ class LeaderChanged(Control):
     is_over: bool
     host: int
     generation: int = 0
-    dead: _Numbers = dataclasses.field(default_factory=list)
+    dead: Numbers = dataclasses.field(default_factory=list)
     chief: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejoined(Control):
+class Rejoined(ForCoordinator, sent_as="Follows"):
     """Answer to :class:`LeaderChanged`, before anything else: number of the coordinator's messages
     that this rank has received."""
 
     received: int
 
 
-_SENT_AS = {
-    "Append": "Noted",
-    "AppendAck": "NotedToo",
-    "Nominate": "Appoint",
-    "LeaderChanged": "Succeeds",
-    "Rejoined": "Follows",
-    "Evict": "Bury",
-    "EvictAck": "Buried",
-    "MembershipChanged": "Survive",
-    "TakePlace": "Replace",
-    "JoinReady": "Ready",
-    "AdmitWorker": "Admit",
-    "JoinAccepted": "Welcome",
-    "PauseRequest": "Propose",
-    "Blocked": "Busy",
-    "Proceed": "Release",
-    "Paused": "Commit",
-    "PauseAborted": "Cancel",
-}
-"""Names of types on the wire, where they are not those of the classes."""
-_NAMES = {cls: _SENT_AS.get(cls.__name__, cls.__name__) for cls in Control.__subclasses__()}
-_TYPES = {name: cls for cls, name in _NAMES.items()}
-
-
-def encode_control(message: Control) -> bytes:
-    """One msgpack map: {"type": ..., field: value, ...}."""
-    body: dict[str, Any] = {"type": _NAMES[type(message)]}
-    for field in dataclasses.fields(message):
-        body[field.name] = getattr(message, field.name)
-    packed: bytes = msgpack.packb(body, use_bin_type=True)
-    if len(packed) > (limit := _limit(packed)):
-        raise InvariantError(
-            f"control message {body['type']} of {len(packed)} bytes, limit {limit}"
-        )
-    return packed
-
-
-def decode_control(data: bytes | bytearray | memoryview) -> Control:
-    """The message, or :class:`ProtocolError`: unknown type, missing, extra or mistyped field."""
-    if len(data) > (limit := _limit(data)):
-        raise ProtocolError(f"control message of {len(data)} bytes, limit {limit}")
-    try:
-        # msgpack bounds every length by that of the data; the data was bounded above.
-        body = msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"control message that is not msgpack: {error}") from error
-    name = body.pop("type", None) if isinstance(body, dict) else None
-    cls = _TYPES.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ProtocolError(f"control message of unknown type {name!r}")
-    try:
-        return cls(**body)
-    except ValidationError as error:
-        raise ProtocolError(f"control message {name}: {_first_fault(error)}") from None
-    except TypeError:
-        raise ProtocolError(f"control message {name}: a field that has no name") from None
-
-
-def _limit(data: bytes | bytearray | memoryview) -> int:
-    """Of a message that begins like this."""
-    is_note = bytes(data[1 : 1 + len(_NOTE_BEGINS)]) == _NOTE_BEGINS
-    return CONTROL_LIMIT_BYTES + NOTE_BYTES * is_note
-
-
-def _first_fault(error: ValidationError) -> str:
-    """``field workers.1 must be a valid integer``, on one line whatever was received."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, fault["loc"]))[:80]
-    if not where.isprintable():
-        where = repr(where)
-    if fault["type"] == "missing":
-        return f"field {where} is missing"
-    if fault["type"] == "unexpected_keyword_argument":
-        return f"field {where} is unknown"
-    return f"field {where} {fault['msg'].replace('Input should be', 'must be', 1)}"
+FOR_COORDINATOR: Final = tuple(
+    each for each in Control.SENT.values() if issubclass(each, ForCoordinator)
+)
+"""Classes of the messages for the coordinator."""

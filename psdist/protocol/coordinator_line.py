@@ -29,91 +29,21 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 from psdist.errors import ProtocolError, ServersLostError
 from psdist.protocol.control import (
-    AdmitWorker,
-    AppendAck,
-    AskSteps,
-    Blocked,
-    Collected,
-    CommitMode,
+    Ack,
     Control,
-    CopyFilled,
-    CopyLost,
-    Departed,
-    Done,
-    Enter,
-    Entrust,
-    Evict,
-    EvictAck,
-    Failure,
-    FillCopy,
-    Finish,
-    Finished,
-    HeardUpTo,
-    Held,
-    JoinAccepted,
-    JoinReady,
-    KeepCopy,
-    KeepsCopy,
+    InstallSnapshot,
     LeaderChanged,
-    LossReported,
     MembershipChanged,
-    Metrics,
-    ModeProposed,
-    Moved,
     Nominate,
-    PauseAborted,
-    Paused,
-    PauseRequest,
-    Proceed,
-    Progress,
-    ProposeMode,
-    ReceivedUpTo,
-    Regroup,
-    Regrouped,
     Rejoined,
-    Resume,
-    Resumed,
-    RoundTook,
-    StepsFixed,
+    SaidByCoordinator,
+    SaidToCoordinator,
+    StandbyAck,
     Stop,
-    TakenOver,
-    TakeOver,
-    TakePlace,
-    WhoIsAbsent,
-    WriteFailed,
-    Written,
 )
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer
 
-SAID_TO_COORDINATOR: Final = (
-    *(Enter, Resumed, Done, Finished, Metrics, Progress, Written, WriteFailed, Held, Blocked),
-    *(EvictAck, TakenOver, ModeProposed, KeepsCopy, CopyFilled, JoinReady),
-    *(RoundTook, LossReported, AskSteps, Regroup),
-)
-SAID_BY_COORDINATOR: Final = (
-    *(
-        Resume,
-        Finish,
-        Collected,
-        Stop,
-        PauseRequest,
-        Proceed,
-        Paused,
-        PauseAborted,
-        TakeOver,
-        Moved,
-    ),
-    *(Departed, Evict, MembershipChanged, ProposeMode, CommitMode, KeepCopy, FillCopy, StepsFixed),
-    *(CopyLost, AdmitWorker, JoinAccepted, TakePlace, Nominate, Regrouped),
-)
-"""Messages that are counted. WhoIsAbsent and Absent change nothing and may be lost; Failure ends
-the job."""
-FOR_COORDINATOR: Final = (
-    *SAID_TO_COORDINATOR,
-    *(WhoIsAbsent, Failure, AppendAck, ReceivedUpTo, Rejoined),
-)
-"""All that is for the coordinator; what else is sent to its id is for the shard of server 0."""
 TOLD_EVERY: Final = 16
 """After so many messages the other side is told that they need not be kept any more."""
 
@@ -204,7 +134,7 @@ class CoordinatorLine:
     def say(self, message: Control) -> bool:
         """Whether ``message``, to the coordinator, leaves now; else it is said when there is
         one."""
-        if not isinstance(message, SAID_TO_COORDINATOR):
+        if not isinstance(message, SaidToCoordinator):
             return True
         self._num_said += 1
         self._said.append(message)
@@ -220,15 +150,15 @@ class CoordinatorLine:
             return self._on_succeeds(event.peer, message)
         if event.peer != COORDINATOR:
             return [event]
-        if isinstance(message, HeardUpTo):
+        if isinstance(message, StandbyAck):
             self._forget(message.count)
             return []
-        if isinstance(message, Entrust) and message.part == message.num_parts - 1:
+        if isinstance(message, InstallSnapshot) and message.part == message.num_parts - 1:
             self._is_entrusted = True
-        if not isinstance(message, SAID_BY_COORDINATOR):
+        if not isinstance(message, SaidByCoordinator):
             return [event]
         self._num_received += 1
-        received = Say(ReceivedUpTo(count=self._num_received))
+        received = Say(Ack(count=self._num_received))
         if isinstance(message, Nominate):
             self._standby = message.deputy
             self._is_entrusted = False

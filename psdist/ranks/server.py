@@ -38,6 +38,7 @@ from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, StaleLr
 from psdist.servers.protocol.rules.backup import backup_rule, misses_groups
 from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.rules.switching import Switching
@@ -271,10 +272,10 @@ def _make_keeper(context: JobSession, server: int, *, is_expecting: bool) -> Fil
 def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:
     """Return the round rule of a parameter set. ``modes``: the modes with which the job begins, in
     the order in which they were set."""
-    has_stale_lr = config.stale_lr != "off"
+    scale = BY_WEIGHT if config.stale_lr == "off" else StaleLr()
     if misses_groups(config):
         return backup_rule(config)
     if (len(modes) > 1 or is_changing(config)) and not is_auto(config):
         changes = [ChangeMode(*each) for each in modes]
-        return partial(Switching, modes=changes, has_stale_lr=has_stale_lr)
-    return rule_for(modes[0].mode, staleness=modes[0].staleness, has_stale_lr=has_stale_lr)
+        return partial(Switching, modes=changes, scale=scale)
+    return rule_for(modes[0].mode, staleness=modes[0].staleness, scale=scale)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from psdist.protocol.control import Control
+from psdist.protocol.control import Control, ForCoordinator
 from psdist.protocol.coordinator_line import (
-    FOR_COORDINATOR,
     CoordinatorLine,
     Follow,
     LineAction,
@@ -79,7 +78,7 @@ class LineTransport(ForwardingTransport):
 
     def send_control(self, peer: int, message: Control, set_index: int = 0) -> None:
         if peer == COORDINATOR and self._line is not None:
-            if isinstance(message, FOR_COORDINATOR):
+            if isinstance(message, ForCoordinator):
                 leaves = self._line.say(message)
             else:
                 leaves = not self._is_shard_elsewhere

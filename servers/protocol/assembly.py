@@ -14,6 +14,7 @@ from typing import Final
 
 from psdist.errors import ConfigError
 from psdist.servers.protocol.membership import IsOut, Membership
+from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, ByWeight
 from psdist.servers.protocol.rules.backup import Backup
 from psdist.servers.protocol.rules.clipping import Clipped
 from psdist.servers.protocol.rules.on_arrival import Async, Ssp
@@ -27,16 +28,15 @@ from psdist.servers.protocol.state import ServerCore
 RULES: Final[tuple[type[RoundRule], ...]] = (Sync, Ssp, Async, Switching, Backup, Clipped)
 
 
-def rule_for(mode: str, *, staleness: int = 0, has_stale_lr: bool = False) -> MakeRule:
-    """Return the rule of a run in one mode. ``staleness``: rounds (ssp); ``has_stale_lr``: divide
-    the lr of an update by its staleness (ssp, async). Raise :class:`ConfigError` for another
-    mode."""
+def rule_for(mode: str, *, staleness: int = 0, scale: ByWeight = BY_WEIGHT) -> MakeRule:
+    """Return the rule of a run in one mode. ``staleness``: rounds (ssp); ``scale``: of the lr of an
+    update (ssp, async). Raise :class:`ConfigError` for another mode."""
     if mode == "sync":
         return Sync
     if mode == "ssp":
-        return partial(Ssp, staleness=staleness, has_stale_lr=has_stale_lr)
+        return partial(Ssp, staleness=staleness, scale=scale)
     if mode == "async":
-        return partial(Async, has_stale_lr=has_stale_lr)
+        return partial(Async, scale=scale)
     raise ConfigError(f"mode = {mode!r}: allowed are sync, ssp and async")
 
 

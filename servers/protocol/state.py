@@ -133,7 +133,7 @@ class ServerCore:
         )
         self._has_waiting = False
         """True while values wait for a buffer."""
-        self._pushes = self._duplicates = 0
+        self._duplicates = 0
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
             Built: self._on_built,
@@ -230,7 +230,6 @@ class ServerCore:
         self._values.build(event.initials, self.rule.pool)
         self._state.expect(event.state, lengths=event.lengths)
         self._start.resume(self._state, self.rule, event)
-        self._pushes = self._replies.num_made
         self._on[Offered] = self._start.watch_offers(self._on_offered, self._chunks, self._group_of)
         self._on[Arrived] = (
             self._on_arrived if self._state.is_complete else self._on_arrived_before_state
@@ -663,7 +662,7 @@ class ServerCore:
         held = header.chunk_version
         if held > chunk.version:
             self._refuse_version(chunk, peer, header)
-        self._pushes += 1
+        self.rule.num_pushes += 1
         settings = self._settings.of(peer, header.settings)
         push = Push(peer, group, clock, weight, settings, slot, held, header.codec)
         actions = self.rule.on_arrived(chunk, push)
@@ -767,7 +766,7 @@ class ServerCore:
         return ServerStatistics(
             num_chunks=len(self._chunks),
             updates=self._num_updates(),
-            pushes=self._pushes - self.rule.num_taken_back,
+            pushes=self.rule.num_pushes,
             steps=self.rule.num_steps,
             replies=self._replies.num_made,
             duplicates=self._duplicates + self._values.num_duplicates,

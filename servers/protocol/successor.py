@@ -60,7 +60,7 @@ class Successor(Start):
         state.take_over()
         if built.are_replies_apart:
             rule.replies.begin_anew()
-        rule.replies.num_made = self._shard.num_updates
+        rule.num_pushes = rule.replies.num_made = self._shard.num_updates
         rule.num_steps = self._shard.num_steps
 
     def watch_offers(

@@ -20,7 +20,7 @@ from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.events import Arrived, Frame, Offered
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import server_id
-from psdist.servers.protocol.replication.records import SnapshotBegin, SnapshotEnd, unpack_record
+from psdist.servers.protocol.replication.records import Record, SnapshotBegin, SnapshotEnd
 from psdist.servers.protocol.replication.replica import NumberedRecord, Replica, TakeRecord
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
@@ -109,7 +109,7 @@ class KeptShard:
     def _apply(self, records: Sequence[NumberedRecord]) -> None:
         for number, set_index, event in records:
             header, frame = event.header, event.frame
-            record = unpack_record(frame.payload[header.settings : header.length])
+            record = Record.decode(frame.payload[header.settings : header.length])
             if set_index == len(self.replicas):
                 self._begin(set_index, is_filled=isinstance(record, SnapshotBegin))
             frame.num_received = header.settings

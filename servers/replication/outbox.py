@@ -19,7 +19,7 @@ from psdist.protocol.control import Control
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
 from psdist.servers.protocol.replication.primary import Primary
-from psdist.servers.protocol.replication.records import Record, pack_record
+from psdist.servers.protocol.replication.records import Record
 from psdist.transport.base import Transport
 
 
@@ -57,7 +57,7 @@ class Outbox:
         replica, number = self.primary.replica, self.primary.count_record()
         if not number or replica is None:
             return 0
-        packed = pack_record(record)
+        packed = record.encode()
         num_carried = sum(map(len, carried))
         num_bytes = num_carried + len(packed)
         frame = self._new_frame(num_bytes) if is_of_fill else self._frame(num_bytes)

@@ -13,14 +13,17 @@ from typing import NamedTuple
 
 from psdist.codecs.wire import Wire
 from psdist.errors import ProtocolError, PsdistError
-from psdist.protocol.control import Append, AppendAck, Entrust, Moved
-from psdist.protocol.coordinator_line import FOR_COORDINATOR
+from psdist.protocol.control import FOR_COORDINATOR, Append, AppendAck, InstallSnapshot, Moved
 from psdist.protocol.events import ControlArrived, Event, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer, server_id
 from psdist.servers.loop import Decided, ServerPart
 from psdist.servers.parts import CoordinatorSeat, Reports, codec_sizes
 from psdist.servers.protocol.coordinator import CoordinatorAction
-from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, EntrustAll, Over
+from psdist.servers.protocol.failover.coordinator_log import (
+    CoordinatorLog,
+    EntrustAll,
+    Over,
+)
 from psdist.servers.protocol.takeovers import Move
 from psdist.servers.replication.replication import Replication, require_coordinator
 
@@ -61,7 +64,7 @@ class LoggedSeat(CoordinatorSeat):
         state, told = action.state, self._reports.to_snapshot()
         num_parts = -(-len(state) // _PART_BYTES)
         for part in range(num_parts):
-            message = Entrust(
+            message = InstallSnapshot(
                 number=action.number,
                 part=part,
                 num_parts=num_parts,
@@ -77,7 +80,7 @@ class Standby(NamedTuple):
 
 
 class StandbySeat(ServerPart):
-    TAKES = (Append, Entrust)
+    TAKES = (Append, InstallSnapshot)
 
     def __init__(
         self,
@@ -100,11 +103,11 @@ class StandbySeat(ServerPart):
         assert isinstance(event, ControlArrived)
         if isinstance(event.message, Append):
             self._append(event.peer, event.message)
-        elif isinstance(event.message, Entrust):
+        elif isinstance(event.message, InstallSnapshot):
             self._take_snapshot(event.peer, event.message)
         return ()
 
-    def _take_snapshot(self, peer: int, message: Entrust) -> None:
+    def _take_snapshot(self, peer: int, message: InstallSnapshot) -> None:
         """Store a part of the snapshot. With the last part this server becomes the standby."""
         parts = self._snapshot
         if peer != COORDINATOR or self._standby is not None or message.part != len(parts):

@@ -34,6 +34,7 @@ from psdist.protocol.control import (
     Failure,
     Finish,
     Finished,
+    ForCoordinator,
     Gone,
     Leave,
     Metrics,
@@ -57,7 +58,6 @@ from psdist.protocol.control import (
     WriteFailed,
     Written,
 )
-from psdist.protocol.coordinator_line import FOR_COORDINATOR
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered
 from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, describe_peer, server_id, worker_id
@@ -498,7 +498,7 @@ class HostileCoordinator:
 
     def step(self) -> None:
         peer, message = self.hostile.says()
-        if not isinstance(message, FOR_COORDINATOR):
+        if not isinstance(message, ForCoordinator):
             return
         try:
             self.coordinator.handle(peer, message)

@@ -18,6 +18,7 @@ way to its worker (psdist.servers.protocol.chunks.reply_window).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import TypeAlias
 
 from psdist.errors import ProtocolError
 from psdist.protocol.header import NEVER, Flag, Header
@@ -28,6 +29,8 @@ from psdist.servers.protocol.chunks.reply_window import ReplyWindow
 
 BARRED = NEVER + 1
 """A ``min_done`` that no chunk reaches."""
+NoteSent: TypeAlias = Callable[[ChunkState, int, int], None]
+"""Called with the chunk, the peer and the version that is sent to it."""
 
 
 class Replies:
@@ -37,12 +40,12 @@ class Replies:
         server: int,
         required_min_done: Callable[[int], int],
         pipeline: int,
-        notes_given: bool = False,
+        note_sent: NoteSent | None = None,
     ) -> None:
         """``required_min_done(round)``: the least ``min_done`` of parameters that are used in the
-        round; ``pipeline``: rounds whose replies a worker may leave outstanding; ``notes_given``:
-        record the version that each worker computes on (:attr:`ChunkState.given`)."""
-        self._notes_given = notes_given
+        round; ``pipeline``: rounds whose replies a worker may leave outstanding; ``note_sent``:
+        called for each reply that a worker computes on."""
+        self._note_sent = note_sent
         self._server = server
         self._required_by_rule = required_min_done
         self.required_min_done = required_min_done
@@ -269,8 +272,8 @@ class Replies:
             self.highest_sent = implied_by
         self.num_made += 1
         min_done, version = chunk.clock.min_done, chunk.version
-        if self._notes_given and not flags & Flag.FRESH:  # a fresh one is a copy, made aside
-            chunk.given[peer] = version
+        if self._note_sent is not None and not flags & Flag.FRESH:  # a fresh one is a copy
+            self._note_sent(chunk, peer, version)
         if self._answered is not None and (peer, chunk.index) not in self._answered:
             held = 0
             if not flags & Flag.FRESH:

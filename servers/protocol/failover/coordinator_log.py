@@ -19,7 +19,7 @@ rank has a complete replica of the shard of server 0. Every rank receives a mess
 that rank. When all have received it, the nominee gets a snapshot of the coordinator and each entry
 after it. From then on the nominee is the standby.
 
-    log.handle(worker_id(1), ReceivedUpTo(count=3))    # [EntrustAll(standby=..., state=...)]
+    log.handle(worker_id(1), Ack(count=3))    # [EntrustAll(standby=..., state=...)]
     third.from_snapshot(state)                         # there
 
 The coordinator also writes files and output. Each entry contains the number of entries whose
@@ -45,22 +45,23 @@ import msgpack
 from psdist.controller.snapshots import Fields, HasSnapshot, Nested
 from psdist.errors import ProtocolError, PsdistError
 from psdist.protocol.control import (
+    Ack,
     Append,
     AppendAck,
     Control,
     Failure,
-    HeardUpTo,
     LeaderChanged,
     Nominate,
-    ReceivedUpTo,
     Rejoined,
+    SaidByCoordinator,
+    StandbyAck,
     TakenOver,
     TakePlace,
     WhoIsAbsent,
     decode_control,
     encode_control,
 )
-from psdist.protocol.coordinator_line import SAID_BY_COORDINATOR, TOLD_EVERY
+from psdist.protocol.coordinator_line import TOLD_EVERY
 from psdist.protocol.ids import (
     COORDINATOR,
     describe_peer,
@@ -291,7 +292,7 @@ class CoordinatorLog(HasSnapshot):
     def _follows_from(self, peer: int, message: Control | None, who: str) -> list[LogAction]:
         if message is None:
             return self._on_death(peer, who)
-        if isinstance(message, ReceivedUpTo):
+        if isinstance(message, Ack):
             self._lines.on_received(self._now.get(peer, peer), message.count)
             return self._end()
         num_heard = self._lines.hear(peer) if peer != COORDINATOR else 0
@@ -309,7 +310,7 @@ class CoordinatorLog(HasSnapshot):
         if taken != COORDINATOR and self._appointed is not None:
             actions += self._appoint(self._appointed, [server_id(taken)])
         if num_heard and not num_heard % TOLD_EVERY:
-            actions.append(SendControl(peer, HeardUpTo(count=num_heard)))
+            actions.append(SendControl(peer, StandbyAck(count=num_heard)))
         return actions
 
     def _on_death(self, peer: int, who: str) -> list[LogAction]:
@@ -350,7 +351,7 @@ class CoordinatorLog(HasSnapshot):
         return said
 
     def _say(self, action: SendControl) -> None:
-        if action.peer != COORDINATOR and isinstance(action.message, SAID_BY_COORDINATOR):
+        if action.peer != COORDINATOR and isinstance(action.message, SaidByCoordinator):
             self._lines.say(action.peer, action.message)
         if isinstance(action.message, TakePlace) and is_spare(action.peer):
             self._rename(action.peer)

@@ -5,8 +5,8 @@ state), then the record as a msgpack map. ``clock`` in the header is the record'
 ``settings`` the length of the bytes before the map.
 
     record = RECORD_OF[type(action)](action)
-    packed = pack_record(record)
-    unpack_record(packed)                  # ProtocolError on anything malformed
+    packed = record.encode()
+    Record.decode(packed)                  # ProtocolError on anything malformed
 
 ShardState.apply (shard_state) is the only place that tells the records apart.
 """
@@ -16,14 +16,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from itertools import starmap
-from typing import Annotated, Any, Final, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
-import msgpack
-from pydantic import ConfigDict, FailFast, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import FailFast
 
-from psdist.errors import ProtocolError
 from psdist.mode_names import Mode
+from psdist.protocol.messages import Message, Numbers
 from psdist.servers.protocol.actions import (
     BeginLevel,
     Contribution,
@@ -38,23 +36,19 @@ from psdist.servers.protocol.actions import (
     TakeSnapshot,
 )
 
-_Numbers: TypeAlias = Annotated[list[int], FailFast()]
 _Weights: TypeAlias = Annotated[list[float], FailFast()]
 _Flags: TypeAlias = Annotated[list[bool], FailFast()]
 _Names: TypeAlias = Annotated[list[str], FailFast()]
-
-MOST_RECORD_BYTES: Final = 16 * 2**20
-"""Maximum bytes of a packed record, without the bytes that it carries."""
 
 LOSSES: Final = ("reform", "death")
 """Kinds of membership events that an EvictionRecord contains."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record(LogEntry):
+class Record(Message, LogEntry, sent_as=None):
     """Base of the records."""
 
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+    WHAT: ClassVar[str] = "record"
+    MOST_BYTES: ClassVar[int] = 16 * 2**20  # without the bytes that it carries
 
     @classmethod
     def of(cls, change: Any) -> Self | None:
@@ -66,8 +60,7 @@ class Record(LogEntry):
         return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChunkChange(Record):
+class ChunkChange(Record, sent_as=None):
     """Base of the records that change one chunk."""
 
     chunk: int
@@ -76,7 +69,6 @@ class ChunkChange(Record):
         return None if self.chunk in missing else self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ValuesRecord(ChunkChange):
     """New values of a chunk. Carries them in the workers' dtype.
 
@@ -88,14 +80,12 @@ class ValuesRecord(ChunkChange):
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StateRecord(ChunkChange):
     """Carries the chief's optimizer state of a chunk for the elements from ``start`` on."""
 
     start: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord(ChunkChange):
     """One step on a chunk. Carries the gradient before it is multiplied by ``gradient_scale``.
 
@@ -109,12 +99,12 @@ class StepRecord(ChunkChange):
     gradient_scale: float
     lr_scale: float
     hyper: bytes
-    absent: _Numbers
-    groups: _Numbers
-    clocks: _Numbers
+    absent: Numbers
+    groups: Numbers
+    clocks: Numbers
     weights: _Weights
     empties: _Flags
-    codecs: _Numbers
+    codecs: Numbers
     held: int
 
     @classmethod
@@ -143,10 +133,22 @@ class StepRecord(ChunkChange):
             **_columns(change.contributions),
         )
 
+    def fault(self) -> str:
+        return _fault_of_lists(
+            self.groups, self.clocks, self.weights, self.empties, self.codecs, least=1
+        )
+
     @property
     def contributions(self) -> tuple[Contribution, ...]:
         columns = self.groups, self.clocks, self.weights, self.empties, self.codecs
         return tuple(starmap(Contribution, zip(*columns, strict=True)))
+
+
+def _fault_of_lists(*lists: Sequence[Any], least: int = 0) -> str:
+    """``least``: least length."""
+    lengths = {*map(len, lists)}
+    is_wrong = len(lengths) > 1 or min(lengths) < least
+    return f"lists of {sorted(lengths)} items, which are empty or differ in length" * is_wrong
 
 
 def _columns(contributions: Sequence[Contribution]) -> dict[str, Any]:
@@ -155,7 +157,6 @@ def _columns(contributions: Sequence[Contribution]) -> dict[str, Any]:
     return dict(zip(names, columns, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MemberRecord(Record):
     """A membership event (join, suspend, resume, leave), with the same fields as in the history."""
 
@@ -170,8 +171,7 @@ class MemberRecord(Record):
         return None if change.kind in LOSSES else cls(**dataclasses.asdict(change))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvictRecord(Record):
+class EvictRecord(Record, sent_as="BuriedRecord"):
     """The membership is at ``generation``; the workers ``dead`` have failed so far.
 
     ``chief`` is the worker with the chief's duties. The lists from ``groups`` to ``workers`` have
@@ -181,18 +181,21 @@ class EvictRecord(Record):
     record has all of them, because later records depend on all of them."""
 
     generation: int
-    dead: _Numbers
+    dead: Numbers
     chief: int
-    groups: _Numbers
+    groups: Numbers
     goes_on: _Flags
-    fewest: _Numbers
-    workers: _Numbers
-    chunks: _Numbers
-    heirs: _Numbers
-    clocks: _Numbers
+    fewest: Numbers
+    workers: Numbers
+    chunks: Numbers
+    heirs: Numbers
+    clocks: Numbers
+
+    def fault(self) -> str:
+        groups = _fault_of_lists(self.groups, self.goes_on, self.fewest, self.workers)
+        return groups or _fault_of_lists(self.chunks, self.heirs, self.clocks)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ResumedRecord(Record):
     """Collective ``seq`` has ended. The first record of a set has the last collective that ended
     before the chief described the set."""
@@ -200,7 +203,6 @@ class ResumedRecord(Record):
     seq: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModeRecord(Record):
     """From ``round`` on the mode is another one: the ``number``-th change of the run, or 0 if the
     schedule changes it. Ends a HeldRoundsRecord."""
@@ -211,7 +213,6 @@ class ModeRecord(Record):
     number: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LevelRecord(Record):
     """From ``round`` on messages have the codecs of ``level``: the ``number``-th change of the run.
     Ends a HeldRoundsRecord."""
@@ -221,7 +222,6 @@ class LevelRecord(Record):
     level: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldRoundsRecord(Record):
     """A change of the mode or the codecs is proposed. The server sends no parameters for rounds
     above ``highest`` until the change is committed."""
@@ -229,12 +229,11 @@ class HeldRoundsRecord(Record):
     highest: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotRecord(Record):
     """The chunks were copied for checkpoint ``number`` as they were at this record."""
 
     number: int
-    chunks: _Numbers
+    chunks: Numbers
 
     @classmethod
     def of(cls, change: TakeSnapshot) -> Self | None:
@@ -248,8 +247,7 @@ class SnapshotRecord(Record):
         return dataclasses.replace(self, chunks=chunks)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotBegin(Record):
+class SnapshotBegin(Record, sent_as="FillRecord"):
     """The first record for a replica that is filled while training continues.
 
     ``standings``, ``stops`` and ``first`` describe each group (psdist.servers.protocol.membership).
@@ -257,16 +255,15 @@ class SnapshotBegin(Record):
     A chunk has no record before its :class:`ChunkRecord`."""
 
     standings: _Names
-    stops: _Numbers
-    first: _Numbers
+    stops: Numbers
+    first: Numbers
     generation: int
-    dead: _Numbers
+    dead: Numbers
     chief: int
     resumed_up_to: int
     is_kept: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkRecord(Record):
     """The whole chunk at this record. Carries its values and its optimizer state.
 
@@ -275,15 +272,14 @@ class ChunkRecord(Record):
     the values that the chief set last."""
 
     chunk: int
-    clocks: _Numbers
+    clocks: Numbers
     version: int
     newest_load: int
     states: bytes
     wholes: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotEnd(Record):
+class SnapshotEnd(Record, sent_as="FilledRecord"):
     """The replica on server ``keeper`` is complete. Its log begins at ``position`` of the shard's
     log, with this event. ``num_updates`` and ``num_steps`` are the server's counts."""
 
@@ -292,24 +288,6 @@ class SnapshotEnd(Record):
     num_updates: int
     num_steps: int
 
-
-_TYPES: Final[dict[str, type[Record]]] = {
-    "ValuesRecord": ValuesRecord,
-    "StateRecord": StateRecord,
-    "StepRecord": StepRecord,
-    "MemberRecord": MemberRecord,
-    "BuriedRecord": EvictRecord,
-    "ResumedRecord": ResumedRecord,
-    "ModeRecord": ModeRecord,
-    "LevelRecord": LevelRecord,
-    "HeldRoundsRecord": HeldRoundsRecord,
-    "SnapshotRecord": SnapshotRecord,
-    "FillRecord": SnapshotBegin,
-    "ChunkRecord": ChunkRecord,
-    "FilledRecord": SnapshotEnd,
-}
-"""Name of a record on the wire -> its class."""
-_NAMES: Final = {cls: name for name, cls in _TYPES.items()}
 
 RECORD_OF: Final[dict[type, Callable[[Any], Record | None]]] = {
     Load: ValuesRecord.of,
@@ -322,43 +300,3 @@ RECORD_OF: Final[dict[type, Callable[[Any], Record | None]]] = {
     TakeSnapshot: SnapshotRecord.of,
 }
 """Class of an action that changes the shard -> its record."""
-
-
-def pack_record(record: Record) -> bytes:
-    body: dict[str, Any] = {"type": _NAMES[type(record)]}
-    for field in dataclasses.fields(record):
-        body[field.name] = getattr(record, field.name)
-    packed: bytes = msgpack.packb(body, use_bin_type=True)
-    return packed
-
-
-def unpack_record(data: bytes | memoryview) -> Record:
-    """Parse the result of :func:`pack_record`. Raises :class:`ProtocolError` on anything else."""
-    if len(data) > MOST_RECORD_BYTES:
-        raise ProtocolError(f"a record of {len(data)} bytes, limit {MOST_RECORD_BYTES}")
-    try:
-        body = msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"a record that is not msgpack: {error}") from error
-    name = body.pop("type", None) if isinstance(body, dict) else None
-    cls = _TYPES.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ProtocolError(f"a record of unknown type {name!r:.80}")
-    try:
-        record = cls(**body)
-    except ValidationError as error:
-        field = error.errors(include_url=False, include_input=False)[0]["loc"]
-        raise ProtocolError(f"a {name} with an invalid field {field!r:.80}") from None
-    except TypeError:
-        raise ProtocolError(f"a {name} with a field without a name") from None
-    if isinstance(record, StepRecord):
-        lengths = {len(record.groups), len(record.clocks), len(record.weights), len(record.codecs)}
-        if lengths != {len(record.empties)} or not record.empties:
-            raise ProtocolError("a StepRecord whose lists of updates are empty or differ in length")
-    if isinstance(record, EvictRecord):
-        groups = {len(record.groups), len(record.goes_on)}
-        groups |= {len(record.fewest), len(record.workers)}
-        updates = {len(record.chunks), len(record.heirs), len(record.clocks)}
-        if len(groups) > 1 or len(updates) > 1:
-            raise ProtocolError("a BuriedRecord whose lists of groups or updates differ in length")
-    return record

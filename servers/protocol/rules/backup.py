@@ -257,7 +257,7 @@ class Backup(Gathered):
                 if waiting and waiting[0].clock == closed.round:
                     push = chunk.take_push(group)
                     assert push is not None
-                    self.num_taken_back += 1
+                    self.num_pushes -= 1
                     actions += self._drop(chunk, push.peer, push.group, push.clock, push.slot)
                 actions += self.pool.reconsider(chunk.index, group)
             chunk.clock.catch_up()

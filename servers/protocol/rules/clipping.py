@@ -131,7 +131,7 @@ class Clipped(Gathered):
             contributions=(),
         )
         if has_gradient:  # replies that follow are of what it makes
-            self._begin_step(step, chunk)
+            self.begin_step(step, chunk)
         actions = super()._step(chunk)
         assert actions is not None
         empty = actions[0]

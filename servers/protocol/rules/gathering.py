@@ -165,7 +165,7 @@ class Gathered(RoundRule):
                 target=target,
                 contributions=contributions,
             )
-            self._begin_step(step, chunk)
+            self.begin_step(step, chunk)
         actions = [step, *self.replies.advance(chunk, pushes)]
         # Only now, because the next user of the slot depends on the turn and on the frontier.
         frontier = self._frontier.move()

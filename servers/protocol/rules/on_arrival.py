@@ -20,11 +20,16 @@ from psdist.errors import ConfigError
 from psdist.servers.protocol.actions import Action
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ADDS
+from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, Arrivals, ByWeight
 from psdist.servers.protocol.rules.rule import RoundRule, RuleContext
 
 
 class Async(RoundRule):
     """No worker waits for another."""
+
+    def __init__(self, context: RuleContext, *, scale: ByWeight = BY_WEIGHT) -> None:
+        super().__init__(context, note_sent=scale.note_sent)
+        self._arrivals = Arrivals(self, context.membership, scale)
 
     def required_min_done(self, round_number: int) -> int:  # noqa: ARG002 - the same in all rounds
         return 0
@@ -34,7 +39,7 @@ class Async(RoundRule):
 
     def on_arrived(self, chunk: ChunkState, push: Push) -> list[Action]:
         have_waited = bool(chunk.waiting)
-        applied = None if have_waited else self._apply(chunk, push)
+        applied = None if have_waited else self._arrivals.apply(chunk, push)
         if applied is None:
             chunk.add_push(push)
             chunk.waiting.append(push.group)
@@ -44,7 +49,7 @@ class Async(RoundRule):
         return applied + self.pool.reconsider(chunk.index, push.group)
 
     def proceed(self, chunk: ChunkState) -> list[Action]:
-        return self._apply_waiting(chunk)
+        return self._arrivals.apply_waiting(chunk)
 
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         if not chunk.waiting:
@@ -62,11 +67,13 @@ class Async(RoundRule):
 class Ssp(Async):
     """A worker runs at most ``staleness`` rounds ahead of the slowest group."""
 
-    def __init__(self, context: RuleContext, *, staleness: int, has_stale_lr: bool = False) -> None:
+    def __init__(
+        self, context: RuleContext, *, staleness: int, scale: ByWeight = BY_WEIGHT
+    ) -> None:
         """``staleness``: rounds; raise :class:`ConfigError` if it is negative."""
         if staleness < 0:
             raise ConfigError(f"staleness = {staleness}: the bound must be 0 or more")
-        super().__init__(context, has_stale_lr=has_stale_lr)
+        super().__init__(context, scale=scale)
         self._staleness = staleness
 
     def required_min_done(self, round_number: int) -> int:

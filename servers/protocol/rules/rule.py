@@ -36,15 +36,13 @@ from psdist.servers.protocol.actions import (
     Built,
     ChangeMode,
     Contribution,
-    EmptyStep,
     Held,
-    SlotContent,
     Step,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ReceivePool
-from psdist.servers.protocol.chunks.replies import Replies
+from psdist.servers.protocol.chunks.replies import NoteSent, Replies
 from psdist.servers.protocol.membership import Membership
 
 
@@ -71,15 +69,11 @@ class RoundRule(ABC):
     """Control messages that only this rule takes."""
     scheduled: Sequence[ChangeMode] = ()
     """Changes of the mode that the run's settings contain, in order."""
-    num_taken_back = 0
-    """Updates that arrived in time here and too late for the server that closes rounds."""
 
-    def __init__(self, context: RuleContext, *, has_stale_lr: bool = False) -> None:
-        """``has_stale_lr``: divide the lr of an update that is a step by itself by its staleness;
-        no group may fail then."""
+    def __init__(self, context: RuleContext, *, note_sent: NoteSent | None = None) -> None:
+        """``note_sent``: called for each reply."""
         self.context = context
         self._server, self._membership, self.pipeline, first = context
-        self._has_stale_lr = has_stale_lr
         # A push and its retransmission, for each iteration that may be under way.
         self._most_held = 2 * (2 + self.pipeline)
         self._chunks: dict[int, ChunkState] = {}
@@ -87,13 +81,15 @@ class RoundRule(ABC):
             server=self._server,
             required_min_done=self.required_min_done,
             pipeline=self.pipeline,
-            notes_given=has_stale_lr,
+            note_sent=note_sent,
         )
         if first is not None:  # sent before the checkpoint
             self.replies.highest_sent = max(first.clocks)
         self.pool = ReceivePool((), need=self.slots_needed)
         self.takes: dict[type, Callable[[int, Any], list[Action]]] = {}
         """Handlers of the messages in ``TAKES``."""
+        self.num_pushes = 0
+        """Received updates that were not dropped."""
         self.num_steps = 0
         self.num_copies = 0
         """Steps that wrote to the other parameter buffer."""
@@ -237,72 +233,8 @@ class RoundRule(ABC):
     def on_counting(self, clocks: Iterable[int]) -> list[Action]:
         """Groups count from now on; ``clocks``: iterations that each of them has made."""
 
-    # -- steps on arrival ----------------------------------------------------------------------
-
-    def _apply_waiting(self, chunk: ChunkState) -> list[Action]:
-        """Step each push that has arrived and is a step by itself (ssp, async), in the order of
-        arrival."""
-        actions: list[Action] = []
-        waiting = chunk.waiting
-        while waiting:
-            applied = self._apply(chunk, chunk.pushes[waiting[0]][0])
-            if applied is None:
-                break
-            chunk.take_push(waiting.popleft())
-            actions += applied
-        # The first push found no free buffer, so no later gradient finds one. A push without a
-        # gradient needs no buffer and is applied as it arrives: only the newest can be one. After a
-        # gradient of its own group it keeps its place.
-        if waiting and (newest := chunk.pushes[waiting[-1]][0]).slot is None:
-            actions += self._apply_empty(chunk, newest)
-            chunk.take_push(waiting.pop())
-        return actions
-
-    def _apply_empty(self, chunk: ChunkState, push: Push) -> list[Action]:
-        """Count an update that brought no gradient, and send the replies that it allows."""
-        empty = EmptyStep(chunk.index, (contribution_of(push),))
-        return [empty, *self.replies.advance(chunk, (push,))]
-
-    def _apply(self, chunk: ChunkState, push: Push) -> list[Action] | None:
-        """Return a step and the replies that it allows; None while no buffer is free for it."""
-        if push.slot is None:
-            return self._apply_empty(chunk, push)
-        target = chunk.target_buffer()
-        if target is None:
-            return None
-        hyper, absent = push.settings
-        step = Step(
-            chunk=chunk.index,
-            gradient=push.slot,
-            content=SlotContent.GRADIENT,
-            gradient_scale=1.0,
-            lr_scale=self._lr_scale(chunk, push),
-            hyper=hyper,
-            absent=absent,
-            source=chunk.current,
-            target=target,
-            contributions=(contribution_of(push),),
-            peer=push.peer,
-        )
-        self._begin_step(step, chunk)
-        released = self.pool.release(push.slot)
-        return [step, *released, *self.replies.advance(chunk, (push,))]
-
-    def _lr_scale(self, chunk: ChunkState, push: Push) -> float:
-        """Return the group's weight, divided by tau if the lr is staleness-aware: Zhang et al.,
-        "Staleness-aware Async-SGD for Distributed Deep Learning" (arXiv 1511.05950). tau: steps by
-        other groups since the parameters that the gradient was computed on, per other group; at
-        most 1 if all groups are equally fast."""
-        members = self._membership
-        # Without an active group, only the workers of its own group share the update.
-        weight = push.weight / (members.num_active_workers or members.num_workers_of(push.group))
-        if not self._has_stale_lr:
-            return weight
-        behind = chunk.version - chunk.given[push.peer]
-        others = max(1, members.num_active_groups - 1)
-        return weight * (1.0 / max(1.0, behind / others))
-
-    def _begin_step(self, step: Step, chunk: ChunkState) -> None:
+    def begin_step(self, step: Step, chunk: ChunkState) -> None:
+        """The chunk makes ``step``."""
         chunk.current = step.target
         chunk.version += 1
         if step.source != step.target:

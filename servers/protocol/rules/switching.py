@@ -25,17 +25,19 @@ from psdist.protocol.control import Setup
 from psdist.servers.protocol.actions import Action, ChangeMode
 from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ADDS
+from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, Arrivals, ByWeight
 from psdist.servers.protocol.rules.gathering import Gathered
 from psdist.servers.protocol.rules.rule import RoundRule, RuleContext
 
 
 class Switching(Gathered):
     def __init__(
-        self, context: RuleContext, *, modes: Sequence[ChangeMode], has_stale_lr: bool = False
+        self, context: RuleContext, *, modes: Sequence[ChangeMode], scale: ByWeight = BY_WEIGHT
     ) -> None:
         """``modes``: the modes that are known when the run begins, in the order in which they were
         set; raise :class:`ConfigError` if the first is not from round 0 on."""
-        super().__init__(context, has_stale_lr=has_stale_lr)
+        super().__init__(context, note_sent=scale.note_sent)
+        self._arrivals = Arrivals(self, context.membership, scale)
         starts = [each.round for each in modes]
         if starts[:1] != [0]:
             raise ConfigError(
@@ -88,7 +90,7 @@ class Switching(Gathered):
     def proceed(self, chunk: ChunkState) -> list[Action]:
         if not chunk.waiting:
             return super().proceed(chunk)
-        actions = self._apply_waiting(chunk)
+        actions = self._arrivals.apply_waiting(chunk)
         actions += self._reconsider(self._frontier.move())
         return actions + super().proceed(chunk)
 

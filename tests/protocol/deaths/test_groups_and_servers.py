@@ -18,7 +18,7 @@ import pytest
 from psdist.errors import PsdistError
 from psdist.history.records import EventKind
 from psdist.protocol import coordinator_line
-from psdist.protocol.control import Regroup
+from psdist.protocol.control import Regroup, SaidToCoordinator
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.replication import recording
 from psdist.workers.protocol.resending import ResendingTransfers
@@ -132,8 +132,8 @@ def test_a_server_that_tells_its_buddy_of_deaths_alone_is_noticed(
 
 
 def test_words_of_workers_that_nobody_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = [each for each in coordinator_line.SAID_TO_COORDINATOR if each is not Regroup]
-    monkeypatch.setattr(coordinator_line, "SAID_TO_COORDINATOR", tuple(counted))
+    counted = [each for each in SaidToCoordinator.__subclasses__() if each is not Regroup]
+    monkeypatch.setattr(coordinator_line, "SaidToCoordinator", tuple(counted))
     with pytest.raises(ERRORS):
         play_and_prove(COORDINATOR, coordinator=True)
 

@@ -22,6 +22,7 @@ from psdist.mode_names import MODES, Mode
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import rule_for
+from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, StaleLr
 from psdist.servers.protocol.rules.backup import Backup
 from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.rules.switching import Switching
@@ -196,14 +197,14 @@ class Schedule:
 
     def rule(self) -> MakeRule:
         """Return the round rule of each server."""
-        has_stale_lr = self.stale_lr != "off"
+        scale = BY_WEIGHT if self.stale_lr == "off" else StaleLr()
         if self.backup:
             return partial(Backup, backup=self.backup, wait_every=self.backup_every)
         if self.later or self.mode_by in ("script", "auto"):
             first = ChangeMode(0, self.mode, self.staleness if self.mode == "ssp" else 0)
             modes = [first, *(ChangeMode(*each) for each in self.later)]
-            return partial(Switching, modes=modes, has_stale_lr=has_stale_lr)
-        return rule_for(self.mode, staleness=self.staleness, has_stale_lr=has_stale_lr)
+            return partial(Switching, modes=modes, scale=scale)
+        return rule_for(self.mode, staleness=self.staleness, scale=scale)
 
     def partition(self, set_index: int = 0) -> Partition:
         num_chunks = self.more_sets[set_index - 1].num_chunks if set_index else self.num_chunks

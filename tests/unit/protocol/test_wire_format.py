@@ -138,9 +138,9 @@ def test_counts_that_are_not_known_are_nothing() -> None:
 def test_a_control_message_of_just_the_limit_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CONTROL_LIMIT_BYTES == 67108864
     data = encode_control(Suspend(group=1, clock=2, seq=3))
-    monkeypatch.setattr("psdist.protocol.control.CONTROL_LIMIT_BYTES", len(data))
+    monkeypatch.setattr("psdist.protocol.control.Control.MOST_BYTES", len(data))
     assert decode_control(encode_control(Suspend(group=1, clock=2, seq=3)))
-    monkeypatch.setattr("psdist.protocol.control.CONTROL_LIMIT_BYTES", len(data) - 1)
+    monkeypatch.setattr("psdist.protocol.control.Control.MOST_BYTES", len(data) - 1)
     with pytest.raises(ProtocolError, match=f"of {len(data)} bytes, limit {len(data) - 1}"):
         decode_control(data)
 

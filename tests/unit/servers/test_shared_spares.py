@@ -9,6 +9,7 @@ import pytest
 
 from psdist.errors import ProtocolError
 from psdist.protocol.control import (
+    Ack,
     Append,
     AppendAck,
     Begin,
@@ -22,7 +23,6 @@ from psdist.protocol.control import (
     KeepCopy,
     LeaderChanged,
     Moved,
-    ReceivedUpTo,
     Rejoined,
     Resumed,
     Stop,
@@ -220,7 +220,7 @@ def test_the_line_of_a_spare_goes_on_under_its_other_id() -> None:
         lines = each._lines
         assert [type(one) for one in lines._of(worker_id(FIRST)).kept] == [TakePlace]
     # What it has told before it heard that is of the same line.
-    pair.tell(spare_id(0), ReceivedUpTo(count=1))
+    pair.tell(spare_id(0), Ack(count=1))
     assert not pair.second._lines._of(worker_id(FIRST)).kept
     pair.tell(worker_id(FIRST), JoinReady(worker=FIRST, num_sets=1))
     assert pair.second._lines.num_heard(worker_id(FIRST)) == 1

@@ -12,6 +12,7 @@ import pytest
 from psdist.errors import PeerLostError, ProtocolError, ServersLostError
 from psdist.protocol.collected import PREPARED
 from psdist.protocol.control import (
+    Ack,
     Append,
     AppendAck,
     Collected,
@@ -22,7 +23,6 @@ from psdist.protocol.control import (
     EvictAck,
     Failure,
     Finished,
-    HeardUpTo,
     KeepCopy,
     KeepsCopy,
     LeaderChanged,
@@ -30,10 +30,10 @@ from psdist.protocol.control import (
     Metrics,
     Nominate,
     Progress,
-    ReceivedUpTo,
     Rejoined,
     Resume,
     Resumed,
+    StandbyAck,
     Stop,
     TakenOver,
     TakeOver,
@@ -205,7 +205,7 @@ def test_ranks_are_told_how_far_the_standby_knows_what_they_say() -> None:
     pair = Pair()
     for number in range(1, TOLD_EVERY + 1):
         actions = pair.say(worker_id(0), Progress(worker=0, clock=number, samples=0))
-        told = [SendControl(worker_id(0), HeardUpTo(count=number))] * (number == TOLD_EVERY)
+        told = [SendControl(worker_id(0), StandbyAck(count=number))] * (number == TOLD_EVERY)
         assert actions == told
 
 
@@ -282,15 +282,15 @@ def test_all_are_stopped_the_standby_last() -> None:
     assert sent(actions) == [SendControl(peer, Stop()) for peer in stopped]
     for peer, count in stopped.items():
         assert not any(isinstance(each, Over) for each in actions)
-        actions = pair.say(peer, ReceivedUpTo(count=count))
+        actions = pair.say(peer, Ack(count=count))
     assert actions == [SendControl(STANDBY, Stop()), Over()]
 
 
 def test_whoever_dies_at_the_end_is_not_waited_for() -> None:
     pair = Pair()
     finish(pair)
-    pair.say(worker_id(0), ReceivedUpTo(count=1))
-    pair.say(server_id(2), ReceivedUpTo(count=2))
+    pair.say(worker_id(0), Ack(count=1))
+    pair.say(server_id(2), Ack(count=2))
     assert pair.lose(worker_id(1)) == [SendControl(STANDBY, Stop()), Over()]
 
 
@@ -319,8 +319,8 @@ def bury_one() -> Pair:
 def test_who_is_out_is_waited_for_until_it_has_heard_so() -> None:
     pair = bury_one()
     assert not any(isinstance(each, Over) for each in finish(pair, workers=[2]))
-    pair.say(LIVE, ReceivedUpTo(count=3))
-    assert pair.say(server_id(2), ReceivedUpTo(count=4)) == [], "it may have heard of nothing"
+    pair.say(LIVE, Ack(count=3))
+    assert pair.say(server_id(2), Ack(count=4)) == [], "it may have heard of nothing"
     assert pair.lose(OUT) == [SendControl(STANDBY, Stop()), Over()], "its process has ended"
 
 
@@ -328,8 +328,8 @@ def test_who_is_out_and_has_ended_is_owed_nothing() -> None:
     pair = bury_one()
     pair.lose(OUT)
     finish(pair, workers=[2])
-    pair.say(LIVE, ReceivedUpTo(count=3))
-    told = pair.say(server_id(2), ReceivedUpTo(count=4))
+    pair.say(LIVE, Ack(count=3))
+    told = pair.say(server_id(2), Ack(count=4))
     assert told == [SendControl(STANDBY, Stop()), Over()]
 
 
@@ -416,7 +416,7 @@ def receive(first: CoordinatorLog, peers: Sequence[int]) -> list[LogAction]:
     actions: list[LogAction] = []
     for peer in peers:
         num_said = first._lines._of(peer).num_said
-        actions = first.handle(peer, ReceivedUpTo(count=num_said))
+        actions = first.handle(peer, Ack(count=num_said))
     return actions
 
 
