@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from psdist.checkpoint import index as indexes
 from psdist.checkpoint.container import ITEM_BYTES, Contents, Stored, read_header
 from psdist.checkpoint.index import FileRecord, Index, PieceRecord
-from psdist.checkpoint.states import StateEntry, from_json, misses_from_json
-from psdist.checkpoint.states import Whole as WholeState
+from psdist.checkpoint.states import from_json, misses_from_json
 from psdist.checkpoint.strict import open_regular, parse_json, quoted, read_text
 from psdist.errors import CheckpointError
 from psdist.protocol.checkpoints import Misses
-from psdist.protocol.optimizer_state import PerElement
+from psdist.protocol.optimizer_state import PerElement, PieceState, Whole
 from psdist.protocol.partition import master_dtype
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class Checkpoint:
         read_into(found, path, stored, 0)
         return found.view(stored.shape)
 
-    def state_of(self, set_index: int, piece: int) -> dict[str, StateEntry]:
+    def state_of(self, set_index: int, piece: int) -> PieceState:
         """What the optimizer's state of a piece holds; {} where there is none."""
         return dict(self._states.get((set_index, piece), {}))
 
@@ -203,8 +202,8 @@ class Checkpoint:
         return dict(found)
 
     @cached_property
-    def _states(self) -> dict[tuple[int, int], dict[str, StateEntry]]:
-        found: dict[tuple[int, int], dict[str, StateEntry]] = {}
+    def _states(self) -> dict[tuple[int, int], PieceState]:
+        found: dict[tuple[int, int], PieceState] = {}
         for name, contents in self._contents.items():
             if not name.startswith("server-"):
                 continue
@@ -308,11 +307,11 @@ class Checkpoint:
     def _check_piece(self, set_index: int, piece: int, record: PieceRecord, keys: set[str]) -> None:
         """``keys``: those that its tensors have."""
         wanted = {VALUE: _CODES[master_dtype(record.dtype)]}
-        whole: dict[str, WholeState] = {}
+        whole: dict[str, Whole] = {}
         for key, entry in self.state_of(set_index, piece).items():
             if isinstance(entry, PerElement):
                 wanted[STATE + key] = _CODES[entry.dtype]
-            elif isinstance(entry, WholeState):
+            elif isinstance(entry, Whole):
                 whole[STATE + key] = entry
         for key, code in wanted.items():
             self._check_covered(set_index, piece, key, code, record.num_elements)
@@ -339,7 +338,7 @@ class Checkpoint:
                 f"there, in {code}, from element {reached} on"
             )
 
-    def _check_whole(self, set_index: int, piece: int, key: str, wanted: WholeState) -> None:
+    def _check_whole(self, set_index: int, piece: int, key: str, wanted: Whole) -> None:
         found = [each.stored[:2] for each in self._stretches.get((set_index, piece, key), [])]
         if found != [(_CODES[wanted.dtype], wanted.shape)]:
             raise CheckpointError(

@@ -9,36 +9,23 @@ many rounds groups have missed (backup groups).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 from psdist.checkpoint import plain as plain_values
-from psdist.errors import CheckpointError, ProtocolError
+from psdist.errors import CheckpointError
 from psdist.protocol.checkpoints import Misses
 from psdist.protocol.optimizer_state import (
-    MOST_KEYS,
-    STATE_ITEM_BYTES,
-    Entry,
     OneValue,
     PerElement,
+    PieceState,
     Plain,
-    is_key,
+    Whole,
+    checked_state,
 )
 
-
-class Whole(NamedTuple):
-    """A tensor that belongs to the whole piece, of a shape of its own (Adafactor's rows)."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-StateEntry: TypeAlias = "Entry | Whole"
 _MISSES: Final = "misses"
-State: TypeAlias = "Mapping[str, StateEntry]"
-"""By the optimizer's own keys, in its order."""
-
 _KINDS: Final[Mapping[str, type[Any]]] = {
     "elements": PerElement,
     "one": OneValue,
@@ -49,7 +36,8 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_json(
-    states: Mapping[tuple[int, int], State], misses: Mapping[int, Misses] = MappingProxyType({})
+    states: Mapping[tuple[int, int], PieceState],
+    misses: Mapping[int, Misses] = MappingProxyType({}),
 ) -> dict[str, object]:
     """``states`` by (set, piece), ``misses`` by set. Raises :class:`CheckpointError` for what is
     :class:`psdist.protocol.optimizer_state.Uncut`."""
@@ -65,7 +53,7 @@ def to_json(
     return {"states": found, **({_MISSES: told} if told else {})}
 
 
-def from_json(content: object, *, where: str) -> dict[tuple[int, int], dict[str, StateEntry]]:
+def from_json(content: object, *, where: str) -> dict[tuple[int, int], PieceState]:
     """The states that :func:`to_json` was given; raises :class:`CheckpointError` for anything
     else."""
     try:
@@ -74,10 +62,13 @@ def from_json(content: object, *, where: str) -> dict[tuple[int, int], dict[str,
         found = {}
         for set_index, piece, items in content["states"]:
             at = _count(set_index), _count(piece)
-            if at in found or not 0 < len(items) <= MOST_KEYS:
-                raise ValueError("a piece is described twice, or too long")
-            found[at] = _state(items)
-    except (TypeError, ValueError, CheckpointError, ProtocolError) as error:
+            if at in found:
+                raise ValueError("a piece is described twice")
+            found[at] = checked_state(
+                (key, _KINDS[kind], [*map(plain_values.unpack, fields)])
+                for key, kind, *fields in items
+            )
+    except (TypeError, ValueError, KeyError, CheckpointError) as error:
         raise CheckpointError(
             f"{where}: damaged: optimizer state that cannot be read: {error!s:.200}"
         ) from None
@@ -106,40 +97,7 @@ def _misses(running: Any, in_all: Any) -> Misses:
     return Misses(running=tuple(running), in_all=tuple(in_all))
 
 
-def _state(items: Any) -> dict[str, StateEntry]:
-    state: dict[str, StateEntry] = {}
-    for key, kind, *fields in items:
-        if not is_key(key) or key in state or kind not in _KINDS:
-            raise ValueError(f"state {key!r:.80} is of no kind that there is")
-        entry = _KINDS[kind](*map(plain_values.unpack, fields))
-        if not _CHECKS[kind](entry):
-            raise ValueError(f"state {key!r:.80} is {entry!r:.80}")
-        state[key] = entry
-    return state
-
-
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r:.80} is no number of a set, a piece or rounds")
     return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, bool | int | float)
-
-
-def _is_shape(shape: object) -> bool:
-    return isinstance(shape, tuple) and all(type(each) is int and each >= 0 for each in shape)
-
-
-_CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "elements": lambda entry: entry.dtype in STATE_ITEM_BYTES,
-    "one": lambda entry: (
-        entry.dtype in STATE_ITEM_BYTES
-        and type(entry.dims) is int
-        and 0 <= entry.dims <= 8
-        and _is_number(entry.value)
-    ),
-    "plain": lambda entry: entry.value is None or _is_number(entry.value),
-    "whole": lambda entry: entry.dtype in STATE_ITEM_BYTES and _is_shape(entry.shape),
-}

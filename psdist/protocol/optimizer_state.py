@@ -1,8 +1,8 @@
-"""Optimizer state on its way between the chief and the servers: what there is, and how it is cut.
+"""Descriptions of optimizer state: in transfers, on replicas and in checkpoints; how it is cut.
 
-Of every piece a map from the optimizer's own keys to what lies there. What has a value for each
-element of the parameter is cut with it, by chunks, and these into parts; all else is a number that
-travels in the description itself.
+The description of a piece maps the optimizer's own keys to entries. An entry with a value for each
+element of the parameter is cut with it, by chunks, and these into parts. A number is in the
+description itself.
 
     packed = pack_states({0: {"step": Plain(3), "exp_avg": PerElement("float32")}})
     states = unpack_states(packed, pieces=range(1))       # ProtocolError for anything else
@@ -14,7 +14,7 @@ torch is not imported: a dtype is its name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -39,6 +39,7 @@ MOST_KEYS: Final = 16
 MOST_CHARACTERS: Final = 128
 """Of a key, and of what servers say in words."""
 _MOST_DIMS: Final = 8
+_MOST_WHOLE_DIMS: Final = 16
 _MOST_FLOAT32: Final = float.fromhex("0x1.fffffep+127")
 
 ONE_VALUE_KEYS: Final = frozenset({"step", "mu_product", "eta", "mu"})
@@ -68,13 +69,24 @@ class Plain(NamedTuple):
 
 
 class Uncut(NamedTuple):
-    """Something that cannot be cut; ``what`` it is, in words. Only servers say that, when they are
-    asked what they hold."""
+    """Something that cannot be cut, in words. Only servers send it, to the chief."""
 
     what: str
 
 
-Entry: TypeAlias = "PerElement | OneValue | Plain | Uncut"
+class Whole(NamedTuple):
+    """A tensor of the whole piece with a shape of its own (Adafactor's rows). Replicas and
+    checkpoints keep it; only optimizers of whole tensors have it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def what(self) -> str:
+        return f"a {self.dtype} tensor of the shape {self.shape}"
+
+
+Entry: TypeAlias = "PerElement | OneValue | Plain | Uncut | Whole"
 PieceState: TypeAlias = dict[str, Entry]
 """What a parameter's optimizer state holds, by key, in the optimizer's order."""
 
@@ -173,40 +185,49 @@ def pack_states(states: Mapping[int, PieceState]) -> bytes:
 def unpack_states(
     data: bytes, *, pieces: Collection[int], is_of_server: bool = False
 ) -> dict[int, PieceState]:
-    """What :func:`pack_states` packed, of some of ``pieces``; :class:`ProtocolError` for any other
-    bytes. ``is_of_server``: there may be :class:`Uncut`."""
+    """Return what :func:`pack_states` packed, of some of ``pieces``. Raises :class:`ProtocolError`
+    for any other bytes. ``is_of_server``: there may be :class:`Uncut` and :class:`Whole`."""
     if not data:
         return {}
     try:
-        body = msgpack.unpackb(data)
+        body = msgpack.unpackb(data, use_list=False)
         states = {piece: _checked_state(items) for piece, items in body}
         _require(list(states) == sorted(states) and len(states) == len(body))
         _require(all(type(piece) is int and piece in pieces for piece in states))
         entries = (entry for state in states.values() for entry in state.values())
-        _require(is_of_server or not any(isinstance(entry, Uncut) for entry in entries))
+        _require(is_of_server or not any(isinstance(entry, Uncut | Whole) for entry in entries))
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError(f"optimizer state that cannot be read: {error!r:.200}") from None
     return states
 
 
 def _checked_state(items: Sequence[Any]) -> PieceState:
+    return checked_state(
+        (key, _KINDS[_LETTER_NUMBERS.index(kind)], each) for key, kind, *each in items
+    )
+
+
+def checked_state(items: Iterable[tuple[Any, type[Any], Sequence[Any]]]) -> PieceState:
+    """Return the state of a piece. ``items``: key, class and fields of each entry. Raises
+    ValueError or TypeError for fields that no entry has."""
     state: PieceState = {}
-    _require(0 < len(items) <= MOST_KEYS)
-    for key, letter, *fields in items:
+    for key, kind, fields in items:
         _require(is_key(key) and key not in state)
-        entry: Entry = _KINDS[_LETTER_NUMBERS.index(letter)](*fields)
-        if isinstance(entry, PerElement):
+        state[key] = entry = kind(*fields)
+        if isinstance(entry, PerElement | OneValue | Whole):
             _require(entry.dtype in STATE_ITEM_BYTES)
-        elif isinstance(entry, OneValue):
-            _require(entry.dtype in STATE_ITEM_BYTES and _is_number(entry.value))
+        if isinstance(entry, OneValue):
+            _require(_is_number(entry.value) and _fits(entry.value, entry.dtype))
             _require(type(entry.dims) is int and 0 <= entry.dims <= _MOST_DIMS)
-            _require(_fits(entry.value, entry.dtype))
         elif isinstance(entry, Plain):
             _require(entry.value is None or _is_number(entry.value))
-        else:
+        elif isinstance(entry, Uncut):
             _require(isinstance(entry.what, str) and len(entry.what) <= MOST_CHARACTERS)
             _require(entry.what.isprintable())
-        state[key] = entry
+        elif isinstance(entry, Whole):
+            _require(isinstance(entry.shape, tuple) and len(entry.shape) <= _MOST_WHOLE_DIMS)
+            _require(all(type(each) is int and 0 <= each < 2**40 for each in entry.shape))
+    _require(0 < len(state) <= MOST_KEYS)
     return state
 
 
@@ -231,6 +252,6 @@ def _require(is_so: bool) -> None:
         raise ValueError("an entry is none that there is")
 
 
-_KINDS: Final[tuple[type[Any], ...]] = (PerElement, OneValue, Plain, Uncut)
-_LETTER_NUMBERS: Final = ("e", "o", "p", "u")
+_KINDS: Final[tuple[type[Any], ...]] = (PerElement, OneValue, Plain, Uncut, Whole)
+_LETTER_NUMBERS: Final = ("e", "o", "p", "u", "w")
 _LETTERS: Final = dict(zip(_KINDS, _LETTER_NUMBERS, strict=True))

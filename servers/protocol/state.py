@@ -493,8 +493,9 @@ class ServerCore:
         chunk = self._chunks[index]
         return chunk.is_loaded and chunk.loading is None and self._state.is_complete
 
-    def chunk_record(self, index: int, *, states: bytes, wholes: bytes) -> ChunkRecord:
-        """Return the chunk's content, between events. ``states``, ``wholes``: of its optimizer."""
+    def chunk_record(self, index: int, *, states: bytes) -> ChunkRecord:
+        """Return the chunk's content, between events. ``states``: description of its optimizer's
+        state."""
         chunk = self._chunks[index]
         return ChunkRecord(
             chunk=index,
@@ -502,7 +503,6 @@ class ServerCore:
             version=chunk.version,
             newest_load=chunk.newest_load,
             states=states,
-            wholes=wholes,
         )
 
     @property

@@ -118,10 +118,10 @@ class RecordingSetLoop(SetLoop):
         """Send the whole chunk, between events. Return the record's number."""
         assert self.executor is not None
         regions = self.executor.snapshot(chunk, SnapshotMemory(), set_index=self.set_index)
-        packed = pack_regions(regions)
-        record = self.core.chunk_record(chunk, states=packed.states, wholes=packed.wholes)
+        states, carried = pack_regions(regions)
+        record = self.core.chunk_record(chunk, states=states)
         self._missing.discard(chunk)
-        return self._outbox.record(self.set_index, record, *packed.carried, is_of_fill=True)
+        return self._outbox.record(self.set_index, record, *carried, is_of_fill=True)
 
     def end_fill(self, keeper: int) -> None:
         """The replica has every chunk: its log begins here.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from psdist.errors import InvariantError
 from psdist.protocol.checkpoints import Misses
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 HELD: Final = "psdist.held"
 """Additional key when replies are relative: the values that workers hold, in their dtype."""
 
-Shape: TypeAlias = tuple[int, ...]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
@@ -41,9 +39,7 @@ class Region:
     values: torch.Tensor
     """Values that the optimizer steps: one dimension, the server's dtype."""
     state: PieceState = field(default_factory=dict)
-    """Description of the state, in the optimizer's order; entries kept whole are Uncut."""
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    """Shapes of the entries that are kept whole."""
+    """Description of the state, in the optimizer's order."""
     elements: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """State tensors, flattened: entries with a value per element, and entries kept whole."""
 

@@ -24,8 +24,8 @@ import torch
 from psdist.errors import OptimizerRefusedError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
-from psdist.protocol.memory import as_bytes
-from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, stretches
+from psdist.protocol.memory import as_bytes, dtype_name
+from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, Whole, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import ALIGN, Chunk, master_dtype
 from psdist.servers.protocol.actions import (
@@ -177,8 +177,8 @@ class TensorShard:
         starts = starts_of(self._partition, memory.chunk)
         for segment, start in zip(memory.chunk.segments, starts, strict=True):
             offset, length = segment.offset, segment.length
-            state, shapes, elements = states.get(segment.piece, {}), {}, {}
-            for key, entry in state.items():
+            state, elements = {**states.get(segment.piece, {})}, {}
+            for key, entry in tuple(state.items()):
                 if isinstance(entry, PerElement):
                     elements[key] = memory.optimizer.state_elements(key, offset, length)
                 elif isinstance(entry, Uncut):
@@ -189,9 +189,10 @@ class TensorShard:
                             f"{self._partition.pieces[segment.piece].name} is {entry.what}, which "
                             "no checkpoint can keep"
                         )
-                    shapes[key], elements[key] = tuple(whole.shape), whole.flatten()
+                    state[key] = Whole(dtype_name(whole.dtype), tuple(whole.shape))
+                    elements[key] = whole.flatten()
             for key, values in saved.items():
-                state = {**state, key: PerElement(memory.chunk.dtype)}
+                state[key] = PerElement(memory.chunk.dtype)
                 elements[key] = values[offset : offset + length]
             regions.append(
                 Region(
@@ -199,7 +200,6 @@ class TensorShard:
                     start=start,
                     values=memory.values[offset : offset + length],
                     state=state,
-                    shapes=shapes,
                     elements=elements,
                 )
             )
@@ -218,8 +218,9 @@ class TensorShard:
             for key, value in region.elements.items():
                 if key == HELD:
                     continue
-                if key in region.shapes:
-                    whole = value.view(region.shapes[key]).to(memory.values.device, copy=True)
+                entry = region.state[key]
+                if isinstance(entry, Whole):
+                    whole = value.view(entry.shape).to(memory.values.device, copy=True)
                     optimizer.set_whole(offset, key, whole)
                 else:
                     optimizer.state_elements(key, offset, length).copy_(value)

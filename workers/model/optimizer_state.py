@@ -31,6 +31,7 @@ from psdist.protocol.optimizer_state import (
     PieceState,
     Plain,
     Uncut,
+    Whole,
     fits_torch,
     is_key,
     part_starts,
@@ -242,7 +243,7 @@ class ServersState:
         for piece, (_, state) in sorted(self._described.items()):
             its = self._partition.pieces[piece]
             for key, entry in state.items():
-                if isinstance(entry, Uncut):
+                if isinstance(entry, Uncut | Whole):
                     what = f"{entry.what} for a parameter of the shape {its.shape}"
                     raise _refusal(optimizer, its.name, key, what)
                 found.setdefault(piece, {})[key] = self._value(piece, key, entry)

@@ -16,9 +16,8 @@ import torch
 from psdist.checkpoint import tree
 from psdist.checkpoint.index import PieceRecord
 from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
-from psdist.checkpoint.states import Whole
 from psdist.commands.checkpoints import find
-from psdist.protocol.optimizer_state import PerElement
+from psdist.protocol.optimizer_state import PerElement, Whole
 from psdist.protocol.optimizers import difference
 
 SAME, DIFFERENT = 0, 1

@@ -15,12 +15,11 @@ import torch
 
 from psdist.checkpoint import tree
 from psdist.checkpoint.reading import STATE, Checkpoint
-from psdist.checkpoint.states import Whole
 from psdist.checkpoint.strict import quoted
 from psdist.commands.checkpoints import find
 from psdist.errors import CheckpointError, OptimizerRefusedError, UsageError
 from psdist.protocol.memory import state_dtype, torch_dtype
-from psdist.protocol.optimizer_state import OneValue, PerElement, Plain
+from psdist.protocol.optimizer_state import OneValue, PerElement, Plain, Whole
 from psdist.servers.shard.optimizer_classes import construct, find_class, is_torch
 from psdist.servers.shard.regions import HELD
 from psdist.workers.model.saving import SUFFIX, write_tensors

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import FileRecord, Index, SetRecord
 from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
-from psdist.checkpoint.states import State, StateEntry, Whole, to_json
+from psdist.checkpoint.states import to_json
 from psdist.checkpoint.tensors import Entry, write_file
 from psdist.config.modes import judging_mode
 from psdist.controller.kept import Fidelity
@@ -29,8 +29,7 @@ from psdist.errors import CheckpointError, InvariantError
 from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS, Misses
 from psdist.protocol.control import Setup, WriteFailed, Written
 from psdist.protocol.ids import describe_peer, is_worker, worker_id, worker_of
-from psdist.protocol.memory import dtype_name
-from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut
+from psdist.protocol.optimizer_state import PerElement, PieceState, Whole
 from psdist.protocol.optimizers import unpack_hyperparameters
 from psdist.protocol.partition import Partition
 from psdist.ranks.failure import printable
@@ -117,7 +116,7 @@ class FileKeeper(Keeper):
         self._is_expecting = is_expecting
         self._memory = SnapshotMemory()
         self._entries: list[Entry] = []
-        self._states: dict[tuple[int, int], State] = {}
+        self._states: dict[tuple[int, int], PieceState] = {}
         self._misses: dict[int, Misses] = {}
         self._awaiting_copies = ""
         """Checkpoint to write when all of it is copied; "": none."""
@@ -144,15 +143,13 @@ class FileKeeper(Keeper):
             self._misses[set_index] = misses
         for each in regions:
             self._entries.append(Entry(set_index, each.piece, each.start, VALUE, each.values))
-            state: dict[str, StateEntry] = dict(each.state)
             for key, values in each.elements.items():
-                if key in each.shapes:
-                    values = values.view(each.shapes[key])
-                    state[key] = Whole(dtype_name(values.dtype), each.shapes[key])
-                start = 0 if key in each.shapes else each.start
+                start, entry = each.start, each.state[key]
+                if isinstance(entry, Whole):
+                    start, values = 0, values.view(entry.shape)
                 self._entries.append(Entry(set_index, each.piece, start, STATE + key, values))
-            if state:
-                self._states.setdefault((set_index, each.piece), state)
+            if each.state:
+                self._states.setdefault((set_index, each.piece), each.state)
 
     def write(self, checkpoint: str) -> None:
         self._require_idle()
@@ -196,20 +193,14 @@ class FileKeeper(Keeper):
 
 
 def _region(checkpoint: Checkpoint, set_index: int, piece: int, start: int, length: int) -> Region:
-    state: PieceState = {}
-    shapes, elements = {}, {}
-    for key, entry in checkpoint.state_of(set_index, piece).items():
+    state, elements = checkpoint.state_of(set_index, piece), {}
+    for key, entry in state.items():
         if isinstance(entry, Whole):
-            state[key], shapes[key] = Uncut("a tensor"), entry.shape
             elements[key] = checkpoint.read_whole(set_index, piece, STATE + key).flatten()
-            continue
-        state[key] = entry
-        if isinstance(entry, PerElement):
+        elif isinstance(entry, PerElement):
             elements[key] = checkpoint.read_stretch(set_index, piece, start, length, STATE + key)
     values = checkpoint.read_stretch(set_index, piece, start, length)
-    return Region(
-        piece=piece, start=start, values=values, state=state, shapes=shapes, elements=elements
-    )
+    return Region(piece=piece, start=start, values=values, state=state, elements=elements)
 
 
 _SHOWN_PROBLEMS: Final = 4

@@ -267,7 +267,7 @@ class SnapshotBegin(Record, sent_as="FillRecord"):
 class ChunkRecord(Record):
     """The whole chunk at this record. Carries its values and its optimizer state.
 
-    ``states`` and ``wholes`` describe the state (psdist.servers.replication.chunk_bytes).
+    ``states`` describes the state (psdist.servers.replication.chunk_bytes).
     ``clocks`` is by group the number of its updates in the chunk; ``newest_load`` is the number of
     the values that the chief set last."""
 
@@ -276,7 +276,6 @@ class ChunkRecord(Record):
     version: int
     newest_load: int
     states: bytes
-    wholes: bytes
 
 
 class SnapshotEnd(Record, sent_as="FilledRecord"):

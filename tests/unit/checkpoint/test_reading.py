@@ -17,7 +17,7 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.checkpoint.tensors import Entry, write_file
 from psdist.errors import CheckpointError
 from psdist.protocol.checkpoints import Misses
-from psdist.protocol.optimizer_state import OneValue, PerElement, PieceState, Uncut
+from psdist.protocol.optimizer_state import OneValue, PerElement, PieceState, Uncut, Whole
 from tests.support.checkpoints import Made
 
 
@@ -127,13 +127,13 @@ def test_a_proof_finds_what_is_missing_or_too_much(
 
 def test_state_of_a_whole_piece_keeps_its_shape(tmp_path: Path) -> None:
     rows = torch.arange(40.0).view(40, 1)
-    described = {"row_var": states.Whole("float32", (40, 1)), "step": OneValue("float32", 0, 3.0)}
+    described = {"row_var": Whole("float32", (40, 1)), "step": OneValue("float32", 0, 3.0)}
     entries = [part(0, 400), Entry(0, 0, 0, "state.row_var", rows)]
     checkpoint = rewritten(tmp_path, entries, described)  # type: ignore[arg-type]
     checkpoint.verify()
     assert checkpoint.state_of(0, 0) == described
     assert torch.equal(checkpoint.read_whole(0, 0, "state.row_var"), rows)
-    described["row_var"] = states.Whole("float32", (1, 40))
+    described["row_var"] = Whole("float32", (1, 40))
     with pytest.raises(CheckpointError, match=r"state.row_var of parameter embedding is not there"):
         rewritten(tmp_path, entries, described).verify()  # type: ignore[arg-type]
 

@@ -175,8 +175,7 @@ class Driven:
 
 def same(one: Region, other: Region) -> bool:
     return (
-        (one.piece, one.start, one.state, one.shapes)
-        == (other.piece, other.start, other.state, other.shapes)
+        (one.piece, one.start, one.state) == (other.piece, other.start, other.state)
         and torch.equal(one.values, other.values)
         and list(one.elements) == list(other.elements)
         and all(map(torch.equal, one.elements.values(), other.elements.values()))

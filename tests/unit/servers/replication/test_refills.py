@@ -19,7 +19,7 @@ from psdist.protocol.control import (
     TakeOver,
 )
 from psdist.protocol.ids import server_id
-from psdist.protocol.optimizer_state import OneValue, PerElement, Uncut
+from psdist.protocol.optimizer_state import OneValue, PerElement, Whole
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.membership import Standing
@@ -223,7 +223,7 @@ def fill_record(**changed: Any) -> SnapshotBegin:
 
 
 def chunk_record(chunk: int, clocks: list[int], **changed: Any) -> ChunkRecord:
-    values: dict[str, Any] = {"version": 9, "newest_load": 2, "states": b"", "wholes": b""}
+    values: dict[str, Any] = {"version": 9, "newest_load": 2, "states": b""}
     return ChunkRecord(chunk=chunk, clocks=clocks, **(values | changed))
 
 
@@ -371,9 +371,8 @@ def regions_of(partition: Partition) -> list[Region]:
                 state={
                     "step": OneValue("float32", 0, 3.0),
                     "sum": PerElement("float32"),
-                    "rows": Uncut("a tensor"),
+                    "rows": Whole("float32", (2, 3)),
                 },
-                shapes={"rows": (2, 3)},
                 elements={"sum": -values, "rows": torch.arange(6.0) * number},
             )
         )
@@ -387,14 +386,13 @@ def test_a_chunk_is_the_same_behind_the_network() -> None:
     ]
     partition = Partition.cut(pieces, chunk_bytes=4096)
     regions = regions_of(partition)
-    packed = pack_regions(regions)
-    data = memoryview(b"".join(map(bytes, packed.carried)))
-    record = chunk_record(0, [1], states=packed.states, wholes=packed.wholes)
+    states, carried = pack_regions(regions)
+    data = memoryview(b"".join(map(bytes, carried)))
+    record = chunk_record(0, [1], states=states)
     # From an odd place in memory, as behind a gradient of an odd length.
     shifted = memoryview(bytearray(b"x" + bytes(data)))[1:]
     for mine, other in zip(unpack_regions(record, shifted, partition), regions, strict=True):
         assert (mine.piece, mine.start, mine.state) == (other.piece, other.start, other.state)
-        assert dict(mine.shapes) == dict(other.shapes)
         assert torch.equal(mine.values, other.values)
         assert mine.elements.keys() == other.elements.keys()
         assert all(torch.equal(mine.elements[key], other.elements[key]) for key in other.elements)
@@ -405,10 +403,6 @@ def test_a_chunk_is_the_same_behind_the_network() -> None:
     ):
         with pytest.raises(ProtocolError, match=words):
             unpack_regions(record, bad, partition)
-    for wholes, words in (
-        (b"\x90", "does not describe the state 'rows'"),
-        (b"\xc1", "cannot be read"),
-    ):
-        damaged = dataclasses.replace(record, wholes=wholes)
-        with pytest.raises(ProtocolError, match=words):
-            unpack_regions(damaged, data, partition)
+    damaged = dataclasses.replace(record, states=b"\xc1")
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        unpack_regions(damaged, data, partition)
