@@ -38,8 +38,7 @@ KINDS = {"fixed", "logged", "reproduced", "volatile", "set-up", "refused"}
 ALONE = "ends the job with one error"
 NOT_TRIED_HERE = {
     ("ChunkClock", "draining"),  # tests/protocol/deaths/test_both_deaths.py
-    # From an offer to its arrival, while one server has the shard: no scenario here has met it.
-    ("ChunkState", "duplicate_offers"),
+    ("ChunkState", "duplicate_offers"),  # below
 }
 TRIED = {
     (row.cls, field): ALONE in row.remedy
@@ -147,6 +146,60 @@ def test_a_server_is_killed_while_fields_hold_something() -> None:
 def test_a_server_is_killed_while_each_field_holds_something() -> None:
     left = kill_in_each(range(12))
     assert not left, f"no scenario has a moment at which {sorted(left)} holds something"
+
+
+def fails_as_replies_leave(seed: int, *, num_times: int) -> VirtualJob:
+    """Return a job whose server 1 has failed when held replies left for the ``num_times``-th time:
+    its replica contains pushes whose replies workers do not get."""
+    schedule = Schedule(
+        seed=seed,
+        servers=3,
+        group_sizes=(1, 1),
+        iterations=(4, 4),
+        collectives=((),) * 2,
+        compute_s=(1e-5, 1e-5),
+        num_chunks=6,
+        receive_buffers=12,
+        payload_s=1e-2,
+        has_buddies=True,
+    )
+    job = VirtualJob(schedule, is_watched=False)
+
+    def is_holding() -> bool:
+        return ("Primary", "_outputs") in fields_in_use(job.servers[1], {"Primary"})
+
+    for _ in range(num_times):
+        job.network.run(until=is_holding)
+        job.network.run(until=lambda: not is_holding())
+    job.network.crash(server_id(1))
+    return job
+
+
+def meets_duplicate_offer(job: VirtualJob) -> bool:
+    """Run until the successor of server 1 is offered a push that it contains; False if the job ends
+    before."""
+    host = job.servers[job.schedule.buddies[1]]
+
+    def is_offered() -> bool:
+        return ("ChunkState", "duplicate_offers") in fields_in_use(host, {"ChunkState"})
+
+    job.network.run(until=is_offered)
+    return is_offered()
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_push_that_the_replica_contains_is_offered_again(is_killed: bool) -> None:
+    jobs = (fails_as_replies_leave(seed, num_times=6) for seed in range(40))
+    job = next(filter(meets_duplicate_offer, jobs))
+    if is_killed:
+        host = job.schedule.buddies[1]
+        job.network.crash(server_id(host))
+        job.dead = server_id(host)
+    job.run()
+    if is_killed:
+        assert any(isinstance(each, ServersLostError) for each in job.errors.values()), job.errors
+    else:
+        prove(job)
 
 
 def kill_while_in_use(
