@@ -128,7 +128,7 @@ class _InitialValues:
 
 
 _CHECKSUMMED = Flag.CHECKSUMMED
-_AGAIN = Flag.AGAIN
+_RETRANSMIT = Flag.RETRANSMIT
 _DISCARDED: Final = object()
 """Owner of the memory of a message that is discarded."""
 
@@ -326,7 +326,7 @@ class WorkerLoop:
     def _send_pull(self, action: SendPull) -> None:
         chunk = action.header.chunk
         frame = self._pulls.get(chunk)
-        if frame is None or action.header.flags & _AGAIN:
+        if frame is None or action.header.flags & _RETRANSMIT:
             frame = self._pulls[chunk] = Frame()
         action.header.pack_into(frame.header)
         self.transport.send(action.peer, frame)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST_RATES: Final = 64
-_AGAIN = Flag.AGAIN
+_RETRANSMIT = Flag.RETRANSMIT
 
 
 class ChunkFrames(Protocol):
@@ -135,10 +135,10 @@ class EncodePush(RawPush):
             return header
         assert isinstance(frame, EncodingFrame)
         self.bytes_before_coding += header.length
-        clock, is_again = header.clock, bool(header.flags & _AGAIN)
+        clock, is_retransmit = header.clock, bool(header.flags & _RETRANSMIT)
         hyper, absent = self._core.settings_of(header.settings)
         terms = PushTerms(self._lr(hyper, frame.chunk) * header.weight, absent)
-        num_bytes = frame.encode(clock=clock, terms=terms, is_again=is_again)
+        num_bytes = frame.encode(clock=clock, terms=terms, is_retransmit=is_retransmit)
         self._core.transfers.count_coded(num_bytes - header.length)
         return header._replace(codec=frame.coding(clock).codec.code, length=num_bytes)
 

@@ -21,7 +21,7 @@ from psdist.protocol.header import Flag, Header
 from psdist.protocol.partition import Chunk
 from psdist.workers.push_transforms import PushTransform, RawPush
 
-_AGAIN = Flag.AGAIN
+_RETRANSMIT = Flag.RETRANSMIT
 
 
 class Pushes:
@@ -49,7 +49,7 @@ class Pushes:
     def frame(self, header: Header) -> Frame:
         """Return the frame to send of the push with this header, which is packed into it."""
         frame = self._frames[header.chunk]
-        if header.flags & _AGAIN:  # the network may still have the frame that was sent first
+        if header.flags & _RETRANSMIT:  # the network may still have the frame that was sent first
             frame = self._frames[header.chunk] = frame.again()
         for apply in self._apply:
             header = apply(header, frame)

@@ -74,10 +74,10 @@ class EncodingFrame(_EncodedFrame):
             self.chunk.index, self.values, self.payload, clock=clock, terms=terms, after=after
         )
 
-    def encode(self, *, clock: int, terms: PushTerms, is_again: bool = False) -> int:
-        """Make the payload from the values of ``clock``, and return its bytes. ``is_again``: a
+    def encode(self, *, clock: int, terms: PushTerms, is_retransmit: bool = False) -> int:
+        """Make the payload from the values of ``clock``, and return its bytes. ``is_retransmit``: a
         payload that was made for this clock stays, because its residual is kept."""
-        if is_again and self.encoded[0] == clock:
+        if is_retransmit and self.encoded[0] == clock:
             return self.encoded[1]
         num_bytes = self.coding(clock).usual_bytes
         if self.values is not None and self.payload is not None:

@@ -71,7 +71,7 @@ class Flag:
     """On REPLY: the server recorded a checksum of these parameters (docs/history.md)."""
     UNCHANGED = 16
     """On REPLY: no payload, for the asker holds this version of the chunk already."""
-    AGAIN = 32
+    RETRANSMIT = 32
     """On PUSH, PULL, INIT: it was sent before, to a server that has died since."""
     RECEIPT = 64
     """On PUSH: its sender has more to push than credits, and asks for a RECEIPT."""
@@ -221,6 +221,6 @@ _FLAGS = (
     | Flag.FOR_PULL
     | Flag.RECORDED
     | Flag.UNCHANGED
-    | Flag.AGAIN
+    | Flag.RETRANSMIT
     | Flag.RECEIPT
 )

@@ -441,7 +441,7 @@ class ServerCore:
 
     def _go_on_without(self, group: int, lost: Sequence[int]) -> list[Action]:
         """These workers of the group have failed. Their pushes that arrived whole count; other
-        workers of the group replace the missing ones (:meth:`_answer_again`)."""
+        workers of the group replace the missing ones (:meth:`_answer_retransmit`)."""
         peers, actions = set(map(worker_id, lost)), list[Action]()
         for chunk in self._chunks.values():
             clocks = chunk.lose(group, peers)
@@ -649,14 +649,14 @@ class ServerCore:
         dropped = self.rule.drop_late(chunk, peer, header, slot)
         if dropped is not None:
             return self._with_receipt(dropped, peer, header)
-        is_again = header.flags & Flag.AGAIN and chunk.is_first_again(peer, clock)
+        is_retransmit = header.flags & Flag.RETRANSMIT and chunk.is_first_again(peer, clock)
         newest = chunk.newest_round_of(group)
         if clock <= newest:
-            return self._on_duplicate(chunk, peer, header, slot, is_again=bool(is_again))
+            return self._on_duplicate(chunk, peer, header, slot, is_retransmit=bool(is_retransmit))
         if clock != newest + 1:
             self._refuse(peer, f"pushed iteration {clock} of chunk {chunk.index} after {newest}")
         if slot is None:
-            self._check_empty_push(chunk, peer, header, is_again=bool(is_again))
+            self._check_empty_push(chunk, peer, header, is_retransmit=bool(is_retransmit))
         elif peer not in self._pushing or not self._pushed.takes(header) or not 0 < weight < inf:
             self._refuse_gradient(peer, header)
         held = header.chunk_version
@@ -675,7 +675,13 @@ class ServerCore:
         return actions
 
     def _on_duplicate(
-        self, chunk: ChunkState, peer: int, header: Header, slot: Frame | None, *, is_again: bool
+        self,
+        chunk: ChunkState,
+        peer: int,
+        header: Header,
+        slot: Frame | None,
+        *,
+        is_retransmit: bool,
     ) -> list[Action]:
         """A push arrives that was received before."""
         group, clock = header.group, header.clock
@@ -683,7 +689,7 @@ class ServerCore:
             self._refuse(peer, f"pushed iteration {clock}")
         self._duplicates += 1
         chunk.duplicate_offers.discard(group)
-        actions = self._answer_again(chunk, peer, header) if is_again else []
+        actions = self._answer_retransmit(chunk, peer, header) if is_retransmit else []
         if slot is None:
             return actions
         # The duplicate may have blocked the group's next push.
@@ -697,10 +703,10 @@ class ServerCore:
         self._refuse(peer, f"pushed a gradient of weight {header.weight}")
 
     def _check_empty_push(
-        self, chunk: ChunkState, peer: int, header: Header, *, is_again: bool
+        self, chunk: ChunkState, peer: int, header: Header, *, is_retransmit: bool
     ) -> None:
         """A push without a payload takes no slot, so it was not offered in its turn before. A push
-        that replaces a failed worker's comes at any time (``is_again``), and no push waits for
+        that replaces a failed worker's comes at any time (``is_retransmit``), and no push waits for
         it."""
         self._membership.require_pushing(peer)
         if not 0 <= header.weight < inf:
@@ -708,10 +714,10 @@ class ServerCore:
         place = header.clock, self._rank[chunk.index]
         if place > self._newest[peer]:
             self._newest[peer] = place
-        elif not is_again:
+        elif not is_retransmit:
             self._refuse_order(peer, chunk.index, header.clock)
 
-    def _answer_again(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
+    def _answer_retransmit(self, chunk: ChunkState, peer: int, header: Header) -> list[Action]:
         """A received push is retransmitted, because its server or its sender has failed. If the
         chunk contains the push, only this sends the reply."""
         clock, version = header.clock, header.chunk_version

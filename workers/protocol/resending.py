@@ -6,9 +6,9 @@
     transfers.send_again(1)                     # server 1 is served elsewhere from now on
 
 Messages that were sent and are not answered are sent again, in their order, marked
-``Flag.AGAIN``. The process that has taken the server's place recognizes what it contains already
-by group, clock and chunk. Gradients still lie in memory: the memory is the worker's again only with
-the reply.
+``Flag.RETRANSMIT``. The process that has taken the server's place recognizes what it contains
+already by group, clock and chunk. Gradients still lie in memory: the memory is the worker's again
+only with the reply.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ResendingTransfers(Transfers):
         unanswered: list[Header] = []
         # The process that was to receive it again may have failed, too: it still waits, and is
         # sent once.
-        waiting = {header.chunk for header in self.queues[server] if header.flags & Flag.AGAIN}
+        waiting = {header.chunk for header in self.queues[server] if header.flags & Flag.RETRANSMIT}
         for chunk, header in self._sent.items():
             is_awaited = self.awaited.get(chunk) == (header.clock, header.pull_number)
             if self.owners[chunk] != server or not is_awaited or chunk in waiting:
@@ -166,7 +166,7 @@ class ResendingTransfers(Transfers):
                 self.held.forget([chunk])
             self.received.discard(chunk)
             held = self.held.number(chunk) if header.chunk_version else 0
-            again = header._replace(flags=header.flags | Flag.AGAIN, chunk_version=held)
+            again = header._replace(flags=header.flags | Flag.RETRANSMIT, chunk_version=held)
             unanswered.append(again)
         unanswered.sort(key=self._turn)
         self.queues[server] = deque([*unanswered, *self.queues[server]])

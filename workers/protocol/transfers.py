@@ -178,7 +178,7 @@ class Transfers:
         group. These may have pushed the next iteration of them, so the first push of such a chunk
         is marked as sent again."""
         for chunk in set(mine) - self._own:
-            self._marks[chunk] = Flag.AGAIN
+            self._marks[chunk] = Flag.RETRANSMIT
         self._set_slice(mine)
 
     def push_for_the_dead(self) -> list[Action]:
@@ -192,7 +192,7 @@ class Transfers:
         new, self._marks = self._marks, {}
         for chunk in self.order.sorted(new):
             header = self._push_header(chunk, self.clock - 1, is_empty=True)
-            header = header._replace(weight=0.0, flags=Flag.AGAIN)
+            header = header._replace(weight=0.0, flags=Flag.RETRANSMIT)
             self.received.add(chunk)
             self.awaited[chunk] = header.clock, 0
             actions.append(SendPush(self._peers[chunk], header))

@@ -55,7 +55,7 @@ class ChiefValues:
         elif chunk.is_loaded:  # a second delivery must not undo what was applied since the first
             self.num_duplicates += 1
             actions = self._pool.release(slot)
-            if header.flags & Flag.AGAIN and not chunk.loading:
+            if header.flags & Flag.RETRANSMIT and not chunk.loading:
                 actions.append(Receipt(peer, chunk.index, header.clock, header.pull_number))
         else:
             chunk.is_loaded = True

@@ -220,7 +220,7 @@ def test_what_is_sent_again_is_what_was_encoded_once(mode: str) -> None:
             header = Header.unpack(frame.header)
             if header.kind == Kind.PUSH and header.length and frame.payload is not None:
                 payload = bytes(frame.payload[: header.length])
-                num_again += bool(header.flags & Flag.AGAIN)
+                num_again += bool(header.flags & Flag.RETRANSMIT)
                 assert sent.setdefault((sender, header.chunk, header.clock), payload) == payload
             transmit(sender, peer, frame)
 

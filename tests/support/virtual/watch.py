@@ -133,7 +133,11 @@ class Watch:
         outstanding, unanswered = self._outstanding[pair], self._unanswered[pair]
         assert message not in unanswered, f"{who} has sent {message} twice"
         unanswered.add(message)
-        if self.reforms and header.flags == Flag.AGAIN and not (header.length or header.weight):
+        if (
+            self.reforms
+            and header.flags == Flag.RETRANSMIT
+            and not (header.length or header.weight)
+        ):
             return  # in place of a worker that has died, which needs no slot, and holds no credit
         outstanding.add(message)
         if header.flags & Flag.RECEIPT or sets_values:
@@ -207,7 +211,7 @@ class Watch:
     def _is_dropped(self, slot: Slot) -> bool:
         """Whether it is an update that may come too late; then its sender is to be told so."""
         header = slot.header
-        if self.reforms and header is not None and header.flags & Flag.AGAIN:
+        if self.reforms and header is not None and header.flags & Flag.RETRANSMIT:
             return True  # the dead had pushed it
         if not self.may_miss or header is None or header.kind != Kind.PUSH:
             return False

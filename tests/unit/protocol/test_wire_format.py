@@ -86,7 +86,7 @@ def test_the_numbers_of_the_wire() -> None:
     flags = {name: value for name, value in vars(Flag).items() if name.isupper()}
     assert flags == {
         "NONE": 0, "FRESH": 1, "CHECKSUMMED": 2, "FOR_PULL": 4, "RECORDED": 8, "UNCHANGED": 16,
-        "AGAIN": 32, "RECEIPT": 64,
+        "RETRANSMIT": 32, "RECEIPT": 64,
     }  # fmt: skip
 
 

@@ -331,7 +331,7 @@ def lose(core: ServerCore, *dead: int, generation: int = 1) -> list[Any]:
 
 
 def again(
-    core: ServerCore, worker: int, *, flags: int = Flag.AGAIN, clock: int = 0, chunk: int = 0
+    core: ServerCore, worker: int, *, flags: int = Flag.RETRANSMIT, clock: int = 0, chunk: int = 0
 ) -> list[Any]:
     """``worker`` pushes in place of a dead one, without a gradient."""
     return push(core, worker, clock=clock, chunk=chunk, flags=flags)
@@ -361,7 +361,7 @@ def test_who_asks_for_a_receipt_of_what_the_dead_had_pushed_gets_one() -> None:
     core = server()
     push(core, 1, clock=0)
     lose(core, 1)
-    asked = again(core, 0, flags=Flag.AGAIN | Flag.RECEIPT)
+    asked = again(core, 0, flags=Flag.RETRANSMIT | Flag.RECEIPT)
     assert only(asked, Receipt) == [Receipt(worker_id(0), 0, 0)]
 
 

@@ -57,11 +57,11 @@ def test_a_push_that_goes_again_leaves_the_frame_that_went_first_as_it_is(codec:
     )
     first = pushes.frame(header)
     sent, payload = bytes(first.header), bytes(first.payload or b"")
-    again = pushes.frame(header._replace(flags=Flag.AGAIN, clock=3))
+    again = pushes.frame(header._replace(flags=Flag.RETRANSMIT, clock=3))
     assert again is not first
     assert again.header is not first.header
     assert bytes(first.header) == sent
     assert bytes(again.payload or b"") == payload
     flags = [Header.unpack(bytes(each.header)).flags for each in (first, again)]
-    assert flags == [Flag.CHECKSUMMED, Flag.CHECKSUMMED | Flag.AGAIN]
+    assert flags == [Flag.CHECKSUMMED, Flag.CHECKSUMMED | Flag.RETRANSMIT]
     assert pushes.frame(header._replace(clock=4)) is again

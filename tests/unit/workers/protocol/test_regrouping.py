@@ -164,7 +164,7 @@ def test_the_first_push_of_what_the_dead_had_says_that_it_comes_again() -> None:
     core.take_over_chunks(mine)
     assert list(core.mine) == mine
     flags = {header.chunk: header.flags for header in begin(core, 1)}
-    assert flags == {chunk: Flag.AGAIN if chunk in (3, 4) else Flag.NONE for chunk in mine}
+    assert flags == {chunk: Flag.RETRANSMIT if chunk in (3, 4) else Flag.NONE for chunk in mine}
 
 
 def test_it_is_said_again_once() -> None:
@@ -185,7 +185,12 @@ def test_behind_a_push_what_the_dead_had_is_pushed_with_no_gradient_and_no_weigh
     for_dead = pushed(core.push_for_the_dead())
     assert sorted(each.chunk for each in for_dead) == [3, 4]
     for header in for_dead:
-        assert (header.clock, header.length, header.weight, header.flags) == (0, 0, 0.0, Flag.AGAIN)
+        assert (header.clock, header.length, header.weight, header.flags) == (
+            0,
+            0,
+            0.0,
+            Flag.RETRANSMIT,
+        )
         assert header.sender == worker_id(0)
     core.check_invariants()
     assert not core.is_idle
@@ -195,7 +200,7 @@ def test_behind_a_push_what_the_dead_had_is_pushed_with_no_gradient_and_no_weigh
         sent += answer(core, sent.pop(0))
     assert core.is_idle
     assert pushed(core.push_for_the_dead()) == [], "once"
-    assert not any(header.flags & Flag.AGAIN for header in begin(core, 1))
+    assert not any(header.flags & Flag.RETRANSMIT for header in begin(core, 1))
 
 
 def test_servers_that_are_new_to_it_hear_its_settings_first() -> None:

@@ -48,9 +48,9 @@ def test_what_that_server_has_not_answered_is_sent_again_before_the_rest_and_not
     answer(core, sent[0])  # chunk 4 leaves in its place
     again = pushed(transfers.send_again(0))
     assert [each.chunk for each in again] == [2, 4]
-    assert all(each.flags & Flag.AGAIN for each in again)
+    assert all(each.flags & Flag.RETRANSMIT for each in again)
     (third, *more) = answer(core, sent[2])
-    assert (third.chunk, third.flags & Flag.AGAIN, more) == (5, 0, [])
+    assert (third.chunk, third.flags & Flag.RETRANSMIT, more) == (5, 0, [])
 
 
 def test_what_waits_to_be_sent_again_is_sent_once_though_the_next_one_dies_as_well() -> None:
