@@ -23,7 +23,7 @@ Longer than other modules: every event that a server takes is in one table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NoReturn
 
@@ -509,6 +509,11 @@ class ServerCore:
     def chunks(self) -> tuple[int, ...]:
         """Chunks of this server, ascending, once the shard is built."""
         return tuple(self._chunks)
+
+    @property
+    def chunk_states(self) -> Mapping[int, ChunkState]:
+        """By chunk of this server, ascending: its state."""
+        return self._chunks
 
     @property
     def num_contained(self) -> int:

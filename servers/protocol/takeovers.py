@@ -89,7 +89,7 @@ TakeoverAction: TypeAlias = SendControl | Move | ServerDeath | SpareDeath | Shar
 
 
 @dataclass(slots=True)
-class _Shard:
+class ShardPlaces:
     host: int
     """Process that serves it, or is about to."""
     keeper: int | None
@@ -111,7 +111,7 @@ class Takeovers(CoordinatorPart):
         {
             list[int]: "_workers",
             set[int]: "_lent _pending",
-            list[_Shard]: "_shards",
+            list[ShardPlaces]: "_shards",
             dict[int, str]: "_names",
             bool: "is_ending",
             list[Annotated[Departed, OnWire]]: "_departed",
@@ -139,7 +139,7 @@ class Takeovers(CoordinatorPart):
             del self._workers[self._num_beginning :]
         self._lent: set[int] = set()
         """The ids of spares that are workers."""
-        self._shards = [_Shard(host, buddy) for host, buddy in enumerate(buddies)]
+        self._shards = [ShardPlaces(host, buddy) for host, buddy in enumerate(buddies)]
         self._processes = [
             *map(server_id, range(len(buddies))),
             *map(spare_id, range(num_spares)),
@@ -189,6 +189,11 @@ class Takeovers(CoordinatorPart):
     @property
     def num_idle_spares(self) -> int:
         return len(self.idle_spares)
+
+    @property
+    def shards(self) -> tuple[ShardPlaces, ...]:
+        """By server: the processes that have its shard."""
+        return tuple(self._shards)
 
     @property
     def alive(self) -> list[int]:
@@ -249,7 +254,7 @@ class Takeovers(CoordinatorPart):
             actions.append(SendControl(server_id(shard.host), TakeOver(server=server)))
         return [*actions, *self._begin_copies()]
 
-    def _of(self, servers: Sequence[int]) -> list[_Shard]:
+    def _of(self, servers: Sequence[int]) -> list[ShardPlaces]:
         return [self._shards[each] for each in servers]
 
     def on_taken_over(self, peer: int, message: TakenOver) -> list[TakeoverAction]:
@@ -327,7 +332,7 @@ class Takeovers(CoordinatorPart):
         shard.keeper, shard.next_keeper = shard.next_keeper, None
         return [ShardWhole(server, shard.keeper)]
 
-    def _shard(self, server: int, number: int) -> _Shard | None:
+    def _shard(self, server: int, number: int) -> ShardPlaces | None:
         """None where there is none, or no such copy of it yet."""
         if not 0 <= server < len(self._shards) or not 1 < number <= self._shards[server].num_copies:
             return None

@@ -663,10 +663,10 @@ def test_what_is_sent_again_and_again_does_not_pile_up(mode: str, what: str) -> 
 def test_pulls_that_are_never_received_do_not_keep_replies_open() -> None:
     core = server("async")
     for chunk in CHUNKS:
-        core._chunks[chunk].is_loaded = True
+        core.chunk_states[chunk].is_loaded = True
     for number in range(1, 5_000):
         header = Header(kind=Kind.PULL, sender=worker_id(0), flags=Flag.FRESH, pull_number=number)
         assert not any(
             isinstance(e, Fail) for e in core.handle(Arrived(worker_id(0), header, None))
         )
-    assert sum(core._chunks[0].open_replies) <= 3
+    assert sum(core.chunk_states[0].open_replies) <= 3

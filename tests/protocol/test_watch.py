@@ -318,7 +318,7 @@ def test_a_machine_that_contradicts_itself_is_caught_when_it_happens() -> None:
         def _reply(self, action: Any) -> None:
             super()._reply(action)
             if action.clock == 1:
-                self.core._chunks[action.token.chunk].open_replies[0] += 1
+                self.core.chunk_states[action.token.chunk].open_replies[0] += 1
 
     large = replace(
         SYNC,

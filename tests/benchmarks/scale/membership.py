@@ -64,7 +64,7 @@ def _tell(core: ServerCore, messages: Iterable[Control]) -> None:
 
 
 def _look_at_all(core: ServerCore) -> None:
-    for index, chunk in core._chunks.items():
+    for index, chunk in core.chunk_states.items():
         assert core._chunk_of(COORDINATOR, index) is chunk
         assert chunk.clock.min_done != NEVER
 

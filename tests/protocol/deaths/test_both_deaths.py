@@ -97,7 +97,7 @@ def play_an_inheritance() -> VirtualJob:
     coordinator = job.coordinator
 
     def is_received() -> bool:
-        chunks = job.core(1)._chunks
+        chunks = job.core(1).chunk_states
         pushes = (chunk.gathering.pushes.get(0) for chunk in chunks.values())
         return bool(chunks) and all(push is not None and push.clock == 1 for push in pushes)
 
@@ -126,7 +126,7 @@ def test_what_a_dead_server_had_inherited_and_not_applied_died_with_it() -> None
             is_contained = bool((applied["clock"][where] == clock).any())
             assert is_contained == (log.server != 1)
             lost += not is_contained
-    assert lost == len(job.core(1)._chunks)
+    assert lost == len(job.core(1).chunk_states)
 
 
 def forget_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ def kill_if_in_use(
         return set()
     used = fields_in_use(job.servers[server], CLASSES) & left.keys()
     gone = {*job.network.dead, victim}
-    shards = part_of(job.coordinator, Takeovers)._shards
+    shards = part_of(job.coordinator, Takeovers).shards
     if any({each.host, each.keeper} - {None} <= gone for each in shards):
         used = {each for each in used if left[each]}
         if used:

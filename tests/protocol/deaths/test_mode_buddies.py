@@ -115,7 +115,7 @@ def test_a_copy_that_was_filled_knows_the_modes_of_before(mode_by: str) -> None:
     assert not part_of(job.coordinator, Takeovers).alone, "nothing was filled"
     for server in range(3):
         shard = job.loop_of(server)
-        keeper = part_of(job.coordinator, Takeovers)._shards[server].keeper
+        keeper = part_of(job.coordinator, Takeovers).shards[server].keeper
         assert keeper is not None
         replication = replication_of(job.servers[keeper])
         assert replication is not None

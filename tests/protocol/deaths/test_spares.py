@@ -76,7 +76,7 @@ def until_whole(job: VirtualJob) -> None:
     job.network.crash(server_id(3))
     takeovers = part_of(job.coordinator, Takeovers)
     job.network.run(until=lambda: 3 in takeovers._names and not takeovers.alone)
-    assert [takeovers._shards[each].keeper for each in (2, 3)] == [spare_id(0), spare_id(0)]
+    assert [takeovers.shards[each].keeper for each in (2, 3)] == [spare_id(0), spare_id(0)]
 
 
 def test_that_a_spare_s_copy_is_lost_is_said_by_the_standby_where_the_coordinator_dies_first() -> (

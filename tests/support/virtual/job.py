@@ -256,7 +256,7 @@ class SetOfJob:
             return living[0] if living else self.servers[server]
         # Who served it last has died when nobody needed it any more.
         return hosted.get(
-            part_of(self.coordinator, Takeovers)._shards[server].host, self.servers[server]
+            part_of(self.coordinator, Takeovers).shards[server].host, self.servers[server]
         )
 
     def make_copied_history(self, server: int, number: int, position: int) -> ServerHistory:
@@ -356,7 +356,7 @@ class SetOfJob:
     def has_values_of(self, chunk: int) -> bool:
         """True if the server of ``chunk`` lives and holds values of it."""
         loop = self.set_loop(self.owners[chunk])
-        known = loop and loop.core._chunks.get(chunk)
+        known = loop and loop.core.chunk_states.get(chunk)
         holds_values = loop is not None and isinstance(loop.executor, TensorShard)
         return bool(known and known.is_loaded and holds_values)
 
@@ -365,7 +365,7 @@ class SetOfJob:
         server = self.owners[chunk]
         executor = self.executor(server)
         assert isinstance(executor, TensorShard)
-        return executor._memory[chunk].buffer(self.core(server)._chunks[chunk].current).clone()
+        return executor._memory[chunk].buffer(self.core(server).chunk_states[chunk].current).clone()
 
     def parameters(self) -> torch.Tensor:
         """The servers' parameters, chunk after chunk."""

@@ -129,7 +129,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
     _compare_snapshots(job, history, versions)
     for index, server in enumerate(job.owners):
         loop = job.set_loop(server)
-        chunk = loop and loop.core._chunks.get(index)
+        chunk = loop and loop.core.chunk_states.get(index)
         if not chunk or not chunk.is_loaded or server_id(server) == job.dead:
             continue  # the dead may have died between a step and its record
         last = versions[index].positions[-1:]

@@ -131,7 +131,7 @@ def _is_time(job: RefillJob, when: str, pick: random.Random) -> bool:
     if not job.met["deaths"] or pick.random() > 0.1:
         return False
     if when in ("filling", "source"):
-        hosts = {each.host for each in takeovers._shards if each.next_keeper is not None}
+        hosts = {each.host for each in takeovers.shards if each.next_keeper is not None}
         return bool(hosts) and (COORDINATOR in hosts) == (when == "source")
     return _dead_servers(job) <= takeovers._names.keys() and not takeovers.alone
 
@@ -153,7 +153,7 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_standby:
     alive = [each for each in alive if each != COORDINATOR]
     if spares_standby and wanted != "anybody":
         alive = [each for each in alive if each not in (job.coordinator_at, job.standby)]
-    filled = [each for each in takeovers._shards if each.next_keeper is not None]
+    filled = [each for each in takeovers.shards if each.next_keeper is not None]
     if wanted == "whole":
         is_noticed = _dead_servers(job) <= takeovers._names.keys()
         candidates = alive if is_noticed and not takeovers.alone else []
@@ -175,7 +175,7 @@ def end(job: RefillJob, victim: int, pick: random.Random, *, gone: set[int]) -> 
     """``victim`` dies, when ``gone`` have died that could have a shard; whether it may have had the
     only copy of something is noted."""
     gone = {*gone, victim}
-    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers._shards)
+    is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers.shards)
     if is_alone or job.ends_without(gone):
         job.may_end, job.dead = True, victim  # errors of ranks are what may follow
         job.met["only copy"] += 1
@@ -251,7 +251,7 @@ def play_and_prove(
         met += job.met
         met["served by a spare at the end"] += any(
             is_spare(each.host) and each.host not in job.network.dead
-            for each in job.takeovers._shards
+            for each in job.takeovers.shards
         )
     return met
 

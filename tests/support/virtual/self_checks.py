@@ -33,7 +33,9 @@ def check_server_after_every_event(core: ServerCore, *, is_large: bool) -> None:
         if not any(isinstance(action, Fail) for action in actions):
             index = _chunk_of(event) if is_large else None
             core.check_invariants(index)
-            for chunk in core._chunks.values() if index is None else [core._chunks.get(index)]:
+            for chunk in (
+                core.chunk_states.values() if index is None else [core.chunk_states.get(index)]
+            ):
                 if chunk is not None and chunk.parked:
                     # Not by what the chunk has last heard of groups that stopped.
                     least = min(chunk.clock.done_of_counting(), default=NEVER)

@@ -116,7 +116,7 @@ def _candidates(
         processes -= {job.coordinator_at, job.standby}
     servers = sorted(each for each in processes if not is_spare(each))
     spares = sorted(each for each in processes if is_spare(each))
-    shards = takeovers._shards
+    shards = takeovers.shards
     is_at_rest = _dead_processes(job) <= takeovers._names.keys() and not takeovers.alone
     first = len(job.workers) - job.schedule.spares
     asked = [spare_id(each - first) for each in sorted(joins.asked)]
@@ -156,8 +156,8 @@ def _end(job: SharedSparesJob, victim: int, why: str, pick: random.Random) -> No
 
 
 def _note_met(job: SharedSparesJob) -> None:
-    keeps = {each.keeper for each in job.takeovers._shards}
-    serves = {each.host for each in job.takeovers._shards}
+    keeps = {each.keeper for each in job.takeovers.shards}
+    serves = {each.host for each in job.takeovers.shards}
     joined = bool(job.joined)
     job.met["joined"] += joined
     job.met["joined, and a spare has a shard"] += joined and any(

@@ -52,7 +52,7 @@ def play_with_spares(
         num_since += 1
         if num_ready == coordinator_wait and COORDINATOR in job.network.unfinished:
             job.met["coordinator while filling"] += any(
-                each.next_keeper is not None for each in job.takeovers._shards
+                each.next_keeper is not None for each in job.takeovers.shards
             )
             _end(job, COORDINATOR, "registrar", pick)
             continue
@@ -80,7 +80,7 @@ def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[in
         living -= {job.coordinator_at, job.standby}
     servers = sorted(each for each in living if not is_spare(each))
     spares = sorted(each for each in living if is_spare(each))
-    shards = takeovers._shards
+    shards = takeovers.shards
     gone = dead_processes(job)
     is_at_rest = gone <= takeovers._names.keys() and not takeovers.alone
     if wanted == "server":
@@ -104,7 +104,7 @@ def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[in
 
 def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
     """``victim`` dies; what it was is noted."""
-    shards = job.takeovers._shards
+    shards = job.takeovers.shards
     job.met[why] += 1
     if is_spare(victim):
         job.met["a spare that serves"] += any(each.host == victim for each in shards)

@@ -162,7 +162,9 @@ def _prove_reached(job: VirtualJob) -> None:
         of_all, of_some = [0], [0]
         for group in range(len(job.groups)):
             dead = [core for core in cores if core._membership.is_dead(group)]
-            done = [chunk.clock.done[group] for core in dead for chunk in core._chunks.values()]
+            done = [
+                chunk.clock.done[group] for core in dead for chunk in core.chunk_states.values()
+            ]
             of_some += done
             of_all += done if len(dead) == len(cores) else []
         told = joins.reached[set_index : set_index + 1] or (0,)

@@ -269,7 +269,7 @@ def test_groups_begin_where_the_checkpoint_has_them() -> None:
     assert register(core, 0, 5)[0] == MembershipEvent("join", 0, 5, 1)
     assert register(core, 1, 7)[0] == MembershipEvent("join", 1, 7, 1)
     core.check_invariants()
-    clock = core._chunks[0].clock
+    clock = core.chunk_states[0].clock
     clock.catch_up()
     assert (clock.done, clock.min_done) == ([5, 7], 5)
     assert core.statistics().updates == 0

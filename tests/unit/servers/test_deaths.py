@@ -431,7 +431,7 @@ def bury(core: ServerCore, *dead: int, generation: int = 1, peer: int = COORDINA
 
 def survivor(mode: str, *, groups: int = 2, chunks: int = 1, slots: int = 4) -> ServerCore:
     core = core_of(mode, groups=groups, chunks=chunks, slots=slots, survives_workers=True)
-    for chunk in core._chunks.values():
+    for chunk in core.chunk_states.values():
         chunk.is_loaded = True
     return core
 
@@ -476,7 +476,7 @@ def test_an_update_of_the_dead_that_has_arrived_whole_is_in_the_step(is_folded: 
         worker_id(group) for group in {0, 1, 2} - {dead}
     }
     core.check_invariants()
-    assert core._chunks[0].clock.draining == {}
+    assert core.chunk_states[0].clock.draining == {}
     (step,) = only([each for g in {0, 1, 2} - {dead} for each in push(core, g, 1)], Step)
     assert dead not in [each.group for each in step.contributions]
 
@@ -503,7 +503,7 @@ def test_replies_that_were_parked_for_the_dead_go_out_and_his_own_never_do() -> 
     assert only(actions, MembershipEvent) == [died(1, 0), died(2, 2)]
     (reply,) = only(actions, Reply)
     assert (reply.token.peer, reply.clock, reply.min_done) == (worker_id(0), 1, 2)
-    assert not core._chunks[0].parked
+    assert not core.chunk_states[0].parked
     core.check_invariants()
 
 
@@ -602,7 +602,7 @@ def test_nobody_knows_more_of_the_membership_than_the_coordinator_has_told() -> 
 
 def test_the_next_chief_sets_values_and_counts_its_own_pulls() -> None:
     core = survivor("sync", groups=2)
-    core._chunks[0].newest_load = 7
+    core.chunk_states[0].newest_load = 7
     bury(core, 0)
     assert core._membership.chief == worker_id(1)
     header = Header(

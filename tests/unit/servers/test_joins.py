@@ -597,7 +597,7 @@ def core_of(mode: str, *, groups: int = 2, chunks: int = 1) -> ServerCore:
     )
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
     core.handle(built(chunks, [Frame(capacity=4) for _ in range(4)]))
-    for chunk in core._chunks.values():
+    for chunk in core.chunk_states.values():
         chunk.is_loaded = True
     for group in range(groups):
         register = Register(group=group, workers=[group], clock=0)

@@ -128,7 +128,7 @@ def test_nobody_pushes_while_values_wait() -> None:
 
 def test_values_that_wait_beside_a_free_buffer_contradict_the_state() -> None:
     core = loaded()
-    chunk = core._chunks[0]
+    chunk = core.chunk_states[0]
     chunk.loading = (0, 0, 1, Frame())  # type: ignore[assignment]
     with pytest.raises(InvariantError, match="values wait to be set, and a buffer is free"):
         chunk.check_invariants()

@@ -242,7 +242,7 @@ def changing_loop(codecs: CodecWire = RAW_WIRE) -> tuple[ServerLoop, Wire]:
 def test_a_change_is_answered_once_and_rules_every_set_from_a_round_of_its_own() -> None:
     loop, wire = changing_loop()
     for each, clock in zip(loop.sets, (4, 9), strict=True):
-        each.core._replies.highest_sent = clock
+        each.core.rule.replies.highest_sent = clock
     answer = tell(loop, wire, from_coordinator(ProposeMode(number=1)))
     assert answer == [(COORDINATOR, ModeProposed(number=1, server=1, rounds=[4, 9]), 0)]
     commit = CommitMode(number=1, rounds=[6, 11, 20], mode="ssp", staleness=2)

@@ -330,9 +330,9 @@ def pull(server: Server, group: int, chunk: int, number: int) -> list[Any]:
 
 def test_a_step_waits_for_a_buffer_and_the_round_for_that_step() -> None:
     server = Server((1, 1), groups=4)
-    server.core._chunks[0].is_loaded = True
+    server.core.chunk_states[0].is_loaded = True
     (first,) = pull(server, 2, 0, 1)
-    server.core._chunks[0].current = 1
+    server.core.chunk_states[0].current = 1
     (second,) = pull(server, 3, 0, 1)
     for group in (2, 3):
         server.handle(ControlArrived(worker_id(group), Leave(group=group, clock=0)))
@@ -513,17 +513,17 @@ def forget_that_it_is_held(server: Server) -> None:
 
 
 def let_the_frontier_stay(server: Server) -> None:
-    server.core._chunks[0].is_held = False
+    server.core.chunk_states[0].is_held = False
 
 
 def hold_what_nobody_brought(server: Server) -> None:
-    server.core._chunks[1].is_held = True
+    server.core.chunk_states[1].is_held = True
     server.clipped._is_empty[1] = True
 
 
 def know_too_early(server: Server) -> None:
     server.clipped._coefficient = 1.0
-    server.core._chunks[0].is_held = False
+    server.core.chunk_states[0].is_held = False
 
 
 def learn_the_last_squares_and_do_nothing(server: Server) -> None:

@@ -63,23 +63,23 @@ def server(mode: str) -> ServerCore:
 
 
 def forget_what_is_blocked(core: ServerCore) -> None:
-    core._replies.blocked.clear()
+    core.rule.replies.blocked.clear()
 
 
 def forget_where_an_offer_waits(core: ServerCore) -> None:
-    core._chunks[0].pushes.clear()
-    core._replies.blocked.clear()
+    core.chunk_states[0].pushes.clear()
+    core.rule.replies.blocked.clear()
 
 
 def forget_where_a_push_waits(core: ServerCore) -> None:
     core.rule.pool._held.clear()
     for queue in core.rule.pool._queues.values():
         queue.clear()
-    core._replies.blocked.clear()
+    core.rule.replies.blocked.clear()
 
 
 def forget_where_a_reply_waits(core: ServerCore) -> None:
-    core._chunks[1].parked[5] = [PendingReply(worker_id(0), 5, 0)]
+    core.chunk_states[1].parked[5] = [PendingReply(worker_id(0), 5, 0)]
 
 
 def free_a_slot_in_use(core: ServerCore) -> None:
@@ -87,11 +87,11 @@ def free_a_slot_in_use(core: ServerCore) -> None:
 
 
 def turn_to_who_has_pushed(core: ServerCore) -> None:
-    core._chunks[0].gathering.pushes[0] = core._chunks[0].pushes[1][0]
+    core.chunk_states[0].gathering.pushes[0] = core.chunk_states[0].pushes[1][0]
 
 
 def turn_to_the_first_of_two_that_have_pushed(core: ServerCore) -> None:
-    core._chunks[0].pushes[0] = core._chunks[0].pushes[1]
+    core.chunk_states[0].pushes[0] = core.chunk_states[0].pushes[1]
 
 
 def forget_in_which_queue_an_offer_waits(core: ServerCore) -> None:
@@ -100,14 +100,14 @@ def forget_in_which_queue_an_offer_waits(core: ServerCore) -> None:
 
 
 def have_gathered_all_and_not_step(core: ServerCore) -> None:
-    chunk = core._chunks[0]
+    chunk = core.chunk_states[0]
     push = chunk.take_push(1)
     chunk.gathering.pushes.update({0: push, 1: push})
 
 
 def lose_the_frontier(core: ServerCore) -> None:
     for group in (0, 1):
-        core._chunks[1].clock.advance(group)
+        core.chunk_states[1].clock.advance(group)
     core.rule._frontier._at = 1  # type: ignore[attr-defined]
 
 
@@ -116,7 +116,7 @@ def contradict_its_pool(core: ServerCore) -> None:
 
 
 def contradict_its_chunks(core: ServerCore) -> None:
-    core._chunks[1].open_replies[0] = 1
+    core.chunk_states[1].open_replies[0] = 1
 
 
 def contradict_its_membership(core: ServerCore) -> None:
@@ -287,7 +287,7 @@ def test_a_sum_is_in_a_slot_as_much_as_what_waits_for_its_turn() -> None:
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
 def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
     core = server(mode)
-    core._chunks[1].open_replies[0] = 1
+    core.chunk_states[1].open_replies[0] = 1
     core.check_invariants(0)
     core.check_invariants(7)
     with pytest.raises(InvariantError):
@@ -302,7 +302,7 @@ def test_one_chunk_is_checked_without_looking_at_the_others(mode: str) -> None:
 
 def test_what_waits_on_one_chunk_is_no_matter_of_another() -> None:
     core = server("sync")
-    core._chunks[1].pushes[0] = core._chunks[0].pushes[1]
+    core.chunk_states[1].pushes[0] = core.chunk_states[0].pushes[1]
     core.check_invariants(0)
     with pytest.raises(InvariantError, match="chunk 1 is blocked and not listed in blocked"):
         core.check_invariants(1)
@@ -351,11 +351,11 @@ def suspend(core: ServerCore, group: int, clock: int = 0) -> list[Any]:
 def test_a_chunk_on_which_nothing_waits_any_more_is_forgotten() -> None:
     core = loaded("sync", groups=3)
     send(core, Kind.PUSH, 0, clock=0)
-    assert [*core._replies.blocked] == [0]
+    assert [*core.rule.replies.blocked] == [0]
     for group in (1, 2):
         send(core, Kind.PUSH, group, clock=0)
     suspend(core, 0, 1)
-    assert [*core._replies.blocked] == []
+    assert [*core.rule.replies.blocked] == []
 
 
 def test_who_stops_makes_those_chunks_go_on_that_stand_where_it_has_stopped() -> None:
@@ -364,7 +364,7 @@ def test_who_stops_makes_those_chunks_go_on_that_stand_where_it_has_stopped() ->
         send(core, Kind.PUSH, group, clock=0)
     send(core, Kind.PUSH, 0, clock=1)
     assert core.rule._waiting_at(0) == ()
-    assert core.rule._waiting_at(1) == (core._chunks[0],)
+    assert core.rule._waiting_at(1) == (core.chunk_states[0],)
     assert core.rule._waiting_at(2) == ()
 
 
@@ -379,7 +379,7 @@ def test_a_group_that_comes_while_a_step_waits_for_a_buffer_is_waited_for() -> N
     core.handle(Built([0], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1))
     register(core, 0)
     send(core, Kind.INIT, 0)
-    chunk = core._chunks[0]
+    chunk = core.chunk_states[0]
     chunk.open_replies[:] = [1, 1]  # both buffers are read by somebody
     assert [type(each) for each in send(core, Kind.PUSH, 0, clock=0)] == [StartSum]
     register(core, 1)
@@ -480,6 +480,6 @@ def test_a_push_that_the_chunk_contains_takes_a_slot_out_of_its_turn() -> None:
     core = server("sync")
     needed = core.rule.slots_needed
     assert needed(0, 1) == EARLY
-    core._chunks[0].duplicate_offers.add(1)
+    core.chunk_states[0].duplicate_offers.add(1)
     assert needed(0, 1) == ADDS
     assert needed(0, 0) == FRONTIER

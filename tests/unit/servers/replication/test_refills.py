@@ -78,7 +78,7 @@ def test_server_after_server_dies_when_every_shard_has_two_copies_again() -> Non
             whole = takeovers.on_copy_filled(server_id(message.server), filled)
             assert whole == [ShardWhole(message.server, peer)]
         assert takeovers.alone == ([] if len(alive) > 1 else [0, 1, 2, 3])
-    assert {each.host for each in takeovers._shards} == {0}
+    assert {each.host for each in takeovers.shards} == {0}
 
 
 def after_one_death() -> Takeovers:

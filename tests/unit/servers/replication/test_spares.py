@@ -52,7 +52,7 @@ def after_a_death(num_spares: int = 1) -> Takeovers:
 
 
 def fill(takeovers: Takeovers, server: int, keeper: int = SPARE) -> list[Any]:
-    number = takeovers._shards[server].num_copies
+    number = takeovers.shards[server].num_copies
     takeovers.on_keeps_copy(keeper, KeepsCopy(server=server, number=number))
     return list(
         takeovers.on_copy_filled(server_id(server), CopyFilled(server=server, number=number))
