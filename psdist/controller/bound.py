@@ -28,7 +28,7 @@ class BoundControl(Controller):
     STATE = Fields(
         {
             tuple[int, ...]: "_sizes",
-            Nested: "_window",
+            Nested: "window",
             int: "bound",
         }
     )
@@ -36,14 +36,14 @@ class BoundControl(Controller):
     def __init__(self, *, num_groups: int, lowest: int, highest: int) -> None:
         """The run begins with the ``lowest``."""
         # What round 0 has taken nobody knows: it begins before there is an iteration.
-        self._window = Window(num_groups=num_groups, first=1)
-        super().__init__(self._window)
+        self.window = Window(num_groups=num_groups, first=1)
+        super().__init__(self.window)
         self._lowest, self._highest = lowest, highest
         self.bound = lowest
 
     def judge(self) -> Decision | None:
-        first = self._window.first
-        if (found := self._window.take()) is None:
+        first = self.window.first
+        if (found := self.window.take()) is None:
             return None
         # What a group waits at least in a round is the exchange.
         rounds_us = []
@@ -72,15 +72,15 @@ class BoundControl(Controller):
 
     def committed(self, decision: Decision, round_number: int) -> None:
         self.bound = decision.staleness
-        self._window.begin(max(round_number, self._window.first))
+        self.window.begin(max(round_number, self.window.first))
 
     def go_on(self, kept: KeptModes | None, first_round: int) -> None:
         """Before anything is observed: a run whose groups have all made ``first_round`` rounds, or
         fewer, and that goes on with these modes, or (None) as every run begins."""
-        self._window.begin(first_round + 1)
+        self.window.begin(first_round + 1)
         if kept is not None:
             self.bound = kept.last.staleness
-            self._window.begin(max(kept.last.rounds[0], first_round + 1))
+            self.window.begin(max(kept.last.rounds[0], first_round + 1))
 
 
 def bounded_us(rounds_us: Sequence[Sequence[int]], bound: int) -> int:

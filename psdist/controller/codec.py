@@ -80,12 +80,12 @@ class CodecControl(Controller):
     STATE = Fields(
         {
             tuple[int, ...]: "_sizes",
-            Nested: "_window _guard",
+            Nested: "window _guard",
             int: "level _lossiest _num_windows _here _came_from",
-            list[tuple[int, int]]: "_starts",
-            dict[int, LevelTimes]: "_times",
+            list[tuple[int, int]]: "starts",
+            dict[int, LevelTimes]: "times",
             dict[int, tuple[int, int]]: "_errors",
-            dict[int, int]: "_vain",
+            dict[int, int]: "vain",
         }
     )
 
@@ -106,13 +106,13 @@ class CodecControl(Controller):
         stand still under a level, where losses are reported; ``freeze_step``: rounds before this
         one are not looked at, so that codecs come when Adam's second moment stays."""
         first = max(FIRST, freeze_step)
-        self._window: Window | OwnWindow
+        self.window: Window | OwnWindow
         if mode == "sync":
-            self._window = Window(num_groups=num_groups, first=first)
+            self.window = Window(num_groups=num_groups, first=first)
         else:
             waits = mode == "ssp"
-            self._window = OwnWindow(num_groups=num_groups, first=first, waits_for_all=waits)
-        super().__init__(self._window)
+            self.window = OwnWindow(num_groups=num_groups, first=first, waits_for_all=waits)
+        super().__init__(self.window)
         self._mode, self._staleness = mode, staleness
         self._freeze_step = freeze_step
         self._names = names
@@ -121,17 +121,17 @@ class CodecControl(Controller):
         self._lossiest = len(names) - 1
         """Of the levels that the loss allows."""
         self.level = 0
-        self._starts = [(0, 0)]
+        self.starts = [(0, 0)]
         """(round, level): which rules from when on."""
         self._num_windows = 0
         self._here = 0
         """Windows since the level of now rules."""
         self._came_from = 0
-        self._times: dict[int, LevelTimes] = {}
+        self.times: dict[int, LevelTimes] = {}
         """By group, or of all of them."""
         self._errors: dict[int, tuple[int, int]] = {}
         """By level: millionths that pushes have left out, and in which window."""
-        self._vain: dict[int, int] = {}
+        self.vain: dict[int, int] = {}
         """By level: how often running it was left after a single window, to where it came from."""
 
     @property
@@ -150,7 +150,7 @@ class CodecControl(Controller):
 
     def lose(self, group: int) -> None:
         super().lose(group)
-        self._times.pop(group, None)
+        self.times.pop(group, None)
 
     def judge(self) -> Decision | None:
         if not self._sizes or (look := self._look()) is None:
@@ -168,10 +168,10 @@ class CodecControl(Controller):
     def committed(self, decision: Decision, round_number: int) -> None:
         left, to = self.level, decision.level
         goes_back = self._here == 1 and (self._came_from > left) == (to > left)
-        self._vain[left] = min(self._vain.get(left, 0) + 1, _MOST_VAIN) if goes_back else 0
+        self.vain[left] = min(self.vain.get(left, 0) + 1, _MOST_VAIN) if goes_back else 0
         self._came_from, self.level, self._here = left, to, 0
-        earlier = [each for each in self._starts if each[0] < round_number]
-        self._starts = [*earlier, (round_number, to)]
+        earlier = [each for each in self.starts if each[0] < round_number]
+        self.starts = [*earlier, (round_number, to)]
         if self._guard is not None:
             self._guard.begin()
         self._begin(round_number, round_number + SETTLES)
@@ -179,20 +179,20 @@ class CodecControl(Controller):
     def _begin(self, round_number: int, first: int) -> None:
         """What rules from this round on is looked at from ``first`` on."""
         first = max(first, self._freeze_step)
-        if isinstance(self._window, OwnWindow):
-            self._window.change(round_number, first)
+        if isinstance(self.window, OwnWindow):
+            self.window.change(round_number, first)
         else:
-            self._window.begin(max(first, self._window.first))
+            self.window.begin(max(first, self.window.first))
 
     # -- from attempt to attempt ----------------------------------------------------------------
 
     def kept(self, clock: int) -> KeptCodecs:
         """For a checkpoint of ``clock`` rounds. Of rounds that no window has looked at yet nothing
         is kept; and nothing of how long rounds of single groups take, which may be others then."""
-        times = self._times.get(_JOINT, LevelTimes())
+        times = self.times.get(_JOINT, LevelTimes())
         return KeptCodecs(
             names=tuple(self._names),
-            starts=from_place(self._starts, clock),
+            starts=from_place(self.starts, clock),
             lossiest=self._lossiest,
             num_windows=self._num_windows,
             here=self._here,
@@ -200,13 +200,13 @@ class CodecControl(Controller):
             seen=tuple((level, *each) for level, each in sorted(times.seen.items())),
             errors=tuple((level, *self._errors[level]) for level in sorted(self._errors)),
             fixed_us=times.fixed_us,
-            vain=tuple(sorted(self._vain.items())),
+            vain=tuple(sorted(self.vain.items())),
             guard=self._guard.kept() if self._guard is not None else None,
         )
 
     def lossiest_since(self, round_number: int) -> int:
         """The lossiest level that has ruled in this round or later."""
-        return max(level for _, level in from_place(self._starts, round_number))
+        return max(level for _, level in from_place(self.starts, round_number))
 
     def go_on(self, kept: KeptCodecs, first_round: int) -> None:
         """Before anything is observed: a run that begins with ``first_round``, from a checkpoint.
@@ -224,16 +224,16 @@ class CodecControl(Controller):
             or not 0 <= kept.fixed_us < math.inf
         ):
             raise ValueError(f"of the codecs {', '.join(kept.names)}, or not whole")
-        self._starts = [*kept.starts]
+        self.starts = [*kept.starts]
         self.level, self._lossiest = kept.starts[-1][1], kept.lossiest
         self._num_windows, self._here = kept.num_windows, kept.here
         self._came_from = kept.came_from
         if kept.seen and self._mode != "async":
-            times = self._times[_JOINT] = LevelTimes()
+            times = self.times[_JOINT] = LevelTimes()
             times.seen = {level: Seen(*each) for level, *each in kept.seen}
             times.fixed_us = kept.fixed_us
         self._errors = {level: (error, window) for level, error, window in kept.errors}
-        self._vain = dict(kept.vain)
+        self.vain = dict(kept.vain)
         if self._guard is not None and kept.guard is not None:
             self._guard.go_on(kept.guard)
         # As at the beginning of a run: memory is made, and connections are opened.
@@ -244,10 +244,10 @@ class CodecControl(Controller):
 
     def _look(self) -> _Look | None:
         """At the next window, once it is whole."""
-        if isinstance(self._window, OwnWindow):
-            return self._look_at_own(self._window)
-        first = self._window.first
-        if (rounds := self._window.take()) is None:
+        if isinstance(self.window, OwnWindow):
+            return self._look_at_own(self.window)
+        first = self.window.first
+        if (rounds := self.window.take()) is None:
             return None
         error = max(map(_error, rounds))
         pace = self.level, paces.in_sync(rounds)
@@ -256,7 +256,7 @@ class CodecControl(Controller):
     def _look_at_own(self, window: OwnWindow) -> _Look | None:
         if (found := window.take()) is None:
             return None
-        starts = tuple(self._starts)
+        starts = tuple(self.starts)
         levels = {group: at_place(starts, each.since) for group, each in found.items()}
         if self._mode == "ssp":
             each_pace = {_JOINT: (self.level, paces.in_ssp([x.rounds for x in found.values()]))}
@@ -275,32 +275,32 @@ class CodecControl(Controller):
     def _take_in(self, look: _Look) -> None:
         num_changed = 0
         for group, (level, pace) in look.paces.items():
-            times = self._times.setdefault(group, LevelTimes())
+            times = self.times.setdefault(group, LevelTimes())
             num_changed += times.take_in(level, Seen(*pace, self._num_windows))
         if num_changed and 2 * num_changed >= len(look.paces):
-            self._vain.clear()
+            self.vain.clear()
         for level, error in look.errors.items():
             self._errors[level] = error, self._num_windows
-        for times in self._times.values():
+        for times in self.times.values():
             times.keep(self._counts, self._sizes)
         self._errors = {
             level: each for level, each in self._errors.items() if self._counts(level, each[1])
         }
 
     def _counts(self, level: int, window: int) -> bool:
-        return self._num_windows - window <= LASTS << self._vain.get(level, 0)
+        return self._num_windows - window <= LASTS << self.vain.get(level, 0)
 
     # -- what is expected -----------------------------------------------------------------------
 
     def _round_us(self, level: int) -> float:
         """With this level; as it was seen, or is expected. Groups that wait for no other make
         rounds at the sum of their rates: one of all of them takes the harmonic mean."""
-        return harmonic_mean([times.round_us(level, self._sizes) for times in self._times.values()])
+        return harmonic_mean([times.round_us(level, self._sizes) for times in self.times.values()])
 
     def _waiting_us(self) -> float:
         """Of a round under the level of now: what of it is exposed, each group's part as often as
         it makes a round."""
-        of_groups = self._times.values()
+        of_groups = self.times.values()
         rounds = [max(1.0, each.round_us(self.level, self._sizes)) for each in of_groups]
         exposed = [each.exposed_us(self.level, self._sizes) for each in of_groups]
         parts = sum(part / took / took for part, took in zip(exposed, rounds, strict=True))
@@ -308,7 +308,7 @@ class CodecControl(Controller):
 
     def _is_seen(self, level: int) -> bool:
         """By all groups that have come to the level of now."""
-        return all(level in each.seen for each in self._times.values() if self.level in each.seen)
+        return all(level in each.seen for each in self.times.values() if self.level in each.seen)
 
     def _best(self) -> int:
         """The level to be at."""

@@ -52,7 +52,7 @@ class ModeControl(Controller):
     STATE = Fields(
         {
             tuple[int, ...]: "_sizes",
-            Nested: "_window",
+            Nested: "window",
             Mode: "mode",
         }
     )
@@ -60,19 +60,19 @@ class ModeControl(Controller):
     def __init__(self, *, num_groups: int, staleness: int) -> None:
         """``staleness``: the bound of ssp; the run begins in sync."""
         # What round 0 has taken nobody knows: it begins before there is an iteration.
-        self._window = Window(num_groups=num_groups, first=1)
-        super().__init__(self._window)
+        self.window = Window(num_groups=num_groups, first=1)
+        super().__init__(self.window)
         self._staleness = staleness
         self.mode: Mode = "sync"
 
     def judge(self) -> Decision | None:
-        first = self._window.first
-        if (rounds := self._window.take()) is not None:
+        first = self.window.first
+        if (rounds := self.window.take()) is not None:
             gain, told = _gain(first, _by_round(rounds))
             if self.mode == "ssp":
                 return Decision("sync", 0, told) if gain <= TO_SYNC else None
-        elif self.mode == "sync" and self._window.num_told >= EARLY:
-            told_of = _by_round(self._window.so_far())
+        elif self.mode == "sync" and self.window.num_told >= EARLY:
+            told_of = _by_round(self.window.so_far())
             shortest = sorted(told_of, key=_in_sync_us)[:-LEFT_OUT]
             gain, told = _gain(first, shortest, len(told_of))
         else:
@@ -81,15 +81,15 @@ class ModeControl(Controller):
 
     def committed(self, decision: Decision, round_number: int) -> None:
         self.mode = decision.mode
-        self._window.begin(max(round_number, self._window.first))
+        self.window.begin(max(round_number, self.window.first))
 
     def go_on(self, kept: KeptModes | None, first_round: int) -> None:
         """Before anything is observed: a run whose groups have all made ``first_round`` rounds, or
         fewer, and that goes on with these modes, or (None) as every run begins."""
-        self._window.begin(first_round + 1)
+        self.window.begin(first_round + 1)
         if kept is not None:
             self.mode = kept.last.mode
-            self._window.begin(max(kept.last.rounds[0], first_round + 1))
+            self.window.begin(max(kept.last.rounds[0], first_round + 1))
 
 
 _Round = Sequence[Times]

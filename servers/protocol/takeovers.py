@@ -112,7 +112,7 @@ class Takeovers(CoordinatorPart):
             list[int]: "_workers",
             set[int]: "_lent _pending",
             list[ShardPlaces]: "_shards",
-            dict[int, str]: "_names",
+            dict[int, str]: "failed",
             bool: "is_ending",
             list[Annotated[Departed, OnWire]]: "_departed",
         }
@@ -150,7 +150,7 @@ class Takeovers(CoordinatorPart):
         unknown = [""] * len(self._processes)
         self._hosts = dict(zip(self._processes, hosts or unknown, strict=True))
         self._racks = dict(zip(self._processes, racks or unknown, strict=True))
-        self._names: dict[int, str] = {}
+        self.failed: dict[int, str] = {}
         """By id of failed servers and spares: their descriptions."""
         self._pending: set[int] = set()
         """Shards whose place is about to be taken."""
@@ -198,7 +198,7 @@ class Takeovers(CoordinatorPart):
     @property
     def alive(self) -> list[int]:
         """The ids of servers and spares whose processes live."""
-        return [each for each in self._processes if each not in self._names.keys() | self._lent]
+        return [each for each in self._processes if each not in self.failed.keys() | self._lent]
 
     def lend(self, spare: int) -> None:
         """This spare, which has no shard, is a worker from now on."""
@@ -214,7 +214,7 @@ class Takeovers(CoordinatorPart):
     @property
     def taken(self) -> list[int]:
         """Failed servers that have been replaced."""
-        dead = {each for each in self._names if not is_spare(each)}
+        dead = {each for each in self.failed if not is_spare(each)}
         return sorted(dead - self._pending)
 
     @property
@@ -231,7 +231,7 @@ class Takeovers(CoordinatorPart):
             raise InvariantError(f"the coordinator was told that {describe_peer(dead)} has died")
         if dead in self._lent:
             return []  # it was no spare any more
-        self._names[dead] = who
+        self.failed[dead] = who
         served = [server for server, each in enumerate(self._shards) if each.host == dead]
         gone = {each.lost for each in self._of(served) if each.keeper is None}
         if gone:
@@ -271,7 +271,7 @@ class Takeovers(CoordinatorPart):
             *(SendControl(peer, moved) for peer in peers),
         ]
         if not shard.has_moved:
-            actions.append(ServerDeath(server, self._names[server], host))
+            actions.append(ServerDeath(server, self.failed[server], host))
         shard.has_moved = True
         return [*actions, ShardAlone(server, host), *self._begin_copies()]
 

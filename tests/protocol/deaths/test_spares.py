@@ -75,7 +75,7 @@ def until_whole(job: VirtualJob) -> None:
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
     job.network.crash(server_id(3))
     takeovers = part_of(job.coordinator, Takeovers)
-    job.network.run(until=lambda: 3 in takeovers._names and not takeovers.alone)
+    job.network.run(until=lambda: 3 in takeovers.failed and not takeovers.alone)
     assert [takeovers.shards[each].keeper for each in (2, 3)] == [spare_id(0), spare_id(0)]
 
 

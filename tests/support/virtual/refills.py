@@ -133,7 +133,7 @@ def _is_time(job: RefillJob, when: str, pick: random.Random) -> bool:
     if when in ("filling", "source"):
         hosts = {each.host for each in takeovers.shards if each.next_keeper is not None}
         return bool(hosts) and (COORDINATOR in hosts) == (when == "source")
-    return _dead_servers(job) <= takeovers._names.keys() and not takeovers.alone
+    return _dead_servers(job) <= takeovers.failed.keys() and not takeovers.alone
 
 
 def _dead_servers(job: RefillJob) -> set[int]:
@@ -155,7 +155,7 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_standby:
         alive = [each for each in alive if each not in (job.coordinator_at, job.standby)]
     filled = [each for each in takeovers.shards if each.next_keeper is not None]
     if wanted == "whole":
-        is_noticed = _dead_servers(job) <= takeovers._names.keys()
+        is_noticed = _dead_servers(job) <= takeovers.failed.keys()
         candidates = alive if is_noticed and not takeovers.alone else []
     elif wanted == "next keeper":
         candidates = [each.next_keeper for each in filled if each.next_keeper in alive]

@@ -117,7 +117,7 @@ def _candidates(
     servers = sorted(each for each in processes if not is_spare(each))
     spares = sorted(each for each in processes if is_spare(each))
     shards = takeovers.shards
-    is_at_rest = _dead_processes(job) <= takeovers._names.keys() and not takeovers.alone
+    is_at_rest = _dead_processes(job) <= takeovers.failed.keys() and not takeovers.alone
     first = len(job.workers) - job.schedule.spares
     asked = [spare_id(each - first) for each in sorted(joins.asked)]
     if wanted == "worker":

@@ -82,7 +82,7 @@ def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[in
     spares = sorted(each for each in living if is_spare(each))
     shards = takeovers.shards
     gone = dead_processes(job)
-    is_at_rest = gone <= takeovers._names.keys() and not takeovers.alone
+    is_at_rest = gone <= takeovers.failed.keys() and not takeovers.alone
     if wanted == "server":
         return servers if is_at_rest else []
     if wanted == "server of a spare's source":  # a place that a spare is to take

@@ -75,7 +75,7 @@ def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
     coordinator_log, takeovers = job.coordinator_log, job.takeovers
     assert coordinator_log is not None
     is_whole = job.standby in job.network.unfinished and not takeovers.alone
-    is_at_rest = is_whole and dead_processes(job) <= takeovers._names.keys()
+    is_at_rest = is_whole and dead_processes(job) <= takeovers.failed.keys()
     if wanted == "registrar":
         return job.coordinator_at if is_at_rest else None
     if wanted == "deputy":

@@ -44,7 +44,7 @@ class Run:
         """The level after each window; groups take turns being ``skew_us`` slower."""
         levels = []
         for _ in range(windows):
-            stop = self.control._window.first + WINDOW
+            stop = self.control.window.first + WINDOW
             while self.round < stop:
                 self._tell(link, skew_us)
             if (decision := self.control.judge()) is not None:
@@ -188,7 +188,7 @@ def test_an_error_above_the_budget_is_the_reason_that_is_told() -> None:
 
 def tell(control: CodecControl, *groups: tuple[int, int, int]) -> Decision | None:
     """A window of rounds in which each group has these times and this error."""
-    first = control._window.first
+    first = control.window.first
     for group, times in enumerate(groups):
         control.observe(Observation(group, first, *([each] * WINDOW for each in times)))
     decision = control.judge()
@@ -236,7 +236,7 @@ def test_where_fewer_bytes_took_longer_the_nearer_level_says_what_to_expect() ->
     tell(control, *[(20 * MS, 10 * MS, 0)] * 2)
     assert control.level == 2
     tell(control, *[(20 * MS, 12 * MS, 0)] * 2)
-    (times,) = control._times.values()
+    (times,) = control.times.values()
     sizes = [*SIZES, SIZES[0] - 1]
     expected = {1: 12 * MS, 4: 12 * MS, 5: 10 * MS}
     assert {level: times.exposed_us(level, sizes) for level in expected} == expected
@@ -254,7 +254,7 @@ def test_a_level_was_gone_to_in_vain_if_it_is_left_at_once_to_where_it_came_from
     control.committed(Decision("sync", 0, "", 3), 60)
     control._here = windows
     control.committed(Decision("sync", 0, "", to), 120)
-    assert control._vain[3] == times
+    assert control.vain[3] == times
 
 
 def test_another_network_may_take_what_was_in_vain_on_the_one_before() -> None:
@@ -263,9 +263,9 @@ def test_another_network_may_take_what_was_in_vain_on_the_one_before() -> None:
     assert control.level == 4
     tell(control, *[(20 * MS, 90 * MS, 0)] * 2)
     assert control.level == 0
-    assert control._vain[4] == 1
+    assert control.vain[4] == 1
     tell(control, *[(20 * MS, 900 * MS, 0)] * 2)
-    assert control._vain.get(4, 0) == 0
+    assert control.vain.get(4, 0) == 0
 
 
 # -- guided by the loss -----------------------------------------------------------------------
@@ -358,7 +358,7 @@ class Apart:
 
     def _go_on(self, group: int) -> None:
         clock = self.clocks[group]
-        own_us, exposed_us = self.links[group](at_place(tuple(self.control._starts), clock))
+        own_us, exposed_us = self.links[group](at_place(tuple(self.control.starts), clock))
         end = self.ends[group][-1] + own_us + exposed_us
         if self.mode == "ssp" and clock + 1 > self.bound:
             # The reply waits until all have made the rounds that the next one needs.
@@ -367,7 +367,7 @@ class Apart:
             end = max([end, *others])
         began = self.ends[group][-1]
         self.ends[group].append(end)
-        error = self.errors[at_place(tuple(self.control._starts), clock)]
+        error = self.errors[at_place(tuple(self.control.starts), clock)]
         waits = [end - began - own_us]
         self.control.observe(Observation(group, clock, [own_us], waits, [error]))
         if (decision := self.control.judge()) is not None:
@@ -429,10 +429,10 @@ def test_in_async_who_is_behind_holds_nobody_up() -> None:
     all the same, and what is known of it is of the level of its rounds."""
     run = Apart("async", [link(300.0, own_us=5 * MS)] * 2 + [link(1.0, own_us=900 * MS)])
     assert run.train(40 * SECOND) == [4]
-    (start, _), *_ = run.control._starts[1:]
+    (start, _), *_ = run.control.starts[1:]
     assert run.clocks[2] < start, "it is before the change"
-    assert {*run.control._times[2].seen} == {0}
-    assert 4 in run.control._times[0].seen
+    assert {*run.control.times[2].seen} == {0}
+    assert 4 in run.control.times[0].seen
 
 
 @pytest.mark.parametrize("mode", ["ssp", "async"])
@@ -484,23 +484,23 @@ def test_a_level_was_seen_when_all_that_are_at_this_one_have_seen_it() -> None:
     control = CodecControl(num_groups=3, names=NAMES, mode="async")
     control.know_sizes(SIZES)
     control.level = 3
-    control._times = {group: LevelTimes() for group in range(3)}
+    control.times = {group: LevelTimes() for group in range(3)}
     here, there = Seen(MS, 10, 1), Seen(MS, 10, 1)
-    control._times[0].seen = {0: there, 3: here}
-    control._times[1].seen = {3: here}
-    control._times[2].seen = {0: there}  # it is behind
+    control.times[0].seen = {0: there, 3: here}
+    control.times[1].seen = {3: here}
+    control.times[2].seen = {0: there}  # it is behind
     assert control._best() == 2
-    control._times[1].seen = {0: there, 3: here}
-    control._times[2].seen = {1: there}
+    control.times[1].seen = {0: there, 3: here}
+    control.times[2].seen = {1: there}
     assert control._best() == 0
 
 
 def test_who_dies_is_not_part_of_the_rate_any_more() -> None:
     run = Apart("async", [link(1.0)] * 2)
     run.train(2 * SECOND)
-    assert {*run.control._times} == {0, 1}
+    assert {*run.control.times} == {0, 1}
     run.control.lose(1)
-    assert {*run.control._times} == {0}
+    assert {*run.control.times} == {0}
     run.links[1:] = []
     run.ends[1:] = []
     assert run.train(4 * SECOND) == []

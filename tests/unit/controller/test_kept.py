@@ -64,11 +64,11 @@ def another(run: Run, clock: int, **given: Any) -> Run:
 @pytest.mark.parametrize("given", [{}, {"budget": 0.05}, {"patience": 3}])
 def test_a_run_that_goes_on_decides_what_the_first_one_would_have(given: dict[str, Any]) -> None:
     run = trained(**given)
-    clock = run.control._window.first
+    clock = run.control.window.first
     again = another(run, clock, **given)
     assert again.control.level == run.control.level
     assert again.control.kept(clock) == run.control.kept(clock)
-    assert again.control._window.first == clock + FIRST
+    assert again.control.window.first == clock + FIRST
     for each in (run, again):
         each.train(link(0.1), windows=12)
     said = [[(each.level, each.why.split(": ", 1)[1]) for each in one.said] for one in (run, again)]
@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_decides_what_the_first_one_would_have(given: dict[st
 
 def test_a_change_that_was_set_for_a_later_round_is_kept() -> None:
     run = trained()
-    (*_, (last_round, level)) = run.control._starts
+    (*_, (last_round, level)) = run.control.starts
     kept = run.control.kept(last_round - 1)
     assert kept.starts[-1] == (last_round, level)
     assert kept.starts[0][0] == 0
@@ -87,7 +87,7 @@ def test_a_change_that_was_set_for_a_later_round_is_kept() -> None:
     again = Run()
     again.control.go_on(kept, last_round - 1)
     assert again.control.level == level
-    assert again.control._window.first == last_round + FIRST
+    assert again.control.window.first == last_round + FIRST
     assert run.control.kept(last_round).starts == ((0, level),)
 
 
@@ -102,14 +102,14 @@ def test_what_single_groups_took_is_not_kept_nor_is_what_all_took_together_their
         control.go_on(kept, 200)
         assert control.level == kept.starts[-1][1]
         assert bool(control.kept(200).seen) == has_seen
-        assert control._window.first == 200 + FIRST
+        assert control.window.first == 200 + FIRST
         for group in range(2):
             told = [30_000] * WINDOW, [1_000] * WINDOW
             control.observe(Observation(group, 200, [1], [900_000]))
             control.observe(Observation(group, 200 + FIRST, *told))
         control.judge()
         assert bool(control.kept(230).seen) == has_seen
-        assert [*control._times] == ([-1] if has_seen else [0, 1])
+        assert [*control.times] == ([-1] if has_seen else [0, 1])
 
 
 def test_a_moment_that_is_not_frozen_yet_is_waited_for_behind_a_checkpoint_too() -> None:
@@ -117,9 +117,9 @@ def test_a_moment_that_is_not_frozen_yet_is_waited_for_behind_a_checkpoint_too()
     for mode in ("sync", "ssp"):
         control = CodecControl(num_groups=1, names=NAMES, mode=mode, freeze_step=300)
         control.go_on(kept, 100)
-        assert control._window.first == 300
+        assert control.window.first == 300
         control.go_on(kept, 400)
-        assert control._window.first == 400 + FIRST
+        assert control.window.first == 400 + FIRST
 
 
 def test_what_is_of_no_such_run_is_refused() -> None:

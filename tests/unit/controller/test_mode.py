@@ -247,7 +247,7 @@ def test_rounds_that_nobody_else_reports_are_not_kept_for_ever() -> None:
     control = control_of()
     for first in range(0, 50_000, 100):
         control.observe(Observation(0, first, [1000] * 100, [0] * 100))
-        assert len(control._window._rounds[0]) <= 10_000
+        assert len(control.window._rounds[0]) <= 10_000
     assert control.judge() is None
 
 
