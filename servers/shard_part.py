@@ -19,14 +19,14 @@ from psdist.errors import ProtocolError
 from psdist.history.writers import EventKind
 from psdist.protocol.checkpoints import number_of
 from psdist.servers.protocol.actions import (
-    BeginLevel,
+    ChangeCodecs,
+    ChangeMode,
     EmptyStep,
     Inherit,
     Load,
     LoadState,
     MembershipEvent,
     Missed,
-    ModeEvent,
     Step,
     TakeSnapshot,
 )
@@ -53,8 +53,8 @@ class ShardPart:
             Step: self._step,
             EmptyStep: self._empty_step,
             MembershipEvent: self._record_membership,
-            ModeEvent: self._record_mode,
-            BeginLevel: self._begin_level,
+            ChangeMode: self._record_mode,
+            ChangeCodecs: self._begin_level,
             Missed: self._missed,
             Inherit: self._inherit,
         }
@@ -118,10 +118,10 @@ class ShardPart:
         kind = EventKind[action.kind.upper()]
         self._log.member(kind, action.group, action.clock, float(action.workers))
 
-    def _record_mode(self, action: ModeEvent) -> None:
+    def _record_mode(self, action: ChangeMode) -> None:
         self._log.mode(action.round, action.mode, action.staleness)
 
-    def _begin_level(self, action: BeginLevel) -> None:
+    def _begin_level(self, action: ChangeCodecs) -> None:
         turns, change = self._wire.turns, (action.number, action.round, action.level)
         is_known = 0 <= action.level <= len(self._wire.later)
         if turns is None or not is_known or not turns.begin(*change):

@@ -261,20 +261,20 @@ class MembershipEvent:
     """Number of workers of the group; for reform, the number of the failed worker."""
 
 
-@dataclass(slots=True)
-class ModeEvent:
-    """For the history: the mode changes at ``round``."""
+class ChangeMode(NamedTuple):
+    """Change the mode from ``round`` on. As an action: record that it changes. For a set that is
+    added after the run's mode has changed, ``round`` may have ended."""
 
     round: int
     mode: Mode
     staleness: int
     number: int = 0
-    """See :class:`ChangeMode`."""
+    """Number of the change, among those that the coordinator has sent; 0: from a schedule."""
 
 
-@dataclass(slots=True)
-class BeginLevel:
-    """From ``round`` on messages have the codecs of this level: the ``number``-th change."""
+class ChangeCodecs(NamedTuple):
+    """Use the codecs of this level from ``round`` on, by the run's ``number``-th change; event and
+    action. The mode stays, and replies that were held leave."""
 
     number: int
     round: int
@@ -339,8 +339,8 @@ Action = (
     | TakeSnapshot
     | WriteSnapshots
     | MembershipEvent
-    | ModeEvent
-    | BeginLevel
+    | ChangeMode
+    | ChangeCodecs
     | Missed
     | Inherit
     | Append
@@ -407,26 +407,6 @@ class Built:
 class HoldRounds:
     """A change of the mode or of the codecs is proposed. Send no parameters for rounds above the
     highest round sent so far, :attr:`ServerCore.highest_sent`."""
-
-
-class ChangeMode(NamedTuple):
-    """Change the mode from ``round`` on. For a set that is added after the run's mode has changed,
-    ``round`` may have ended."""
-
-    round: int
-    mode: Mode
-    staleness: int
-    number: int = 0
-    """Number of the change, among those that the coordinator has sent; 0: from a schedule."""
-
-
-class ChangeCodecs(NamedTuple):
-    """Use the codecs of this level from ``round`` on, by the run's ``number``-th change. The mode
-    stays, and replies that were held leave."""
-
-    number: int
-    round: int
-    level: int
 
 
 class AdmitGroup(NamedTuple):

@@ -23,14 +23,14 @@ from pydantic import FailFast
 from psdist.mode_names import Mode
 from psdist.protocol.messages import Message, Numbers
 from psdist.servers.protocol.actions import (
-    BeginLevel,
+    ChangeCodecs,
+    ChangeMode,
     Contribution,
     EmptyStep,
     Load,
     LoadState,
     LogEntry,
     MembershipEvent,
-    ModeEvent,
     SlotContent,
     Step,
     TakeSnapshot,
@@ -294,8 +294,8 @@ RECORD_OF: Final[dict[type, Callable[[Any], Record | None]]] = {
     Step: StepRecord.of,
     EmptyStep: StepRecord.of_empty,
     MembershipEvent: MemberRecord.of,
-    ModeEvent: ModeRecord.of,
-    BeginLevel: LevelRecord.of,
+    ChangeMode: ModeRecord.of,
+    ChangeCodecs: LevelRecord.of,
     TakeSnapshot: SnapshotRecord.of,
 }
 """Class of an action that changes the shard -> its record."""

@@ -26,7 +26,6 @@ from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.servers.protocol.actions import (
     Action,
-    BeginLevel,
     ChangeCodecs,
     ChangeMode,
     EmptyStep,
@@ -34,7 +33,6 @@ from psdist.servers.protocol.actions import (
     Load,
     LoadState,
     MembershipEvent,
-    ModeEvent,
     SlotContent,
     Step,
     TakeSnapshot,
@@ -298,9 +296,10 @@ class ShardState:
     def _on_level(self, record: LevelRecord, _carried: Frame) -> list[Change]:
         if record.number != len(self.levels) + 1:
             self._refuse(f"change {record.number} of the codecs after {len(self.levels)}")
-        self.levels.append(ChangeCodecs(record.number, record.round, record.level))
+        change = ChangeCodecs(record.number, record.round, record.level)
+        self.levels.append(change)
         self.held_above = None
-        return [BeginLevel(record.number, record.round, record.level)]
+        return [change]
 
     def _on_held_rounds(self, record: HeldRoundsRecord, _carried: Frame) -> list[Change]:
         if record.highest < -1 or self.held_above is not None:
@@ -315,7 +314,7 @@ class ShardState:
         change = ChangeMode(record.round, record.mode, record.staleness, record.number)
         self.modes.append(change)
         self.held_above = None
-        return [ModeEvent(*change)]
+        return [change]
 
     @property
     def highest_sent(self) -> int:

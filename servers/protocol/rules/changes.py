@@ -6,7 +6,7 @@ sent parameters for, and the held replies leave.
 
     changes = RoundChanges(membership=membership, rule=rule)
     changes.on_hold_rounds(HoldRounds())
-    changes.on_change_mode(ChangeMode(10, "ssp", 3, number=1))      # [ModeEvent(...), Reply(...)]
+    changes.on_change_mode(ChangeMode(10, "ssp", 3, number=1))      # [ChangeMode(...), Reply(...)]
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from collections.abc import Mapping
 from psdist.protocol.control import BeginCodecs
 from psdist.servers.protocol.actions import (
     Action,
-    BeginLevel,
     ChangeCodecs,
     ChangeMode,
     HoldRounds,
-    ModeEvent,
     SendControl,
 )
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
@@ -60,7 +58,7 @@ class RoundChanges:
         failed server may not have sent to all."""
         self._chunks, self._is_built = chunks, True
         self.modes += self._scheduled
-        events: list[Action] = [ModeEvent(*each) for each in self._scheduled]
+        events: list[Action] = [*self._scheduled]
         for change in self.levels:
             events += self._codecs_to_workers(change)
         return events
@@ -77,7 +75,7 @@ class RoundChanges:
             self._scheduled = (event,)
             return []
         self.modes.append(event)
-        return [ModeEvent(*event), *self._let_go()]
+        return [event, *self._let_go()]
 
     def on_change_codecs(self, event: ChangeCodecs) -> list[Action]:
         """Every worker receives the change before the first parameters for that round, and so
@@ -86,7 +84,7 @@ class RoundChanges:
             return []  # a repetition, because the server that received it first has failed
         self._replies.release_rounds()
         self.levels.append(event)
-        return [BeginLevel(*event), *self._codecs_to_workers(event), *self._let_go()]
+        return [event, *self._codecs_to_workers(event), *self._let_go()]
 
     def _codecs_to_workers(self, change: ChangeCodecs) -> list[SendControl]:
         message = BeginCodecs(number=change.number, round=change.round, level=change.level)

@@ -39,7 +39,7 @@ from psdist.protocol.partition import Partition, Piece
 from psdist.servers.loop import ServerLoop, ServerPart
 from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.actions import (
-    BeginLevel,
+    ChangeCodecs,
     Contribution,
     Load,
     SlotContent,
@@ -276,13 +276,13 @@ def test_codecs_that_the_run_does_not_have_are_refused(level: int) -> None:
     loop, _ = changing_loop(LADDER)
     each = loop.sets[0]
     with pytest.raises(ProtocolError, match=rf"server 1: a change to codec level {level} "):
-        each.execute(BeginLevel(number=1, round=6, level=level))
-    each.execute(BeginLevel(number=1, round=6, level=0))
+        each.execute(ChangeCodecs(number=1, round=6, level=level))
+    each.execute(ChangeCodecs(number=1, round=6, level=0))
     with pytest.raises(ProtocolError, match="the change before it is for a later"):
-        each.execute(BeginLevel(number=2, round=5, level=1))
+        each.execute(ChangeCodecs(number=2, round=5, level=1))
     without, _ = changing_loop()
     with pytest.raises(ProtocolError, match="this run does not have the level"):
-        without.sets[0].execute(BeginLevel(number=1, round=6, level=0))
+        without.sets[0].execute(ChangeCodecs(number=1, round=6, level=0))
 
 
 @pytest.mark.parametrize("rounds", [[], [6]])

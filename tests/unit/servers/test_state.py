@@ -30,7 +30,6 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
     Accept,
-    BeginLevel,
     Build,
     Built,
     ChangeCodecs,
@@ -790,7 +789,7 @@ def test_all_workers_hear_of_other_codecs_before_the_first_parameters_for_that_r
     for group in range(2):
         assert only(push(core, group, 0), Reply) == [], "kept back"
     begin, *told, first, second = core.handle(ChangeCodecs(1, 1, 3))
-    assert begin == BeginLevel(1, 1, 3)
+    assert begin == ChangeCodecs(1, 1, 3)
     message = BeginCodecs(number=1, round=1, level=3)
     assert told == [SendControl(worker_id(worker), message) for worker in range(2)]
     assert isinstance(first, Reply)

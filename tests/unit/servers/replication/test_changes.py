@@ -16,12 +16,10 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import (
     Action,
-    BeginLevel,
     Built,
     ChangeCodecs,
     ChangeMode,
     HoldRounds,
-    ModeEvent,
     Reply,
     SendControl,
     Unchanged,
@@ -90,7 +88,7 @@ def test_it_judges_each_round_by_the_mode_that_its_server_was_told() -> None:
     assert begun == [], "its log has the modes already"
     assert core.changes.modes == [ChangeMode(5, "ssp", 2, 1)]
     assert core.handle(ChangeMode(5, "ssp", 2, 1)) == [], "told again"
-    assert core.handle(ChangeMode(8, "async", 0, 2)) == [ModeEvent(8, "async", 0, 2)]
+    assert core.handle(ChangeMode(8, "async", 0, 2)) == [ChangeMode(8, "async", 0, 2)]
 
 
 def test_what_its_server_has_answered_to_a_proposal_holds_for_it() -> None:
@@ -124,7 +122,7 @@ def test_it_tells_every_worker_of_the_codecs_once_more_and_takes_a_change_once()
     workers = sorted(map(worker_id, (0, 1)))
     assert begun == [SendControl(worker, message) for message in told for worker in workers]
     assert core.handle(ChangeCodecs(2, 7, 1)) == []
-    assert core.handle(ChangeCodecs(3, 9, 0))[0] == BeginLevel(3, 9, 0)
+    assert core.handle(ChangeCodecs(3, 9, 0))[0] == ChangeCodecs(3, 9, 0)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
