@@ -16,7 +16,7 @@ Copies happen in the order in which they were begun, so one that is done proves 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -29,106 +29,67 @@ Mark: TypeAlias = Any
 """A moment in what a thread has asked the device for."""
 
 
-class Copy(Protocol):
-    """Begun; until it is done its sources must stay as they are, and its targets are nobody's."""
+class Copy:
+    """A copy that has begun. Until it is done its sources must stay as they are, and its targets
+    must not be used. This one is done."""
 
     def is_done(self) -> bool:
-        """Whether the targets hold the sources."""
-        ...
-
-    def wait(self) -> None:
-        """Until it is done."""
-        ...
-
-    def join(self) -> None:
-        """What this thread asks the device for from now on comes behind it; returns at once."""
-        ...
-
-
-class Transfers(Protocol):
-    @property
-    def has_mirrors(self) -> bool:
-        """Whether the device's memory is other than what MPI sees."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where is computed."""
-        ...
-
-    def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
-        """Zeroed, where is computed."""
-        ...
-
-    def allocate(self, num_bytes: int) -> memoryview:
-        """Zeroed, where MPI reads and writes, and from where copies need not wait."""
-        ...
-
-    def mark(self) -> Mark:
-        """After everything that this thread has asked the device for."""
-        ...
-
-    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:
-        """Copy each source to its target, behind ``after``. Any thread may begin one."""
-        ...
-
-    def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
-        """As :meth:`begin`, of what ``compute()`` asks the device for, which comes behind ``after``
-        as well, and behind all that was begun before."""
-        ...
-
-
-class Done:
-    """A :class:`Copy` that is done."""
-
-    def is_done(self) -> bool:
+        """True if the targets hold the sources."""
         return True
 
     def wait(self) -> None:
-        pass
+        """Wait until it is done."""
 
     def join(self) -> None:
-        pass
+        """Order what this thread asks the device for from now on after the copy; return at once."""
 
 
-DONE: Final = Done()
+DONE: Final = Copy()
 
 
-class OnHost:
-    """Of a model on the CPU: its memory is what MPI sees, and what is copied is copied at once."""
+class Transfers:
+    """For a model on the CPU: its memory is what MPI sees, and copies are made at once."""
 
-    has_mirrors: Final = False
-    device: Final = torch.device("cpu")
+    has_mirrors = False
+    """True if the device's memory is other than what MPI sees."""
+    device = torch.device("cpu")
+    """The device that computes."""
 
     def device_memory(self, dtype: str, num_elements: int) -> torch.Tensor:
+        """Return zeroed memory of the device."""
         return torch.zeros(num_elements, dtype=torch_dtype(dtype))
 
     def allocate(self, num_bytes: int) -> memoryview:
+        """Return zeroed memory that MPI reads and writes, and from which copies need not wait."""
         return allocate(num_bytes)
 
     def mark(self) -> Mark:
+        """Return the moment after everything that this thread has asked the device for."""
         return None
 
-    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:  # noqa: ARG002 - seam
+    def begin(self, pairs: Pairs, *, after: Iterable[Mark]) -> Copy:  # noqa: ARG002 - for devices
+        """Copy each source to its target, after ``after``. Any thread may call it."""
         if pairs:
             sources, targets = zip(*pairs, strict=True)
             torch._foreach_copy_(targets, sources)
         return DONE
 
     def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
+        """As :meth:`begin`, of what ``compute()`` asks the device for. That also comes after
+        ``after``, and after all that was begun before."""
         with torch.no_grad():
             pairs = compute()
         return self.begin(pairs, after=after)
 
 
-class ToGpu:
+class ToGpu(Transfers):
     """Over a stream of their own, beside those on which the model computes; pinned host memory.
 
     A mark is an event of the stream that is the thread's current one: in a hook of autograd that
     on which the gradient was made.
     """
 
-    has_mirrors: Final = True
+    has_mirrors = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -163,7 +124,7 @@ class ToGpu:
         return _OnStream(self.device, done, pairs)
 
 
-class _OnStream:
+class _OnStream(Copy):
     """A copy that a stream makes."""
 
     def __init__(self, device: torch.device, done: torch.cuda.Event, pairs: Pairs) -> None:
@@ -189,7 +150,7 @@ class _OnStream:
 def transfers_for(device: torch.device) -> Transfers:
     """For a model on ``device``. Raises :class:`ModelError` where psdist trains none."""
     if device.type == "cpu":
-        return OnHost()
+        return Transfers()
     if device.type == "cuda":
         return ToGpu(device)
     raise ModelError(

@@ -19,7 +19,7 @@ from torch import Tensor
 from psdist.codecs.base import MatrixCodec, OnDevice
 from psdist.codecs.layout import Division
 from psdist.protocol.memory import as_tensor
-from psdist.transfers import Copy, Mark, OnHost, Pairs, Transfers
+from psdist.transfers import Copy, Mark, Pairs, Transfers
 
 Measures: TypeAlias = Mapping[str, Callable[[], Tensor]]
 """Name of a number -> what computes it: a tensor of one element."""
@@ -32,7 +32,7 @@ class HostCoder:
 
     def __init__(self, transfers: Transfers | None = None) -> None:
         """``transfers``: to the memory that MPI reads; by default the values lie there."""
-        self.transfers = OnHost() if transfers is None else transfers
+        self.transfers = Transfers() if transfers is None else transfers
         self.num_bytes_to_host = 0
         """Bytes that were copied from a device."""
 

@@ -6,7 +6,7 @@ workers hold bfloat16 or float16, replies carry a second copy in their dtype. Wi
 device, parameters, sums and optimizer state lie there. Memory that the network reads and
 writes stays on the host, and psdist.transfers copies between the two.
 
-    shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...), OnHost())
+    shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...), Transfers())
     shard.load(Load(0, slot))
     shard.step(step_action)
     shard.payload(0, buffer=0)       # memoryview: the bytes of a reply
@@ -50,7 +50,7 @@ from psdist.servers.shard.replies import ChangeReplies, CodedReplies, RawReplies
 from psdist.servers.shard.slots import CodedGradients, RawGradients, Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.stages import ShardStage
-from psdist.transfers import OnHost, Transfers
+from psdist.transfers import Transfers
 
 _LOADED_AND_STEPPED: Final = 2
 """Changes of a chunk: its first values, and a step, in which most optimizers make their state."""
@@ -62,7 +62,7 @@ class TensorShard:
     def __init__(self, spec: ShardSpec, transfers: Transfers | None = None) -> None:
         """Zeroed memory and an optimizer for each chunk; raises OptimizerRefusedError.
         ``transfers``: of the device that has the shard; None: on the CPU."""
-        transfers = transfers or OnHost()
+        transfers = transfers or Transfers()
         self._transfers = transfers
         self._slots = Slots(transfers, spec.slot_bytes)
         self._gradients = gradients_of(spec, self._slots)

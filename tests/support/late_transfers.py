@@ -19,11 +19,11 @@ from unittest import mock
 import torch
 
 from psdist.protocol.memory import allocate, torch_dtype
-from psdist.transfers import Mark, Pairs
+from psdist.transfers import Copy, Mark, Pairs, Transfers
 from psdist.workers.model.samples import same_bits
 
 
-class LateTransfers:
+class LateTransfers(Transfers):
     """Copies are made in their order; each when it is waited for, or some time after it was asked
     for again."""
 
@@ -64,7 +64,7 @@ class LateTransfers:
             self.under_way.popleft().end()
 
 
-class LateCopy:
+class LateCopy(Copy):
     def __init__(self, transfers: LateTransfers, compute: Callable[[], Pairs]) -> None:
         """``compute`` is called late, too: it sees what the device's memory holds then."""
         self._transfers = transfers

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.transfers import OnHost, ToGpu
+from psdist.transfers import ToGpu, Transfers
 
 
 class Streams:
@@ -160,7 +160,7 @@ def test_what_is_copied_is_kept_until_it_is_there(streams: Streams) -> None:
 
 
 def test_on_the_host_a_copy_is_made_at_once() -> None:
-    host = OnHost()
+    host = Transfers()
     target = torch.zeros(3)
     copy = host.begin([(torch.ones(3), target)], after=[host.mark()])
     assert copy.is_done()
