@@ -42,9 +42,8 @@ from psdist.job_parts import (
 from psdist.mode_names import MODES
 from psdist.prepared import ORDERS, ParameterSets, Setting, refuse_call_of_group
 from psdist.protocol.checkpoints import CHECKPOINT
-from psdist.protocol.collected import Brought
+from psdist.protocol.collected import SET_MODE, Brought, pack_mode
 from psdist.protocol.ids import describe_workers, worker_of
-from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.ranks.failure import flush_output, format_error, printable
 from psdist.ranks.server import num_threads
 from psdist.ranks.session import JobSession

@@ -27,9 +27,8 @@ from psdist.config.modes import describe_mode, describe_modes, judging_mode
 from psdist.errors import UsageError
 from psdist.prepared import ParameterSets
 from psdist.protocol.checkpoints import WRITTEN
-from psdist.protocol.collected import Brought
+from psdist.protocol.collected import JOIN, Brought
 from psdist.protocol.ids import worker_of
-from psdist.protocol.substitutes import JOIN
 from psdist.ranks.checkpointing.resuming import Restored
 from psdist.ranks.checkpointing.script_signals import ScriptSignals, end_behind
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints

@@ -23,9 +23,8 @@ from psdist.checkpoint.tensors import write_tensors
 from psdist.config.derived import without_substitutes
 from psdist.config.settings import RunConfig
 from psdist.errors import CheckpointError, UsageError
-from psdist.protocol.collected import Brought
+from psdist.protocol.collected import JOIN, Brought, pack_join
 from psdist.protocol.control import JoinAccepted
-from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.ranks.session import JobSession
 from psdist.workers.loop import WorkerLoop
 

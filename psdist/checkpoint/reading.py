@@ -81,7 +81,7 @@ def _header_of(path: Path) -> Contents:
 
 
 def _values(path: Path, contents: Contents) -> tuple[object, dict[str, torch.Tensor]]:
-    from psdist.checkpoint.values import read_tensor
+    from psdist.checkpoint.tensors import read_tensor
 
     plain = parse_json(contents.text or "null", where=quoted(path))
     return plain, {key: read_tensor(path, its) for key, its in contents.tensors.items()}
@@ -110,7 +110,7 @@ class Checkpoint:
     ) -> torch.Tensor:
         """1-D: elements of a piece, in the order of its memory, from element ``start`` on. ``key``:
         "value", or "state.KEY" for state that has elements. Raises :class:`CheckpointError`."""
-        from psdist.checkpoint.values import allocate, read_into
+        from psdist.checkpoint.tensors import allocate, read_into
 
         stretches = self._stretches.get((set_index, piece, key), [])
         at = max(bisect_right(stretches, start, key=lambda each: each.start) - 1, 0)
@@ -133,7 +133,7 @@ class Checkpoint:
 
     def read_whole(self, set_index: int, piece: int, key: str) -> torch.Tensor:
         """State that belongs to the whole piece, in a shape of its own."""
-        from psdist.checkpoint.values import allocate, read_into
+        from psdist.checkpoint.tensors import allocate, read_into
 
         stretches = self._stretches.get((set_index, piece, key), [])
         if len(stretches) != 1:

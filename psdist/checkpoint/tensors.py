@@ -1,7 +1,8 @@
-"""Writing a file of a checkpoint: a server's stretches of pieces, a worker's tensors by name.
+"""The tensors of a checkpoint's file: a server's stretches of pieces, a worker's tensors by name.
 
     record = write_file(folder / "server-0.safetensors", entries, plain)
     record = write_tensors(folder / "worker-0.safetensors", {"0": tensor}, plain)
+    read_into(target, path, stored, first)
 
 The file is on the disk when a function returns, and its checksum is of what was handed to the disk.
 """
@@ -12,14 +13,18 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import FileIO
+from math import prod
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from psdist.checkpoint.container import ITEM_BYTES, Shaped, header
+from psdist.checkpoint.container import ITEM_BYTES, Shaped, Stored, header
 from psdist.checkpoint.disk import DISK, Disk
 from psdist.checkpoint.index import FileRecord
+from psdist.checkpoint.strict import open_regular, quoted
+from psdist.errors import CheckpointError
 
 CODES: Final = {
     torch.float64: "F64",
@@ -100,3 +105,35 @@ def _write(path: Path, named: list[tuple[str, torch.Tensor]], text: str, disk: D
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     memory: memoryview = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
     return memory
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def allocate(code: str, num_elements: int) -> torch.Tensor:
+    return torch.empty(num_elements, dtype=DTYPES[code])
+
+
+def read_into(target: torch.Tensor, path: Path, stored: Stored, first: int) -> None:
+    """``target``, 1-D and contiguous, becomes elements of ``stored`` from ``first`` on."""
+    memory: memoryview = target.view(torch.uint8).numpy().data
+    with open_regular(path) as file:
+        _read(file, stored.begin + first * ITEM_BYTES[stored.dtype], memory, path)
+
+
+def read_tensor(path: Path, stored: Stored) -> torch.Tensor:
+    found = allocate(stored.dtype, prod(stored.shape))
+    read_into(found, path, stored, 0)
+    return found.view(stored.shape)
+
+
+def _read(file: FileIO, begin: int, memory: memoryview, path: Path) -> None:
+    try:
+        file.seek(begin)
+        while len(memory):
+            count = file.readinto(memory)
+            if not count:
+                raise CheckpointError(f"{quoted(path)}: damaged: it ends early")
+            memory = memory[count:]
+    except OSError as error:
+        raise CheckpointError(f"{quoted(path)}: cannot be read: {error.strerror}") from None

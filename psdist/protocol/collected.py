@@ -1,25 +1,35 @@
-"""What workers have brought to a collective: the coordinator's answer, and what a worker reads in
-it.
+"""Collectives: what workers bring to them, and the coordinator's answer; pure.
 
-Everything to everybody would be the square of the workers. Payloads are there to be compared: each
-different one is told once, and of many different ones the first few. Values are there to be summed:
-the sum is told.
+The answer to everybody must not grow with the workers. Each different payload is sent once, and of
+many different ones the first few. Values are summed, and the sum is sent.
 
     answer = collected(3, [enter_of_worker_0, enter_of_worker_1])
     Brought.decode(answer).of(1)
+    unpack_mode(pack_mode("ssp", 3))              # ("ssp", 3)
+    unpack_join(pack_join([12], "state-12-1"))    # JoinBrought(clocks=(12,), state="state-12-1")
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from psdist.errors import InvariantError, ProtocolError
+from psdist.mode_names import Mode
+from psdist.protocol.checkpoints import pack_clocks, unpack_clocks
 from psdist.protocol.control import Collected, Enter
 from psdist.protocol.ids import describe_workers
 
+SET_MODE: Final = "set_mode"
+"""The collective that changes the mode of the run."""
+JOIN: Final = "join"
+"""The collective in which substitutes join; each worker brings its clocks."""
+_MOST: Final = 2**31 - 1
+_STATE: Final = re.compile(r"[a-z0-9-]{1,80}")
 MOST_TOLD = 8
 """Different payloads in an answer."""
 VALUE = np.dtype("<f8")
@@ -116,3 +126,49 @@ class Brought:
                 workers += range(at, at + length)
             at += length
         return workers
+
+
+# -- changes of the mode ---------------------------------------------------------------------------
+
+
+def pack_mode(mode: Mode, staleness: int) -> bytes:
+    """``staleness``: 0 but for ssp."""
+    return (f"ssp:{staleness}" if mode == "ssp" else mode).encode()
+
+
+def unpack_mode(payload: bytes) -> tuple[Mode, int] | None:
+    """The inverse; None for what is no mode."""
+    if payload == b"sync":
+        return "sync", 0
+    if payload == b"async":
+        return "async", 0
+    digits = payload.removeprefix(b"ssp:")
+    if digits == payload or not digits.isdigit() or len(digits) > 10 or int(digits) > _MOST:
+        return None
+    return "ssp", int(digits)
+
+
+# -- workers that join -----------------------------------------------------------------------------
+
+
+class JoinBrought(NamedTuple):
+    """What a worker brings to that collective."""
+
+    clocks: tuple[int, ...]
+    """Its own, by parameter set."""
+    state: str
+    """The name of what a substitute's script goes on with, which the chief has written; "" of the
+    other workers, and where the chief could not."""
+
+
+def pack_join(clocks: Sequence[int], state: str = "") -> bytes:
+    return b"%s/%s" % (pack_clocks(clocks), state.encode())
+
+
+def unpack_join(data: bytes) -> JoinBrought | None:
+    """None for anything else."""
+    packed, _, name = data.partition(b"/")
+    clocks, state = unpack_clocks(packed), name.decode("ascii", "replace")
+    if clocks is None or (state and not _STATE.fullmatch(state)) or data.count(b"/") != 1:
+        return None
+    return JoinBrought(clocks, state)

@@ -31,7 +31,7 @@ from psdist.controller.kept import Fidelity
 from psdist.controller.snapshots import Change, Fields, HasSnapshot, Nested
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN
-from psdist.protocol.collected import MOST_TOLD, PREPARED, collected
+from psdist.protocol.collected import JOIN, MOST_TOLD, PREPARED, SET_MODE, collected
 from psdist.protocol.control import (
     Absent,
     Blocked,
@@ -60,8 +60,6 @@ from psdist.protocol.ids import (
     worker_id,
     worker_of,
 )
-from psdist.protocol.modes import SET_MODE
-from psdist.protocol.substitutes import JOIN
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.collectives import Collective, MissedCalls, Warn
 from psdist.servers.protocol.pauses import Pauses

@@ -36,6 +36,7 @@ from typing import Final
 
 from psdist.controller.snapshots import Fields
 from psdist.errors import ProtocolError
+from psdist.protocol.collected import JOIN, unpack_join
 from psdist.protocol.control import (
     AdmitWorker,
     Control,
@@ -53,7 +54,6 @@ from psdist.protocol.ids import (
     worker_id,
     worker_of,
 )
-from psdist.protocol.substitutes import JOIN, unpack_join
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.collectives import Collective, Warn
 from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse

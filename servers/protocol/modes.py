@@ -29,9 +29,9 @@ from psdist.controller.observed import LevelsSized
 from psdist.controller.snapshots import Fields, Nested
 from psdist.errors import ProtocolError
 from psdist.mode_names import Mode
+from psdist.protocol.collected import SET_MODE, unpack_mode
 from psdist.protocol.control import CommitMode, Control, ModeProposed, Progress, ProposeMode
 from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.modes import SET_MODE, unpack_mode
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.collectives import Collective
 from psdist.servers.protocol.coordinator import Actions, Coordinator, CoordinatorPart, refuse

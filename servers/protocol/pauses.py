@@ -21,9 +21,9 @@ from typing import Annotated, TypeAlias
 from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.errors import ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN
+from psdist.protocol.collected import JOIN
 from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
 from psdist.protocol.ids import worker_id
-from psdist.protocol.substitutes import JOIN
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.snapshots import OnWire
 

@@ -32,8 +32,7 @@ from psdist.protocol.header import Kind
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, server_id
 from psdist.servers.loop import Decided, ServerLoop, ServerPart, ShardSets
 from psdist.servers.parts import Admissions, CheckpointCopies, Departures, ModeSwitches
-from psdist.servers.protocol.replication.filling import Filling
-from psdist.servers.protocol.replication.primary import Primary
+from psdist.servers.protocol.replication.primary import Filling, Primary
 from psdist.servers.protocol.state import CHIEF, ServerCore
 from psdist.servers.replication.keeping import KeptShard, ReplicationOptions
 from psdist.servers.replication.outbox import Outbox, RecordFrame

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from psdist.commands.check import check
 from psdist.history.rules.log.modes import changes_of
 from psdist.history.rules.log.replay import ServerReplay
-from psdist.protocol.collected import PREPARED
-from psdist.protocol.modes import SET_MODE, pack_mode
+from psdist.protocol.collected import PREPARED, SET_MODE, pack_mode
 from tests.support.virtual.job import VirtualJob, play
 from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import AnotherSet, Schedule, Size, with_modes

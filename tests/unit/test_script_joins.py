@@ -12,7 +12,7 @@ import torch
 
 from psdist.config.settings import RunConfig
 from psdist.errors import CheckpointError, UsageError
-from psdist.protocol.substitutes import JoinBrought, pack_join, unpack_join
+from psdist.protocol.collected import JoinBrought, pack_join, unpack_join
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import ScriptJoins, require_one_set
 

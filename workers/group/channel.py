@@ -32,8 +32,8 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from psdist.errors import CollectiveError, InvariantError
+from psdist.protocol.collected import SET_MODE
 from psdist.protocol.memory import allocate
-from psdist.protocol.modes import SET_MODE
 from psdist.protocol.partition import Span
 
 CALLS = (

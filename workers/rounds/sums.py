@@ -21,7 +21,7 @@ import torch
 
 from psdist.errors import UsageError
 from psdist.protocol.checkpoints import CHECKPOINT
-from psdist.protocol.substitutes import JOIN
+from psdist.protocol.collected import JOIN
 from psdist.workers.loop import Wait
 from psdist.workers.reduction import Reduced
 from psdist.workers.rounds.trainer import RoundTrainer

@@ -53,12 +53,14 @@ def coefficient(squares: Iterable[float], max_norm: float) -> float:
     return min(1.0, max_norm / (math.sqrt(total) + 1e-6))
 
 
-def clipped_for(plain: Gathered, peer: int, setup: Setup) -> RoundRule:
-    """Return the rule that clips to the joint norm of the model that ``peer`` describes; ``plain``
-    itself if the model has none."""
-    if not 0 <= setup.max_norm < math.inf:
-        plain._refuse(peer, f"sent Setup with the norm {setup.max_norm} to clip to")
-    return Clipped(plain, max_norm=setup.max_norm) if setup.max_norm else plain
+class Sync(Gathered):
+    """Each round is one step on the weighted mean of all groups."""
+
+    def for_model(self, peer: int, setup: Setup) -> RoundRule:
+        """Return :class:`Clipped` if the model that ``peer`` describes has a joint norm."""
+        if not 0 <= setup.max_norm < math.inf:
+            self._refuse(peer, f"sent Setup with the norm {setup.max_norm} to clip to")
+        return Clipped(self, max_norm=setup.max_norm) if setup.max_norm else self
 
 
 class Clipped(Gathered):

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from psdist.protocol.collected import JOIN, pack_join
 from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.joins import Joined
 from tests.support.virtual.job import VirtualJob
 from tests.support.virtual.schedule import Schedule

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.checkpoints import pack_clocks
-from psdist.protocol.collected import PREPARED, Brought
+from psdist.protocol.collected import PREPARED, SET_MODE, Brought, pack_mode
 from psdist.protocol.control import Progress, Setup, Written
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.memory import allocate
-from psdist.protocol.modes import SET_MODE, pack_mode
 from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
 from psdist.protocol.partition import Chunk
 from psdist.transport.waiting import Waiting

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from psdist.checkpoint import container
 from psdist.checkpoint.container import Shaped, header, read_header
 from psdist.checkpoint.strict import open_regular
-from psdist.checkpoint.tensors import CODES, Entry, write_file, write_tensors
-from psdist.checkpoint.values import read_tensor
+from psdist.checkpoint.tensors import CODES, Entry, read_tensor, write_file, write_tensors
 from psdist.errors import CheckpointError
 
 

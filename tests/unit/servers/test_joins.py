@@ -8,7 +8,7 @@ import pytest
 
 from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, pack_clocks
-from psdist.protocol.collected import PREPARED
+from psdist.protocol.collected import JOIN, PREPARED, pack_join
 from psdist.protocol.control import (
     AdmitWorker,
     Blocked,
@@ -42,7 +42,6 @@ from psdist.protocol.control import (
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
-from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.actions import (
     AdmitGroup,
     Fail,

@@ -6,7 +6,7 @@ import pytest
 
 from psdist.controller.decisions import Decision
 from psdist.errors import ProtocolError
-from psdist.protocol.collected import PREPARED
+from psdist.protocol.collected import PREPARED, SET_MODE, pack_mode, unpack_mode
 from psdist.protocol.control import (
     Collected,
     CommitMode,
@@ -20,7 +20,6 @@ from psdist.protocol.control import (
     Resumed,
 )
 from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.modes import SET_MODE, pack_mode, unpack_mode
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import CoordinatorAction
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges

@@ -7,7 +7,7 @@ from typing import Any
 from psdist.controller.decisions import WINDOW
 from psdist.controller.mode import ModeControl
 from psdist.controller.observed import GroupCame, GroupGone, ModeObserved
-from psdist.protocol.collected import PREPARED
+from psdist.protocol.collected import JOIN, PREPARED, SET_MODE, pack_join
 from psdist.protocol.control import (
     Collected,
     CommitMode,
@@ -25,8 +25,6 @@ from psdist.protocol.control import (
     Resumed,
 )
 from psdist.protocol.ids import server_id, worker_id
-from psdist.protocol.modes import SET_MODE
-from psdist.protocol.substitutes import JOIN, pack_join
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import CoordinatorAction
 from psdist.servers.protocol.joins import Joins

@@ -38,8 +38,8 @@ from psdist.servers.protocol.replication.records import (
     ValuesRecord,
 )
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules.clipping import Sync
 from psdist.servers.protocol.rules.rule import MakeRule
-from psdist.servers.protocol.rules.sync import Sync
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.successor import Successor
 from tests.support.rules import switching

@@ -23,9 +23,8 @@ from psdist.protocol.optimizer_state import OneValue, PerElement, Whole
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.membership import Standing
-from psdist.servers.protocol.replication.filling import MOST_FILLING, Filling
 from psdist.servers.protocol.replication.pairs import next_keeper
-from psdist.servers.protocol.replication.primary import Primary
+from psdist.servers.protocol.replication.primary import MOST_FILLING, Filling, Primary
 from psdist.servers.protocol.replication.records import (
     ChunkRecord,
     EvictRecord,
