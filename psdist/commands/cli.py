@@ -17,10 +17,10 @@ from typing import Annotated, Final, Literal, NoReturn, cast
 
 import typer
 
+from psdist.commands import flush, open_missing, report_failure
 from psdist.commands.cli_bench import Action, bench_app
 from psdist.commands.cli_plan import RACKS_HELP, PlanOptions, taking
 from psdist.commands.cli_run import SHOWN, RunCommand, SettingsCommand, read_request, run
-from psdist.commands.standard_output import flush, open_missing, report_failure
 from psdist.errors import PsdistError, UsageError
 from psdist.install.launcher import detect
 
@@ -199,7 +199,7 @@ def probe(
         return lambda: compare_files(old, new, threshold=threshold, json_path=json_path)
     if threshold is not None:
         raise typer.BadParameter("only --compare has one", param_hint="--threshold")
-    from psdist.commands.probe.command import probe as measure
+    from psdist.commands.probe import probe as measure
 
     return lambda: measure(json_path, quick=quick, racks=racks)
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from psdist import sizes
+from psdist.commands import discard
 from psdist.commands.cli_plan import PlanOptions
-from psdist.commands.standard_output import discard
 from psdist.config.settings import (
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,

@@ -87,7 +87,7 @@ def start_mpirun(
     ``script`` is for the display. Raises LaunchError if there is no mpirun that belongs to the MPI
     library in use, or if it cannot be started.
     """
-    from psdist.commands.launch.parent import make_parent
+    from psdist.commands.launch import make_parent
 
     environment = launch_environment(os.environ)
     name = Path(script).name

@@ -44,22 +44,11 @@ class Paths:
             for link in machine.links
             if link.second
         }
-        self._link_speed = next(
-            (
-                speed
-                for speed in _LINK_SPEEDS
-                if all(abs(each / speed - round(each / speed)) < 0.02 for each in self._all)
-            ),
-            0.0,
-        )
+        self._link_speed = next((each for each in _LINK_SPEEDS if self._are_multiples(each)), 0.0)
 
-    @property
-    def _all(self) -> Sequence[float]:
-        return list(self._speeds.values())
-
-    @property
-    def are_linked(self) -> bool:
-        return bool(self._speeds)
+    def _are_multiples(self, speed: float) -> bool:
+        counts = [each / speed for each in self._speeds.values()]
+        return all(abs(each - round(each)) < 0.02 for each in counts)
 
     def linked_bytes_per_s(self, one: Device, other: Device) -> float:
         """Of the direct links between two GPUs, one direction; 0 where there are none."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from psdist.topology.machine import Machine
 
@@ -76,30 +77,17 @@ class Cluster:
     def with_links(
         self,
         *,
-        node_bytes_per_s: Mapping[str, float] | None = None,
-        switch_bytes_per_s: Mapping[str, float] | None = None,
-        default_node_bytes_per_s: float | None = None,
-        default_switch_bytes_per_s: float | None = None,
+        node_bytes_per_s: Mapping[str, float] = MappingProxyType({}),
+        switch_bytes_per_s: Mapping[str, float] = MappingProxyType({}),
     ) -> Cluster:
-        """The same cluster with other link speeds, by name; a default applies to all not named."""
-        named_nodes, named_switches = node_bytes_per_s or {}, switch_bytes_per_s or {}
+        """Return the same cluster with other link speeds, by name."""
         nodes = (
-            replace(
-                node,
-                bytes_per_s=named_nodes.get(
-                    node.name, default_node_bytes_per_s or node.bytes_per_s
-                ),
-            )
-            for node in self.nodes
+            replace(each, bytes_per_s=node_bytes_per_s.get(each.name, each.bytes_per_s))
+            for each in self.nodes
         )
         switches = (
-            replace(
-                switch,
-                bytes_per_s=named_switches.get(
-                    switch.name, default_switch_bytes_per_s or switch.bytes_per_s
-                ),
-            )
-            for switch in self.switches
+            replace(each, bytes_per_s=switch_bytes_per_s.get(each.name, each.bytes_per_s))
+            for each in self.switches
         )
         return replace(self, nodes=tuple(nodes), switches=tuple(switches))
 

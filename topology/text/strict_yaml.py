@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_CHARACTERS: Final = 4 << 20
-_WHOLE: Final = ("StreamStartEvent", "DocumentStartEvent", "DocumentEndEvent", "StreamEndEvent")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +75,7 @@ class Node:
 def parse(text: str, *, where: str, limits: Limits) -> Node:
     """The one document in ``text``. Raises PlacementError, with the line, for what is none.
 
-    The limits are looked at while it is read: no more than they allow is ever built.
+    The limits are checked on PyYAML's events, before anything is built.
     """
     if len(text) > MAX_CHARACTERS:
         raise PlacementError(
@@ -85,79 +84,59 @@ def parse(text: str, *, where: str, limits: Limits) -> Node:
         )
     import yaml  # needed by few: not when the program starts
 
+    # libyaml's parser is twenty times as fast; a PyYAML that was built without it has its own.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _document(_events(yaml, text), where, limits)
+        _check(yaml.parse(text, Loader=loader), where, limits)
+        root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = where if mark is None else f"{where}:{mark.line + 1}"
         reason = " ".join(str(getattr(error, "problem", None) or error).split())[:120]
         raise PlacementError(f"{place}: not YAML ({reason}): correct it") from None
+    if root is None:
+        raise PlacementError(f"{where}: nothing in it but comments: give the right file")
+    return _node(root, where)
 
 
-def _events(yaml: Any, text: str) -> Iterator[Any]:
-    # libyaml's parser is twenty times as fast; a PyYAML that was built without it has its own.
-    yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
-@dataclass(slots=True)
-class _Open:
-    """A list or mapping that has not ended; ``key``: read, and its value is still to come."""
-
-    node: Node
-    key: str | None = None
-
-
-def _document(events: Iterator[Any], where: str, limits: Limits) -> Node:
-    root: Node | None = None
-    above: list[_Open] = []
-    count = 0
+def _check(events: Iterator[Any], where: str, limits: Limits) -> None:
+    """Raise PlacementError for more than the limits allow, and for YAML's liberties."""
+    count = depth = num_documents = 0
     for event in events:
         kind = type(event).__name__
         place = f"{where}:{event.start_mark.line + 1}"
-        if kind in _WHOLE:
-            if kind == "DocumentStartEvent" and root is not None:
-                raise PlacementError(f"{place}: a second document begins: leave one in the file")
-            continue
-        if kind in ("SequenceEndEvent", "MappingEndEvent"):
-            above.pop()
-            continue
+        num_documents += kind == "DocumentStartEvent"
+        if num_documents > 1:
+            raise PlacementError(f"{place}: a second document begins: leave one in the file")
         if kind == "AliasEvent":
             raise PlacementError(f"{place}: *{event.anchor[:40]} is an alias: write out its value")
+        depth -= kind in ("SequenceEndEvent", "MappingEndEvent")
+        if kind not in ("ScalarEvent", "SequenceStartEvent", "MappingStartEvent"):
+            continue
         count += 1
-        if count > limits.nodes or len(above) >= limits.depth:
+        if count > limits.nodes or depth >= limits.depth:
             raise PlacementError(
                 f"{place}: more than {limits.nodes:,} values, or more than {limits.depth} lists "
                 "and mappings in each other: give the right file"
             )
         if event.tag not in (None, "!"):
             raise PlacementError(f"{place}: the tag {shown(event.tag)}: leave it out")
-        node = _node(kind, event, where)
-        if above:
-            _put(above[-1], node)
-        else:
-            root = node
-        if not isinstance(node.content, str):
-            above.append(_Open(node=node))
-    if root is None:
-        raise PlacementError(f"{where}: nothing in it but comments: give the right file")
-    return root
+        depth += kind != "ScalarEvent"
 
 
-def _node(kind: str, event: Any, where: str) -> Node:
-    line = event.start_mark.line + 1
-    if kind == "ScalarEvent":
-        return Node(content=event.value, where=where, line=line)
-    return Node(content=[] if kind == "SequenceStartEvent" else {}, where=where, line=line)
-
-
-def _put(above: _Open, node: Node) -> None:
-    content = above.node.content
-    if isinstance(content, list):
-        content.append(node)
-    elif isinstance(content, dict) and above.key is None:
-        above.key = node.text("a key")
-        if above.key in content:
-            raise PlacementError(f"{node.place}: the key {shown(above.key)} is there twice")
-    elif isinstance(content, dict) and above.key is not None:
-        content[above.key] = node
-        above.key = None
+def _node(found: Any, where: str) -> Node:
+    """Return what PyYAML has composed; no deeper than the limits."""
+    content: str | list[Node] | dict[str, Node]
+    if isinstance(found.value, str):
+        content = found.value
+    elif found.id == "sequence":
+        content = [_node(each, where) for each in found.value]
+    else:
+        content = {}
+        for key, value in found.value:
+            node = _node(key, where)
+            name = node.text("a key")
+            if name in content:
+                raise PlacementError(f"{node.place}: the key {shown(name)} is there twice")
+            content[name] = _node(value, where)
+    return Node(content=content, where=where, line=found.start_mark.line + 1)

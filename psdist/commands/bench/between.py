@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from psdist.config.sources import resolve
-from psdist.protocol.ids import worker_of
+from psdist.protocol.ids import COORDINATOR, worker_of
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.connecting import connect
+from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.rank import Rank
+from psdist.servers.protocol.lobby import Lobby
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,6 +49,28 @@ def alone(name: str, start: str) -> Callable[[Rank], str]:
         if context.is_alone
         else ""
     )
+
+
+def wait_for_all(between: MPI.Comm, rest_s: float) -> None:
+    """Return when all ranks have called this; a rank that waits sleeps ``rest_s`` at a time."""
+    over = between.Ibarrier()
+    while not over.Test():
+        time.sleep(rest_s)
+
+
+def leave_job(context: Rank, lobby: Lobby | None) -> None:
+    """Wait, as a server, until the workers have left, and end."""
+    while wait_for_job(context, lobby):
+        pass
+    context.exit.close()
+
+
+def lobby_of(context: Rank) -> Lobby | None:
+    """Return the lobby if this rank is the coordinator."""
+    roles = context.roles
+    if context.me != COORDINATOR:
+        return None
+    return Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
 
 
 def start_torch(context: Rank, among: MPI.Comm) -> str:

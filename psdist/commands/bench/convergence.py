@@ -19,17 +19,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from psdist.commands.bench import Counts, HostCpu, sent
-from psdist.commands.bench.between import alone, between_ranks, start_torch
+from psdist.commands.bench.between import (
+    alone,
+    between_ranks,
+    leave_job,
+    lobby_of,
+    start_torch,
+    wait_for_all,
+)
 from psdist.commands.bench.convergence_report import ConvergenceOptions, report, result_of
 from psdist.commands.bench.schemes import Rival, Scheme
 from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError
-from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
+from psdist.protocol.ids import is_worker, worker_of
 from psdist.ranks.agreement import allgather
 from psdist.ranks.lobby import leave, wait_for_job
 from psdist.ranks.rank import Rank
 from psdist.ranks.server import num_threads, serve_job
-from psdist.servers.protocol.lobby import Lobby
 
 if TYPE_CHECKING:  # at run time only inside functions: importing them takes seconds, or starts MPI
     import torch
@@ -100,14 +106,9 @@ class _Meeting:
         self._counts: list[Counts] = []
 
     def __call__(self) -> None:
-        self._wait()
+        wait_for_all(self._between, _REST_S)
         self._counts.append(sent() if self._counts_for_host else Counts())
-        self._wait()
-
-    def _wait(self) -> None:
-        over = self._between.Ibarrier()
-        while not over.Test():
-            time.sleep(_REST_S)
+        wait_for_all(self._between, _REST_S)
 
     @property
     def sent(self) -> list[Counts]:
@@ -118,10 +119,7 @@ class _Meeting:
 class _Server:
     def __init__(self, context: Rank, options: ConvergenceOptions, meet: _Meeting) -> None:
         self._context, self._options, self._meet = context, options, meet
-        self._lobby: Lobby | None = None
-        if context.me == COORDINATOR:
-            roles = context.roles
-            self._lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
+        self._lobby = lobby_of(context)
 
     def measure(self, resolved: list[Resolved]) -> dict[str, Any]:
         context, summaries = self._context, []
@@ -141,9 +139,7 @@ class _Server:
         return {"summaries": summaries, "sent": self._meet.sent}
 
     def leave(self) -> None:
-        while wait_for_job(self._context, self._lobby):
-            pass
-        self._context.exit.close()
+        leave_job(self._context, self._lobby)
 
 
 class _Worker:

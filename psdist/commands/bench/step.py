@@ -23,7 +23,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from psdist.commands.bench import echo, exchange, sent
-from psdist.commands.bench.between import alone, between_ranks, start_torch
+from psdist.commands.bench.between import (
+    alone,
+    between_ranks,
+    leave_job,
+    lobby_of,
+    start_torch,
+    wait_for_all,
+)
 from psdist.commands.bench.sleeping import Shards, Sleepers, layer_sizes
 from psdist.commands.bench.step_report import (
     ALLREDUCE,
@@ -37,14 +44,13 @@ from psdist.commands.bench.step_report import (
     report,
     result_of,
 )
-from psdist.protocol.ids import COORDINATOR, is_worker
+from psdist.protocol.ids import is_worker
 from psdist.protocol.memory import allocate
 from psdist.ranks.agreement import allgather
 from psdist.ranks.lobby import leave, wait_for_job
 from psdist.ranks.rank import Rank
 from psdist.ranks.server import build_loop
 from psdist.servers.loop import ServerLoop
-from psdist.servers.protocol.lobby import Lobby
 
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
     from mpi4py import MPI
@@ -102,10 +108,7 @@ class _Side(Shards):
         self._counts_for_host = context.number == min(ranks)
 
     def meet(self) -> None:
-        """All ranks are here; who waits sleeps."""
-        meeting = self.between.Ibarrier()
-        while not meeting.Test():
-            time.sleep(_REST_S)
+        wait_for_all(self.between, _REST_S)
 
     def forget_warm_up(self) -> None:
         """From here on bytes and CPU time count."""
@@ -137,9 +140,7 @@ class _Side(Shards):
 class _ServerSide(_Side):
     def measure(self) -> dict[str, Any]:
         context, roles = self.context, self.context.roles
-        self._lobby: Lobby | None = None
-        if context.me == COORDINATOR:
-            self._lobby = Lobby(num_workers=roles.num_workers, num_servers=roles.num_servers)
+        self._lobby = lobby_of(context)
         wait_for_job(context, self._lobby)
         self._loop, self._duty = build_loop(context.session, context.session.transport)
         self._waiting = context.waiting(has_deadline=False)
@@ -167,9 +168,7 @@ class _ServerSide(_Side):
         return {"sent": self.sent, "cpu": self.cpu, "slots": slots}
 
     def leave(self) -> None:
-        while wait_for_job(self.context, self._lobby):
-            pass
-        self.context.exit.close()
+        leave_job(self.context, self._lobby)
 
     def _echo(self, memories: list[list[memoryview]]) -> float:
         echo(self.between, memories, self.context.roles.worker_ranks)
@@ -257,9 +256,7 @@ class _WorkerSide(_Side):
     def _serve_me(self, run: Callable[[], float]) -> float:
         """``run()`` while the servers serve."""
         took_s = run()
-        over = self.between.Ibarrier()
-        while not over.Test():
-            time.sleep(_REST_S)
+        self.meet()
         return took_s
 
     def _ddp_models(self) -> dict[str, Any]:

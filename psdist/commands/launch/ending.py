@@ -8,7 +8,7 @@
 
 First the scripts are told, and may save what they want; then the coordinator ends the job; then the
 launcher ends its ranks; then all are killed. Each stage has its time, and another signal cuts it
-short. :class:`Ending` and :func:`judge` are pure; psdist.commands.launch.parent carries the steps
+short. :class:`Ending` and :func:`judge` are pure; psdist.commands.launch carries the steps
 out. Launchers report the signals by which they end ranks, and a rank that fails names the reason
 and the status, so what ranks have told counts before what launchers return.
 """

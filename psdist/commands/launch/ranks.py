@@ -10,7 +10,7 @@ mpirun gets a session of its own: the terminal's Ctrl-C then reaches the parent 
 it on once. mpirun dies with its parent, whatever ends that. A line is a socket in a folder that
 only this user can enter; the kernel says which process each rank is. Owns the folder, the
 connections, and the pipes that stand for a rank's standard output and error. What facts mean is
-psdist.commands.launch.parent's.
+psdist.commands.launch's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Final, get_args
 from rich.console import Console
 from rich.table import Table
 
-from psdist.commands.standard_output import discard
+from psdist.commands import discard
 from psdist.errors import PlacementError
 from psdist.topology.network import catalogue
 from psdist.topology.network.catalogue import Network

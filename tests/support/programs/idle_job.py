@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from psdist.commands.launch.parent import make_parent
+from psdist.commands.launch import make_parent
 from psdist.config.settings import RunConfig
 from psdist.install.launcher import detect
 from psdist.install.mpi import find_mpirun, launch_environment, loaded_library, mpirun_command

@@ -362,10 +362,16 @@ def test_nodes_with_other_machines_or_other_seats_are_not_folded() -> None:
     assert "─ n40  2 packages, 16 cores, 2 GPUs, 2 NICs" in text
 
 
-def test_of_many_alike_the_one_with_the_worst_link_is_told_in_full() -> None:
-    where = cluster(4, 16).with_links(
-        default_switch_bytes_per_s=1e13, node_bytes_per_s={"n37": 11.999e9}
+def with_fast_uplinks(where: Cluster, slowest: str) -> Cluster:
+    """Where the link of one node is the worst."""
+    return where.with_links(
+        switch_bytes_per_s={each.name: 1e13 for each in where.switches},
+        node_bytes_per_s={slowest: 11.999e9},
     )
+
+
+def test_of_many_alike_the_one_with_the_worst_link_is_told_in_full() -> None:
+    where = with_fast_uplinks(cluster(4, 16), "n37")
     lines = draw_text.tree(planned(where, workers=7), where).splitlines()
     assert [line[3:12] for line in lines if line.endswith("  worst")] == ["├─ n37  2"]
     assert any("─ rack3  16 nodes" in line for line in lines)
@@ -374,9 +380,7 @@ def test_of_many_alike_the_one_with_the_worst_link_is_told_in_full() -> None:
 
 
 def test_the_worst_link_is_found_below_several_levels_of_alike_switches() -> None:
-    where = cluster(4, 16).with_links(
-        default_switch_bytes_per_s=1e13, node_bytes_per_s={"n64": 11.999e9}
-    )
+    where = with_fast_uplinks(cluster(4, 16), "n64")
     pods = tuple(Switch(name=f"pod{i}", parent=0, bytes_per_s=1e13) for i in (1, 2))
     racks = tuple(replace(each, parent=5 + i // 2) for i, each in enumerate(where.switches[1:]))
     where = replace(where, switches=(where.switches[0], *racks, *pods))

@@ -25,7 +25,7 @@ ALL_WAYS_OF = 1000
 def uneven_racks() -> tuple[Cluster, list[RankFacts], PlanRequest]:
     cluster = two_racks(per_rack=(4, 5)).with_links(
         switch_bytes_per_s={"rack1": 400 * GBIT, "rack2": 100 * GBIT},
-        default_node_bytes_per_s=100 * GBIT,
+        node_bytes_per_s={f"h{number}": 100 * GBIT for number in range(1, 10)},
     )
     request = PlanRequest(servers=9, group="rank")
     return cluster, running(cluster, [2] * 9), request

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from psdist.commands.probe.command import _said_changes
+from psdist.commands.probe import _said_changes
 from psdist.commands.probe.comparison import compare
 from psdist.errors import PlacementError
 from psdist.topology.network.catalogue import Network, encode

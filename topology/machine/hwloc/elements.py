@@ -87,16 +87,16 @@ class CpuKind:
 
 @dataclass(kw_only=True, slots=True)
 class Document:
+    root: Element = field(init=False)
     version: int = 1
-    root: Element
-    allowed: int | None
+    allowed: int | None = None
     """PUs that the exporting process was allowed, and those online, where it says."""
-    allowed_nodes: int | None
-    infos: dict[str, str]
+    allowed_nodes: int | None = None
+    infos: dict[str, str] = field(default_factory=dict)
     """HostName and the like, from the machine (hwloc 1, 2) or from the top level (3)."""
-    distances: list[Distances]
-    kinds: list[CpuKind]
-    bandwidths: dict[str, int]
+    distances: list[Distances] = field(default_factory=list)
+    kinds: list[CpuKind] = field(default_factory=list)
+    bandwidths: dict[str, int] = field(default_factory=dict)
     """Of memory by the gp_index of its node, in MB/s."""
 
 
@@ -114,7 +114,11 @@ def read_document(data: bytes | str, *, where: str) -> Document:
         raise PlacementError(
             f"{where}:{error.lineno}: not XML ({reason}); give the output of lstopo --of xml"
         ) from None
-    return reader.document()
+    if not reader.num_objects:
+        raise PlacementError(f"{where}: no machine in it; give the output of lstopo --of xml")
+    document = reader.document
+    document.infos = {**document.infos, **document.root.infos}
+    return document
 
 
 def _check_size(data: bytes, where: str) -> None:
@@ -157,31 +161,8 @@ class _Reader:
         self.text_size = 0
         self.num_elements = 0
         self.num_objects = 0
-        self.version = 1
-        self.root: Element | None = None
-        self.allowed: int | None = None
-        self.allowed_nodes: int | None = None
-        self.infos: dict[str, str] = {}
-        self.distances: list[Distances] = []
-        self.kinds: list[CpuKind] = []
-        self.bandwidths: dict[str, int] = {}
+        self.document = Document()
         self.reads_bandwidth = False
-
-    def document(self) -> Document:
-        if self.root is None:
-            raise PlacementError(
-                f"{self.where}: no machine in it; give the output of lstopo --of xml"
-            )
-        return Document(
-            version=self.version,
-            root=self.root,
-            allowed=self.allowed,
-            allowed_nodes=self.allowed_nodes,
-            infos={**self.infos, **self.root.infos},
-            distances=self.distances,
-            kinds=self.kinds,
-            bandwidths=self.bandwidths,
-        )
 
     def fail(self, what: str) -> PlacementError:
         return PlacementError(
@@ -227,7 +208,7 @@ class _Reader:
                 mask=self.bits(attributes, "cpuset") or 0,
                 efficiency=self.number(attributes, "forced_efficiency"),
             )
-            self.kinds.append(kind)
+            self.document.kinds.append(kind)
             self.open.append(kind)
             return
         elif name == "memattr" and at_top:
@@ -240,7 +221,7 @@ class _Reader:
         self.text = None
         done = self.open.pop()
         if isinstance(done, Distances) and done.name in ("NVLinkBandwidth", "XGMIBandwidth"):
-            self.distances.append(done)
+            self.document.distances.append(done)
 
     def characters(self, data: str) -> None:
         if self.text is None:
@@ -257,7 +238,7 @@ class _Reader:
         major = version.partition(".")[0]
         if major not in ("1", "2", "3"):
             raise self.fail(f"topology version {shown(version)} is none of 1, 2 and 3")
-        self.version = int(major)
+        self.document.version = int(major)
         return name
 
     def add_object(self, attributes: dict[str, str], parent: object) -> Element:
@@ -265,7 +246,7 @@ class _Reader:
         if self.num_objects > MAX_OBJECTS:
             raise self.fail(f"more than {MAX_OBJECTS:,} objects")
         above = parent if isinstance(parent, Element) else None
-        if above is None and (self.root is not None or len(self.open) != 1):
+        if above is None and (self.num_objects > 1 or len(self.open) != 1):
             raise self.fail("an object outside of the one machine")
         mask = self.bits(attributes, "cpuset")
         # Mostly the same text, and the longest of all attributes.
@@ -292,12 +273,14 @@ class _Reader:
             return element
         if element.kind != "Machine":
             raise self.fail(f"its outermost object is {shown(element.kind)}, not a Machine")
-        self.root = element
+        self.document.root = element
         for key in ("allowed_cpuset", "online_cpuset"):  # hwloc 1 has both
             bits = self.bits(attributes, key)
             if bits is not None:
-                self.allowed = bits if self.allowed is None else self.allowed & bits
-        self.allowed_nodes = self.bits(attributes, "allowed_nodeset")
+                self.document.allowed = (
+                    bits if self.document.allowed is None else self.document.allowed & bits
+                )
+        self.document.allowed_nodes = self.bits(attributes, "allowed_nodeset")
         return element
 
     def kind(self, attributes: dict[str, str]) -> str:
@@ -343,14 +326,14 @@ class _Reader:
             ):
                 parent.kind = "Die"  # hwloc 1
         elif len(self.open) == 1:
-            self.infos[name] = value
+            self.document.infos[name] = value
 
     def bandwidth(self, attributes: dict[str, str]) -> None:
         if attributes.get("target_obj_type") != "NUMANode":
             return
         target = attributes.get("target_obj_gp_index", "")[:20]
         value = self.number(attributes, "value")
-        self.bandwidths[target] = max(value, self.bandwidths.get(target, 0))
+        self.document.bandwidths[target] = max(value, self.document.bandwidths.get(target, 0))
 
 
 def in_order(elements: list[Element]) -> list[Element]:

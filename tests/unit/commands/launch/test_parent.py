@@ -26,7 +26,7 @@ from tests.unit.commands.launch.test_noise import (
 TIMEOUT_S = 60.0
 PARENT = """
 import os, signal, sys
-from psdist.commands.launch.parent import make_parent
+from psdist.commands.launch import make_parent
 from psdist.config.settings import RunConfig
 command = [sys.executable, "-c", sys.argv[1]]
 with make_parent(num_ranks=2, script="train.py", config=RunConfig(progress="off")) as parent:
@@ -199,7 +199,7 @@ os._exit(1)
 
 def test_a_launcher_that_waits_for_a_lost_host_is_ended_behind_a_job_that_has_failed() -> None:
     program = PARENT.replace(
-        "command =", "import psdist.commands.launch.parent as p\np._HANGING_S = 0.5\ncommand ="
+        "command =", "import psdist.commands.launch as p\np._HANGING_S = 0.5\ncommand ="
     )
     done = subprocess.run(
         [sys.executable, "-c", program, FAILS_AND_ITS_LAUNCHER_STAYS],
