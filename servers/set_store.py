@@ -9,7 +9,6 @@ A server that takes over a failed one continues with the stores of its replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import add
 from typing import NamedTuple, TypeAlias
 
@@ -56,11 +55,11 @@ class ShardStore:
 
     def of_set(self, set_index: int) -> SetStore:
         return SetStore(
-            self.wire.of_set(), self._make_executor, partial(self._make_log, set_index), self.keeper
+            self.wire.of_set(),
+            self._make_executor,
+            lambda position: self._make_history(set_index, position) or EventCount(position),
+            self.keeper,
         )
-
-    def _make_log(self, set_index: int, position: int) -> Log:
-        return self._make_history(set_index, position) or EventCount(position)
 
 
 class BuiltSet(NamedTuple):
