@@ -30,8 +30,8 @@ from psdist.servers.protocol.actions import AdmitGroup, ChangeCodecs, ChangeMode
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.set_loop import ServerOptions, SetLoop
-from psdist.servers.set_store import BuiltSet, ShardStore
+from psdist.servers.set_loop import SetLoop
+from psdist.servers.set_store import BuiltSet, ServerOptions, ShardStore
 from psdist.servers.shard.regions import Keeper
 from psdist.transport.base import Sender, Transport
 
