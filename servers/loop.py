@@ -25,8 +25,8 @@ from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.servers.protocol.actions import Action, Fail, SendControl, WriteSnapshots
 from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.set_loop import ReplyFrame, ServerOptions, SetLoop
-from psdist.servers.set_store import BuiltSet, SetStore
+from psdist.servers.set_loop import ReplyFrame, SetLoop
+from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore
 from psdist.transport.base import Sender, Transport
 from psdist.transport.waiting import Waiting
 

@@ -30,8 +30,8 @@ from psdist.servers.protocol.actions import AdmitGroup, ChangeCodecs, ChangeMode
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.set_loop import ServerOptions, SetLoop
-from psdist.servers.set_store import BuiltSet, ShardStore
+from psdist.servers.set_loop import SetLoop
+from psdist.servers.set_store import BuiltSet, ServerOptions, ShardStore
 from psdist.servers.shard.regions import Keeper
 from psdist.transport.base import Sender, Transport
 
@@ -104,18 +104,12 @@ class ModeSwitches(ServerPart):
         assert isinstance(message, CommitMode)
         # A set that the coordinator does not know begins later.
         _check(self.loop, event, message.rounds[: len(sets)])
-        change = ChangeMode(0, message.mode, message.staleness, message.number)
+        change: ChangeMode | ChangeCodecs = ChangeCodecs(message.number, 0, message.level)
         if message.level < 0:
+            change = ChangeMode(0, message.mode, message.staleness, message.number)
             self._last = [change]
         return [
-            (
-                each,
-                each.core.handle(
-                    change._replace(round=start)
-                    if message.level < 0
-                    else ChangeCodecs(message.number, start, message.level)
-                ),
-            )
+            (each, each.core.handle(change._replace(round=start)))
             for each, start in zip(sets, message.rounds, strict=False)
         ]
 

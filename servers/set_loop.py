@@ -15,21 +15,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
 from psdist.codecs.schemes.raw import RAW
-from psdist.codecs.wire import Wire, payload_rule
+from psdist.codecs.wire import payload_rule
 from psdist.history.writers import ServerHistory
 from psdist.protocol.control import StateHeld
 from psdist.protocol.events import Arrived, ControlArrived, Frame, Offered, PeerLost
 from psdist.protocol.flow import auto_receive_buffers
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import worker_of
-from psdist.protocol.optimizer_state import StatePart, pack_states, parts_of, unpack_states
-from psdist.protocol.optimizers import check_mode, traits, unpack_hyperparameters
+from psdist.protocol.optimizer_state import pack_states
+from psdist.protocol.optimizers import unpack_hyperparameters
 from psdist.protocol.partition import DTYPE_CODES, Chunk, Partition
 from psdist.protocol.send_order import forward_ranks
 from psdist.servers.protocol.actions import (
@@ -58,8 +57,13 @@ from psdist.servers.protocol.actions import (
     num_blocks,
 )
 from psdist.servers.protocol.state import ServerCore
-from psdist.servers.set_store import BuiltSet, SetStore, describe_set
-from psdist.servers.shard.executor import ShardSpec
+from psdist.servers.set_store import (
+    BuiltSet,
+    ServerOptions,
+    SetStore,
+    describe_set,
+    state_parts,
+)
 from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard_part import ShardPart
@@ -69,62 +73,6 @@ if TYPE_CHECKING:
     from psdist.codecs.chunks import ChunkCodings
 
 logger = logging.getLogger("psdist")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
-    """Options of a server's loop, in addition to its state machine."""
-
-    server: int
-    shard_weights: tuple[float, ...]
-    """By server: the weight of its part of the model (Partition.shard)."""
-    modes: Sequence[str]
-    """All modes that may occur in the run."""
-    receive_buffers: int | None
-    """Number of receive slots; None: psdist.protocol.flow chooses."""
-    reply_window: int | None = None
-    """Maximum bytes of replies in flight to one worker, except for a single one; None: no limit."""
-    extra_optimizers: tuple[str, ...] = ()
-    checksum_every: int = 16
-    compensation: float = 0.0
-    """lambda of psdist.servers.shard.given; 0: no delay compensation."""
-    freeze_step: int = 0
-    """Number of steps after which Adam's second moment is frozen; 0: never."""
-
-
-def shard_spec(
-    options: ServerOptions, wire: Wire, built: BuiltSet, mine: Sequence[int]
-) -> ShardSpec:
-    """Return the chief's description of the chunks ``mine``. Raises if a mode cannot step with this
-    optimizer."""
-    setup, partition = built.setup, built.partition
-    marks = traits(setup.optimizer, extra=options.extra_optimizers)
-    for mode in options.modes:
-        check_mode(marks, mode)
-    return ShardSpec(
-        partition=partition,
-        chunks=tuple(mine),
-        optimizer=setup.optimizer,
-        traits=marks,
-        hyper=setup.hyper,
-        wire=wire,
-        extra_optimizers=options.extra_optimizers,
-        compensation=options.compensation,
-        freeze_step=options.freeze_step,
-        is_holding=tuple(options.modes) == ("sync",) and setup.max_norm > 0,
-        states=unpack_states(setup.state, pieces=range(len(partition.pieces))),
-    )
-
-
-def state_parts(spec: ShardSpec) -> list[StatePart]:
-    """Return the parts of the optimizer state that the chief sends for these chunks, ascending."""
-    chunks = (spec.partition.chunks[chunk] for chunk in spec.chunks)
-    return [part for chunk in chunks for part in parts_of(chunk, spec.states)]
-
-
-def has_workers_values(wire: Wire, partition: Partition) -> bool:
-    """True if workers compute on exactly the bits of a parameter buffer."""
-    return wire.is_shared or wire.replies(partition) is None
 
 
 class ReplyFrame(Frame):
@@ -257,14 +205,12 @@ class SetLoop(ShardPart):
         options, setup = self._options, action.setup
         described = describe_set(self.set_index, setup, options.shard_weights, self._held)
         partition = self._partition = described.partition
-        mine = described.chunks_of(options.server)
+        spec = self._make_executor(options, described)
+        mine = spec.chunks
         chunks = [partition.chunks[chunk] for chunk in mine]
         self.holds_nothing = not mine
-        self._unreserved = mine[::-1]
-        spec = shard_spec(options, self._wire, described, mine)
+        self._unreserved = list(reversed(mine))
         self._replies = self._wire.replies(partition)
-        self._has_workers_values = has_workers_values(self._wire, partition)
-        self.executor = self._built = self._store.make_executor(spec)
         self._on_built(described)
         count = options.receive_buffers
         if count is None:
@@ -285,8 +231,8 @@ class SetLoop(ShardPart):
             given = sum(chunk.num_master_bytes for chunk in chunks)
             self._log_copies(setting, given, "was given")
         if setup.restore and not self.core.has_taken_over:
-            self._restore_all(described, mine)
-        slots = self.executor.make_slots(count)
+            self._restore_all(described)
+        slots = self._built.make_slots(count)
         built = Built(
             mine,
             slots,

@@ -9,15 +9,17 @@ A server that takes over a failed one continues with the stores of its replica.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple, TypeAlias
 
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import Setup
+from psdist.protocol.optimizer_state import StatePart, parts_of, unpack_states
+from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import Partition
-from psdist.servers.shard.executor import MakeExecutor
+from psdist.servers.shard.executor import MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper
 
 Log: TypeAlias = EventCount
@@ -56,11 +58,11 @@ class ShardStore:
 
     def of_set(self, set_index: int) -> SetStore:
         return SetStore(
-            self.wire.of_set(), self._make_executor, partial(self._make_log, set_index), self.keeper
+            self.wire.of_set(),
+            self._make_executor,
+            lambda position: self._make_history(set_index, position) or EventCount(position),
+            self.keeper,
         )
-
-    def _make_log(self, set_index: int, position: int) -> Log:
-        return self._make_history(set_index, position) or EventCount(position)
 
 
 class BuiltSet(NamedTuple):
@@ -85,3 +87,51 @@ def describe_set(
     owners = partition.shard(weights, held)
     held[:] = map(add, held, partition.bytes_by_server(owners, len(held)))
     return BuiltSet(set_index, partition, owners, setup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Options of a server's loop, in addition to its state machine."""
+
+    server: int
+    shard_weights: tuple[float, ...]
+    """By server: the weight of its part of the model (Partition.shard)."""
+    modes: Sequence[str]
+    """All modes that may occur in the run."""
+    receive_buffers: int | None
+    """Number of receive slots; None: psdist.protocol.flow chooses."""
+    reply_window: int | None = None
+    """Maximum bytes of replies in flight to one worker, except for a single one; None: no limit."""
+    extra_optimizers: tuple[str, ...] = ()
+    checksum_every: int = 16
+    compensation: float = 0.0
+    """lambda of psdist.servers.shard.given; 0: no delay compensation."""
+    freeze_step: int = 0
+    """Number of steps after which Adam's second moment is frozen; 0: never."""
+
+    def spec(self, wire: Wire, built: BuiltSet) -> ShardSpec:
+        """Return the chief's description of this server's chunks. Raises if a mode cannot step
+        with this optimizer."""
+        setup, partition = built.setup, built.partition
+        marks = traits(setup.optimizer, extra=self.extra_optimizers)
+        for mode in self.modes:
+            check_mode(marks, mode)
+        return ShardSpec(
+            partition=partition,
+            chunks=tuple(built.chunks_of(self.server)),
+            optimizer=setup.optimizer,
+            traits=marks,
+            hyper=setup.hyper,
+            wire=wire,
+            extra_optimizers=self.extra_optimizers,
+            compensation=self.compensation,
+            freeze_step=self.freeze_step,
+            is_holding=tuple(self.modes) == ("sync",) and setup.max_norm > 0,
+            states=unpack_states(setup.state, pieces=range(len(partition.pieces))),
+        )
+
+
+def state_parts(spec: ShardSpec) -> list[StatePart]:
+    """Return the parts of the optimizer state that the chief sends for these chunks, ascending."""
+    chunks = (spec.partition.chunks[chunk] for chunk in spec.chunks)
+    return [part for chunk in chunks for part in parts_of(chunk, spec.states)]

@@ -10,7 +10,7 @@ and equal logs on both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,8 @@ from psdist.servers.protocol.actions import (
     Step,
     TakeSnapshot,
 )
-from psdist.servers.set_store import BuiltSet, Log, SetStore
-from psdist.servers.shard.executor import Executor
+from psdist.servers.set_store import BuiltSet, Log, ServerOptions, SetStore
+from psdist.servers.shard.executor import Executor, ShardSpec
 
 
 class ShardPart:
@@ -83,11 +83,18 @@ class ShardPart:
             crc = self._value_checksum(chunk)
             self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
 
-    def _restore_all(self, built: BuiltSet, chunks: Iterable[int]) -> None:
+    def _make_executor(self, options: ServerOptions, built: BuiltSet) -> ShardSpec:
+        """The chief has described the set. Return the description of this server's chunks."""
+        spec, replies = options.spec(self._wire, built), self._wire.replies(built.partition)
+        self._has_workers_values = self._wire.is_shared or replies is None
+        self.executor = self._built = self._store.make_executor(spec)
+        return spec
+
+    def _restore_all(self, built: BuiltSet) -> None:
         """Begin with the values and the optimizer state of a checkpoint."""
         number = number_of(built.setup.restore)
         assert number is not None
-        for chunk in chunks:
+        for chunk in built.chunks_of(self._server):
             regions = self._store.keeper.regions(built.set_index, built.partition, chunk)
             self._built.restore(chunk, regions)
             self._log.kept(EventKind.RESTORE, chunk, number, self._value_checksum(chunk))

@@ -20,8 +20,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, Peer
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker
 from psdist.servers.loop import Decided, Served
 from psdist.servers.replication.replication import Replication
-from psdist.servers.set_loop import ServerOptions
-from psdist.servers.set_store import describe_set
+from psdist.servers.set_store import ServerOptions, describe_set
 
 
 class SpareSeat(Served):

@@ -1,7 +1,7 @@
 """The coordinator of a job on its rank: made from settings and roles, and reported on.
 
 coordinator = coordinator_of(context)
-coordinator_log_of(context, coordinator, is_active=True)                # with a standby
+coordinator_log_of(context, is_active=True)                # with a standby
 duty = Duty(context)
 seat = CoordinatorSeat(coordinator, duty.report_on(coordinator))        # on server 0
 loop = plain_loop(..., seats=[duty, seat])
@@ -120,13 +120,11 @@ def _step_control(context: JobSession) -> StepControl | LossStepControl | None:
     return None
 
 
-def coordinator_log_of(
-    context: JobSession, coordinator: Coordinator, *, is_active: bool
-) -> CoordinatorLog:
+def coordinator_log_of(context: JobSession, *, is_active: bool) -> CoordinatorLog:
     """Return the coordinator with a log for its standby; ``is_active``: False on the standby."""
     roles = context.roles
     return CoordinatorLog(
-        coordinator,
+        coordinator_of(context),
         standby=server_id(context.rank.bootstrap.buddies[0]),
         num_workers=roles.num_workers,
         num_servers=roles.num_servers,
@@ -170,21 +168,16 @@ class Duty(ServerPart):
         """Return, by set and by group, the iterations that the chunks of this server contain."""
         return [each.core.contained() for each in self._sets]
 
-    def make_standby(self, state: bytes, told: bytes) -> Standby:
-        """Make this rank a later standby. ``state``: the snapshot of the coordinator's log;
-        ``told``: what users have been told (:meth:`Reporter.to_snapshot`)."""
-        coordinator_log = coordinator_log_of(
-            self._context, coordinator_of(self._context), is_active=False
-        )
-        coordinator_log.from_snapshot(state)
-        return self.standby(coordinator_log, told)
-
-    def standby(self, coordinator_log: CoordinatorLog, told: bytes = b"") -> Standby:
-        """Make this rank the standby; ``told``: see :meth:`make_standby`."""
-        reporter = self.report_on(coordinator_log.coordinator, coordinator_log, is_active=False)
+    def standby(self, state: bytes = b"", told: bytes = b"") -> Standby:
+        """Make this rank the standby. A later standby has ``state``, the snapshot of the
+        coordinator's log, and ``told``, that of its reporter."""
+        log = coordinator_log_of(self._context, is_active=False)
+        if state:
+            log.from_snapshot(state)
+        reporter = self.report_on(log.coordinator, log, is_active=False)
         if told:
             reporter.from_snapshot(told)
-        return Standby(coordinator_log, reporter)
+        return Standby(log, reporter)
 
     def on_set(self, each: SetLoop) -> None:
         self._sets.append(each)

@@ -48,8 +48,8 @@ from psdist.servers.protocol.successor import Successor
 from psdist.servers.replication.keeping import ReplicationOptions
 from psdist.servers.replication.replication import Replication
 from psdist.servers.replication.standby import LoggedSeat, StandbySeat
-from psdist.servers.set_loop import ServerOptions, SetLoop
-from psdist.servers.set_store import ShardStore
+from psdist.servers.set_loop import SetLoop
+from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
 from psdist.servers.traced import TracedSetLoop
@@ -192,16 +192,11 @@ def _replicated(
     wire = wire_of(context.config, levels_of(context.fidelity))
     seat: LoggedSeat | StandbySeat
     if server == COORDINATOR:
-        log = coordinator_log_of(context, coordinator_of(context), is_active=True)
+        log = coordinator_log_of(context, is_active=True)
         seat = LoggedSeat(log, duty.report_on(log.coordinator, log), replication)
     else:
-        is_standby = server == server_id(buddies[0])
-        standby = (
-            duty.standby(coordinator_log_of(context, coordinator_of(context), is_active=False))
-            if is_standby
-            else None
-        )
-        seat = StandbySeat(duty.make_standby, replication, wire, standby)
+        standby = duty.standby() if server == server_id(buddies[0]) else None
+        seat = StandbySeat(duty.standby, replication, wire, standby)
     seats = (duty, seat, *codec_sizes(wire, seat.know_sizes))
     if is_spare(server):
         return ServerLoop(transport, SpareSeat(options, replication), (replication, *seats))

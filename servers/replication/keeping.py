@@ -25,8 +25,7 @@ from psdist.servers.protocol.replication.replica import NumberedRecord, Replica,
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.replication.shard_replica import ShardReplica
-from psdist.servers.set_loop import ServerOptions
-from psdist.servers.set_store import BuiltSet, SetStore, ShardStore
+from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore, ShardStore
 from psdist.servers.shard.regions import Keeper
 from psdist.transport.base import Transport
 

@@ -37,8 +37,8 @@ from psdist.servers.protocol.state import CHIEF, ServerCore
 from psdist.servers.replication.keeping import KeptShard, ReplicationOptions
 from psdist.servers.replication.outbox import Outbox, RecordFrame
 from psdist.servers.replication.recording import RecordingSetLoop
-from psdist.servers.set_loop import ServerOptions, SetLoop
-from psdist.servers.set_store import BuiltSet, ShardStore
+from psdist.servers.set_loop import SetLoop
+from psdist.servers.set_store import BuiltSet, ServerOptions, ShardStore
 from psdist.transport.base import Transport
 
 

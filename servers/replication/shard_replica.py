@@ -27,8 +27,7 @@ from psdist.servers.protocol.replication.shard_state import (
     ShardState,
 )
 from psdist.servers.replication.chunk_bytes import unpack_regions
-from psdist.servers.set_loop import ServerOptions, has_workers_values, shard_spec, state_parts
-from psdist.servers.set_store import BuiltSet, SetStore
+from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore, state_parts
 from psdist.servers.shard_part import ShardPart
 
 
@@ -48,14 +47,11 @@ class ShardReplica(ShardPart):
         restored from; ``is_filled``: True if the replica is made during training."""
         super().__init__(options.server, store, EventCount() if is_filled else store.make_log(0))
         self.setup, self._partition = built.setup, built.partition
-        chunks = built.chunks_of(options.server)
-        spec = shard_spec(options, self._wire, built, chunks)
-        self.executor = self._built = store.make_executor(spec)
+        spec = self._make_executor(options, built)
         self._pushes = self._wire.pushes(built.partition)
-        self._has_workers_values = has_workers_values(self._wire, built.partition)
         is_restored = bool(built.setup.restore) and not is_filled
         self.state = ShardState(
-            chunks=chunks,
+            chunks=spec.chunks,
             num_groups=num_groups,
             num_substitutes=num_substitutes,
             num_state_parts=len(state_parts(spec)),
@@ -69,7 +65,7 @@ class ShardReplica(ShardPart):
             BeginLog: self._begin_log,
         }
         if is_restored:
-            self._restore_all(built, chunks)
+            self._restore_all(built)
 
     def as_store(self) -> SetStore:
         """Return the store of the set for the server that takes over."""

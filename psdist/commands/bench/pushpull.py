@@ -48,8 +48,7 @@ from psdist.servers.parts import CoordinatorSeat, Reports, plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator import CoordinatorAction, EndJob
 from psdist.servers.protocol.coordinator_assembly import assemble
-from psdist.servers.set_loop import ServerOptions
-from psdist.servers.set_store import ShardStore
+from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop

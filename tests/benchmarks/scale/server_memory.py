@@ -22,8 +22,7 @@ from psdist.protocol.partition import Partition, Piece
 from psdist.servers.parts import CoordinatorSeat, Reports, plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
-from psdist.servers.set_loop import ServerOptions
-from psdist.servers.set_store import ShardStore
+from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting

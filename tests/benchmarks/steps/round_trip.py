@@ -27,8 +27,7 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.parts import plain_loop
 from psdist.servers.protocol.assembly import assemble_core, rule_for
-from psdist.servers.set_loop import ServerOptions
-from psdist.servers.set_store import ShardStore
+from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.transport.mpi import MpiTransport
 from psdist.transport.waiting import Waiting

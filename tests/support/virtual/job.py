@@ -79,8 +79,8 @@ from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.replication.keeping import ReplicationOptions
 from psdist.servers.replication.replication import Replication
 from psdist.servers.replication.standby import LoggedSeat, Standby, StandbySeat
-from psdist.servers.set_loop import ServerOptions, SetLoop
-from psdist.servers.set_store import ShardStore
+from psdist.servers.set_loop import SetLoop
+from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat

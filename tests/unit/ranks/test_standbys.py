@@ -12,7 +12,7 @@ import pytest
 from psdist.protocol.control import Progress
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.ranks import coordinating
-from psdist.ranks.coordinating import Duty, coordinator_of
+from psdist.ranks.coordinating import Duty
 from psdist.ranks.rank import Rank
 from psdist.ranks.session import JobSession
 from psdist.servers.protocol.coordinator import WriteMetrics
@@ -23,7 +23,7 @@ from tests.unit.ranks.test_shared_spares import SPARE, rank_of
 
 
 def coordinator_log_of(session: JobSession, *, is_active: bool) -> CoordinatorLog:
-    return coordinating.coordinator_log_of(session, coordinator_of(session), is_active=is_active)
+    return coordinating.coordinator_log_of(session, is_active=is_active)
 
 
 def test_a_rank_without_a_duty_reports_nothing(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_next_standby_tells_what_the_coordinator_has_told(
     active.standby = SPARE
     active.coordinator.progress[0] = Progress(worker=0, clock=3, samples=1)
     its = rank_of(tmp_path, SPARE).session
-    standby = Duty(its).make_standby(active.to_snapshot(), reports.to_snapshot())
+    standby = Duty(its).standby(active.to_snapshot(), reports.to_snapshot())
     assert standby.reports.to_snapshot() == reports.to_snapshot()
     assert its.joined == {2: 0}
     standby.reports.succeed([WriteMetrics({"worker": 0, "clock": 3})])

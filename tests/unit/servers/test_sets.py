@@ -48,8 +48,8 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.sets import SetNumbers
-from psdist.servers.set_loop import ReplyFrame, ServerOptions
-from psdist.servers.set_store import ShardStore
+from psdist.servers.set_loop import ReplyFrame
+from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.rules import switching
