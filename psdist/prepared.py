@@ -668,7 +668,6 @@ class ParameterSets:
             owners=self._owners_of(partition),
             order=ORDERS[early.setting](partition),
         )
-        served = self._served(request, index)
         loop = self._loop.next_set() if index else self._loop
         memory = lay_out(
             loop,
@@ -695,7 +694,6 @@ class ParameterSets:
             parts,
             early,
             sums=memory.sums,
-            served=served,
             clipping=clipping,
         )
         trainer = Trainer(
@@ -705,6 +703,8 @@ class ParameterSets:
             skips_nonfinite=config.on_nonfinite == "skip",
             clips_to=clipping.in_step,
         )
+        kind = LocalOptimizer if self._steps_here else ServedOptimizer
+        served = kind(request.original, step=self._step_of(trainer, index))
         self._set_up(request, loop, partition, state, start=start, max_norm=clipping.on_servers)
         added = ParameterSet(
             description=description,
@@ -806,11 +806,6 @@ class ParameterSets:
                 else f"the host: {why_on_host(self._config)}",
             )
 
-    def _served(self, request: SetRequest, index: int) -> ServedOptimizer:
-        # The trainer is made later: it is looked up when a step is made.
-        kind = LocalOptimizer if self._steps_here else ServedOptimizer
-        return kind(request.original, step=self._step_of(index))
-
     @property
     def _is_alone(self) -> bool:
         """True if this process is the whole job."""
@@ -823,7 +818,6 @@ class ParameterSets:
         early: EarlyChoice,
         *,
         sums: Sums | None,
-        served: ServedOptimizer,
         clipping: Clipping,
     ) -> Blocking:
         is_pipelined = self._config.pipeline > 0 and not self._is_alone
@@ -850,8 +844,16 @@ class ParameterSets:
         # All groups weigh the same; their sum is the number of workers. A step that servers make
         # on arrival has a share of that.
         share = roles.num_workers / len(roles.groups) / self._group.size
+        index = parts.loop.core.set_index
         return with_rounds(
-            config, strategy, rounds, served, clipping=clipping, share=share, anchor=newest
+            config,
+            strategy,
+            rounds,
+            step=request.original.step,
+            has_pending=lambda: self.sets[index].optimizer.pending.is_any,
+            clips_to=clipping.in_push,
+            share=share,
+            anchor=newest,
         )
 
     def _set_up(
@@ -884,19 +886,11 @@ class ParameterSets:
             ]
             loop.send_state(parts, OwnState(partition, description.parameters, optimizer, state))
 
-    def _step_of(self, index: int) -> Callable[[float, bool, bool], None]:
-        """``step()`` of the trainer of the set that is made next."""
-
-        def step(gradient_scale: float, is_skipped: bool, has_scaler: bool) -> None:
-            self.sets[index].trainer.step(gradient_scale, is_skipped, has_scaler)
-
-        def clock() -> int:
-            return self.sets[index].trainer.clock
-
+    def _step_of(self, trainer: Trainer, index: int) -> Callable[[float, bool, bool], None]:
         tracer = self._context.tracer
         if tracer is None:
-            return step
-        return traced(tracer, Span.STEP, clock=clock, set_index=index)(step)
+            return trainer.step
+        return traced(tracer, Span.STEP, clock=lambda: trainer.clock, set_index=index)(trainer.step)
 
     def _end_iteration(self, set_index: int) -> None:
         self._tell_standing(set_index)

@@ -11,7 +11,7 @@ psdist.workers.assembly builds what is chosen here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
@@ -34,9 +34,7 @@ from psdist.workers.late.steps import LateWait, say_as_auto, why_not_late_here
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.missed_rounds import MissedRounds, WorkerRule
 from psdist.workers.model.description import ModelDescription
-from psdist.workers.model.optimizer import ServedOptimizer
 from psdist.workers.rounds.differences import LocalDifferences
-from psdist.workers.rounds.inner import LocalOptimizer
 from psdist.workers.rounds.local_steps import LocalSteps, Rounds
 from psdist.workers.rounds.sums import SummedGradients
 
@@ -202,21 +200,22 @@ def with_rounds(
     config: RunConfig,
     inner: Blocking,
     rounds: Rounds,
-    served: ServedOptimizer,
     *,
-    clipping: Clipping,
+    step: Callable[[], Any],
+    has_pending: Callable[[], bool],
+    clips_to: float,
     share: float,
     anchor: Sequence[torch.Tensor],
 ) -> LocalSteps:
-    """Return the strategy whose rounds of several steps ``inner`` exchanges. ``share``: the weight
-    of this worker in its group's round; ``anchor``: see :class:`LocalDifferences`."""
-    if isinstance(served, LocalOptimizer):
-        step = served.step_here
+    """Return the strategy whose rounds of several steps ``inner`` exchanges. ``step``, ``anchor``
+    and ``share`` (the weight): see :class:`LocalDifferences`; ``has_pending`` and ``clips_to``: see
+    :class:`SummedGradients`."""
+    if steps_on_workers(config):
         return LocalDifferences(inner, rounds, step=step, weight=share, anchor=anchor)
     return SummedGradients(
         inner,
         rounds,
         steps=counted_steps(config),
-        has_pending=lambda: served.pending.is_any,
-        clips_to=clipping.in_push,
+        has_pending=has_pending,
+        clips_to=clips_to,
     )

@@ -1,10 +1,9 @@
-"""The optimizer that a user holds after ``job.prepare`` with local steps: it steps here.
+"""The optimizer that a user holds after ``job.prepare`` with local steps on this worker.
 
 As :class:`psdist.workers.model.optimizer.ServedOptimizer`, but the state is this worker's own, so
 that ``state_dict()`` and ``load_state_dict()`` are torch's.
 
     optimizer = LocalOptimizer(torch.optim.AdamW(...), step=run_one_step)
-    optimizer.step_here()                      # the original's own step, by psdist
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class LocalOptimizer(ServedOptimizer):
                 "torch.optim.LBFGS with local.steps: it evaluates the loss several times in a "
                 "step, and the workers of a group reduce gradients once; use torch.optim.AdamW"
             )
-        self.step_here: Callable[[], Any] = original.step
         super().__init__(original, step=step)
         original._optimizer_step_pre_hooks = OrderedDict()
         original._optimizer_step_post_hooks = OrderedDict()
