@@ -40,7 +40,7 @@ from psdist.job_parts import (
     start_group,
 )
 from psdist.mode_names import MODES
-from psdist.prepared import ORDERS, ParameterSets, Setting, refuse_call_of_group
+from psdist.prepared import ParameterSets, refuse_call_of_group
 from psdist.protocol.checkpoints import CHECKPOINT
 from psdist.protocol.collected import SET_MODE, Brought, pack_mode
 from psdist.protocol.ids import describe_workers, worker_of
@@ -50,6 +50,7 @@ from psdist.ranks.session import JobSession
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import require_one_set
 from psdist.script_steps import LossSteps, ScriptPasses, SpeedSteps
+from psdist.set_assembly import ORDERS, Setting
 from psdist.tracing import Span
 from psdist.tracing.tracer import Tracer
 from psdist.worker_variables import restore_variables
@@ -495,9 +496,7 @@ class Job:
         """
         refuse_call_of_group(self._session, "job.clip_grad_norm_")
         why = "a norm is of the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
-        trainer = (
-            self._prepared("clip_grad_norm_").set_of(optimizer, "clip_grad_norm_", why).trainer
-        )
+        clipped = self._prepared("clip_grad_norm_").set_of(optimizer, "clip_grad_norm_", why)
         norm = self._checked_norm("clip_grad_norm_", max_norm)
         if self.mode == "sync" and self.num_groups > 1 and not self._has_warned_of_clipping:
             self._has_warned_of_clipping = True
@@ -508,7 +507,7 @@ class Job:
                 self.num_groups,
                 norm,
             )
-        return torch.tensor(trainer.clip(norm), dtype=torch.float64)
+        return torch.tensor(clipped.clip(norm), dtype=torch.float64)
 
     def _checked_norm(self, call: str, norm: float) -> float:
         if not 0 < float(norm) < math.inf:
@@ -765,7 +764,7 @@ class Job:
 
     def _require_between_steps(self, what: str) -> None:
         self._sets.take_over_for(what)
-        has_left = any(trainer.is_half_pushed for trainer in self._sets.trainers)
+        has_left = any(trainer.strategy.is_half_pushed for trainer in self._sets.trainers)
         if has_left or self._loop.core.is_half_pushed:
             raise UsageError(
                 f"job.{what}() was called between backward() and optimizer.step(), when gradients "

@@ -1,7 +1,7 @@
-"""The parameter sets of a worker's job: what ``job.prepare`` makes, and what is known of it.
+"""The parameter sets of a worker's job, which ``job.prepare`` makes.
 
 A set is the parameters of one optimizer. It has clocks, servers' memory and a history of its own;
-nothing of one set waits for another. A model may have several, and a job several models.
+no set waits for another. A model may have several, and a job several models.
 
     sets = ParameterSets(context, loop, group, standing, collective=...)
     served = sets.prepare(model, [optimizer], max_norm=0.0)        # a collective
@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from operator import add
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import codecs_that_may_come, why_on_host
-from psdist.config.codec_specs import text_of
-from psdist.config.compatibility import has, refusal
+from psdist.config.compatibility import refusal
 from psdist.config.modes import is_mixed, judging_mode
 from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
@@ -44,16 +43,28 @@ from psdist.protocol.optimizers import (
     traits,
 )
 from psdist.protocol.partition import Partition
-from psdist.protocol.send_order import backward_order, round_order
 from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.failure import printable
 from psdist.ranks.session import JobSession
 from psdist.ranks.wire import credits_of, wire_of
+from psdist.set_assembly import (
+    ORDERS,
+    Clipping,
+    EarlyChoice,
+    SetRequest,
+    Setting,
+    rule_of,
+    strategy_of,
+    why_never,
+    why_not_here,
+    with_rounds,
+)
 from psdist.tracing import Span
-from psdist.workers.assembly import make_trainer
+from psdist.workers.assembly import Layout, SetMemory, lay_out
 from psdist.workers.batches import Batches, Storage
-from psdist.workers.early.overlap_limits import why_never, why_not_here
-from psdist.workers.early.progress import BackgroundProgress, PollingProgress, Progress
+from psdist.workers.blocking import Blocking, Iteration, Parts
+from psdist.workers.early.group_overlap import Sums
+from psdist.workers.early.progress import BackgroundProgress, Driver, PollingProgress
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
@@ -73,11 +84,9 @@ from psdist.workers.model.refusals import WrappedParts, WrapperCheck, entered, r
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
-from psdist.workers.rounds.differences import LocalTrainer
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state, make_outer
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
-from psdist.workers.rounds.sums import AccumulatingTrainer
-from psdist.workers.rounds.trainer import Rounds
+from psdist.workers.rounds.local_steps import Rounds
 from psdist.workers.script.state import ScriptModel
 from psdist.workers.standing import Standing
 from psdist.workers.traced import Passes, traced
@@ -87,16 +96,13 @@ logger = logging.getLogger("psdist")
 
 _MOVES_BY_LR_TIMES_GRADIENT: Final = "torch.optim.SGD"
 
-Setting = Literal["auto", "off", "strict", "full"]
-"""Of ``overlap``."""
 
-ORDERS: Final[dict[Setting, Callable[[Partition], Sequence[int]]]] = {
-    "off": lambda _partition: (),
-    "auto": backward_order,
-    "strict": backward_order,
-    "full": round_order,
-}
-"""In which all groups send: known before anything was watched, so it is the same on all of them."""
+class _Start(NamedTuple):
+    """Where a set begins."""
+
+    clock: int
+    checkpoint: str
+    """The checkpoint that servers restore; "" for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,32 +110,44 @@ class ParameterSet:
     description: ModelDescription
     partition: Partition
     optimizer: ServedOptimizer
-    """What the script steps."""
+    """The optimizer that the script steps."""
     trainer: Trainer
     loop: WorkerLoop
     history: WorkerHistory | None
     watch: ModelWatch
+    max_norm: float
+    """max_grad_norm; 0 for none."""
+
+    def clip(self, max_norm: float) -> float:
+        """See :meth:`Trainer.clip`. Raises :class:`UsageError` if every step clips already."""
+        self.trainer.strategy.require_clippable(max_norm)
+        if self.max_norm:
+            raise UsageError(
+                f"job.prepare(max_grad_norm={self.max_norm:g}) clips in every step; leave "
+                "job.clip_grad_norm_ out"
+            )
+        return self.trainer.clip(max_norm)
 
     def require_pushable(self) -> None:
-        """Raises :class:`UsageError` where the model is not any more what was prepared."""
+        """Raises :class:`UsageError` if the model is no longer the prepared one."""
         self.watch.require_same(clock=self.trainer.clock)
         self.trainer.flat.require_in_place()
 
     def copy(self) -> list[torch.Tensor]:
-        """The newest values of the pieces, from the servers."""
+        """Return the newest values of the pieces, from the servers."""
         return copy_of_pieces(
             self.partition,
             copy=lambda frames: self.loop.copy(frames, clock=self.trainer.clock),
         )
 
     def show_exact(self) -> None:
-        """What the servers hold, which no codec has been at, lies in place until the next pull."""
+        """Put the servers' own values in place, without a codec, until the next pull."""
         if self.loop.replies.is_coded:
-            self.trainer.show(self.copy())
+            self.trainer.strategy.values.show(self.copy())
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's, from the servers, as torch's ``state_dict()``; on the chief, while
-        everybody is in a collective. Raises :class:`OptimizerRefusedError`."""
+        """Return the optimizer's state from the servers, as torch's ``state_dict()``; on the chief,
+        while all workers are in a collective. Raises :class:`OptimizerRefusedError`."""
         found = ServersState(self.partition)
         self.loop.fetch_state(all_parts(self.partition), found)
         states = found.by_piece(self.description.optimizer)
@@ -141,46 +159,46 @@ class ParameterSet:
 class PreparedModel:
     module: torch.nn.Module
     sets: list[ParameterSet]
-    """Those that train its parameters."""
+    """The sets that train its parameters."""
 
     def write(self, path: Path) -> None:
-        """The whole model as safetensors; on the chief, while everybody is in a collective."""
-        names: dict[str, torch.Tensor] = {}
-        for each in self.sets:
-            pieces = each.copy()
-            for name, value in each.description.saved_names(self.module).items():
-                if isinstance(value, int):
-                    names[name] = pieces[value]
-                else:
-                    names.setdefault(name, value)
-        write_tensors(path, names)
+        """Write the whole model as safetensors; on the chief, while all workers are in a
+        collective."""
+        copies = {each.loop.core.set_index: each.copy() for each in self.sets}
+        names = self._names(skips_others=False).items()
+        write_tensors(
+            path,
+            {
+                name: copies[value[0]][value[1]] if isinstance(value, tuple) else value
+                for name, value in names
+            },
+        )
 
     def for_checkpoints(self) -> ScriptModel:
-        """What a checkpoint has of it."""
-        groups = [each.optimizer.param_groups for each in self.sets]
+        """Return what a checkpoint keeps of the model."""
         own = [each.optimizer for each in self.sets]
         return ScriptModel(
             module=self.module,
-            names=self._names_by_place,
-            groups=groups,
+            names=lambda: self._names(skips_others=True),
+            groups=[each.param_groups for each in own],
             own=[each if isinstance(each, LocalOptimizer) else None for each in own],
         )
 
-    def _names_by_place(self) -> dict[str, tuple[int, int] | torch.Tensor]:
-        """Of its state_dict as it is now: scripts put other tensors in the place of buffers."""
+    def _names(self, *, skips_others: bool) -> dict[str, tuple[int, int] | torch.Tensor]:
+        """Return (set, piece) of each trained name of the state_dict as it is now, and the tensor
+        of each other name. ``skips_others``: see :meth:`ModelDescription.saved_names`."""
         names: dict[str, tuple[int, int] | torch.Tensor] = {}
         for each in self.sets:
-            place = each.loop.core.set_index
-            saved = each.description.saved_names(self.module, skips_others=True)
+            saved = each.description.saved_names(self.module, skips_others=skips_others)
             for name, value in saved.items():
                 if isinstance(value, int):
-                    names[name] = place, value
+                    names[name] = each.loop.core.set_index, value
                 else:
                     names.setdefault(name, value)
         return names
 
     def set_values(self) -> None:
-        """What is in memory becomes the servers'; on the chief, while everybody is in a
+        """Make the values in memory the servers'; on the chief, while all workers are in a
         collective."""
         for each in self.sets:
             each.trainer.set_values()
@@ -236,9 +254,9 @@ class ParameterSets:
         length: RoundLength | None = None,
     ) -> None:
         """``on_iteration()``: an iteration of any set has ended; ``on_use()``: before a forward
-        pass with gradients of any prepared model; ``on_missed(rounds)``: so many rounds behind an
-        iteration that is about to end are missed; ``length``: of rounds of local steps, where they
-        are not all alike."""
+        pass with gradients of any prepared model; ``on_missed(rounds)``: the group misses this
+        many rounds after an iteration that is about to end; ``length``: of rounds of local steps,
+        if they differ."""
         self._length = length
         self._tell_missed = on_missed
         self._on_iteration = on_iteration
@@ -260,9 +278,9 @@ class ParameterSets:
         self._wrapped_parts = WrappedParts(self._is_held)
         self._at_end.append(self._wrapped_parts.stop)
         self._restored_residuals: Mapping[str, Any] = {}
-        self._expected: list[list[Any]] | None = None
         self._cuts: list[list[Any]] = []
-        self._progress: Progress | None = None
+        self._expected: list[list[Any]] | None = None
+        self._progress: Driver | None = None
         self._passes: Passes | None = None
         if context.tracer is not None:
             self._passes = Passes(context.tracer, clock=lambda: self.trainers[0].clock)
@@ -270,7 +288,7 @@ class ParameterSets:
     # -- what codecs have left out ----------------------------------------------------------
 
     def residuals(self) -> dict[str, Any]:
-        """For a checkpoint: by set, of those whose pushes are coded."""
+        """Return what codecs have left out of pushes, by set; for a checkpoint."""
         found: dict[str, Any] = {}
         for each in self.sets:
             encoder = each.loop.pushes.encoding.encoder
@@ -279,8 +297,7 @@ class ParameterSets:
         return found
 
     def go_on_with(self, residuals: Mapping[str, Any]) -> None:
-        """What this worker has kept of a checkpoint's :meth:`residuals`; before its sets are
-        prepared."""
+        """Restore a checkpoint's :meth:`residuals` in the sets that are prepared later."""
         self._restored_residuals = residuals
 
     def _restore_residuals(self, loop: WorkerLoop) -> None:
@@ -301,19 +318,18 @@ class ParameterSets:
         return self._cuts
 
     def expect(self, cuts: list[list[Any]]) -> None:
-        """What is prepared in this process, a substitute's, is to be what the chief has told by
-        :meth:`cuts`."""
+        """Require the chief's :meth:`cuts` of the sets that this substitute prepares."""
         self._expected = cuts
 
     # -- what no step has used yet ---------------------------------------------------------------
 
     def pending_gradients(self) -> dict[str, dict[int, torch.Tensor | None]]:
-        """For a checkpoint: by set, what is accumulated there; see :class:`PendingGradients`."""
+        """Return accumulated gradients by set, for a checkpoint; see :class:`PendingGradients`."""
         found = {str(n): each.optimizer.pending.collect() for n, each in enumerate(self.sets)}
         return {index: its for index, its in found.items() if its}
 
     def accumulate(self, pending: Mapping[str, Mapping[int, torch.Tensor | None]]) -> None:
-        """Make them as :meth:`pending_gradients` has told."""
+        """Restore what :meth:`pending_gradients` has returned."""
         for index, its in pending.items():
             if int(index) < len(self.sets):
                 self.sets[int(index)].optimizer.pending.restore(its)
@@ -321,12 +337,12 @@ class ParameterSets:
     # -- who uses the loop ---------------------------------------------------------------------
 
     def take_over(self) -> None:
-        """The script is about to use the loop. Raises what went wrong since it did last."""
+        """Give the loop to the script. Raises what went wrong since its last use."""
         if self._progress is not None:
             self._progress.take_over()
 
     def take_over_for(self, call: str) -> None:
-        """As :meth:`take_over`, for ``call``, which waits for the other workers."""
+        """As :meth:`take_over`, before ``call``, which waits for the other workers."""
         self.take_over()
         for trainer in self.trainers:
             trainer.finish_late()
@@ -334,7 +350,7 @@ class ParameterSets:
             trainer.end_dropped(call)
 
     def land_late(self) -> None:
-        """As :meth:`take_over`; the last steps wait for no other group any more."""
+        """As :meth:`take_over`; also wait for what the last steps have left to other groups."""
         self.take_over()
         for trainer in self.trainers:
             trainer.land_late()
@@ -342,16 +358,16 @@ class ParameterSets:
     def resume(self) -> None:
         """The script has used the loop, and computes again."""
         for trainer in self.trainers:
-            trainer.resume()
+            trainer.strategy.resume()
 
-    def _driver(self) -> Progress:
-        """What drives the loop during backward, for all sets."""
+    def _driver(self) -> Driver:
+        """Return the driver of the loop during backward, one for all sets."""
         if self._progress is None:
             if self._context.rank.comms.may_use_threads:
                 self._progress = BackgroundProgress(
                     self._push_and_turn,
                     is_awaiting=lambda: any(
-                        each.loop.core.is_awaiting or each.trainer.is_under_way
+                        each.loop.core.is_awaiting or each.trainer.strategy.is_under_way
                         for each in self.sets
                     ),
                 )
@@ -361,11 +377,11 @@ class ParameterSets:
         return self._progress
 
     def _push_and_turn(self) -> bool:
-        has_pushed = [trainer.push_ready() for trainer in self.trainers]
+        has_pushed = [trainer.strategy.push_ready() for trainer in self.trainers]
         return self._loop.turn() or any(has_pushed)
 
     def end(self) -> None:
-        """The job is closed: models and optimizers are the script's own again."""
+        """Release models and optimizers: the job is closed."""
         if self._progress is not None:
             self._progress.stop()
         for end in self._at_end:
@@ -438,9 +454,8 @@ class ParameterSets:
         if max_norm and self._context.rank.bootstrap.buddies and self._has_joint_norm:
             raise UsageError(
                 "job.prepare(max_grad_norm=...) with failures.replication = buddy in mode sync: "
-                "servers hold an iteration back until they know its joint norm, and the death of "
-                f"one meanwhile could not be survived; {clips_itself}set failures.replication = "
-                "none"
+                "servers delay an iteration until they have its joint norm, and could not recover "
+                f"from the failure of one meanwhile; {clips_itself}set failures.replication = none"
             )
         if max_norm and is_mixed(self._config):
             raise UsageError(
@@ -463,9 +478,10 @@ class ParameterSets:
         )
         described = zip(descriptions, on_servers, strict=True)
         if self._loop.core.membership.welcome is not None:
-            return self._join(
-                model, optimizers[0], descriptions[0], max_norm=max_norm, overlap=overlap
+            request = SetRequest(
+                model, descriptions[0], optimizers[0], optimizers[0], max_norm, overlap
             )
+            return self._join(request)
         agree_on_model(
             [
                 f"max_grad_norm {max_norm or None}",
@@ -487,30 +503,23 @@ class ParameterSets:
                 refuse_another_model(restored.checkpoint, index, description)
         states = self._states_of_chief(descriptions, on_servers)
         self._ties.leave(moving)
-        made = zip(descriptions, optimizers, on_servers, states, strict=True)
-        added = [self._add(model, *each, max_norm=max_norm, overlap=overlap) for each in made]
+        added = [
+            self._add(SetRequest(model, description, original, served, max_norm, overlap), state)
+            for description, original, served, state in zip(
+                descriptions, optimizers, on_servers, states, strict=True
+            )
+        ]
         self._copy_untrained(descriptions[0])
         for each in added:
             each.trainer.pull()
         self._collective("prepare", PREPARED)
         return self._take_in(model, optimizers, added, overlap=overlap)
 
-    def _join(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        description: ModelDescription,
-        *,
-        max_norm: float,
-        overlap: Setting,
-    ) -> list[ServedOptimizer]:
-        """The set of a substitute that has joined: the job has set it up, and its servers have all
-        of it."""
-        added = self._add(
-            model, description, optimizer, optimizer, {}, max_norm=max_norm, overlap=overlap
-        )
+    def _join(self, request: SetRequest) -> list[ServedOptimizer]:
+        """Make the set of a substitute that has joined; the servers have it already."""
+        added = self._add(request, state={})
         added.trainer.pull()
-        return self._take_in(model, [optimizer], [added], overlap=overlap)
+        return self._take_in(request.module, [request.original], [added], overlap=request.overlap)
 
     def _take_in(
         self,
@@ -520,16 +529,16 @@ class ParameterSets:
         *,
         overlap: Setting,
     ) -> list[ServedOptimizer]:
-        """These sets are ready: the model's passes are followed from now on."""
+        """Follow the model's passes from now on: these sets are ready."""
         for each in added:
             use = UseHook(self._use_of(each.trainer))
             handle = model.register_forward_pre_hook(use, with_kwargs=True)
             self._at_end += [handle.remove, each.optimizer.end]
-            output = OutputHook(partial(_watch_backward, each.trainer.batches))
+            output = OutputHook(partial(_watch_backward, each.trainer.iteration.batches))
             handle = model.register_forward_hook(output, always_call=True)
             self._at_end.append(handle.remove)
             if overlap == "full":
-                end = EndHook(each.trainer.finish_reads)
+                end = EndHook(each.trainer.strategy.finish_reads)
                 handle = model.register_forward_hook(end, always_call=True)
                 self._at_end.append(handle.remove)
         for module in entered(model):
@@ -548,7 +557,7 @@ class ParameterSets:
         return [each.optimizer for each in added]
 
     def _use_of(self, trainer: Trainer) -> Callable[[int, Sequence[Storage]], None]:
-        """What is to be done before a forward pass with gradients."""
+        """Return the hook before a forward pass with gradients."""
         has_mirrors = trainer.flat.transfers.has_mirrors
 
         def use(num_samples: int, storages: Sequence[Storage]) -> None:
@@ -563,8 +572,8 @@ class ParameterSets:
         return uncompiled
 
     def bring(self, prepared: PreparedModel) -> None:
-        """What the servers hold of the model now, and what they do not hold from the chief; all
-        workers do this together."""
+        """Bring the servers' values of the model, and the chief's values of the rest; all workers
+        together."""
         for each in prepared.sets:
             each.trainer.pull()
             each.watch.accept()
@@ -603,8 +612,8 @@ class ParameterSets:
     def _states_of_chief(
         self, descriptions: Sequence[ModelDescription], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[dict[int, PieceState]]:
-        """What servers go on with, for each set; known on the chief alone, whose state it is.
-        Raises :class:`OptimizerRefusedError` on every worker where that cannot be cut."""
+        """Return the optimizer state with which servers continue, by set; empty except on the
+        chief. Raises :class:`OptimizerRefusedError` on every worker if it cannot be cut."""
         for each in descriptions:
             marks = traits(each.optimizer, extra=self._config.optimizers)
             check_mode(marks, judging_mode(self._config))
@@ -640,169 +649,63 @@ class ParameterSets:
 
     @property
     def _has_joint_norm(self) -> bool:
-        """Whether servers wait for the norm of all groups' gradients before they step."""
+        """True if servers wait for the norm of all groups' gradients before they step."""
         has_codecs = any(not push.is_none for push, _ in codecs_that_may_come(self._config))
         return judging_mode(self._config) == "sync" and not has_codecs
 
-    def _add(
-        self,
-        model: torch.nn.Module,
-        description: ModelDescription,
-        optimizer: torch.optim.Optimizer,
-        on_servers: torch.optim.Optimizer,
-        state: Mapping[int, PieceState],
-        *,
-        max_norm: float,
-        overlap: Setting,
-    ) -> ParameterSet:
-        """The next set: its servers know it, its parameters lie in flat memory. ``state``: on the
-        chief what of the optimizer's servers go on with; ``on_servers``: the one that they run,
-        ``optimizer`` itself but with local steps."""
-        config, index = self._config, len(self.sets)
-        first = self._context.first_clocks(index)
-        first_clock = first.clocks[self._loop.core.seat.group] if first is not None else 0
-        welcome = self._loop.core.membership.welcome
-        if welcome is not None:
-            first_clock = welcome.clocks[index]
-        if not index:
-            self._standing.begin_at(first_clock)
-        partition = description.cut(
-            chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
-            mode=judging_mode(config),
-            extra_optimizers=config.optimizers,
+    def _add(self, request: SetRequest, state: Mapping[int, PieceState]) -> ParameterSet:
+        """Make the next set, on the servers and in flat memory. ``state``: on the chief the
+        optimizer state with which servers continue."""
+        config, index, description = self._config, len(self.sets), request.description
+        start = self._start_of(index)
+        partition = self._cut(request, index)
+        history = self._history_of(index)
+        watch = self._watch(request)
+        clipping = Clipping.of(config, request.max_norm)
+        early = self._early_choice(request, clipping, index)
+        layout = Layout(
+            partition=partition,
+            owners=self._owners_of(partition),
+            order=ORDERS[early.setting](partition),
         )
-        self._cuts.append(cut := _cut_of(partition, description, max_norm))
-        if self._expected is not None and cut != self._expected[index]:
-            raise ModelError(
-                "the script of a spare has prepared another model, optimizer or max_grad_norm than "
-                f"the job's: {cut}, where the chief has {self._expected[index]}"
-            )
-        worker = self._loop.core.seat.worker
-        history = None
-        if config.record:
-            folder = history_folder(self._context.run_directory.path, index)
-            history = WorkerHistory(folder, worker)
-            self._context.exit.flushes.append(history.flush)
-        watch = ModelWatch(
-            model,
-            parameters=description.parameters,
-            names=[piece.name for piece in description.pieces],
-            frozen=description.frozen,
-            is_held=self._is_held,
-        )
-        weights = self._context.roles.shard_weights
-        owners = partition.shard(weights, self._held)
-        held = partition.bytes_by_server(owners, len(weights))
-        self._held = list(map(add, self._held, held))
-        self._at_end.append(watch.stop)
         loop = self._loop.next_set() if index else self._loop
-        is_alone = self._context.rank.network is not None
-        is_pipelined = config.pipeline > 0 and not is_alone
-        push_codecs = [push for push, _ in codecs_that_may_come(config) if not push.is_none]
-        # Servers see what a codec has made of gradients: their joint norm is not known.
-        mode = judging_mode(config)
-        # And where groups may miss rounds, no server waits for the norm of others.
-        clips_itself = mode != "sync" or bool(push_codecs) or config.backup > 0
-        is_own_norm = clips_itself and mode == "sync"
-        if max_norm and is_own_norm:
-            logger.info(
-                "parameter set %d: max_grad_norm clips each group's own gradient, not the joint "
-                "one: %s",
-                index,
-                "groups may miss rounds (backup)"
-                if config.backup
-                else f"codec.push = {text_of(push_codecs[0])} changes its norm on the way",
-            )
-        never = why_never(
-            mode=mode,
-            on_nonfinite=config.on_nonfinite,
-            max_norm=max_norm if clips_itself else 0.0,
-            is_alone=is_alone,
-            pipeline=config.pipeline,
-            has_rounds=self._has_rounds,
-            has_skip=has(config, "skipped pushes"),
-            backup=config.backup,
-            group_reforms=self._context.reforms_groups,
-        )
-        device = description.parameters[0].device.type
-        why_not = never or why_not_here(
-            device=device,
-            group_size=self._group.size,
-            has_thread=self._context.rank.comms.may_use_threads,
-        )
-        if why_not and overlap != "off":
-            logger.info("parameter set %d: overlap stays off: %s", index, why_not)
-        if never:
-            overlap = "off"
-        may_overlap = overlap != "off" and not why_not
-        make: Callable[..., Trainer] = Trainer
-        has_ended = partial(self._end_iteration, index)
-        served: ServedOptimizer
-        # The trainer is made below: it is looked up when a step is made.
-        if self._steps_here:
-            served = LocalOptimizer(optimizer, step=self._step_of(index))
-            make = self._local_trainer(served, max_norm)
-            max_norm = 0.0  # of what is pushed
-        else:
-            served = ServedOptimizer(optimizer, step=self._step_of(index))
-            if self._has_rounds:
-                make = self._accumulating_trainer(served)
-        if self._has_rounds:
-            has_ended = partial(self._tell_standing, index)
-        trainer = make_trainer(
+        memory = lay_out(
             loop,
             self._group,
-            partition=partition,
-            owners=owners,
+            layout,
+            description.parameters,
             credits=credits_of(config, len(self._context.roles.groups)),
             wire=wire_of(config, levels_of(self._context.fidelity)),
-            parameters=description.parameters,
-            look_for_changes=lambda flat, clock: watch.look(
-                flat, clock=clock, is_local=self._steps_here
-            ),
-            hyperparameters=lambda: packed_hyperparameters(on_servers),
-            on_nonfinite=config.on_nonfinite,
-            max_norm=max_norm,
-            clips_itself=clips_itself,
+            first_clock=start.clock,
             history=history,
-            on_iteration=has_ended,
-            order=ORDERS[overlap](partition),
-            overlap=overlap,
-            progress=self._driver() if may_overlap or is_pipelined else None,
-            is_training=lambda: model.training,
-            beside=self._another_end() if may_overlap and self._group.size > 1 else None,
-            first_clock=first_clock,
-            module=model,
-            is_pipelined=is_pipelined,
-            make=make,
-            may_miss=config.backup > 0,
-            on_missed=self._on_missed,
+            reduces_early=early.is_on and self._group.size > 1,
         )
         self._restore_residuals(loop)
-        if push_codecs and trainer.flat.transfers.has_mirrors:
-            why = why_on_host(config)
-            logger.info(
-                "parameter set %d: pushes are encoded on %s",
-                index,
-                "the device" if loop.pushes.encoding.on_device is not None else f"the host: {why}",
-            )
-        setup = Setup(
-            partition=partition.encode(),
-            optimizer=description.optimizer,
-            hyper=packed_hyperparameters(on_servers),
-            max_norm=0.0 if is_own_norm else max_norm,
-            state=pack_states(state),
-            restore=first.checkpoint if first is not None else "",
+        self._say_who_encodes(memory, loop)
+        iteration = Iteration(
+            start.clock,
+            hyperparameters=partial(packed_hyperparameters, request.original),
+            on_end=partial(self._tell_standing if self._has_rounds else self._end_iteration, index),
         )
-        if welcome is None:
-            loop.join(setup if loop.core.seat.is_chief else None)
-        if state:
-            parts = [
-                (part.chunk, part.start)
-                for chunk in partition.chunks
-                for part in parts_of(chunk, state)
-            ]
-            loop.send_state(parts, OwnState(partition, description.parameters, on_servers, state))
+        rule = rule_of(config, memory, loop, self._on_missed)
+        parts = Parts(iteration, memory.group, memory.flat, loop, memory.values, rule)
+        strategy = self._strategy(
+            request,
+            parts,
+            early,
+            sums=memory.sums,
+            clipping=clipping,
+        )
+        trainer = Trainer(
+            *parts[:5],
+            strategy,
+            look_for_changes=partial(watch.look, is_local=self._steps_here),
+            skips_nonfinite=config.on_nonfinite == "skip",
+            clips_to=clipping.in_step,
+        )
+        kind = LocalOptimizer if self._steps_here else ServedOptimizer
+        served = kind(request.original, step=self._step_of(trainer, index))
+        self._set_up(request, loop, partition, state, start=start, max_norm=clipping.on_servers)
         added = ParameterSet(
             description=description,
             partition=partition,
@@ -811,23 +714,183 @@ class ParameterSets:
             loop=loop,
             history=history,
             watch=watch,
+            max_norm=request.max_norm,
         )
         self.sets.append(added)
         return added
 
-    def _step_of(self, index: int) -> Callable[[float, bool, bool], None]:
-        """``step()`` of the trainer of the set that is made next."""
+    def _start_of(self, index: int) -> _Start:
+        seat, welcome = self._loop.core.seat, self._loop.core.membership.welcome
+        first = self._context.first_clocks(index)
+        start = (
+            _Start(0, "") if first is None else _Start(first.clocks[seat.group], first.checkpoint)
+        )
+        if welcome is not None:
+            start = start._replace(clock=welcome.clocks[index])
+        if not index:
+            self._standing.begin_at(start.clock)
+        return start
 
-        def step(gradient_scale: float, is_skipped: bool, has_scaler: bool) -> None:
-            self.sets[index].trainer.step(gradient_scale, is_skipped, has_scaler)
+    def _cut(self, request: SetRequest, index: int) -> Partition:
+        config, description = self._config, request.description
+        partition = description.cut(
+            chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
+            mode=judging_mode(config),
+            extra_optimizers=config.optimizers,
+        )
+        self._cuts.append(cut := _cut_of(partition, description, request.max_norm))
+        if self._expected is not None and cut != self._expected[index]:
+            raise ModelError(
+                "the script of a spare has prepared another model, optimizer or max_grad_norm than "
+                f"the job's: {cut}, where the chief has {self._expected[index]}"
+            )
+        return partition
 
-        def clock() -> int:
-            return self.sets[index].trainer.clock
+    def _history_of(self, index: int) -> WorkerHistory | None:
+        if not self._config.record:
+            return None
+        folder = history_folder(self._context.run_directory.path, index)
+        history = WorkerHistory(folder, self._loop.core.seat.worker)
+        self._context.exit.flushes.append(history.flush)
+        return history
 
+    def _watch(self, request: SetRequest) -> ModelWatch:
+        description = request.description
+        watch = ModelWatch(
+            request.module,
+            parameters=description.parameters,
+            names=[piece.name for piece in description.pieces],
+            frozen=description.frozen,
+            is_held=self._is_held,
+        )
+        self._at_end.append(watch.stop)
+        return watch
+
+    def _owners_of(self, partition: Partition) -> Sequence[int]:
+        weights = self._context.roles.shard_weights
+        owners = partition.shard(weights, self._held)
+        self._held = list(map(add, self._held, partition.bytes_by_server(owners, len(weights))))
+        return owners
+
+    def _early_choice(self, request: SetRequest, clipping: Clipping, index: int) -> EarlyChoice:
+        if clipping.why_own:
+            logger.info(
+                "parameter set %d: max_grad_norm clips each group's own gradient, not the joint "
+                "one: %s",
+                index,
+                clipping.why_own,
+            )
+        never = why_never(
+            self._config,
+            clips_to=clipping.in_step,
+            is_alone=self._is_alone,
+            reforms=self._context.reforms_groups,
+        )
+        why_not = never or why_not_here(
+            device=request.description.parameters[0].device.type,
+            group_size=self._group.size,
+            has_thread=self._context.rank.comms.may_use_threads,
+        )
+        if why_not and request.overlap != "off":
+            logger.info("parameter set %d: overlap stays off: %s", index, why_not)
+        return EarlyChoice("off" if never else request.overlap, why_not)
+
+    def _say_who_encodes(self, memory: SetMemory, loop: WorkerLoop) -> None:
+        is_coded = any(not push.is_none for push, _ in codecs_that_may_come(self._config))
+        if is_coded and memory.flat.transfers.has_mirrors:
+            logger.info(
+                "parameter set %d: pushes are encoded on %s",
+                loop.core.set_index,
+                "the device"
+                if loop.pushes.encoding.on_device is not None
+                else f"the host: {why_on_host(self._config)}",
+            )
+
+    @property
+    def _is_alone(self) -> bool:
+        """True if this process is the whole job."""
+        return self._context.rank.network is not None
+
+    def _strategy(
+        self,
+        request: SetRequest,
+        parts: Parts,
+        early: EarlyChoice,
+        *,
+        sums: Sums | None,
+        clipping: Clipping,
+    ) -> Blocking:
+        is_pipelined = self._config.pipeline > 0 and not self._is_alone
+        values = parts.flat.values
+        newest = [flat.clone() for flat in values] if self._steps_here else values
+        strategy = strategy_of(
+            request,
+            parts,
+            early,
+            driver=self._driver() if early.is_on or is_pipelined else None,
+            another_end=self._another_end,
+            sums=sums,
+            newest=newest,
+        )
+        if not self._has_rounds:
+            return strategy
+        roles, config = self._context.roles, self._config
+        rounds = Rounds(
+            length=self._length or EqualSteps(counted_steps(config)),
+            hyperparameters=partial(packed_hyperparameters, request.on_servers),
+            on_step=self._on_iteration,
+            skips_nonfinite=config.on_nonfinite == "skip",
+        )
+        # All groups weigh the same; their sum is the number of workers. A step that servers make
+        # on arrival has a share of that.
+        share = roles.num_workers / len(roles.groups) / self._group.size
+        index = parts.loop.core.set_index
+        return with_rounds(
+            config,
+            strategy,
+            rounds,
+            step=request.original.step,
+            has_pending=lambda: self.sets[index].optimizer.pending.is_any,
+            clips_to=clipping.in_push,
+            share=share,
+            anchor=newest,
+        )
+
+    def _set_up(
+        self,
+        request: SetRequest,
+        loop: WorkerLoop,
+        partition: Partition,
+        state: Mapping[int, PieceState],
+        *,
+        start: _Start,
+        max_norm: float,
+    ) -> None:
+        """Tell the servers of the set, except as a substitute, and send them ``state``."""
+        description, optimizer = request.description, request.on_servers
+        setup = Setup(
+            partition=partition.encode(),
+            optimizer=description.optimizer,
+            hyper=packed_hyperparameters(optimizer),
+            max_norm=max_norm,
+            state=pack_states(state),
+            restore=start.checkpoint,
+        )
+        if loop.core.membership.welcome is None:
+            loop.join(setup if loop.core.seat.is_chief else None)
+        if state:
+            parts = [
+                (part.chunk, part.start)
+                for chunk in partition.chunks
+                for part in parts_of(chunk, state)
+            ]
+            loop.send_state(parts, OwnState(partition, description.parameters, optimizer, state))
+
+    def _step_of(self, trainer: Trainer, index: int) -> Callable[[float, bool, bool], None]:
         tracer = self._context.tracer
         if tracer is None:
-            return step
-        return traced(tracer, Span.STEP, clock=clock, set_index=index)(step)
+            return trainer.step
+        return traced(tracer, Span.STEP, clock=lambda: trainer.clock, set_index=index)(trainer.step)
 
     def _end_iteration(self, set_index: int) -> None:
         self._tell_standing(set_index)
@@ -851,11 +914,11 @@ class ParameterSets:
         return steps_on_workers(self._config)
 
     def _on_servers(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """What servers run for it: itself, or where it steps on workers the outer optimizer."""
+        """Return the optimizer that servers run: this one, or the outer one with local steps."""
         return make_outer(self._config.outer, optimizer) if self._steps_here else optimizer
 
     def _lines_of_rounds(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
-        """On what all workers must agree, of optimizers that step on each of them."""
+        """Return the lines on which all workers must agree, of optimizers that step on them."""
         if not self._steps_here:
             return []
         return [
@@ -865,37 +928,8 @@ class ParameterSets:
             for each in optimizers
         ]
 
-    def _local_trainer(self, optimizer: LocalOptimizer, max_norm: float) -> Callable[..., Trainer]:
-        roles = self._context.roles
-        # Groups weigh alike, and together as much as all workers, of which a step that servers
-        # make on arrival has its share.
-        share = roles.num_workers / len(roles.groups) / self._group.size
-        return partial(
-            LocalTrainer,
-            rounds=self._rounds(optimizer, max_norm),
-            step=optimizer.step_here,
-            weight=share,
-        )
-
-    def _accumulating_trainer(self, optimizer: ServedOptimizer) -> Callable[..., Trainer]:
-        rounds = self._rounds(optimizer, max_norm=0.0)
-        return partial(
-            AccumulatingTrainer,
-            rounds=rounds,
-            steps=counted_steps(self._config),
-            has_pending=lambda: optimizer.pending.is_any,
-        )
-
-    def _rounds(self, optimizer: ServedOptimizer, max_norm: float) -> Rounds:
-        return Rounds(
-            length=self._length or EqualSteps(counted_steps(self._config)),
-            hyperparameters=lambda: packed_hyperparameters(optimizer),
-            max_norm=max_norm,
-            on_step=self._on_iteration,
-        )
-
     def _another_end(self) -> GroupChannel:
-        """Of this worker's group, for one set."""
+        """Return another end of this worker's group, for one set."""
         self._end = self._end.duplicate()
         return self._end
 

@@ -237,7 +237,7 @@ class ScriptCheckpoints:
             )
         if not self._is_at_boundary:
             for trainer in self._sets.trainers:
-                trainer.require_may_be_cut("job.checkpoint")
+                trainer.strategy.require_may_be_cut("job.checkpoint")
 
     def make(self) -> str:
         """Make a checkpoint and return its name. Collective over all workers, between iterations.
@@ -301,7 +301,7 @@ class ScriptCheckpoints:
             self._followed.ask_for_batch(a_pass)
         if self._sets.sets and not self.script.is_resuming:
             self._signals.has_boundary()
-            may_be_cut = all(each.may_be_cut for each in self._sets.trainers)
+            may_be_cut = all(each.strategy.may_be_cut for each in self._sets.trainers)
             if may_be_cut and self._loaders.seen.is_between_assignments:
                 self._hold_if_wanted(a_pass)
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any, TypeVar
 
 from psdist.controller.steps import Term
-from psdist.history.lines import HandLine, LengthLine, LineRecords, PassLine
+from psdist.history.lines import HandLine, LengthLine, LineRecords, PassLine, WorkerLine
 from psdist.history.writers import history_folder
 from psdist.prepared import ParameterSets
 from psdist.protocol.control import RoundTook
@@ -27,40 +28,54 @@ from psdist.workers.data.assignments import Allocation, AssignedPart
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.losses import Losses
 from psdist.workers.rounds.lengths import PassSteps, StepsByLoss, StepsBySpeed
-from psdist.workers.rounds.trainer import RoundTrainer
 from psdist.workers.standing import tell_losses
 
+L = TypeVar("L", bound=WorkerLine)
 
-class LossSteps:
-    def __init__(
-        self, context: JobSession, loop: WorkerLoop, losses: Losses, *, worker: int, group: int
-    ) -> None:
-        """``losses``: what the script has reported."""
+
+class _Recorded:
+    """Opens records of a worker, if the run is recorded, and closes them."""
+
+    def __init__(self, context: JobSession, worker: int) -> None:
         self._context = context
-        self._losses = losses
         self._worker = worker
+        self._open: list[LineRecords[Any]] = []
         self._lengths: LineRecords[LengthLine] | None = None
-        if context.config.record:
-            folder = history_folder(context.run_directory.path, 0)
-            self._lengths = LineRecords(folder, worker, LengthLine)
-            context.exit.flushes.append(self._lengths.flush)
-        self.length = StepsByLoss(
-            group=group, steps_of=loop.steps_of, tell=self._tell, on_round=self._end_round
-        )
 
-    def _tell(self, clock: int) -> None:
-        tell_losses(self._losses, self._worker, clock, self._context.transport)
+    def _records(self, kind: type[L]) -> LineRecords[L] | None:
+        if not self._context.config.record:
+            return None
+        folder = history_folder(self._context.run_directory.path, 0)
+        records = LineRecords(folder, self._worker, kind)
+        self._context.exit.flushes.append(records.flush)
+        self._open.append(records)
+        return records
 
     def _end_round(self, clock: int, num_steps: int) -> None:
         if self._lengths is not None:
             self._lengths.add(round=clock, steps=num_steps)
 
     def close(self) -> None:
-        if self._lengths is not None:
-            self._lengths.close()
+        for records in self._open:
+            records.close()
 
 
-class SpeedSteps:
+class LossSteps(_Recorded):
+    def __init__(
+        self, context: JobSession, loop: WorkerLoop, losses: Losses, *, worker: int, group: int
+    ) -> None:
+        """``losses``: reported by the script."""
+        super().__init__(context, worker)
+        self._lengths = self._records(LengthLine)
+        self.length = StepsByLoss(
+            group=group,
+            steps_of=loop.steps_of,
+            tell=lambda clock: tell_losses(losses, worker, clock, context.transport),
+            on_round=self._end_round,
+        )
+
+
+class SpeedSteps(_Recorded):
     def __init__(
         self,
         context: JobSession,
@@ -73,20 +88,15 @@ class SpeedSteps:
         is_training: Callable[[], bool],
         require_open: Callable[[str], None],
     ) -> None:
-        """``is_leader``: this worker tells of its group's rounds; ``require_open(what)`` raises
-        :class:`UsageError` behind the end of the job."""
-        self._context = context
+        """``is_leader``: this worker reports its group's rounds; ``require_open(what)`` raises
+        :class:`UsageError` after the end of the job."""
+        super().__init__(context, worker)
         self._loop = loop
-        self._worker = worker
         self._is_leader = is_leader
         self._sets = sets
         self._is_training = is_training
         self._require_open = require_open
-        self._hands: LineRecords[HandLine] | None = None
-        if context.config.record:
-            folder = history_folder(context.run_directory.path, 0)
-            self._hands = LineRecords(folder, worker, HandLine)
-            context.exit.flushes.append(self._hands.flush)
+        self._hands = self._records(HandLine)
         self.length = StepsBySpeed(
             group=group, steps_of=loop.steps_of, tell=self._tell, now_s=context.rank.now_s
         )
@@ -109,7 +119,7 @@ class SpeedSteps:
         return trainers[0].clock if trainers else 0
 
     def _steps_of(self, term: Term) -> tuple[int, ...]:
-        """Local steps of each group in a term, once the coordinator has said them."""
+        """Return the local steps of each group in a term, after the coordinator has sent them."""
         self._require_open("loader")
         sets = self._sets()
         sets.take_over()
@@ -130,12 +140,8 @@ class SpeedSteps:
             clock = self._clock() if self._is_training() else -1
             self._hands.add(round=clock, **asdict(dealt))
 
-    def close(self) -> None:
-        if self._hands is not None:
-            self._hands.close()
 
-
-class ScriptPasses:
+class ScriptPasses(_Recorded):
     def __init__(
         self,
         context: JobSession,
@@ -144,34 +150,23 @@ class ScriptPasses:
         is_in_pass: Callable[[], bool],
         sets: Callable[[], ParameterSets],
     ) -> None:
-        """``is_in_pass()``: whether a pass is under way in which steps were made."""
+        """``is_in_pass()``: True if a pass is under way in which steps were made."""
+        super().__init__(context, worker)
         self._sets = sets
-        self._lengths: LineRecords[LengthLine] | None = None
-        self._passes: LineRecords[PassLine] | None = None
-        if context.config.record:
-            folder = history_folder(context.run_directory.path, 0)
-            self._lengths = LineRecords(folder, worker, LengthLine)
-            self._passes = LineRecords(folder, worker, PassLine)
-            context.exit.flushes += [self._lengths.flush, self._passes.flush]
-        self.length = PassSteps(is_in_pass=is_in_pass, on_round=self._end_round)
-
-    def _end_round(self, clock: int, num_steps: int) -> None:
-        if self._lengths is not None:
-            self._lengths.add(round=clock, steps=num_steps)
+        self._lengths = self._records(LengthLine)
+        self._passes = self._records(PassLine)
+        self.length = PassSteps(
+            is_in_pass=is_in_pass,
+            on_round=self._end_round,
+        )
 
     def end(self, is_whole: bool, num_steps: int) -> None:
-        """A pass that has trained is over, after so many steps of this worker in all; ``is_whole``:
-        the script has had all of its batches."""
+        """End the round of a pass that has trained. ``num_steps``: of this worker in all passes;
+        ``is_whole``: the script has had all batches of the pass."""
         sets = self._sets()
         sets.take_over()
         for trainer in sets.trainers:  # there is one
-            assert isinstance(trainer, RoundTrainer)
-            round_number = trainer.end_pass(is_whole=is_whole)
+            round_number = trainer.end_round("the next batch", is_cut=not is_whole)
             if self._passes is not None:
                 self._passes.add(steps=num_steps, round=round_number, is_whole=is_whole)
         sets.resume()
-
-    def close(self) -> None:
-        for records in (self._lengths, self._passes):
-            if records is not None:
-                records.close()

@@ -1,16 +1,21 @@
-"""The factory of workers: whoever needs one, in a job, a benchmark or a test, gets it here.
+"""Builds workers: in a job, a benchmark or a test.
 
     loop = make_loop(transport, seat, waiting=waiting)          # takes part in collectives
-    trainer = make_trainer(loop, group, partition=partition, ...)       # trains a model, too
+    memory = lay_out(loop, channel, layout, parameters, credits=4)     # has a slice of a model
+    parts = Parts(Iteration(...), memory.group, memory.flat, loop, memory.values, WorkerRule())
+    strategy = Blocking(parts)                                  # or another one
+    trainer = Trainer(*parts[:5], strategy, ...)                # trains the model
 
 A worker without a model pushes and pulls after ``loop.take_slice`` with memory of any kind.
+psdist.set_assembly chooses the strategy of a job's parameter set.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -25,14 +30,14 @@ from psdist.tracing.tracer import Tracer
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.early.group_overlap import Sums
-from psdist.workers.early.progress import Driver
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.reduction import WorkerGroup
 from psdist.workers.traced import TracedLoop
-from psdist.workers.trainer import Trainer
+from psdist.workers.values import RecordedUses, Uses, Values
 
 
 def make_loop(
@@ -62,90 +67,67 @@ def make_loop(
     return loop
 
 
-def make_trainer(
-    loop: WorkerLoop,
-    group: GroupChannel,
-    *,
-    partition: Partition,
-    owners: Sequence[int],
-    credits: int,
-    parameters: Sequence[torch.nn.Parameter],
-    hyperparameters: Callable[[], bytes],
-    wire: Wire = RAW_WIRE,
-    look_for_changes: Callable[[FlatModel, int], None] = lambda _flat, _clock: None,
-    on_nonfinite: Literal["error", "skip"] = "error",
-    max_norm: float = 0.0,
-    clips_itself: bool = True,
-    history: WorkerHistory | None = None,
-    on_iteration: Callable[[], None] = lambda: None,
-    order: Sequence[int] = (),
-    overlap: Literal["auto", "strict", "off", "full"] = "off",
-    progress: Driver | None = None,
-    is_training: Callable[[], bool] = lambda: True,
-    beside: GroupChannel | None = None,
-    first_clock: int = 0,
-    module: torch.nn.Module | None = None,
-    is_pipelined: bool = False,
-    make: Callable[..., Trainer] = Trainer,
-    may_miss: bool = False,
-    on_missed: Callable[[int], None] = lambda _rounds: None,
-) -> Trainer:
-    """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory, of which the worker
-    behind ``loop`` pushes and pulls its slice; iterations are the trainer's.
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a parameter set is cut, and where its parts are."""
 
-    ``owners``: chunk -> server; ``credits``: messages outstanding at one server, at most; ``wire``:
-    the codecs of pushes and replies; ``order``: in which all groups send the chunks of the model,
-    none of them for ascending; ``beside``: another end of ``group``, over which gradients are
-    reduced during backward; ``first_clock``: iterations of a checkpoint that it goes on from;
-    ``module``: whose parameters are awaited where they are read, after step(); ``make``: what
-    makes the trainer of all that, another one where iterations are rounds of several steps; the
-    rest, ``may_miss`` and ``on_missed`` too, as in :class:`Trainer`. Raises :class:`ModelError`
-    where a device is to encode, and the model is on the CPU.
+    partition: Partition
+    owners: Sequence[int]
+    """Chunk -> server."""
+    order: Sequence[int] = ()
+    """The order in which all groups send the chunks; empty: ascending."""
+
+
+class SetMemory(NamedTuple):
+    """The memory of a parameter set on this worker, and who pushes what of it."""
+
+    group: WorkerGroup
+    flat: FlatModel
+    values: Values
+    sums: Sums | None
+    """The group's sums, if it reduces gradients during backward."""
+
+
+def lay_out(
+    loop: WorkerLoop,
+    channel: GroupChannel,
+    layout: Layout,
+    parameters: Sequence[torch.nn.Parameter],
+    *,
+    credits: int,
+    wire: Wire = RAW_WIRE,
+    first_clock: int = 0,
+    history: WorkerHistory | None = None,
+    reduces_early: bool = False,
+) -> SetMemory:
+    """Move ``parameters`` (``parameters[i]`` is piece i) into flat memory. The worker of ``loop``
+    pushes and pulls its slice of it.
+
+    ``credits``: messages outstanding at one server, at most; ``wire``: the codecs of pushes and
+    replies; ``first_clock``: finished iterations of the checkpoint that is resumed;
+    ``reduces_early``: the group reduces gradients during backward. Raises :class:`ModelError` if a
+    device is to encode, and the model is on the CPU.
     """
-    encodes_there = wire.encode_on != "host" and beside is None
-    flat = FlatModel(partition, parameters, allocate=group.allocate, encodes_there=encodes_there)
+    partition, order = layout.partition, layout.order
+    encodes_there = wire.encode_on != "host" and not reduces_early
+    flat = FlatModel(partition, parameters, allocate=channel.allocate, encodes_there=encodes_there)
     if wire.encode_on == "device" and not flat.encodes_there:
         raise ModelError(
             f"codec.encode_on = device, but the model is on {flat.device}, where the host encodes: "
             "call model.to(job.device) before job.prepare(), or set codec.encode_on = auto"
         )
-    sums = None
-    if beside is not None:
-        sums = Sums(flat, partition, partition.slices(group.size, order)[group.place])
+    seat = loop.core.seat
+    group = WorkerGroup(channel, partition, order, seat.members, worker=seat.worker)
+    sums = Sums(flat, partition, group.mine) if reduces_early else None
     loop.take_slice(
         partition,
-        owners=owners,
+        owners=layout.owners,
         credits=credits,
-        frames=flat if sums is None else sums,
+        frames=sums or flat,
         wire=wire,
         order=order,
         first_clock=first_clock,
         on_device=flat if flat.encodes_there else None,
     )
-    options: dict[str, Any] = {
-        "worker": loop.core.seat.worker,
-        "partition": partition,
-        "owners": owners,
-        "flat": flat,
-        "loop": loop,
-        "group": group,
-        "order": order,
-        "look_for_changes": look_for_changes,
-        "hyperparameters": hyperparameters,
-        "on_nonfinite": on_nonfinite,
-        "max_norm": max_norm,
-        "clips_itself": clips_itself,
-        "history": history,
-        "on_iteration": on_iteration,
-        "overlap": overlap,
-        "progress": progress,
-        "is_training": is_training,
-        "beside": beside,
-        "sums": sums,
-        "first_clock": first_clock,
-        "module": module,
-        "is_pipelined": is_pipelined,
-        "may_miss": may_miss,
-        "on_missed": on_missed,
-    }
-    return make(**options)
+    uses = Uses() if history is None else RecordedUses(group, flat, layout.owners, history)
+    return SetMemory(group, flat, Values(group, flat, loop, uses), sums)

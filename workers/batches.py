@@ -246,7 +246,7 @@ class Batches:
 
     @property
     def weight(self) -> float:
-        """Of the iteration, in full batches of one worker, if it ended now."""
+        """The weight of the iteration, in full batches of one worker, if it ended now."""
         self._decide()
         used = self._used() if self._is_used else self._handed_out_now()
         return _weight(used)

@@ -1,4 +1,4 @@
-"""What a worker's script reports of its loss, until the coordinator is told.
+"""The losses that a worker's script has reported and the coordinator has not received.
 
 losses = Losses(skips_nonfinite=False, may_be_negative=False)
 losses.add(0.5)

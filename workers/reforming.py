@@ -1,16 +1,16 @@
-"""What the workers of a group do when one of them has died and the others go on (docs/design.md,
+"""How the surviving workers of a group continue after one of them has failed (docs/design.md,
 "Groups that re-form").
 
-Each tells the coordinator where it stands as soon as it hears of the death, whatever its script
-waits for, and is told where the others do (psdist.workers.protocol.regrouping). What follows is
-decided by all alike:
+Each reports its state to the coordinator as soon as it learns of the failure, whatever its script
+waits for, and receives the states of the others (psdist.workers.protocol.regrouping). All decide
+the same from them:
 
-* The group goes on over another channel, with what the dead pushed and pulled shared out.
-* Somebody has ended the iteration that others are in: these get its values from there.
-* Nobody has: the iteration counts for what has been pushed of it, and every chunk of which nothing
-  has is pushed without a gradient; in whose place the dead would have pushed asks again.
+* The group continues over another channel; the chunks of the failed worker are shared out.
+* If a worker has ended the iteration that others are in, these get its values.
+* Otherwise the iteration counts with the chunks that are pushed. The others are pushed without a
+  gradient; the worker that takes over a chunk of the failed one asks again for its reply.
 
-It is carried on by the loop, turn by turn; nothing here waits.
+The loop calls it in every turn; no call waits.
 
     reforming = Reforming(loop, channel, former, trainers=lambda: sets.trainers)
     loop.on_turn = reforming.advance
@@ -34,27 +34,27 @@ logger = logging.getLogger("psdist")
 
 
 class Former(Protocol):
-    """Makes the channel of those who are left of a group."""
+    """Makes the channel of a group's surviving workers."""
 
     def offer(self, place: int) -> list[float]:
-        """What the others need of the worker at ``place`` of those who are left; another offer each
-        time."""
+        """Return what the others need of the surviving worker at ``place``; a new offer in each
+        call."""
         ...
 
     def form(
         self, members: Sequence[int], place: int, offers: list[list[float]]
     ) -> Pending[GroupChannel]:
-        """Begin to make this worker's end: of the group of ``members``, who have offered this, by
-        place. :class:`MemberLostError`, now or as the result, where one of them has died since."""
+        """Begin to make this worker's end of the group of ``members``; ``offers``: by place. Raises
+        :class:`MemberLostError`, now or as the result, if one of them has failed since."""
         ...
 
 
 class Standing(NamedTuple):
-    """Of one worker, where the death has found it."""
+    """The state of one worker when it learned of the failure."""
 
     agreed: Agreed
     is_open: bool
-    """Whether it is in an iteration, between the agreement and the gathering of the values."""
+    """True within an iteration, between the agreement and the gathering of the values."""
     offer: list[float]
 
     def pack(self) -> bytes:
@@ -79,7 +79,7 @@ class Standing(NamedTuple):
             return cls(Agreed(number, CALLS[call], rows[1:]), bool(is_open), rows[0])
         except (ValueError, IndexError, OverflowError) as error:
             raise ProtocolError(
-                f"where another worker of this group stands is no such thing: {error}"
+                f"the state of another worker of this group is damaged: {error}"
             ) from None
 
 
@@ -87,14 +87,14 @@ _NUM_HEAD: Final = 5
 
 
 class Outcome(NamedTuple):
-    """What the standings of all who are left, by place, say to each of them."""
+    """The decision from the states of all surviving workers, by place."""
 
     newest: Agreed
-    """The last agreement that any of them has."""
+    """The newest agreement of any of them."""
     giver: int | None
-    """The place of one that has ended the iteration that others are in."""
+    """The place of a worker that has ended the iteration that others are in."""
     is_given_up: bool
-    """Whether the iteration under way counts only for what has been pushed of it."""
+    """True if the iteration under way counts only with what has been pushed of it."""
 
     @classmethod
     def of(cls, standings: Sequence[Standing]) -> Outcome:
@@ -126,15 +126,15 @@ class Reforming:
         self._former = former
         self._trainers = trainers
         self._given: list[Pending[None]] = []
-        """Values on their way from who has them."""
+        """Copies of values that are under way."""
         self._forming: tuple[Pending[GroupChannel], Outcome] | None = None
-        """The channel of those who are left, and what is to be done over it."""
+        """The channel that is being made, and its use."""
         self._formed: tuple[GroupChannel, Outcome] | None = None
         self._num_lost = 0
-        """Of the group, when it was formed last."""
+        """Lost workers when the group was formed last."""
 
     def advance(self) -> None:
-        """As far as the others allow."""
+        """Advance as far as the others allow."""
         regrouping = self._core.regrouping
         if regrouping.is_due:
             self._given, self._forming, self._formed = [], None, None
@@ -155,7 +155,7 @@ class Reforming:
             if self._formed is not None and all(pending.is_done() for pending in self._given):
                 self._go_on(*self._formed)
         except MemberLostError as error:
-            # Another one has died, or is about to be declared dead: all stand as before.
+            # Another worker has failed, or is about to be evicted: nothing has changed.
             logger.warning("%s", error)
             self._num_lost = regrouping.num_lost
 
@@ -186,7 +186,7 @@ class Reforming:
         self._num_lost, self._formed = self._core.regrouping.num_lost, None
         self._forming = None
         logger.info(
-            "group %d goes on with %s%s",
+            "group %d continues with %s%s",
             self._core.seat.group,
             describe_workers(self._core.seat.members),
             "; of the iteration that was under way counts what had been pushed"

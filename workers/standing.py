@@ -24,7 +24,7 @@ _EVERY_S = 0.25
 
 
 class Rounds:
-    """What rounds of a set have taken that were not told yet."""
+    """The times of a set's rounds that are not reported yet."""
 
     def __init__(self) -> None:
         self._ended: tuple[int, float, float] | None = None
@@ -34,9 +34,9 @@ class Rounds:
         self._errors_ppm: list[int] = []
 
     def end(self, clock: int, waited_s: float, now_s: float, error: float) -> None:
-        """A round has ended, the ``clock``-th; nothing is known of the first one, which began some
-        time before. ``waited_s``: for servers, of this worker until now, in every set;
-        ``error``: what codecs have left out of its pushes in this round, ||p - C(p)|| / ||p||."""
+        """Note the end of round ``clock``; the time of the first round is unknown. ``waited_s``:
+        how long this worker has waited for servers so far, in all sets; ``error``: the part that
+        codecs have left out of its pushes in this round, ||p - C(p)|| / ||p||."""
         before, self._ended = self._ended, (clock, now_s, waited_s)
         if before is not None:
             wait_s = max(0.0, waited_s - before[2])
@@ -45,8 +45,7 @@ class Rounds:
             self._errors_ppm.append(round(1e6 * error))
 
     def take(self) -> tuple[int, list[int], list[int], list[int]]:
-        """The first of them, and what each has taken, its own time and its wait, and what it has
-        left out."""
+        """Return the first round, and of each its own time, its wait and its coding error."""
         own_us, waits_us, errors_ppm = self._own_us, self._waits_us, self._errors_ppm
         self._own_us, self._waits_us, self._errors_ppm = [], [], []
         ended = self._ended[0] if self._ended is not None else 0
@@ -65,10 +64,9 @@ class Standing:
         tells_errors: bool = False,
         losses: Losses | None = None,
     ) -> None:
-        """``now_s()``: the job's clock; ``tells_rounds``: whether the coordinator wants to know
-        what each round has taken, of a worker that ``leads()`` its group then; ``tells_errors``:
-        and what codecs have left out in it; ``losses``: what it is told of those that the script
-        reports."""
+        """``now_s()``: the job's clock; ``tells_rounds``: report the time of each round while this
+        worker ``leads()`` its group; ``tells_errors``: and its coding error; ``losses``: report
+        these, which come from the script."""
         self._worker = worker
         self._transport = transport
         self._passes = EqualPasses()
@@ -81,22 +79,22 @@ class Standing:
         self._losses = losses
 
     def begin_at(self, clock: int) -> None:
-        """The job goes on from a checkpoint, after ``clock`` iterations."""
+        """Begin after ``clock`` iterations of a checkpoint."""
         self._passes = EqualPasses(clock)
 
     def on_batch(self, position: Position, *, is_of_equal_passes: bool = True) -> None:
-        """A batch for training was used, of a loader that is at ``position``, and whose passes are
-        as long on all workers."""
+        """Note a training batch of a loader at ``position``. ``is_of_equal_passes``: its passes
+        are equally long on all workers."""
         self._position = position
         if is_of_equal_passes:
             self._passes.on_batch(position.batches)
 
     def miss(self, rounds: int) -> None:
-        """The iteration that is about to end is followed by so many that the group misses."""
+        """Note that the group misses ``rounds`` rounds after the iteration that is about to end."""
         self._passes.miss(rounds)
 
     def end_iteration(self, trainers: Sequence[Trainer], set_index: int) -> None:
-        """An iteration of this set is finished; the first one's clock is the job's."""
+        """Note the end of an iteration of this set; the first set's clock is the job's."""
         if not set_index:
             self._passes.end_iteration()
             if self._rounds is not None and self._leads():
@@ -106,7 +104,7 @@ class Standing:
             self.send(trainers)
 
     def send(self, trainers: Sequence[Trainer]) -> None:
-        """``trainers``: of every set, none before ``job.prepare``."""
+        """Send a report. ``trainers``: of every set, none before ``job.prepare``."""
         self._sent_s = self._now_s()
         clock = trainers[0].clock if trainers else 0
         if self._losses is not None:
@@ -135,7 +133,7 @@ class Standing:
 
 
 def tell_losses(losses: Losses, worker: int, clock: int, transport: Transport) -> None:
-    """The coordinator, of what was reported since the last time."""
+    """Send the losses since the last call to the coordinator."""
     count, total = losses.take()
     if count:
         message = LossReported(worker=worker, round=clock, count=count, total=total)

@@ -174,9 +174,8 @@ def play_broken(
 ) -> VirtualJob:
     """One worker of a group of three, beside a group of two, has this channel."""
     job = VirtualJob(schedule or schedule_of((3, 2)), make_worker=HasRandomGradients)
-    trainer = job.workers[worker].trainer
-    channel = broken(trainer._group)
-    trainer._group = trainer._values._group = trainer._reduction._group = channel
+    group = job.workers[worker].trainer.strategy.group
+    group.channel = broken(group.channel)
     job.run()
     return job
 

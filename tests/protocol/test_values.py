@@ -331,13 +331,14 @@ class WeighsLikeItsNeighbours(OnceWrongWorker):
 
     def bring_wrongly(self) -> None:
         size = len(self.job.groups[self.group])
-        average = self.trainer._reduction._average
+        strategy = self.trainer.strategy
+        average = strategy.average
 
         def wrong(share: float) -> Iterator[Any]:  # noqa: ARG001 - the right one
-            self.trainer._reduction._average = average  # type: ignore[method-assign]
+            strategy.average = average  # type: ignore[method-assign]
             return average(1 / size)
 
-        self.trainer._reduction._average = wrong  # type: ignore[assignment]
+        strategy.average = wrong  # type: ignore[assignment]
 
 
 class ComputesOnOldParameters(OnceWrongWorker):

@@ -1,93 +1,69 @@
 """The chunks of an iteration that leave before ``step()``: each when its last gradient is there.
 
-Gradients come from autograd's hooks (``begin``, ``add``, ``stop``); whoever owns the worker's loop
+Gradients come from autograd's hooks (``begin``, ``add``, ``stop``). The owner of the worker's loop
 at that moment pushes (``push_ready``): a thread, or the hook itself. Chunks leave strictly in the
-order that all groups share, so one that is incomplete holds back all behind it. From a GPU a chunk
-leaves when its copy to the host is done, encoded there or as it is: nobody waits for that, whoever
-owns the loop asks again.
+order that all groups share, so an incomplete chunk delays all later ones. From a GPU a chunk leaves
+when its copy to the host is done, encoded there or raw; the owner of the loop polls for it.
 
-    early = EarlyPushes(partition, order, flat, loop, look_for_writes=...)
+    early = EarlyPushes(parts, parts.group.order.sorted(parts.group.mine))
     early.allow(chunks)                        # those that may leave, the first of the order
     early.begin(terms, frozen={3}, expected={5})
     early.add(piece)
     early.push_ready()
     early.sent                                 # chunk -> whether it left without bytes
-    early.reset()                              # the iteration is over
+    early.reset()                              # the iteration has ended
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
-from psdist.protocol.partition import Partition
 from psdist.transfers import DONE, Copy, Mark
-from psdist.workers.loop import WorkerLoop
-from psdist.workers.model.flat import FlatModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Under which an iteration is pushed."""
-
-    clock: int
-    hyper: bytes
-    """Packed hyperparameters."""
-    weight: float
+from psdist.workers.blocking import Parts
+from psdist.workers.reduction import Terms
 
 
 class EarlyPushes:
     _is_shared: ClassVar = False
-    """Whether others of the group may have gradients of pieces that are frozen here."""
+    """True if other workers of the group may have gradients of pieces that are frozen here."""
 
-    def __init__(
-        self,
-        partition: Partition,
-        order: Sequence[int],
-        flat: FlatModel,
-        loop: WorkerLoop,
-        *,
-        look_for_writes: Callable[[], None],
-    ) -> None:
-        """``order``: this worker's chunks, as they leave; ``look_for_writes()`` is called before
-        the first of an iteration does."""
+    def __init__(self, parts: Parts, order: Sequence[int]) -> None:
+        """``order``: this worker's chunks, as they leave."""
+        _, group, self._flat, self._loop, self._values, _ = parts
         self.order = order
         self.terms: Terms | None = None
-        """Of the iteration whose gradients come; None before the first is there."""
+        """The terms of the iteration whose gradients come; None before the first gradient."""
         self.sent: dict[int, bool] = {}
         self.absent: frozenset[int] = frozenset()
-        """Pieces that were said to have no gradient when the first chunk left."""
+        """Pieces that were announced without a gradient when the first chunk left."""
         self.is_stopped = False
-        """Whether what is left waits for ``step()``."""
+        """True if the remaining chunks wait for ``step()``."""
         self.num_pushed = 0
-        """Of all iterations."""
+        """Chunks pushed early in all iterations."""
         self.pieces_of = {
-            chunk: sorted({segment.piece for segment in partition.chunks[chunk].segments})
+            chunk: sorted({segment.piece for segment in group.partition.chunks[chunk].segments})
             for chunk in order
         }
-        self._chunks = partition.chunks
-        self._flat = flat
-        self._loop = loop
-        self._look_for_writes = look_for_writes
+        self._chunks = group.partition.chunks
         self._sendable: Sequence[int] = ()
         self._chunks_of: dict[int, list[int]] = {}
         self._missing: dict[int, int] = {}
-        """Chunk -> its pieces whose gradient is still to come."""
+        """Chunk -> number of its pieces whose gradient has not come."""
         self._frozen: frozenset[int] = frozenset()
         self._expected: frozenset[int] = frozenset()
         self._ready: deque[tuple[int, Mark]] = deque()
-        """Pieces whose gradient has come, and when."""
+        """Pieces whose gradient has come, with a mark of the time."""
         self._begun: Mark = None
-        """When the terms were there."""
+        """The mark of the time when the terms were set."""
         self._marks: dict[int, list[Mark]] = {}
-        """Chunk -> when its gradients had come."""
+        """Chunk -> marks of the times when its gradients came."""
         self._copies: list[Copy] = []
-        """To the host, of the first chunks of the order."""
+        """Copies to the host, of the first chunks of the order."""
 
     def allow(self, num_chunks: int) -> None:
-        """So many, the first of the order, may leave before ``step()``."""
+        """Let the first ``num_chunks`` of the order leave before ``step()``."""
         self._sendable = self.order[:num_chunks]
         self._chunks_of = {}
         for chunk in self._sendable:
@@ -96,35 +72,35 @@ class EarlyPushes:
 
     @property
     def has_begun(self) -> bool:
-        """Whether parts of an iteration have left: its terms are those of the first."""
+        """True if parts of an iteration have left, under the terms of the first part."""
         return bool(self.sent)
 
     @property
     def given(self) -> Mapping[int, bool]:
-        """Chunks whose gradients of this worker have left: whether without any."""
+        """Chunks whose gradients have left this worker -> True if without a gradient."""
         return self.sent
 
     @property
     def is_under_way(self) -> bool:
-        """Whether what has begun goes on without this worker's doing: here copies to the host, in a
-        group what its others have still to come to."""
+        """True if operations are under way that end without this worker: copies to the host, or in
+        a group operations that wait for other workers."""
         has_more = len(self._copies) > len(self.sent)
         return has_more and self.terms is not None and not self.is_stopped
 
     def whole(self, num_chunks: int) -> int:
-        """How many of so many chunks, the first of the order, can leave."""
+        """Return how many of the first ``num_chunks`` of the order can leave."""
         return num_chunks
 
     @property
     def pieces(self) -> Collection[int]:
-        """Those with a part in a chunk that may leave."""
+        """Pieces with a part in a chunk that may leave."""
         return self._chunks_of.keys()
 
     # -- called by hooks -----------------------------------------------------------------------
 
     def begin(self, terms: Terms, *, frozen: frozenset[int], expected: frozenset[int]) -> None:
-        """The first gradient of an iteration is there. ``frozen``: pieces that get none;
-        ``expected``: of chunks that stay, those said to get none."""
+        """Begin an iteration at its first gradient. ``frozen``: pieces that get no gradient;
+        ``expected``: pieces of the other chunks that are announced without a gradient."""
         self._frozen, self._expected = frozen, expected
         self._missing = {
             chunk: sum(piece not in frozen for piece in self.pieces_of[chunk])
@@ -139,18 +115,18 @@ class EarlyPushes:
         self.terms = terms  # last: from here on the loop's owner looks, in its own thread
 
     def add(self, piece: int) -> None:
-        """Its gradient lies in the flat memory, or will when what this thread has asked the device
-        for is done."""
+        """Note that the gradient of a piece is in the flat memory, or will be after the device has
+        done what this thread has requested."""
         self._ready.append((piece, self._flat.mark()))
 
     def stop(self) -> None:
-        """What has not left stays until ``step()``."""
+        """Keep what has not left until ``step()``."""
         self.is_stopped = True
 
     # -- called by the owner of the loop -------------------------------------------------------
 
     def push_ready(self) -> bool:
-        """Push the chunks that are complete; whether there were any."""
+        """Push the chunks that are complete; return True if there were any."""
         terms = self.terms  # first: what else belongs to an iteration is there before them
         has_pushed = False
         while terms is not None and self._is_complete(len(self.sent), terms):
@@ -160,7 +136,7 @@ class EarlyPushes:
         return has_pushed
 
     def _is_complete(self, number: int, terms: Terms) -> bool:
-        """Whether this chunk of the order, all before which were, may leave now."""
+        """True if chunk ``number`` of the order, after all chunks before it, may leave now."""
         missing, ready = self._missing, self._ready
         while ready:
             piece, mark = ready.popleft()
@@ -183,7 +159,7 @@ class EarlyPushes:
         return self._flat.is_finite(self._chunks[chunk])
 
     def _is_on_host(self, number: int, terms: Terms) -> bool:
-        """Whether the copy of a complete chunk is done. Begins those of all that are complete."""
+        """True if the copy of a complete chunk is done. Begins copies of all complete chunks."""
         copies, sendable = self._copies, self._sendable
         while len(copies) < len(sendable) and not self._missing[sendable[len(copies)]]:
             chunk = sendable[len(copies)]
@@ -210,10 +186,10 @@ class EarlyPushes:
         return self._frozen.issuperset(self.pieces_of[chunk])
 
     def _push(self, terms: Terms, chunk: int, absent: frozenset[int]) -> None:
-        """``terms``: the group's; ``absent``: pieces of which it has no gradient."""
+        """``terms``: the group's; ``absent``: pieces without a gradient in the group."""
         if not self.sent:
             self.absent = absent
-            self._look_for_writes()
+            self._values.look_for_writes()
             self._loop.begin_iteration(
                 clock=terms.clock,
                 hyper=terms.hyper,
@@ -226,7 +202,7 @@ class EarlyPushes:
         self._loop.push_chunk(chunk, is_empty=is_empty)
 
     def reset(self) -> None:
-        """Nothing of the next iteration is there yet."""
+        """Forget the iteration: the next one has not begun."""
         self.terms, self.is_stopped = None, False
         self.sent = {}
         self._ready.clear()

@@ -1,43 +1,39 @@
-"""Overlap of one parameter set in a group of several, which has reduced a part of its gradients.
+"""Gradients that leave during backward in a group of several, bucket by bucket.
 
-In ``step()`` a table says how far anybody has come, and all get there. If what has left is right on
-every worker, the rest is reduced and pushed. If it is not, on any of them, the whole gradient is
-reduced once more, as without overlap, and each owner compares what it has pushed with that: where
-that is another, all workers of the group raise :class:`UsageError`.
+In ``step()`` a table says how far each worker has come, and all catch up. If what has left is right
+on every worker, the rest is reduced and pushed. Otherwise the whole gradient is reduced once more,
+as without overlap, and each owner compares it with what it has pushed: if they differ, all workers
+of the group raise :class:`UsageError`.
 
-    overlap = GroupOverlap("auto", ..., group=group, sums=sums)
-    absent, terms = overlap.collect(terms, scale=1.0)
-    table = ...                                       # psdist.workers.step_table
-    yield from overlap.catch_up(table)
-    yield from overlap.reduce(share)                  # of what has not left, or of everything
-    yield from overlap.settle_in_group(absent=..., is_skipped=...)
-    empty = overlap.settle(empty, absent=..., is_skipped=...)
+    strategy = GroupEarlyPush(parts, driver=..., is_training=..., other_end=..., sums=sums)
 
 Own chunks are pushed out of ``sums``: the flat gradients stay this worker's alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate, as_bytes, as_tensor
 from psdist.protocol.partition import Chunk, Partition, Span
-from psdist.workers.early.early_pushes import Terms
+from psdist.workers.blocking import Parts
 from psdist.workers.early.group_pushes import GroupPushes
-from psdist.workers.early.overlap import RETERMED, SKIPPED, UNFOLLOWED, WATCHED, Overlap
+from psdist.workers.early.overlap import RETERMED, SKIPPED, UNFOLLOWED, WATCHED, EarlyPush
+from psdist.workers.early.progress import Driver
+from psdist.workers.group.buckets import Buckets
 from psdist.workers.group.channel import GroupChannel, Slices
 from psdist.workers.loop import Wait
 from psdist.workers.model.flat import FlatModel
-from psdist.workers.step_table import Row, in_group
+from psdist.workers.reduction import CALL, Reduced, Row, Terms, in_group
 
 BUCKET_S: Final = 3e-3
-"""Seconds of a backward pass, for each bucket, from which on reducing by bucket pays. If cores are
-short, a bucket costs each worker 1 to 1.5 ms (docs/performance.md)."""
+"""Least seconds of a backward pass, for each bucket, for which reducing by bucket pays. If cores
+are short, a bucket costs each worker 1 to 1.5 ms (docs/performance.md)."""
 
 
 class GroupPace:
@@ -70,9 +66,6 @@ class GroupPace:
         )
 
 
-_CALL = "optimizer.step"
-
-
 class Sums:
     """Memory for the group's gradient of a worker's own chunks; what its pushes send."""
 
@@ -93,76 +86,63 @@ class Sums:
         return self._flat.parameter_frame(chunk)
 
 
-class GroupOverlap(Overlap):
+class GroupEarlyPush(EarlyPush):
     early: GroupPushes
 
     def __init__(
         self,
-        *args: Any,
-        group: GroupChannel,
-        slices: Sequence[Sequence[int]],
-        sums: Mapping[int, torch.Tensor],
-        early: GroupPushes,
-        **more: Any,
+        parts: Parts,
+        *,
+        driver: Driver,
+        is_training: Callable[[], bool],
+        other_end: GroupChannel,
+        sums: Sums,
     ) -> None:
-        """``slices``: the chunks of each worker of the group, ascending; ``sums``: by own chunk;
-        the rest as in :class:`Overlap`."""
-        super().__init__(*args, early=early, **more)
-        self.early = early
-        self._group = group
-        self._slices = slices
-        self._sums = sums
-        self._all = self._spans_of(range(len(self._partition.chunks)))
-        self.has_left = False
-        """Whether buckets of this iteration left before step(), once all have caught up."""
+        """``other_end``: of the group; ``sums``: of this worker's chunks; the rest as in
+        :class:`EarlyPush`."""
+        _, group, flat, *_ = parts
+        buckets = Buckets(
+            other_end,
+            group.partition,
+            group.order.chunks,
+            gradients=flat.gradients,
+            sums=sums.by_chunk,
+        )
+        early = GroupPushes(parts, buckets)
+        super().__init__(parts, early=early, driver=driver, is_training=is_training)
+        self._sums = sums.by_chunk
+        self._all = self._spans_of(range(len(self._chunks)))
+        self._has_left = False
+        """True if buckets of this iteration left before step(), after all have caught up."""
         self._num_ended = 0
-        """Iterations: the same on all workers of the group."""
-        self.is_redone = False
-        """Whether all of the gradient is reduced once more."""
+        """Finished iterations: the same on all workers of the group."""
+        self._is_redone = False
+        """True if the whole gradient is reduced once more."""
         num_buckets = early.buckets.num_within(len(early.order))
         self._pace = GroupPace(num_buckets=num_buckets, num_watched=WATCHED)
 
     def _spans_of(self, chunks: Iterable[int]) -> Slices:
-        """A span of each of these chunks, by place."""
+        """Return a span of each of these chunks, by place."""
         wanted = set(chunks)
         return [
             [
                 Span(chunk.buffer, chunk.start, chunk.start + chunk.length)
-                for chunk in (self._partition.chunks[index] for index in its)
+                for chunk in (self._chunks[index] for index in its)
                 if chunk.index in wanted
             ]
-            for its in self._slices
+            for its in self.group.by_place
         ]
 
     @property
-    def num_begun(self) -> int:
+    def num_begun(self) -> int:  # type: ignore[override]
         return self.early.buckets.num_begun
 
-    def collect(
-        self,
-        now: Terms,
-        *,
-        scale: float,
-        is_skipped: bool = False,
-        has_scaler: bool = False,
-        is_clipped: bool = False,
-    ) -> tuple[list[int], Terms]:
-        self._look(now, has_scaler=has_scaler, is_clipped=is_clipped)
-        kept: Collection[int] = ()
-        self.is_changed = self.is_retermed = False
-        if self.is_half_pushed:
-            self.is_retermed = self._is_retermed(now)
-            is_other = is_skipped or is_clipped or scale != 1.0
-            self.is_changed = is_other or not self._is_as_sent()
-            if not self.is_changed:
-                kept = self._given_pieces()
-        return self._flat.collect_gradients(scale=scale, kept=kept), now
+    def _kept(self, now: Terms, *, is_other: bool) -> Collection[int]:
+        self.is_retermed = self._is_retermed(now)
+        self.is_changed = is_other or not self._is_as_sent()
+        return () if self.is_changed else self._given_pieces()
 
     # -- in the group --------------------------------------------------------------------------
-
-    def watch_group(self, table: Sequence[Row]) -> None:
-        """What all bring to an iteration."""
-        self._pace.watch([row.backward_s for row in table])
 
     def _switch_on(self) -> None:
         self._reason = self._pace.why_not()
@@ -171,77 +151,77 @@ class GroupOverlap(Overlap):
         else:
             super()._switch_on()
 
-    def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, None]:
-        """Begin every bucket that any worker of ``table`` has begun. All gradients are collected.
-        Raises :class:`UsageError` if buckets have left under other terms than those of ``step()``,
-        or from a worker that has ended without a ``step()``."""
-        index = self._loop.core.set_index
-        yield from self._catch_up(max(row.num_begun_in(index) for row in table), _CALL)
-        if not self.has_left:
-            return
-        if any(row.has_ended for row in table):
-            raise self.sent_too_soon(UNFOLLOWED)
-        if any(row.is_retermed for row in table):
-            raise self.sent_too_soon(RETERMED)
-        self.is_redone = any(row.is_changed for row in table)
+    def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, bool]:
+        """See :meth:`Blocking.catch_up`. Raises :class:`UsageError` if buckets have left under
+        other terms than those of ``step()``, or from a worker that has ended without ``step()``."""
+        self._pace.watch([row.backward_s for row in table])
+        if not all(row.is_finite for row in table):
+            return False
+        index = self.loop.core.set_index
+        yield from self._catch_up(max(row.num_begun_in(index) for row in table), CALL)
+        if self._has_left:
+            if any(row.has_ended for row in table):
+                raise self.sent_too_soon(UNFOLLOWED)
+            if any(row.is_retermed for row in table):
+                raise self.sent_too_soon(RETERMED)
+            self._is_redone = any(row.is_changed for row in table)
+        return self._has_left
 
     def _catch_up(self, most: int, call: str) -> Generator[Wait, None, None]:
-        self.has_left = self.is_redone = False
+        self._has_left = self._is_redone = False
         buckets = self.early.buckets
         if not most:
             return
         if not buckets.num_begun:
-            self.early.open(self._terms(), num_buckets=0)
+            self.early.open(self.iteration.terms(), num_buckets=0)
         yield from in_group(buckets.catching_up(most), call)
-        self.has_left = most > 1
+        self._has_left = most > 1
 
-    def reduce(self, share: float) -> Generator[Wait, None, None]:
-        """What has not left becomes the group's mean, of this worker's slice. ``share``: this
-        worker's part in it."""
-        flats = self._flat.gradients
-        if self.has_left and not self.is_redone:
+    def average(self, share: float) -> Generator[Wait, None, None]:
+        flats, channel = self.flat.gradients, self.group.channel
+        if self._has_left and not self._is_redone:
             begun = set(self.early.buckets.chunks_begun)
-            rest = [each for each in range(len(self._partition.chunks)) if each not in begun]
+            rest = [each for each in range(len(self._chunks)) if each not in begun]
             if rest:
                 for index in rest:
-                    self._flat.gradient_part(self._partition.chunks[index]).mul_(share)
+                    self.flat.gradient_part(self._chunks[index]).mul_(share)
                 sums = [its for chunk, its in self._sums.items() if chunk not in begun]
-                pending = self._group.reduce_scatter(flats, self._spans_of(rest), sums)
-                yield from in_group(pending, _CALL)
+                pending = channel.reduce_scatter(flats, self._spans_of(rest), sums)
+                yield from in_group(pending, CALL)
             return
         for flat in flats:
             flat.mul_(share)
-        into = None if self.is_redone else list(self._sums.values())
-        yield from in_group(self._group.reduce_scatter(flats, self._all, into), _CALL)
+        into = None if self._is_redone else list(self._sums.values())
+        yield from in_group(channel.reduce_scatter(flats, self._all, into), CALL)
 
     def _own_part(self, chunk: int) -> torch.Tensor:
-        """Where the group's gradient of an own chunk lies."""
-        if self.is_redone:
-            return self._flat.gradient_part(self._partition.chunks[chunk])
+        """Return the group's gradient of an own chunk."""
+        if self._is_redone:
+            return self.flat.gradient_part(self._chunks[chunk])
         return self._sums[chunk]
 
-    def own_parts(self) -> list[torch.Tensor]:
-        """The group's gradient, of this worker's chunks."""
+    def own_parts(self) -> Sequence[torch.Tensor]:
         return [self._own_part(chunk) for chunk in self._sums]
 
-    def settle_in_group(
-        self, *, absent: Collection[int], is_skipped: bool
-    ) -> Generator[Wait, None, None]:
-        """As :meth:`settle`, together: all workers of the group raise where one of them has pushed
-        what is another now."""
-        if self.has_left and is_skipped:
+    def exchange(self, reduced: Reduced) -> Generator[Wait, None, None]:
+        yield from self._settle_in_group(reduced)
+        yield from super().exchange(reduced)
+
+    def _settle_in_group(self, reduced: Reduced) -> Generator[Wait, None, None]:
+        """Raise on all workers of the group if one of them has pushed what differs now."""
+        if self._has_left and reduced.is_skipped:
             raise self.sent_too_soon(SKIPPED)
-        if not self.is_redone:
+        if not self._is_redone:
             return
         self._reason = self._reason or "gradients change between backward and step()"
         changed: set[int] = set()
         for chunk, total in self._sums.items():
             wanted = self._own_part(chunk)
             if chunk in self.early.sent:
-                changed.update(self.pieces_unlike(chunk, wanted, total, absent))
+                changed.update(self.pieces_unlike(chunk, wanted, total, reduced.absent))
             else:
                 total.copy_(wanted)
-        table = yield from in_group(self._group.agree(_CALL, sorted(changed)), _CALL)
+        table = yield from in_group(self.group.channel.agree(CALL, sorted(changed)), CALL)
         pieces = sorted({int(piece) for row in table for piece in row})
         if pieces:
             raise self.sent_too_soon(self.describe_changed(pieces))
@@ -249,9 +229,10 @@ class GroupOverlap(Overlap):
     # -- the end -------------------------------------------------------------------------------
 
     def meet_at_end(self) -> Generator[Wait, None, None]:
-        table = yield from in_group(self._group.agree("finish", [self.num_begun]), "finish")
+        agreed = self.group.channel.agree("finish", [self.num_begun])
+        table = yield from in_group(agreed, "finish")
         yield from self._catch_up(int(max(begun for (begun,) in table)), "finish")
-        if self.has_left:
+        if self._has_left:
             raise self.sent_too_soon(UNFOLLOWED)
 
     def meet_dropped(self, call: str) -> Generator[Wait, None, None]:
@@ -259,17 +240,17 @@ class GroupOverlap(Overlap):
             return
         has_kept = self._is_expected and not self.is_dropped
         row = [self.num_begun, float(has_kept), float(self.is_dropped)]
-        table = yield from in_group(self._group.agree(call, row), call)
+        table = yield from in_group(self.group.channel.agree(call, row), call)
         most, kept, dropped = (int(max(column)) for column in zip(*table, strict=True))
         if kept or not dropped:
             return
         yield from self._catch_up(most, call)
-        if self.has_left:
+        if self._has_left:
             raise self.sent_too_soon(UNFOLLOWED)
         self.early.reset()
         self.expect_nothing()
 
-    def end_iteration(self) -> None:
-        super().end_iteration()
+    def _end(self) -> None:
+        super()._end()
         self._num_ended += 1
-        self.has_left = self.is_redone = False
+        self._has_left = self._is_redone = False

@@ -2,7 +2,7 @@
 
 Gradients go, bucket by bucket, to the worker whose slice a chunk is of; that pushes their sum.
 
-    early = GroupPushes(partition, order, flat, loop, buckets, look_for_writes=...)
+    early = GroupPushes(parts, Buckets(...))
     early.push_ready()                        # buckets that are complete here; sums that have come
     early.given                               # chunks of buckets that this worker has begun
     early.sent                                # of its own chunks, those whose sum was pushed
@@ -10,32 +10,21 @@ Gradients go, bucket by bucket, to the worker whose slice a chunk is of; that pu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from psdist.protocol.partition import Partition
-from psdist.workers.early.early_pushes import EarlyPushes, Terms
+from psdist.workers.blocking import Parts
+from psdist.workers.early.early_pushes import EarlyPushes
 from psdist.workers.group.buckets import Buckets, Opening
-from psdist.workers.loop import WorkerLoop
-from psdist.workers.model.flat import FlatModel
+from psdist.workers.reduction import Terms
 
 
 class GroupPushes(EarlyPushes):
     _is_shared: ClassVar = True
 
-    def __init__(
-        self,
-        partition: Partition,
-        order: Sequence[int],
-        flat: FlatModel,
-        loop: WorkerLoop,
-        buckets: Buckets,
-        *,
-        look_for_writes: Callable[[], None],
-    ) -> None:
-        """``order``: all chunks, as they leave."""
-        super().__init__(partition, order, flat, loop, look_for_writes=look_for_writes)
+    def __init__(self, parts: Parts, buckets: Buckets) -> None:
+        super().__init__(parts, parts.group.order.chunks)
         self.buckets = buckets
         self._num_complete = 0
         """Chunks of this iteration, the first of the order, that may leave here."""
@@ -75,7 +64,7 @@ class GroupPushes(EarlyPushes):
         return bool(sums) or buckets.num_begun > before
 
     def open(self, terms: Terms, *, num_buckets: int) -> None:
-        """Tell the others under which terms this worker's gradients leave; 0 buckets: not before
+        """Send the terms of this worker's gradients to the group; 0 buckets: none leave before
         ``step()``."""
         self.terms = terms
         self.buckets.open(

@@ -1,98 +1,88 @@
-"""Who drives the worker's loop while the script computes: a thread, or the hooks themselves.
+"""Drives the worker's loop while the script computes: in a thread, or in the hooks themselves.
 
-The loop and MPI have one owner at a time. It is the script's thread but for a *window*: a hook that
-has something to push opens it (``wake``), whatever the script calls next on the loop closes it
-(``take_over``). Between the two the thread pushes and receives; without one, each ``wake`` does.
-Gradients of a model on a GPU come in a thread of autograd's, whose hooks cannot know what the
+The loop and MPI have one owner at a time: the script's thread, except during a *window*. A hook
+that has something to push opens it (``wake``); the next call of the script on the loop closes it
+(``take_over``). Within it the thread pushes and receives; without a thread, each ``wake`` does.
+Gradients of a model on a GPU come in a thread of autograd's, whose hooks cannot tell what the
 script's thread does: there the forward pass, in the script's own thread, opens it (``open``).
 
-    progress = BackgroundProgress(work=lambda: ..., is_awaiting=lambda: ...)
-    progress.open()
-    progress.wake()
-    progress.take_over()                  # raises what went wrong in the window
-    progress.stop()
+    driver = BackgroundProgress(work=lambda: ..., is_awaiting=lambda: ...)
+    driver.open()
+    driver.wake()
+    driver.take_over()                    # raises what went wrong in the window
+    driver.stop()
 
-``work()`` does what there is to do, and returns whether there was anything; ``is_awaiting()``:
-whether the network owes something, so that it is worth asking again.
+``work()`` does what there is to do, and returns True if there was anything; ``is_awaiting()``: True
+if the network still owes something, so that polling again is useful.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 _FIRST_SLEEP_S = 50e-6
 _LAST_SLEEP_S = 1e-3
 
 
-class Driver(Protocol):
-    """What drives the worker's loop during backward, as the sets see it."""
+class Driver:
+    """The driver of the loop, as the sets see it; this one does nothing."""
 
-    def open(self) -> None:
-        """The script's thread, which calls this, leaves the loop alone until it takes over."""
-        ...
-
-    def wake(self) -> None:
-        """Chunks may be complete."""
-        ...
-
-    def take_over(self) -> None:
-        """The loop is the caller's; raises what has gone wrong before."""
-        ...
-
-
-class PollingProgress:
-    """Without a thread: hooks work in passing."""
-
-    def __init__(self, work: Callable[[], bool]) -> None:
-        self._work = work
+    def __init__(self) -> None:
         self._owner = threading.get_ident()
         self._error: BaseException | None = None
 
     def open(self) -> None:
-        """Hooks in the script's own thread work in passing; others would need a thread for it."""
+        """Called by the script's thread, which leaves the loop alone until it takes over."""
 
     def wake(self) -> None:
-        """There is something to do."""
-        if threading.get_ident() != self._owner or self._error is not None:
-            return
-        try:
-            self._work()
-        except BaseException as error:
-            self._error = error
+        """Chunks may be complete."""
 
     def take_over(self) -> None:
-        """The script's thread owns the loop from here on."""
+        """Give the loop to the script's thread. Raises what went wrong before."""
+        self.pause()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def pause(self) -> None:
-        """Nobody uses the loop beside the script's thread."""
+        """As :meth:`take_over`; an error is raised later."""
 
     def stop(self) -> None:
-        """The job is over."""
+        """The job has ended."""
 
 
-class BackgroundProgress:
+class PollingProgress(Driver):
+    """Without a thread: hooks in the script's own thread work in passing."""
+
+    def __init__(self, work: Callable[[], bool]) -> None:
+        super().__init__()
+        self._work = work
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._owner and self._error is None:
+            try:
+                self._work()
+            except BaseException as error:
+                self._error = error
+
+
+class BackgroundProgress(Driver):
     """A thread that owns the loop in windows, and sleeps in between. It begins with the first."""
 
     def __init__(self, work: Callable[[], bool], *, is_awaiting: Callable[[], bool]) -> None:
+        super().__init__()
         self._work = work
         self._is_awaiting = is_awaiting
-        self._owner = threading.get_ident()
         self._has_work = threading.Event()
         self._turn = threading.Lock()
-        """Held by the thread while it touches the loop."""
+        """Held by the thread while it uses the loop."""
         self._is_open = False
         self._is_stopping = False
-        self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """The script's thread leaves the loop alone until it takes over. Any other's word is
-        nothing."""
+        """Calls of other threads do nothing: they cannot tell if the script's uses the loop."""
         if threading.get_ident() == self._owner and self._error is None:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="psdist-loop", daemon=True)
@@ -100,26 +90,15 @@ class BackgroundProgress:
             self._is_open = True
 
     def wake(self) -> None:
-        """There is something to do. Opens the window, if this is the script's own thread: another
-        one does not know whether that uses the loop."""
         self.open()
         self._has_work.set()
 
-    def take_over(self) -> None:
-        """The script's thread owns the loop from here on."""
-        self.pause()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
     def pause(self) -> None:
-        """As :meth:`take_over`; what went wrong is told later."""
         self._is_open = False
         with self._turn:
             pass
 
     def stop(self) -> None:
-        """The job is over: the thread ends."""
         self.pause()
         self._is_stopping = True
         self._has_work.set()
@@ -151,6 +130,3 @@ class BackgroundProgress:
         except BaseException as error:
             self._error, self._is_open = error, False
             return False, False
-
-
-Progress = PollingProgress | BackgroundProgress

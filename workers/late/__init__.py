@@ -1,7 +1,7 @@
 """The part of an iteration that finishes after ``step()`` has returned (``overlap = full``).
 
-``tail`` waits for replies and moves them into place, ``guarded`` tells it who is about to read
-which parameter, ``steps`` decides if ``step()`` may return early. ``pipelined``: nobody awaits
-replies before the next ``step()`` (``pipeline = 1``). What leaves during backward is
-psdist.workers.early's.
+``steps`` is the step strategy, which decides if ``step()`` may return early, ``tail`` waits for
+replies and puts them in place, ``guarded`` detects reads of parameters. ``pipelined`` is the
+strategy in which the next ``step()`` awaits the replies (``pipeline = 1``). psdist.workers.early
+sends what leaves during backward.
 """

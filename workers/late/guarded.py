@@ -1,11 +1,11 @@
-"""Parameters whose values have not come yet: whoever reads one waits for them first.
+"""Parameters whose values have not come yet: a read of one waits for them first.
 
-A parameter that is guarded is of the class :class:`Guarded` for a while, so torch hands every
-operation on it, wherever it was found (a list, a closure, an optimizer), to ``__torch_function__``,
-which waits and then runs the operation on a plain parameter. What goes past torch's Python side (a
-C++ extension, a function of torch.jit) is given the parameter by ``module.weight``: a table in
-place of ``module._parameters`` waits there. The values of before lie elsewhere meanwhile: who still
-reads past both, out of a list of its own, finds NaN, never what was there before.
+A guarded parameter is of the class :class:`Guarded` for a while. So torch hands every operation on
+it, wherever it was found (a list, a closure, an optimizer), to ``__torch_function__``, which waits
+and then runs the operation on a plain parameter. Readers below torch's Python side (a C++
+extension, a function of torch.jit) get the parameter by ``module.weight``: a table in place of
+``module._parameters`` waits there. The old values lie elsewhere meanwhile: a reader that bypasses
+both, with a list of its own, finds NaN, never the old values.
 
     guard = Guard(parameters, on_read=lambda index: ...)   # must open() it
     guard.use_tables(module)
@@ -13,8 +13,8 @@ reads past both, out of a list of its own, finds NaN, never what was there befor
     guard.open([0, 3])                       # their values are in place
     guard.remove_tables()
 
-What reads no value (``p.grad``, ``p.shape``) does not wait. Copies of a guarded parameter, and of a
-module with tables, are plain ones.
+Operations that read no value (``p.grad``, ``p.shape``) do not wait. Copies of a guarded parameter,
+and of a module with tables, are plain ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _without_values() -> Iterator[Any]:
 _READS_NO_VALUE: Final = frozenset(_without_values())
 
 _READERS: Final[dict[int, tuple[Callable[[int], None], int]]] = {}
-"""By id of a guarded parameter: whom to tell, and its index there."""
+"""Id of a guarded parameter -> (``on_read``, index)."""
 
 
 def _read(parameter: Guarded) -> None:
@@ -74,8 +74,8 @@ def _there(value: Any) -> Any:
 
 
 def plainly() -> ExitStack:
-    """Values come whoever reads, also where a transformation looks at what is computed (torch.func,
-    a trace, fake tensors): it shall not see that."""
+    """Return a context in which values are put in place unseen by a transformation that follows
+    the computation (torch.func, a trace, fake tensors)."""
     stack = ExitStack()
     stack.enter_context(torch._C._DisableFuncTorch())
     stack.enter_context(torch._C.DisableTorchFunction())
@@ -83,7 +83,7 @@ def plainly() -> ExitStack:
     if torch._C._len_torch_dispatch_stack():
         stack.enter_context(_disable_current_modes())
     if (tracing := torch._C._get_tracing_state()) is not None:
-        c: Any = torch._C  # of which this is not declared
+        c: Any = torch._C  # its functions are not declared
         stack.callback(c._set_tracing_state, tracing)
         c._set_tracing_state(None)
     return stack
@@ -100,10 +100,10 @@ def _guarded_in(tree: Any) -> Iterator[Guarded]:
 
 
 class Guarded(Parameter):
-    """Never made: a parameter becomes one, and is a plain one again when its values are there."""
+    """The class of a parameter until its values are in place; no object is constructed with it."""
 
     def __new__(cls, data: Any = None, requires_grad: bool = True) -> Any:
-        """For whoever has kept ``type(p)``."""
+        """Make a plain parameter, for code that has kept ``type(p)``."""
         return Parameter(data, requires_grad)
 
     @classmethod
@@ -112,7 +112,7 @@ class Guarded(Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         for parameter in _guarded_in([args, kwargs]):
-            if type(parameter) is cls:  # else it has come with one before it
+            if type(parameter) is cls:  # else an earlier read has opened it
                 _read(parameter)
         return func(*args, **(kwargs or {}))
 
@@ -132,8 +132,8 @@ class Guarded(Parameter):
 
 
 class ParameterTable(dict[str, "Parameter | None"]):
-    """``module._parameters``, of which an item that is looked up is there. (Not one that is come
-    across: ``model.zero_grad()`` goes through all, and reads none.)"""
+    """``module._parameters``; a look-up of an item waits for its values. Iteration does not wait:
+    ``model.zero_grad()`` iterates over all, and reads none."""
 
     __slots__ = ()
 
@@ -152,17 +152,17 @@ class ParameterTable(dict[str, "Parameter | None"]):
 
 class Guard:
     def __init__(self, parameters: Sequence[Parameter], *, on_read: Callable[[int], None]) -> None:
-        """``on_read(index)`` comes back when that parameter is open, and its values are there."""
+        """``on_read(index)`` returns when that parameter is open, with its values in place."""
         self._parameters = parameters
         self._on_read = on_read
         self._with_tables: list[torch.nn.Module] = []
         self._values: dict[int, torch.Tensor] = {}
-        """Where the values of those that are guarded lie."""
+        """The memory with the values of guarded parameters."""
         self._nothing: list[torch.Tensor] | None = None
         """NaN, in the shape of each."""
 
     def use_tables(self, module: torch.nn.Module) -> None:
-        """In ``module`` and all below it, where there is none yet."""
+        """Put a table into ``module`` and each module below it that has none."""
         for each in module.modules():
             if type(each._parameters) is dict:
                 each._parameters = ParameterTable(each._parameters)
@@ -175,7 +175,7 @@ class Guard:
         self._with_tables.clear()
 
     def close(self) -> None:
-        """From now on a read of any of them is told."""
+        """Guard all parameters: each read calls ``on_read`` from now on."""
         if self._nothing is None:
             self._nothing = self._made_nothing()
         for index, parameter in enumerate(self._parameters):
@@ -185,7 +185,7 @@ class Guard:
             parameter.__class__ = Guarded
 
     def open(self, indices: Iterable[int]) -> None:
-        """The values of these are in place."""
+        """Open these parameters: their values are in place."""
         for index in indices:
             parameter = self._parameters[index]
             parameter.__class__ = Parameter
@@ -193,7 +193,7 @@ class Guard:
             parameter.data = self._values.pop(index)
 
     def _made_nothing(self) -> list[torch.Tensor]:
-        """What lies where the values of each would: of one memory for all of a dtype."""
+        """Return NaN in the shape of each parameter; all of a dtype share their memory."""
         numbers: dict[torch.dtype, int] = {}
         for each in self._parameters:
             numbers[each.dtype] = max(numbers.get(each.dtype, 0), each.numel())

@@ -1,106 +1,94 @@
 """Replies that the next ``step()`` awaits, not the one that has pushed (``pipeline = 1``; ssp and
 async): communication has a whole iteration of computation to hide behind.
 
-Meanwhile the script computes on the parameters that it has; replies land beside them, and move into
-place inside ``step()`` only. So who reads a parameter sees one version from step to step, and no
-read has to be told. A server answers for the iteration that uses the reply, one later than else.
+Meanwhile the script computes on the parameters that it has. Replies land next to them, and are put
+in place inside ``step()`` only: a reader sees one version from step to step, and no read has to be
+detected. A server answers for the iteration that uses the reply, one later than without a pipeline.
 
-    pipelined = Pipelined(partition, chunks, flat, loop, values, group, driver=..., ...)
-    yield from pipelined.land()                # before gradients are collected, or a collective
-    yield from pipelined.before_push()         # all workers of the group together
-    pipelined.begin()                          # everything of the iteration was handed over
+    strategy = Pipelined(parts, driver=..., newest=flat.values)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Final
+from collections.abc import Generator, Sequence
 
 from torch import Tensor
 
-from psdist.protocol.partition import Partition
+from psdist.workers.blocking import Blocking, Parts
 from psdist.workers.early.progress import Driver
-from psdist.workers.group.channel import GroupChannel
-from psdist.workers.loop import Wait, WorkerLoop
-from psdist.workers.model.flat import FlatModel
+from psdist.workers.loop import Wait
 from psdist.workers.model.shadow import Shadow
-from psdist.workers.step_table import in_group
-from psdist.workers.values import Values
-
-_CALL: Final = "optimizer.step"
+from psdist.workers.reduction import CALL, Reduced, in_group
 
 
-class Pipelined:
+class Pipelined(Blocking):
+    lands_aside = True
+
     def __init__(
         self,
-        partition: Partition,
-        chunks: Sequence[int],
-        flat: FlatModel,
-        loop: WorkerLoop,
-        values: Values,
-        group: GroupChannel,
+        parts: Parts,
         *,
         driver: Driver,
-        to_device: Callable[[Sequence[int]], None],
+        newest: Sequence[Tensor],
     ) -> None:
-        """``chunks``: those that this worker pushes; ``driver``: of the loop while the script
-        computes; ``to_device(chunks)``: from the mirrors of a model on a GPU, where replies land
-        beside the parameters anyway."""
-        self.is_pending = False
-        """Whether the last step has left replies to be brought, in the whole group."""
-        self.newest: Sequence[Tensor] = flat.values
-        """Where the servers' newest values lie, flat, until the first push."""
-        self.waited_s = 0.0
-        """Seconds of waits for replies."""
-        self._partition = partition
-        self._chunks = chunks
-        self._flat = flat
-        self._loop = loop
-        self._values = values
-        self._group = group
+        """``driver``: of the loop while the script computes; ``newest``: where the servers' newest
+        values lie until the first push, flat by buffer; the rest as in :class:`Blocking`."""
+        super().__init__(parts)
         self._driver = driver
-        self._to_device = to_device
+        self._newest = newest
         self._shadow: Shadow | None = None
+        if self.flat.transfers.has_mirrors:
+            self.values.uses.check_as_values_land()
 
-    def before_push(self) -> Generator[Wait, None, None]:
-        """Gradients were reduced: what has landed becomes the parameters, and what comes from here
-        on lands beside them. Collective over the group."""
-        if self.is_pending:
-            yield from self.gather()
-        else:  # a group lends the memory of a reduction until its next operation
-            yield from in_group(self._group.agree(_CALL), _CALL)
-        if self._shadow is None and not self._flat.transfers.has_mirrors:
-            self._shadow = Shadow(
-                self._partition, self._flat, chunks=self._chunks, newest=self.newest
-            )
-            self._loop.receive_into(self._shadow.parameter_frame)
-
-    def begin(self) -> None:
-        """The script computes while replies come."""
-        self.is_pending = True
-        self._driver.wake()
+    def take_over(self) -> None:
+        self._driver.take_over()
 
     def resume(self) -> None:
-        """The script has used the loop, and computes again."""
         if self.is_pending:
             self._driver.wake()
 
+    def before_step(self) -> Generator[Wait, None, None]:
+        self.take_over()
+        yield from self.land()
+
+    def exchange(self, reduced: Reduced) -> Generator[Wait, None, None]:
+        yield from self._before_push()
+        self._push(reduced)
+        self._end_iteration(self.iteration.clock + 1)
+        self.is_pending = True
+
+    def _before_push(self) -> Generator[Wait, None, None]:
+        """Put in place what has landed; later replies land next to the parameters."""
+        if self.is_pending:
+            yield from self._gather()
+        else:  # a group lends the memory of a reduction until its next operation
+            yield from in_group(self.group.channel.agree(CALL), CALL)
+        if self._shadow is None and not self.flat.transfers.has_mirrors:
+            self._shadow = Shadow(
+                self.group.partition, self.flat, chunks=self.group.mine, newest=self._newest
+            )
+            self.loop.receive_into(self._shadow.parameter_frame)
+
     def land(self) -> Generator[Wait, None, None]:
-        """Until this worker's replies are there. The loop is the script's."""
         if self.is_pending:
-            began_s = self._loop.now_s()
-            yield self._loop.wait_for_replies()
-            self.waited_s += self._loop.now_s() - began_s
+            self.loop.begin_waiting(self.iteration.clock - 1)
+            began_s = self.loop.now_s()
+            yield self.loop.wait_for_replies()
+            self._waited_s += self.loop.now_s() - began_s
 
-    def gather(self) -> Generator[Wait, None, None]:
-        """What has landed becomes the parameters. Collective over the group."""
+    def _gather(self) -> Generator[Wait, None, None]:
+        """Put in place what has landed; together in the group."""
+        self.is_pending = False
+        yield from self.values.take_new(CALL, self.place)
+
+    def finish(self) -> Generator[Wait, None, None]:
+        yield from self.land()
         if self.is_pending:
-            self.is_pending = False
-            yield from self._values.take_new(_CALL, self.move)
+            yield from self._gather()
 
-    def move(self, chunks: Sequence[int]) -> None:
-        """What has landed of ``chunks`` becomes the parameters, whatever the script has written."""
+    def place(self, chunks: Sequence[int]) -> None:
+        """Put the replies in place, whatever the script has written."""
         if self._shadow is None:
-            self._to_device(chunks)
+            super().place(chunks)
         else:
             self._shadow.move(chunks)

@@ -1,32 +1,26 @@
-"""Steps of one parameter set that return before their replies have come (``overlap = full``).
+"""Steps that return before their replies have come (``overlap = full``).
 
-They do so once overlap is on and the model is one whose reads can be told; until then, and from
-whatever speaks against it on, ``full`` is ``auto``, and the log says so once.
+They do so after the strategy has switched on, if reads of the model's parameters can be detected;
+until then ``full`` is ``auto``, and the log says so once.
 
-    late = LateSteps(partition, chunks, flat, loop, values, module=..., overlap=..., driver=...)
-    if late.may_begin(): late.begin(clock)     # at the end of step()
-    late.use(clock)                            # while late.is_pending
-    yield from late.finish()
-    late.stop()
+    strategy = LateWait(parts, driver=..., is_training=..., module=...)
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final
 
 import torch
 
-from psdist.protocol.partition import Partition
-from psdist.workers.early.overlap import Overlap
+from psdist.workers.blocking import Parts
+from psdist.workers.early.overlap import EarlyPush
 from psdist.workers.early.progress import Driver
 from psdist.workers.late.guarded import ParameterTable
 from psdist.workers.late.tail import Tail
-from psdist.workers.loop import Wait, WorkerLoop
-from psdist.workers.model.flat import FlatModel
-from psdist.workers.values import Values
+from psdist.workers.loop import Wait
 
 
 def why_not_late_here(*, group_size: int, has_mirrors: bool) -> str:
@@ -34,7 +28,7 @@ def why_not_late_here(*, group_size: int, has_mirrors: bool) -> str:
     parameters are on a device."""
     if group_size > 1:
         return "step() of a worker in a group of several gathers the others' slices"
-    return "the model is on a device, to which values are brought as a whole" if has_mirrors else ""
+    return "the model is on a device, which gets all values at once" if has_mirrors else ""
 
 
 def why_not_late(module: torch.nn.Module, parameters: Iterable[torch.nn.Parameter]) -> str:
@@ -92,114 +86,118 @@ def first_shared(parameters: Sequence[torch.nn.Parameter]) -> int | None:
 logger = logging.getLogger("psdist")
 
 
-class LateSteps:
+class LateWait(EarlyPush):
+    """The strategy of a worker that is alone in its group, with a model on the CPU."""
+
     def __init__(
         self,
-        partition: Partition,
-        chunks: Sequence[int],
-        flat: FlatModel,
-        loop: WorkerLoop,
-        values: Values,
+        parts: Parts,
         *,
-        module: torch.nn.Module,
-        overlap: Overlap,
         driver: Driver,
-        group_size: int,
+        is_training: Callable[[], bool],
+        module: torch.nn.Module,
     ) -> None:
-        """``chunks``: those that this worker pushes; ``overlap`` says when gradients leave early;
-        ``driver``: of the loop while the script computes."""
-        self.num_late = 0
-        """Steps that have returned early."""
-        self._module = module
-        self._flat = flat
-        self._loop = loop
-        self._overlap = overlap
+        """``module``: the model whose parameters are awaited when they are read; the rest as in
+        :class:`EarlyPush`."""
+        _, group, flat, loop, values, _ = parts
         self._tail = Tail(
-            partition, chunks, flat, loop, values, move=overlap.move_values, driver=driver
+            group.partition, group.mine, flat, loop, values, move=self.place, driver=driver
         )
-        self._partition = partition
+        super().__init__(parts, driver=driver, is_training=is_training)
+        self._module = module
+        self._has_tables = False
         self._has_said_shared = False
-        self._is_on = False
-        self._why_not = why_not_late_here(
-            group_size=group_size, has_mirrors=flat.transfers.has_mirrors
-        )
-        if self._why_not:
-            self._say_why_not()
+        self._why_not = ""
 
     @property
-    def is_pending(self) -> bool:
-        """Whether the last step has left something to be done."""
+    def is_pending(self) -> bool:  # type: ignore[override]
         return self._tail.is_pending
 
     @property
-    def waited_s(self) -> float:
-        """Seconds in which reads have waited for replies."""
-        return self._tail.waited_s
+    def num_awaited(self) -> int:
+        """Chunks whose values are still to be put in place."""
+        return self._tail.num_left
 
-    def may_begin(self) -> bool:
-        """Whether the step that has pushed everything may return now."""
-        if self._why_not or not self._overlap.may_end_later:
+    @property
+    def waited_s(self) -> float:
+        return self._waited_s + self._tail.waited_s
+
+    def staleness(self) -> int:
+        return self.values.staleness(self.iteration.clock - self.is_pending)
+
+    def record_use(self) -> None:
+        if self.is_pending:
+            self._tail.use(self.iteration.clock)
+        else:
+            super().record_use()
+
+    def resume(self) -> None:
+        self._tail.resume()
+
+    def before_step(self) -> Generator[Wait, None, None]:
+        yield from super().before_step()
+        yield from self._tail.finish()
+
+    def finish_reads(self) -> None:
+        self._tail.finish_now()
+
+    def finish(self) -> Generator[Wait, None, None]:
+        return self._tail.finish()
+
+    def land(self) -> Generator[Wait, None, None]:
+        return self._tail.finish()
+
+    def stop(self) -> None:
+        super().stop()
+        self._tail.guard.remove_tables()
+
+    def _bring(self) -> Generator[Wait, None, None]:
+        if not self._may_return():
+            yield from super()._bring()
+            return
+        clock = self.iteration.clock
+        self._end_iteration(clock + 1)
+        self.num_late += 1
+        self._move_written()
+        self._tail.begin(clock)
+
+    def _may_return(self) -> bool:
+        """True if the step that has pushed everything may return now."""
+        if self._why_not or not self._lands_beside:
             return False
         if has_compiled():
             self._why_not = "torch.compile reads parameters unseen"
-        elif not self._is_on:
-            self._why_not = why_not_late(self._module, self._flat.parameters)
+        elif not self._has_tables:
+            self._why_not = why_not_late(self._module, self.flat.parameters)
         if self._why_not:
-            self._say_why_not()
+            say_as_auto(self.loop.core.set_index, self._why_not)
             self._tail.guard.remove_tables()
             return False
-        shared = first_shared(self._flat.parameters)
+        shared = first_shared(self.flat.parameters)
         if shared is not None:
             self._say_shared(shared)
             return False
-        if not self._is_on:
-            self._is_on = True
+        if not self._has_tables:
+            self._has_tables = True
             self._tail.guard.use_tables(self._module)
             logger.info(
                 "parameter set %d: overlap is full: step() returns before the replies",
-                self._loop.core.set_index,
+                self.loop.core.set_index,
             )
         return True
 
-    def _say_why_not(self) -> None:
-        set_index = self._loop.core.set_index
-        logger.info(
-            "parameter set %d: transfer.overlap = full is as auto: %s", set_index, self._why_not
-        )
-
     def _say_shared(self, piece: int) -> None:
-        """Its values must be in place when this step returns; the next one may be another."""
+        """Its values must be in place when this step returns; the next step may return early."""
         if not self._has_said_shared:
             self._has_said_shared = True
             logger.info(
                 "parameter set %d: transfer.overlap = full is as auto while a view, .data or a "
                 "graph of parameter %s is kept",
-                self._loop.core.set_index,
-                self._partition.pieces[piece].name,
+                self.loop.core.set_index,
+                self.group.partition.pieces[piece].name,
             )
 
-    def begin(self, clock: int) -> None:
-        """Everything of iteration ``clock`` was pushed, and it is over for the script."""
-        self.num_late += 1
-        self._overlap.move_written()
-        self._tail.begin(clock)
 
-    def use(self, clock: int) -> None:
-        """A forward pass of iteration ``clock`` begins."""
-        self._tail.use(clock)
-
-    def finish(self) -> Generator[Wait, None, None]:
-        """Until the values are in place. The loop is the script's."""
-        yield from self._tail.finish()
-
-    def finish_now(self) -> None:
-        """As :meth:`finish`, whoever has the loop."""
-        self._tail.finish_now()
-
-    def resume(self) -> None:
-        """The script has used the loop, and computes again."""
-        self._tail.resume()
-
-    def stop(self) -> None:
-        """The job is over: nothing is pending, and the model is the script's again."""
-        self._tail.guard.remove_tables()
+def say_as_auto(set_index: int, why_not: str) -> None:
+    """Log once that ``overlap = full`` is ``auto`` here."""
+    logger.info("parameter set %d: transfer.overlap = full is as auto: %s", set_index, why_not)

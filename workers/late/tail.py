@@ -1,16 +1,17 @@
-"""What a ``step()`` that has returned leaves to be done: replies to await and to move into place.
+"""The part of a ``step()`` that is left after it has returned: replies to await and put in place.
 
-Parameters are guarded meanwhile (psdist.workers.late.guarded): who reads one waits for its chunks.
-Whatever else needs the loop, the gradients or the versions finishes the whole tail first.
+Parameters are guarded meanwhile (psdist.workers.late.guarded): a read of one waits for its chunks.
+Any other use of the loop, the gradients or the versions finishes the whole tail first.
 
     tail = Tail(partition, chunks, loop, values, guard_of=..., move=..., driver=driver)
     tail.begin(clock)                          # everything of the iteration was handed over
+    tail.resume()                              # the script computes again
     tail.use(clock + 1)                        # a forward pass begins: it reads what is to come
     yield from tail.finish()                   # the loop is the script's
-    tail.finish_now()                          # whoever's it is
+    tail.finish_now()                          # in any thread
 
-A use is recorded when the last chunk is in place: every read has waited for its own, so what lies
-there then is what was read.
+A use is recorded when the last chunk is in place: every read has waited for its own chunks, so
+these are the values that were read.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from psdist.workers.values import Values
 _REMEDY: Final = 'prepare the model with job.prepare(..., overlap="auto")'
 
 _TAILS: Final[weakref.WeakSet[Tail]] = weakref.WeakSet()
-"""Of all jobs of this process that have one pending."""
+"""The pending tails of all jobs of this process."""
 
 
 def finish_all() -> None:
-    """Before something that nobody could tell of a read: a fork, a compiler that looks at the
-    parameters. Of this thread's scripts."""
+    """Finish the tails of this thread before an event that reads parameters undetected: a fork, or
+    a compiler that inspects them."""
     me = threading.current_thread()
     for tail in [each for each in _TAILS if each.owner is me]:
         tail.finish_before()
@@ -52,7 +53,7 @@ def _on_compile(_arguments: object) -> None:
 
 
 def _look_for_compilers() -> None:
-    """torch.compile looks at parameters, too."""
+    """Register with torch.compile, which reads parameters, too."""
     callbacks: Any = sys.modules.get("torch._dynamo.callback")
     if callbacks is not None and _on_compile not in callbacks.callback_handler.start_callbacks:
         callbacks.callback_handler.register_start_callback(_on_compile)
@@ -75,7 +76,7 @@ class Tail:
         self.owner = threading.current_thread()
         """Not its number, which the next thread gets."""
         self.is_pending = False
-        """Whether values are still to come, or to be moved."""
+        """True if values are still to come, or to be put in place."""
         self.waited_s = 0.0
         """Seconds of waits for replies."""
         self.guard = Guard(flat.parameters, on_read=self._read)
@@ -97,14 +98,19 @@ class Tail:
         self._left: set[int] = set()
         """Chunks that are not in place."""
         self._guarded: set[int] = set()
-        """Pieces of which a part is not in place."""
+        """Pieces with a part that is not in place."""
         self._problem: BaseException | None = None
-        """What has gone wrong where nobody could be told."""
+        """An error in a call that may not raise; the next call raises it."""
         self._use_at: int | None = None
         """The iteration whose forward pass has begun."""
 
+    @property
+    def num_left(self) -> int:
+        """Chunks that are not in place."""
+        return len(self._left)
+
     def begin(self, clock: int) -> None:
-        """All of iteration ``clock`` was pushed: from here on replies land, and wait to be read."""
+        """Guard the parameters: iteration ``clock`` is pushed, and its replies may land."""
         self._clock = clock
         self._flat.values_changed()  # backward through the old ones raises, as after any step()
         self._left.update(self._chunks)
@@ -113,7 +119,6 @@ class Tail:
         _TAILS.add(self)
         _look_for_compilers()
         self.guard.close()
-        self._driver.wake()
 
     def resume(self) -> None:
         """The script has used the loop and computes again."""
@@ -189,11 +194,11 @@ class Tail:
             self._move([chunk for chunk in self._chunks if chunk in self._left])
 
     def finish_now(self) -> None:
-        """As :meth:`finish`, whoever has the loop."""
+        """As :meth:`finish`, also if a driver has the loop."""
         if self.is_pending:
             if threading.current_thread() is not self.owner:
                 raise UsageError(
-                    "the script goes on in another thread than that of optimizer.step(), before "
+                    "the script continues in another thread than that of optimizer.step(), before "
                     f"new values have come (transfer.overlap = full); {_REMEDY}"
                 )
             self._driver.take_over()

@@ -76,7 +76,7 @@ class ModelWatch:
         """Accept the values in memory, which the servers have now (job.push)."""
         self._before_load = []
 
-    def look(self, flat: FlatModel, *, clock: int, is_local: bool = False) -> None:
+    def look(self, flat: FlatModel, clock: int, *, is_local: bool = False) -> None:
         """``clock``: of the iteration that is about to end; ``is_local``: a local step, whose
         writes belong to the worker's progress. Raises :class:`UsageError`."""
         self.require_same(clock=clock)

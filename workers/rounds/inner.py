@@ -1,10 +1,9 @@
-"""The optimizer that a user holds after ``job.prepare`` with local steps: it steps here.
+"""The optimizer that a user holds after ``job.prepare`` with local steps on this worker.
 
 As :class:`psdist.workers.model.optimizer.ServedOptimizer`, but the state is this worker's own, so
 that ``state_dict()`` and ``load_state_dict()`` are torch's.
 
     optimizer = LocalOptimizer(torch.optim.AdamW(...), step=run_one_step)
-    optimizer.step_here()                      # the original's own step, by psdist
 """
 
 from __future__ import annotations
@@ -37,20 +36,18 @@ class LocalOptimizer(ServedOptimizer):
                 "torch.optim.LBFGS with local.steps: it evaluates the loss several times in a "
                 "step, and the workers of a group reduce gradients once; use torch.optim.AdamW"
             )
-        self.step_here: Callable[[], Any] = original.step
         super().__init__(original, step=step)
         original._optimizer_step_pre_hooks = OrderedDict()
         original._optimizer_step_post_hooks = OrderedDict()
         self.state = original.state
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's, which is the same on all workers of its group."""
+        """Return this worker's state, which is the same on all workers of its group."""
         return self._original.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Every worker of the group must load the same. The groups stay the same dicts, which torch
-        replaces: whoever holds them (a checkpoint of what they are now, the script) sees later
-        changes, too."""
+        """Load a state, the same on every worker of the group. The groups stay the same dicts: if
+        they were replaced, other holders (a checkpoint, the script) would see no later change."""
         groups = self._original.param_groups
         self._original.load_state_dict(state_dict)
         for group, loaded in zip(groups, self._original.param_groups, strict=True):
@@ -64,20 +61,20 @@ class LocalOptimizer(ServedOptimizer):
         return canonical_name(type(self._original))
 
     def told(self) -> list[tuple[int, dict[str, Any]]]:
-        """The state of each parameter that has some, by its number, for a checkpoint; its groups
-        are told elsewhere."""
+        """Return the state of each parameter that has some, by its number, for a checkpoint, which
+        has the groups elsewhere."""
         state: Mapping[int, dict[str, Any]] = self._original.state_dict()["state"]
         return [(number, dict(its)) for number, its in sorted(state.items())]
 
     def take(self, told: Sequence[Sequence[Any]]) -> None:
-        """What :meth:`told` has told; the groups stay as they are."""
+        """Restore what :meth:`told` has returned; the groups stay as they are."""
         whole = self._original.state_dict()
         whole["state"] = {int(number): dict(its) for number, its in told}
         self.load_state_dict(whole)
 
 
 def digest_of_state(optimizer: torch.optim.Optimizer) -> str:
-    """Equal where two workers' optimizers have the same state; "" where there is none."""
+    """Return a digest of the optimizer's state; "" if it has none."""
     state = optimizer.state_dict()["state"]
     if not state:
         return ""
@@ -103,8 +100,8 @@ def _parts(tree: Any) -> Iterator[bytes | memoryview]:
 
 
 def make_outer(text: str, inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """One parameter group: what distinguishes those of ``inner`` stays on the workers. Raises
-    :class:`ConfigError` for numbers that the optimizer does not take."""
+    """Return the servers' optimizer, with one parameter group: the groups of ``inner`` stay on the
+    workers. Raises :class:`ConfigError` for numbers that the optimizer does not take."""
     outer = parse_outer(text)
     parameters = [each for group in inner.param_groups for each in group["params"]]
     kind = getattr(torch.optim, outer.name)

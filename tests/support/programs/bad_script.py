@@ -138,7 +138,7 @@ def _trained_with_overlap() -> Iterator[tuple[Any, Any]]:
         time.sleep(0.02)  # long enough for a group to hide its buckets behind
         if step < 10:
             optimizer.step()
-    while not job._sets.trainers[0].is_half_pushed:
+    while not job._sets.trainers[0].strategy.is_half_pushed:
         time.sleep(0.02)
     time.sleep(0.2)  # a sum of the group is pushed after that
     yield model, optimizer

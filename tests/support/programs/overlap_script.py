@@ -116,7 +116,7 @@ def main(stack: ExitStack) -> None:
     train(job, "off")
     print(f"has a thread: {'psdist-loop' in train(job, 'auto')}", flush=True)
     train(job, "full")
-    print(f"late steps: {job._sets.trainers[-1].late_steps}", flush=True)
+    print(f"late steps: {job._sets.trainers[-1].strategy.num_late}", flush=True)
 
 
 with ExitStack() as stack:

@@ -12,8 +12,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
+from psdist.workers.assembly import SetMemory
+from psdist.workers.blocking import Blocking, Parts
+from psdist.workers.early.group_overlap import GroupEarlyPush
+from psdist.workers.early.overlap import EarlyPush
+from psdist.workers.early.progress import Driver
 from psdist.workers.group.channel import GroupChannel
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.virtual_worker import VirtualWorker
@@ -41,28 +45,27 @@ def early_schedule(seed: int) -> Schedule:
     )
 
 
-class AnyTime:
+class AnyTime(Driver):
     """The loop is driven wherever the script's time passes."""
-
-    def open(self) -> None: ...
-
-    def wake(self) -> None: ...
-
-    def take_over(self) -> None: ...
 
 
 class EarlyWorker(VirtualWorker):
-    def options(self) -> dict[str, Any]:
-        ends = self.job.channels[self.group]
-        beside = None
-        if len(ends) > 1:
-            beside = self._last_end().duplicate()
-        return {
-            "on_nonfinite": "error",
-            "overlap": "auto",
-            "progress": AnyTime(),
-            "beside": beside,
-        }
+    skips_nonfinite = False
+
+    @property
+    def reduces_early(self) -> bool:
+        return len(self.job.channels[self.group]) > 1
+
+    def strategy(self, parts: Parts, memory: SetMemory) -> Blocking:
+        if memory.sums is None:
+            return EarlyPush(parts, driver=AnyTime(), is_training=lambda: True)
+        return GroupEarlyPush(
+            parts,
+            driver=AnyTime(),
+            is_training=lambda: True,
+            other_end=self._last_end().duplicate(),
+            sums=memory.sums,
+        )
 
     def _last_end(self) -> GroupChannel:
         """Of this worker's ends of its group, one for each set."""
@@ -76,7 +79,9 @@ class EarlyWorker(VirtualWorker):
         for index, parameter in enumerate(self.model):
             parameter.grad = None
             parameter.requires_grad_(not self.is_frozen(index))
-        hooks = self.trainer._overlap._hooks
+        strategy = self.trainer.strategy
+        assert isinstance(strategy, EarlyPush)
+        hooks = strategy.hooks
         chunks, pick = self.job.partition.chunks, self.pick_single
         order = [segment.piece for chunk in self.job.order for segment in chunks[chunk].segments]
         pieces = list(dict.fromkeys(order))
@@ -91,7 +96,7 @@ class EarlyWorker(VirtualWorker):
                 yield pick.random() * self.job.schedule.compute_s[self.group]
                 self.loop.turn()
                 for each in (self.first or self, *(self.first or self).others):
-                    each.trainer.push_ready()
+                    each.trainer.strategy.push_ready()
 
 
 class ChangingWorker(EarlyWorker):
@@ -107,7 +112,7 @@ class ChangingWorker(EarlyWorker):
         there = [each for each in self.model if each.grad is not None]
         if not there or self.pick_single.random() > 0.2:
             return
-        self.is_changed = self.trainer.is_half_pushed
+        self.is_changed = self.trainer.strategy.is_half_pushed
         each = self.pick_single.choice(there)
         if self.pick_single.random() < 0.3:
             each.grad = None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from psdist.workers.group.channel import Done, GroupChannel, Pending
 from psdist.workers.group.shrinking import ShrinkingChannel
 from psdist.workers.loop import Wait
+from psdist.workers.reduction import Row
 from psdist.workers.reforming import Outcome, Reforming
-from psdist.workers.step_table import Row
 from tests.support.virtual.group import VirtualChannel
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def form_anew(worker: VirtualWorker) -> None:
 
 def note_what_counts(worker: VirtualWorker) -> None:
     """For the oracle of values: whose gradients an iteration is of."""
-    steps = worker.trainer._steps
-    gather = steps.gather
+    group = worker.trainer.strategy.group
+    gather = group.gather
 
     def noting(mine: Row) -> Generator[Wait, None, list[Row]]:
         table = yield from gather(mine)
@@ -79,4 +79,4 @@ def note_what_counts(worker: VirtualWorker) -> None:
             known[key].append(workers)
         return table
 
-    steps.gather = noting  # type: ignore[method-assign]
+    group.gather = noting  # type: ignore[method-assign]

@@ -30,11 +30,14 @@ from psdist.protocol.memory import allocate
 from psdist.protocol.optimizers import pack_hyperparameters, unpack_hyperparameters
 from psdist.protocol.partition import Chunk
 from psdist.transport.waiting import Waiting
-from psdist.workers.assembly import make_loop, make_trainer
+from psdist.workers.assembly import Layout, SetMemory, lay_out, make_loop
+from psdist.workers.blocking import Blocking, Iteration, Parts
 from psdist.workers.loop import Wait, WorkerLoop
+from psdist.workers.missed_rounds import MissedRounds, WorkerRule
 from psdist.workers.protocol.actions import Warn
 from psdist.workers.protocol.core import ANY_TIME
 from psdist.workers.protocol.seat import Seat
+from psdist.workers.trainer import Trainer
 from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
 from tests.support.virtual.reference import Draw
 from tests.support.virtual.reforming import form_anew, note_what_counts
@@ -145,19 +148,35 @@ class VirtualWorker:
         """Make the memory, and what trains in it."""
         job, partition = self.job, self.job.partition
         self.model = [nn.Parameter(torch.zeros(piece.shape)) for piece in partition.pieces]
-        self.trainer = make_trainer(
+        layout = Layout(partition=partition, owners=job.owners, order=job.order)
+        memory = lay_out(
             self.loop,
             job.channels[self.group][self.seat.place],
-            partition=partition,
-            owners=job.owners,
+            layout,
+            self.model,
             credits=job.schedule.credits,
             wire=job.wire,
-            parameters=self.model,
-            hyperparameters=lambda: self.hyper(self.lr),
             history=self.history,
-            order=job.order,
-            **self.options(),
+            reduces_early=self.reduces_early,
             **more,
+        )
+        iteration = Iteration(
+            self.loop.core.clock,
+            hyperparameters=lambda: self.hyper(self.lr),
+            on_end=lambda: None,
+        )
+        rule = WorkerRule()
+        if job.schedule.backup > 0:
+            rule = MissedRounds(
+                memory.group, self.loop, memory.values.uses, on_missed=self.leave_out
+            )
+        parts = Parts(iteration, memory.group, memory.flat, self.loop, memory.values, rule)
+        self.trainer = Trainer(
+            *parts[:5],
+            self.strategy(parts, memory),
+            look_for_changes=lambda _flat, _clock: None,
+            skips_nonfinite=self.skips_nonfinite,
+            clips_to=0.0,
         )
         if job.schedule.single_rate or job.schedule.middle_rate:
             self.loop.begin_push = self.begin_push  # type: ignore[method-assign]
@@ -169,13 +188,16 @@ class VirtualWorker:
         flat = self.trainer.flat
         self.parameters = [flat.parameter_bytes(chunk) for chunk in partition.chunks]
 
-    def options(self) -> dict[str, Any]:
-        """Of the trainer, what a test may have otherwise."""
-        return {
-            "on_nonfinite": "skip",
-            "may_miss": self.job.schedule.backup > 0,
-            "on_missed": self.leave_out,
-        }
+    skips_nonfinite = True
+
+    @property
+    def reduces_early(self) -> bool:
+        """True if the group reduces gradients that leave early."""
+        return False
+
+    def strategy(self, parts: Parts, memory: SetMemory) -> Blocking:  # noqa: ARG002
+        """How gradients leave; a test may have another one."""
+        return Blocking(parts)
 
     def leave_out(self, rounds: int) -> None:
         """The group leaves out so many rounds: its script gets no batches of them."""

@@ -29,7 +29,9 @@ def run(script: Callable[[Job, Path], Any], tmp_path: Path) -> None:
 def push_half(job: Job) -> None:
     """As with overlap after a backward pass: the first chunk of iteration 0 has left."""
     (each,) = job._sets.sets
-    each.loop.begin_iteration(clock=0, hyper=each.trainer._hyperparameters(), absent=(), weight=1.0)
+    each.loop.begin_iteration(
+        clock=0, hyper=each.trainer.iteration.hyperparameters(), absent=(), weight=1.0
+    )
     each.loop.push_chunk(each.loop.core.mine[0], is_empty=False)
 
 
@@ -79,7 +81,7 @@ def test_means_and_barriers_are_allowed_and_the_iteration_goes_on_behind_them(
         (each,) = job._sets.sets
         each.loop.finish_push(empty=())
         each.loop.carry_on(each.loop.wait_for_replies())
-        each.trainer.clock += 1
+        each.trainer.iteration.clock += 1
         job.save(path / "model.safetensors")
 
     run(script, tmp_path)

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
 from psdist.transport.virtual import LinkModel
+from psdist.workers.late.steps import LateWait
 from tests.support.programs.training.cases import Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance
 from tests.training.overlap.test_overlap import (
@@ -55,7 +56,7 @@ def counted(script: Script) -> Script:
 
     def with_count(job: Job, stage: Stage) -> Result:
         result = script(job, stage)
-        result["late"] = [trainer.late_steps for trainer in job._sets.trainers]
+        result["late"] = [trainer.strategy.num_late for trainer in job._sets.trainers]
         return result
 
     return with_count
@@ -406,7 +407,7 @@ def test_looking_at_shapes_and_gradients_waits_for_nothing(tmp_path: Path) -> No
             assert parameter.grad is None
             assert parameter.requires_grad
             assert parameter.numel() == parameter.shape.numel()
-        pending.append(turn.job._sets.trainers[0]._late.is_pending)  # type: ignore[union-attr]
+        pending.append(turn.job._sets.trainers[0].strategy.is_pending)
 
     run(training(before=look), tmp_path, overlap="full", link=SLOW, groups=((0,),))
     assert pending == [False] * (WATCHED + 1) + [True] * (ALL_LATE - 1)
@@ -423,8 +424,9 @@ def test_a_layer_waits_for_its_own_chunks_alone(tmp_path: Path) -> None:
             layer.register_forward_hook(lambda *_: left.append(num_left()))
 
         def num_left() -> int:
-            late_steps: Any = job._sets.trainers[0]._late
-            return len(late_steps._tail._left)
+            strategy = job._sets.trainers[0].strategy
+            assert isinstance(strategy, LateWait)
+            return strategy.num_awaited
 
         for _ in range(WATCHED + 2):
             optimizer.zero_grad()
@@ -607,7 +609,7 @@ def test_torch_is_told_of_a_step_at_once_and_again_of_the_values(tmp_path: Path)
             nn.functional.cross_entropy(model(x), y).backward()
             before = versions(model)
             optimizer.step()
-            stepped, is_late = versions(model), job._sets.trainers[0]._late.is_pending  # type: ignore[union-attr]
+            stepped, is_late = versions(model), job._sets.trainers[0].strategy.is_pending
             flat(model)
             if is_late:
                 grown.append((less(before, stepped), less(stepped, versions(model))))
@@ -635,8 +637,7 @@ def parts_alone(pending: list[bool]) -> Script:
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
         def look(_parameter: Tensor) -> None:
-            late_steps = job._sets.trainers[0]._late
-            pending.append(late_steps is not None and late_steps.is_pending)
+            pending.append(job._sets.trainers[0].strategy.is_pending)
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(look)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from psdist.errors import InvariantError
 from psdist.job import Job
 from psdist.transport.virtual import LinkModel
-from psdist.workers.rounds.differences import LocalTrainer
-from psdist.workers.rounds.trainer import RoundTrainer
+from psdist.workers.rounds.differences import LocalDifferences
+from psdist.workers.rounds.local_steps import LocalSteps
 from tests.support.late_transfers import on_a_device
 from tests.support.programs.training import by_pass_cases
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
@@ -404,17 +404,17 @@ def test_a_run_goes_on_from_a_checkpoint_behind_an_outstanding_reply(tmp_path: P
 def loses_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reply alone, as without ``pipeline``."""
 
-    def before(self: LocalTrainer, _reduced: Any) -> None:
+    def before(self: LocalDifferences, _reduced: Any) -> None:
         del self
 
-    monkeypatch.setattr(LocalTrainer, "_before_exchange", before)
+    monkeypatch.setattr(LocalDifferences, "_before_exchange", before)
 
 
 def counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the round began stays where the one before did."""
-    whole = LocalTrainer._after_replies
+    whole = LocalDifferences.after_replies
 
-    def after(self: LocalTrainer) -> None:
+    def after(self: LocalDifferences) -> None:
         began = [each.clone() for each in self._anchor]
         has_progress = self._has_progress
         whole(self)
@@ -422,22 +422,22 @@ def counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             for anchor, before in zip(self._anchor, began, strict=True):
                 anchor.copy_(before)
 
-    monkeypatch.setattr(LocalTrainer, "_after_replies", after)
+    monkeypatch.setattr(LocalDifferences, "after_replies", after)
 
 
 def test_gradients_of_the_next_round_do_not_lie_where_the_push_is_under_way_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = RoundTrainer._end_round
+    whole = LocalSteps.end_round
 
-    def end_round(self: RoundTrainer, call: str, *, is_cut: bool = True) -> Any:
+    def end_round(self: LocalSteps, call: str, *, is_cut: bool = True) -> Any:
         yield from whole(self, call, is_cut=is_cut)
-        if self._flat.is_diverted:
-            self._flat.rejoin_gradients(keeps=True)
+        if self.flat.is_diverted:
+            self.flat.rejoin_gradients(keeps=True)
 
     script = training()
     run(script, tmp_path / "right", credits=1)
-    monkeypatch.setattr(RoundTrainer, "_end_round", end_round)
+    monkeypatch.setattr(LocalSteps, "end_round", end_round)
     with pytest.raises((JobFailedError, InvariantError), match="the bytes of an open send"):
         run(script, tmp_path / "wrong", credits=1, record=False)
 

@@ -21,7 +21,7 @@ from psdist.history.writers import read_histories
 from psdist.job import Job
 from psdist.transport.virtual import LinkModel
 from psdist.workers.rounds.lengths import PassSteps
-from psdist.workers.rounds.trainer import RoundTrainer
+from psdist.workers.trainer import Trainer
 from tests.support.programs.training.by_loss_cases import Samples
 from tests.support.programs.training.by_pass_cases import (
     EPOCHS,
@@ -255,7 +255,7 @@ def goes_on_behind_it(job: Job, _stage: Stage) -> Result:
 
 @pytest.mark.parametrize("script", [own_batches, own_sampler, goes_on_behind_it])
 def test_a_step_without_a_pass_is_an_error(script: Script, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"local.steps = epoch: a step behind a pass over"):
+    with pytest.raises(UsageError, match=r"local.steps = epoch: a step after a pass over"):
         run(script, tmp_path, record=False)
 
 
@@ -301,14 +301,14 @@ def _after(length: PassSteps, in_round: int, steps: int) -> bool:
 
 def ends_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """With every second pass."""
-    whole, calls = RoundTrainer.end_pass, [0] * 3
+    whole, calls = Trainer.end_round, [0] * 3
 
-    def end_pass(self: RoundTrainer, *, is_whole: bool) -> int:
-        worker = self._loop.core.seat.worker
+    def end_round(self: Trainer, call: str, *, is_cut: bool) -> int:
+        worker = self.strategy.loop.core.seat.worker
         calls[worker] += 1
-        return whole(self, is_whole=is_whole) if calls[worker] % 2 == 0 else -1
+        return whole(self, call, is_cut=is_cut) if calls[worker] % 2 == 0 else -1
 
-    monkeypatch.setattr(RoundTrainer, "end_pass", end_pass)
+    monkeypatch.setattr(Trainer, "end_round", end_round)
 
 
 def counts_less(monkeypatch: pytest.MonkeyPatch) -> None:

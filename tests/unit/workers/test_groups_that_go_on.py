@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.workers.early.overlap_limits import why_never
 from tests.support.virtual.going_on import (
     play_with_a_death_between_two_ends,
     play_with_groups_that_go_on,
@@ -27,10 +26,3 @@ def test_workers_that_are_not_equally_far_go_on_as_one(seed: int) -> None:
     living = [each for each in job.workers if each.worker not in job.out_of_the_job]
     assert living
     assert not any(each.trainer.is_open for each in living), "every iteration has ended"
-
-
-def test_nothing_leaves_before_step() -> None:
-    never = why_never(
-        mode="sync", on_nonfinite="error", max_norm=0.0, is_alone=False, group_reforms=True
-    )
-    assert never == "a group that goes on without its dead reduces in step() alone"

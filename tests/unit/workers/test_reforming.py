@@ -49,7 +49,7 @@ def test_what_is_told_is_what_was_told(standing: Standing) -> None:
     ],
 )
 def test_what_nobody_tells_is_refused(values: tuple[float, ...]) -> None:
-    with pytest.raises(ProtocolError, match="is no such thing"):
+    with pytest.raises(ProtocolError, match="is damaged"):
         Standing.unpack(struct.pack(f"={len(values)}d", *values))
     with pytest.raises(ProtocolError):
         Standing.unpack(b"abc")

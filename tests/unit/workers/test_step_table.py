@@ -9,8 +9,9 @@ import pytest
 
 from psdist.errors import HyperparameterError
 from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.protocol.partition import Partition, Piece
 from psdist.workers.group.channel import Done
-from psdist.workers.step_table import Row, StepTable
+from psdist.workers.reduction import Row, WorkerGroup
 
 T = TypeVar("T")
 
@@ -38,11 +39,20 @@ def result(steps: Generator[Any, None, T]) -> T:
     return found
 
 
+def group_of(channel: Any, *, worker: int) -> WorkerGroup:
+    channel.size, channel.place = 1, 0
+    partition = Partition.cut(
+        [Piece(name="p", shape=(4,), stride=(1,), dtype="float32", optimizer_group=0)],
+        chunk_bytes=None,
+    )
+    return WorkerGroup(channel, partition, (), (worker,), worker=worker)
+
+
 def table_of(rows: dict[int, Row]) -> list[Row]:
     """As the worker that comes last gets it."""
     group: Any = Group()
     for worker, row in rows.items():
-        table = result(StepTable(group, worker=worker).gather(row))
+        table = result(group_of(group, worker=worker).gather(row))
     return table
 
 
@@ -57,7 +67,7 @@ def said(worker: int, hyper: bytes) -> list[float]:
 def test_who_has_died_since_says_nothing_of_hyperparameters() -> None:
     table = table_of({4: stepping(MINE), 5: ENDED, 6: stepping(MINE)})
     group: Any = Group([said(4, MINE), said(6, MINE)])  # worker 5 has died
-    steps = StepTable(group, worker=4)
+    steps = group_of(group, worker=4)
     assert result(steps.hyperparameters(table, MINE, clock=7)) == MINE
     assert group.brought == [said(4, MINE)]
 
@@ -65,17 +75,17 @@ def test_who_has_died_since_says_nothing_of_hyperparameters() -> None:
 def test_who_has_ended_takes_those_of_who_steps() -> None:
     table = table_of({4: ENDED, 5: stepping(MINE), 6: stepping(MINE)})
     group: Any = Group([said(4, b""), said(6, MINE)])  # worker 5 has died
-    assert result(StepTable(group, worker=4).hyperparameters(table, b"", clock=7)) == MINE
+    assert result(group_of(group, worker=4).hyperparameters(table, b"", clock=7)) == MINE
 
 
 def test_where_all_that_step_have_died_it_has_its_own() -> None:
     table = table_of({4: ENDED, 5: stepping(MINE)})
     group: Any = Group([said(4, b"")])
-    assert result(StepTable(group, worker=4).hyperparameters(table, b"", clock=7)) == b""
+    assert result(group_of(group, worker=4).hyperparameters(table, b"", clock=7)) == b""
 
 
 def test_those_who_step_must_say_the_same() -> None:
     table = table_of({4: stepping(MINE), 5: stepping(OTHERS), 6: ENDED})
     group: Any = Group([said(4, MINE), said(5, OTHERS), said(6, b"")])
     with pytest.raises(HyperparameterError, match="iteration 7: workers 4 and 5"):
-        result(StepTable(group, worker=4).hyperparameters(table, MINE, clock=7))
+        result(group_of(group, worker=4).hyperparameters(table, MINE, clock=7))

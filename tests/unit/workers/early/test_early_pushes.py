@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from psdist.protocol.partition import Chunk, Partition, Piece
-from psdist.workers.early.early_pushes import EarlyPushes, Terms
+from psdist.workers.blocking import Parts
+from psdist.workers.early.early_pushes import EarlyPushes
+from psdist.workers.missed_rounds import WorkerRule
+from psdist.workers.reduction import Terms
 
 PIECES = 4
 
@@ -81,13 +84,12 @@ class Pushes:
         flat: Any = self.flat
         loop: Any = self.loop
         self.writes: list[int] = []
-        self.early = EarlyPushes(
-            partition,
-            range(len(partition.chunks)),
-            flat,
-            loop,
-            look_for_writes=lambda: self.writes.append(len(self.loop.pushed)),
+        values: Any = SimpleNamespace(
+            look_for_writes=lambda: self.writes.append(len(self.loop.pushed))
         )
+        group: Any = SimpleNamespace(partition=partition)
+        parts = Parts(cast(Any, None), group, flat, loop, values, WorkerRule())
+        self.early = EarlyPushes(parts, range(len(partition.chunks)))
 
     def begin(self, *, weight: float = 1.0, frozen: frozenset[int] = frozenset()) -> None:
         terms = Terms(clock=7, hyper=b"h", weight=weight)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psdist.workers.early.progress import BackgroundProgress, PollingProgress, Progress
+from psdist.workers.early.progress import BackgroundProgress, Driver, PollingProgress
 
 LONG_S = 30.0
 """Far more than any wait here takes."""
@@ -107,7 +107,7 @@ def test_a_closed_window_stays_closed_whatever_another_thread_says(
     assert not work.is_here.acquire(blocking=False)
 
 
-def of_both_kinds(work: Work) -> list[Progress]:
+def of_both_kinds(work: Work) -> list[Driver]:
     return [PollingProgress(work), BackgroundProgress(work, is_awaiting=lambda: False)]
 
 

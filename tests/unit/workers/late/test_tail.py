@@ -56,7 +56,9 @@ class Played:
             wait_for_replies=lambda: {0, 1, 2},
             carry_on=self.carry_on,
             now_s=lambda: self.now_s,
-            core=SimpleNamespace(is_done=lambda chunk: chunk in self.landed),
+            core=SimpleNamespace(
+                transfers=SimpleNamespace(is_done=lambda chunk: chunk in self.landed)
+            ),
         )
         self.tail = Tail(
             self.partition,
@@ -113,7 +115,9 @@ def test_it_begins_with_versions_raised_guards_closed_and_the_driver_awake(
     played: Played,
 ) -> None:
     played.tail.begin(7)
-    assert played.told() == [("values changed",), ("wake",)]
+    assert played.told() == [("values changed",)]
+    played.tail.resume()
+    assert played.told() == [("wake",)]
     assert played.tail.is_pending
     assert played.guarded == [True, True]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,22 +13,31 @@ from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state
 
 
 def make(**options: Any) -> LocalOptimizer:
+    return served(**options)[0]
+
+
+def served(**options: Any) -> tuple[LocalOptimizer, Callable[[], Any]]:
+    """And the step of the original, which psdist makes."""
+
     def step(_scale: float, _has_scaler: bool, _is_found: bool) -> None:
         raise AssertionError("nobody steps here")
 
     original = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))], **options)
-    return LocalOptimizer(original, step=step)
+    own_step = original.step
+    return LocalOptimizer(original, step=step), own_step
 
 
-def step_once(optimizer: LocalOptimizer, value: float) -> None:
+def step_once(made: tuple[LocalOptimizer, Callable[[], Any]], value: float) -> LocalOptimizer:
+    optimizer, step = made
     (parameter,) = optimizer.param_groups[0]["params"]
     parameter.grad = torch.full((3,), value)
-    optimizer.step_here()
+    step()
+    return optimizer
 
 
 def test_what_is_loaded_takes_the_place_of_all_that_was_and_the_groups_stay() -> None:
-    source, target = make(lr=0.5), make(lr=0.1)
-    step_once(source, 2.0)
+    source, made = step_once(served(lr=0.5), 2.0), served(lr=0.1)
+    target = made[0]
     groups = target.param_groups
     held = groups[0]
     held["of a scheduler"] = 7
@@ -39,13 +49,12 @@ def test_what_is_loaded_takes_the_place_of_all_that_was_and_the_groups_stay() ->
     assert digest_of_state(target) == digest_of_state(source) != ""
     held["lr"] = 0.0
     before = held["params"][0].clone()
-    step_once(target, 1.0)
+    step_once(made, 1.0)
     assert torch.equal(held["params"][0], before), "a step sees what is changed in the group"
 
 
 def test_told_state_is_taken_and_groups_are_left() -> None:
-    source, target = make(lr=0.5), make(lr=0.1)
-    step_once(source, 2.0)
+    source, target = step_once(served(lr=0.5), 2.0), make(lr=0.1)
     target.take(source.told())
     assert digest_of_state(target) == digest_of_state(source)
     assert target.param_groups[0]["lr"] == 0.1
