@@ -37,7 +37,7 @@ TABLE = rows()
 KINDS = {"fixed", "logged", "reproduced", "volatile", "set-up", "refused"}
 ALONE = "ends the job with one error"
 NOT_TRIED_HERE = {
-    ("ChunkClock", "draining"),  # tests/protocol/deaths/test_both_deaths.py
+    ("ChunkClock", "draining"),  # tests/protocol/deaths/transcripts/kept_updates.txt
     ("ChunkState", "duplicate_offers"),  # below
 }
 TRIED = {
