@@ -58,7 +58,7 @@ def held_by_servers(job: VirtualJob) -> torch.Tensor:
 def parameters(job: VirtualJob) -> torch.Tensor:
     """x, chunk by chunk."""
     shards: list[Any] = [server.sets[0].executor for server in job.servers]
-    found = {chunk: each.values for shard in shards for chunk, each in shard._memory.items()}
+    found = {chunk: each.values for shard in shards for chunk, each in shard.memory.items()}
     return torch.cat([found[chunk] for chunk in sorted(found)])
 
 

@@ -365,7 +365,7 @@ class SetOfJob:
         server = self.owners[chunk]
         executor = self.executor(server)
         assert isinstance(executor, TensorShard)
-        return executor._memory[chunk].buffer(self.core(server)._chunks[chunk].current).clone()
+        return executor.memory[chunk].buffer(self.core(server)._chunks[chunk].current).clone()
 
     def parameters(self) -> torch.Tensor:
         """The servers' parameters, chunk after chunk."""
