@@ -13,11 +13,11 @@ from typing import Any, Final
 import pytest
 import torch
 
+from psdist.codecs.base import ANY_SERVER, seed_of
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import RandK, TopK
-from psdist.codecs.seeds import ANY_SERVER, seed_of
 from psdist.codecs.wire import Wire
 from psdist.protocol.memory import as_tensor
 from tests.support.virtual.job import Schedule, VirtualJob, play
