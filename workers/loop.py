@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from psdist.codecs.checks import verify
 from psdist.codecs.wire import RAW_WIRE, Wire
@@ -37,16 +37,17 @@ from psdist.protocol.control import (
     Missing,
     Moved,
     Setup,
-    StateHeld,
     StateValues,
 )
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import Flag
 from psdist.protocol.ids import COORDINATOR, describe_peer
 from psdist.protocol.partition import Chunk, Partition
+from psdist.tracing import Span
 from psdist.transport.base import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T
+from psdist.workers.model.optimizer_state import OwnState, ServersState
 from psdist.workers.protocol.actions import (
     AcceptReply,
     Action,
@@ -76,22 +77,6 @@ _REST_S = 0.02
 turns of the loop between are for warnings."""
 
 
-class StateSource(Protocol):
-    """Optimizer state that a worker has."""
-
-    def part(self, chunk: int, start: int) -> bytes:
-        """The elements of a part of a chunk (psdist.protocol.optimizer_state)."""
-        ...
-
-
-class StateSink(Protocol):
-    """Optimizer state that servers bring."""
-
-    def keep(self, message: StateHeld, *, sender: str) -> None:
-        """``sender``: whose it is, for people. Raises :class:`ProtocolError`."""
-        ...
-
-
 def _nothing() -> None: ...
 
 
@@ -105,8 +90,8 @@ class Wait(NamedTuple):
     """Asks who is missing; the answer is a warning."""
     rest: Callable[[], None] = _nothing
     """Blocks for a while, or until it is done: for what does not come through the transport."""
-    is_in_group: bool = False
-    """Whether the group's other workers are waited for."""
+    span: Span = Span.WAIT_REPLIES
+    """The kind of this wait in traces."""
 
 
 def wait_for_group(pending: Pending[Any], what: str) -> Wait:
@@ -115,7 +100,7 @@ def wait_for_group(pending: Pending[Any], what: str) -> Wait:
         pending.is_done,
         lambda: f"the other workers of this worker's group in {what}",
         rest=lambda: pending.wait(_REST_S),
-        is_in_group=True,
+        span=Span.WAIT_GROUP,
     )
 
 
@@ -170,8 +155,8 @@ class WorkerLoop:
         self._frames: ChunkFrames | None = None
         self._chunks: Sequence[Chunk] = ()
         self._pulls: dict[int, Frame] = {}
-        self._state_source: StateSource | None = None
-        self._state_sink: StateSink | None = None
+        self._state_source: OwnState | None = None
+        self._state_sink: ServersState | None = None
         self.on_turn: Callable[[], None] = _nothing
         """Called after every turn, of the first set's loop: this worker's group works while the
         script runs."""
@@ -458,7 +443,9 @@ class WorkerLoop:
             self.begin_setup(setup)
         if self.core.seat.is_leader:
             self.begin_register()
-        self.carry_on(self._wait_until(lambda: not self.core.membership.is_joining))
+        self.carry_on(
+            self._wait_until(lambda: not self.core.membership.is_joining, Span.WAIT_SERVERS)
+        )
 
     def join_running(self, waiting: Waiting) -> JoinAccepted | None:
         """Join the running job as a substitute. Return the place, or None if the job has ended."""
@@ -496,7 +483,7 @@ class WorkerLoop:
         finally:
             self.replies.take_in_place()
 
-    def send_state(self, parts: Iterable[tuple[int, int]], source: StateSource) -> None:
+    def send_state(self, parts: Iterable[tuple[int, int]], source: OwnState) -> None:
         """See :meth:`WorkerCore.begin_sending_state`; returns when servers have taken all."""
         try:
             self._state_source = source
@@ -505,7 +492,7 @@ class WorkerLoop:
         finally:
             self._state_source = None
 
-    def fetch_state(self, parts: Iterable[tuple[int, int]], sink: StateSink) -> None:
+    def fetch_state(self, parts: Iterable[tuple[int, int]], sink: ServersState) -> None:
         """See :meth:`WorkerCore.begin_fetching_state`; returns when ``sink`` has all."""
         try:
             self._state_sink = sink
@@ -518,7 +505,9 @@ class WorkerLoop:
         """Return the contributions of every worker to this collective, when all have come. Raises
         :class:`CollectiveError`."""
         self.begin_collective(name, payload, values=values)
-        self.carry_on(self._wait_until(lambda: self.core.collectives.is_answered))
+        self.carry_on(
+            self._wait_until(lambda: self.core.collectives.is_answered, Span.WAIT_COLLECTIVE)
+        )
         return self.core.collectives.take()
 
     def hold(self, what: str, clocks: Sequence[int]) -> str | None:
@@ -544,7 +533,8 @@ class WorkerLoop:
 
     def wait_until_stopped(self, waiting: Waiting) -> None:
         """Wait until the scripts of all workers have finished; ``waiting`` has its own limits."""
-        self.carry_on(self._wait_until(lambda: self.core.membership.is_stopped), waiting)
+        wait = self._wait_until(lambda: self.core.membership.is_stopped, Span.WAIT_END)
+        self.carry_on(wait, waiting)
 
     def wait_for(self, pending: Pending[T], what: str) -> T:
         """The result of an operation of this worker's group, when it has come."""
@@ -580,9 +570,9 @@ class WorkerLoop:
         self.core.transfers.require_handed_over(chunk)
         return self._wait_until(lambda: self.core.transfers.is_done(chunk))
 
-    def _wait_until(self, is_done: Callable[[], bool]) -> Wait:
+    def _wait_until(self, is_done: Callable[[], bool], span: Span = Span.WAIT_REPLIES) -> Wait:
         """For what the machine waits for now."""
-        return Wait(is_done, self.core.awaits, ask=self._ask_who_is_missing)
+        return Wait(is_done, self.core.awaits, ask=self._ask_who_is_missing, span=span)
 
     def _ask_who_is_missing(self) -> None:
         self._do(self.core.ask_who_is_missing())

@@ -13,7 +13,6 @@ spans: a clock has no place in a compiled graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -21,7 +20,6 @@ import torch
 from torch.autograd import Variable
 
 from psdist.protocol.collected import Brought
-from psdist.protocol.control import Setup
 from psdist.protocol.events import Arrived, Event
 from psdist.protocol.header import Kind
 from psdist.tracing import COLLECTIVES, NONE, Lane, Span
@@ -41,7 +39,6 @@ class TracedLoop(WorkerLoop):
     def __init__(self, *arguments: Any, tracer: Tracer, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._tracer = tracer
-        self._waits_for = Span.WAIT_REPLIES
 
     def next_set(self) -> WorkerLoop:
         core = self.core.next_set()
@@ -93,33 +90,16 @@ class TracedLoop(WorkerLoop):
         if wait.is_done():
             return
         key = ("wait", id(wait))
-        self._tracer.begin(key, Span.WAIT_GROUP if wait.is_in_group else self._waits_for)
+        self._tracer.begin(key, wait.span)
         try:
             super().carry_on(wait, waiting)
         finally:
             self._tracer.end(key)
 
-    @contextmanager
-    def _waiting_for(self, kind: Span) -> Iterator[None]:
-        before, self._waits_for = self._waits_for, kind
-        try:
-            yield
-        finally:
-            self._waits_for = before
-
-    def join(self, setup: Setup | None = None) -> None:
-        with self._waiting_for(Span.WAIT_SERVERS):
-            super().join(setup)
-
-    def wait_until_stopped(self, waiting: Waiting) -> None:
-        with self._waiting_for(Span.WAIT_END):
-            super().wait_until_stopped(waiting)
-
     def collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         began_ns = self._tracer.now()
         try:
-            with self._waiting_for(Span.WAIT_COLLECTIVE):
-                return super().collective(name, payload, values=values)
+            return super().collective(name, payload, values=values)
         finally:
             other = COLLECTIVES.index(name) if name in COLLECTIVES else NONE
             self._tracer.add(Span.COLLECTIVE, began_ns, self._tracer.now(), other=other)

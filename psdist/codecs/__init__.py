@@ -4,7 +4,7 @@
 the codec of a setting. ``layout`` and ``chunks`` make a chunk's payload from a codec's bytes.
 ``feedback`` encodes a worker's pushes and keeps their residuals, ``coders`` does so on the host or
 on a GPU. ``frames`` holds encoded bytes and values, ``wire`` lists the codecs of a run's two
-directions, ``seeds`` and ``checks`` have random seeds and checksums. Imports psdist/protocol,
+directions, and ``checks`` has checksums. Imports psdist/protocol,
 psdist/config and psdist/transfers only. A codec is pure: it owns no memory, keeps nothing between
 calls and does not depend on the sender or the receiver.
 """

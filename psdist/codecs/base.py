@@ -16,6 +16,8 @@ the payload, and nothing is encoded.
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -26,34 +28,51 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ANY_SERVER = -1
+"""The sender of a reply: equal parameters get equal bytes from every server."""
+
+
+def sender_to(worker: int) -> int:
+    """Return the sender of a reply that is encoded for one worker: seeds of others differ."""
+    return ANY_SERVER - 1 - worker
+
+
+def seed_of(run_seed: int, sender: int, chunk: int, clock: int) -> int:
+    """Return 63 bits that look independent for different arguments, and are the same on all
+    machines. ``sender``: the group of a push, :data:`ANY_SERVER`, or that of :func:`sender_to`."""
+    text = struct.pack("<4q", run_seed, sender, chunk, clock)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
 class Codec(Protocol):
     @property
     def code(self) -> int:
-        """Names the codec in headers; not 0, which is raw."""
+        """Number of the codec in headers; not 0, which is raw."""
         ...
 
     @property
     def name(self) -> str:
-        """As users write it."""
+        """Name in settings."""
         ...
 
     def num_bytes(self, num_values: int) -> int:
-        """Of the payload of so many values, 1 at least; of a :class:`Varying` codec at most."""
+        """Return the bytes of a payload of 1 or more values; the maximum of a :class:`Varying`
+        codec."""
         ...
 
     def encode(self, values: Tensor, *, seed: int) -> Tensor:
-        """The payload of ``values`` (1-D, float32, contiguous, on the CPU), which stay as they
-        are."""
+        """Return the payload of ``values`` (1-D, float32, contiguous, on the CPU), unchanged
+        here."""
         ...
 
     def decode(self, payload: Tensor, num_values: int) -> Tensor:
-        """New float32 values. ``payload``: uint8, from a multiple of 4 bytes on in its memory.
-        Raises :class:`ProtocolError` where it cannot be what ``encode`` made of so many values."""
+        """Return new float32 values. ``payload``: uint8, aligned to 4 bytes. Raises
+        :class:`ProtocolError` if ``encode`` makes no such payload of ``num_values``."""
         ...
 
 
 class Varying:
-    """Base of codecs of which payloads of as many values are not all of one size."""
+    """Base of codecs whose payloads of equally many values differ in size."""
 
 
 class OnDevice(ABC):
@@ -62,18 +81,17 @@ class OnDevice(ABC):
     written down."""
 
     has_device_form = True
-    """False where this one is for the host alone."""
+    """False if this codec is for the host alone."""
 
     @abstractmethod
     def encode_on_device(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The payload that ``encode`` makes of ``values`` (1-D, float32, contiguous, finite), byte
-        for byte, and what ``decode`` makes of it, bit for bit, both where the values lie. The
-        device is asked for no answer, so nobody waits for it."""
+        """Return the payload that ``encode`` makes of ``values`` (1-D, float32, contiguous,
+        finite), byte for byte, and the values that ``decode`` makes of it, bit for bit. Both lie on
+        the device of ``values``, which is asked for no answer, so no thread waits for it."""
 
 
 class Matrix(NamedTuple):
-    """A stretch of a piece, as rows that lie behind one another; the first and the last one may be
-    cut."""
+    """A stretch of a piece, as consecutive rows; the first and the last row may be cut."""
 
     width: int
     """Values of a row; 0 of a vector, which has no rows."""
@@ -83,24 +101,24 @@ class Matrix(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """That the stretch touches."""
+        """Number of rows that the stretch touches."""
         return -(-(self.before + self.length) // self.width)
 
 
 class MatrixCodec(ABC):
-    """Base of codecs that take values as matrices, and whose next encoding of a matrix may go on
-    from the last one. The sender keeps what it goes on from; nothing of it is told."""
+    """Base of codecs that take values as matrices. The next encoding of a matrix may start from the
+    result of the last one, which the sender keeps and does not send."""
 
     @abstractmethod
     def of(self, matrices: Sequence[Matrix]) -> Codec:
-        """The same codec for values that are these, behind one another."""
+        """Return the same codec for values that are these matrices, one after another."""
 
     @abstractmethod
     def encode_from(
         self, values: Tensor, *, seed: int, starts: Sequence[Tensor | None]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """As ``encode``; ``starts``: for each matrix what its last encoding has given beside the
-        payload, which is what is returned second."""
+        """As ``encode``. ``starts``: for each matrix the second result of its last encoding. Return
+        the payload, and the new starts."""
 
 
 def require_size(codec: Codec, payload: Tensor, num_values: int) -> None:

@@ -1,6 +1,6 @@
 """Blocks of 256 values, each with a scale of its own: what int8, int4, int2 and sign share.
 
-A payload is one float32 scale for each block, then the codes of all blocks, behind one another. The
+A payload is one float32 scale for each block, then the codes of all blocks. The
 last block is filled up with zeros, which cost their bits.
 
     blocks = blocks_of(values)                 # [num_blocks, 256]

@@ -25,7 +25,7 @@ from psdist.protocol.ids import describe_peer
 class Checks:
     which: Literal["off", "sampled", "all"] = "off"
     every: int = 16
-    """Of ``sampled``: one payload in so many."""
+    """With ``sampled``: one payload in this many has a checksum."""
 
     def carries(self, chunk: int, clock: int) -> bool:
         if self.which == "sampled":
@@ -38,8 +38,8 @@ NO_CHECKS = Checks()
 
 
 def stamped(header: Header, payload: memoryview | None, *, crc: int | None = None) -> Header:
-    """``header`` with the checksum of ``payload``, of which it announces ``length`` bytes; ``crc``
-    where it is known."""
+    """Return ``header`` with the checksum of the first ``header.length`` bytes of ``payload``, or
+    ``crc``, their known CRC-32."""
     if payload is None or not header.length:
         return header
     checksum = zlib.crc32(payload[: header.length]) if crc is None else crc

@@ -1,4 +1,4 @@
-"""The payload of one chunk: which of its values a codec takes, and what stands beside them.
+"""The payload of one chunk: its head, the values that a codec takes, and the exact values.
 
     coding = ChunkCodings(codec, partition)[chunk]
     num_bytes = coding.encode(values, frame_memory, whole=values, seed=7)
@@ -58,16 +58,16 @@ class Form(IntEnum):
 
 
 class Content(NamedTuple):
-    """What a payload says; of a RAW one all values are exact."""
+    """The content of a payload; all values of a RAW one are exact."""
 
     form: Form
     chunk: Chunk
     coded: Sequence[Stretch]
     decoded: Tensor
-    """float32, of the coded stretches, behind one another."""
+    """float32, of the coded stretches, one after another."""
     exact: Sequence[Stretch]
     given: Tensor
-    """In the workers' dtype, of the exact ones."""
+    """In the workers' dtype, of the exact stretches."""
     checksum: int | None
     """CRC-32 of what the receiver holds afterwards, of a push of ``decoded``, where it is to be
     compared."""
@@ -85,12 +85,12 @@ class Content(NamedTuple):
 
     @property
     def is_as_sent(self) -> bool:
-        """Of a push: False where its sender has decoded something else."""
+        """False if the sender of this push has decoded other values."""
         return self.checksum is None or self.checksum == zlib.crc32(as_bytes(self.decoded))
 
     def change(self, held: Tensor) -> bool:
-        """What was sent becomes ``held``, or is added to it, and is rounded to its dtype once; the
-        same bits for the same ``held`` on every CPU. False where it differs from the sender's."""
+        """Write the content to ``held``, or add it, rounding to its dtype once: the same bits for
+        the same ``held`` on every CPU. Return False if the sender has another result."""
         if self.form is Form.CHANGE:
             sums = taken(held, self.coded).to(torch.float32).add_(self.decoded)
             put(held, self.coded, sums)
@@ -110,7 +110,7 @@ class Places(NamedTuple):
     """Which values are coded, and which are sent in the workers' dtype."""
     coded_at: int
     coded_bytes: int
-    """Of a :class:`Varying` codec the maximum, until :meth:`sized`."""
+    """The maximum for a :class:`Varying` codec, until :meth:`sized`."""
     exact_bytes: int
 
     @property
@@ -238,9 +238,8 @@ class ChunkCoding:
     ) -> int:
         """Write a payload, and return the bytes used.
 
-        ``values``: float32, the chunk's input to the codec; ``whole``: the chunk's values, of which
-        exact pieces are sent (all of them where there is no codec); ``absent``: pieces that are
-        left out.
+        ``values``: float32, the chunk's input to the codec; ``whole``: the chunk's values, for the
+        exact pieces (all pieces without a codec); ``absent``: pieces that are left out.
         """
         places = self.places(absent, form)
         coded, _, codec, _ = places.division
@@ -384,7 +383,7 @@ class ChunkCodings:
 
 
 def taken(values: Tensor, stretches: Sequence[Stretch]) -> Tensor:
-    """Behind one another; a single one is not copied."""
+    """Return the values of the stretches, one after another; a single one is not copied."""
     parts = [values[start:stop] for start, stop in stretches]
     if len(parts) == 1:
         return parts[0]
@@ -392,7 +391,7 @@ def taken(values: Tensor, stretches: Sequence[Stretch]) -> Tensor:
 
 
 def put(values: Tensor, stretches: Sequence[Stretch], source: Tensor) -> None:
-    """What lies behind one another in ``source`` goes where it belongs."""
+    """Write the consecutive values of ``source`` to the stretches of ``values``."""
     at = 0
     for start, stop in stretches:
         values[start:stop] = source[at : at + stop - start]

@@ -45,11 +45,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from psdist.codecs.base import seed_of
 from psdist.codecs.blocks import norm_of
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Places, put, taken
 from psdist.codecs.coders import HostCoder
 from psdist.codecs.schemes.plain import Exact
-from psdist.codecs.seeds import seed_of
 from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError
 from psdist.protocol.memory import as_tensor, torch_dtype
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class PushTerms(NamedTuple):
-    """What a chunk of an iteration is pushed under."""
+    """The terms of the push of a chunk in an iteration."""
 
     rate: float
     """lr x weight."""
@@ -79,21 +79,20 @@ class Residual(NamedTuple):
     codec: str = ""
     """Which has left it."""
     due: Tensor | None = None
-    """Of the chunk, in the same units: what codecs before this one have left, and no push has taken
-    along yet."""
+    """The chunk's residual of earlier codecs, in the same units, that no push has taken yet."""
 
 
 class _Wanted(NamedTuple):
-    """What a push should bring."""
+    """The values that a push should bring."""
 
     values: Tensor
     """p, float32."""
     kept: Tensor | None = None
     """e in the units of this push."""
     due: Tensor | None = None
-    """What is due after this push, zeros included."""
+    """The residual that is due after this push, zeros included."""
     portion: Tensor | None = None
-    """What was due; a part of it is in p."""
+    """The residual that was due before; a part of it is in p."""
 
 
 @dataclass(slots=True)
@@ -372,8 +371,8 @@ class PushEncoder:
     def _non_finite(self, chunk: int, clock: int) -> NonFiniteGradientError:
         return NonFiniteGradientError(
             f"iteration {clock}: the gradient of chunk {chunk} with what codec "
-            f"{self.codings.at(clock).codec.name} has left out before is not finite; nothing of it "
-            "was pushed. Lower the learning rate, or choose a codec that leaves out less"
+            f"{self.codings.at(clock).codec.name} has left out before is not finite, and was not "
+            "pushed. Lower the learning rate, or choose a codec that leaves out less"
         )
 
     @property

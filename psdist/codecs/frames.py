@@ -45,7 +45,7 @@ class _EncodedFrame(Frame):
         self.values = values
 
     def coding(self, clock: int) -> ChunkCoding:
-        """Of a payload of this round."""
+        """Return the coding of a payload of this round."""
         return self.codings.at(clock)[self.chunk.index]
 
 
@@ -100,8 +100,8 @@ class DecodingFrame(_EncodedFrame):
         super().__init__(codings, chunk, values_of(chunk, values))
         self.is_relative = is_relative
         self.held: Tensor | None = None
-        """The sum of relative replies, apart from the parameters, to which the script may write:
-        1-D, the workers' dtype."""
+        """The sum of relative replies: 1-D, the workers' dtype. It lies apart from the parameters,
+        because the script may write to them."""
 
     def decode(self, *, clock: int) -> bool:
         """Decode the payload that was received last, of this round, to where the values lie. Return

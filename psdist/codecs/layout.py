@@ -22,7 +22,7 @@ HEAD_BYTES: Final = 8
 
 
 class CodecOf(NamedTuple):
-    """Of messages of some rounds."""
+    """The codec of messages in some rounds."""
 
     codec: Codec | Raw
     patterns: tuple[str, ...] = ()
@@ -37,18 +37,18 @@ class Stretch(NamedTuple):
 
 
 class Division(NamedTuple):
-    """What a codec has of a chunk, and what goes as it is."""
+    """The stretches of a chunk that a codec takes, and those that are sent as they are."""
 
     coded: list[Stretch]
     exact: list[Stretch]
     codec: Codec
-    """Of the coded ones."""
+    """The codec of the coded stretches."""
     segments: tuple[int, ...]
-    """Those of the codec, by number."""
+    """The coded segments, by number."""
 
     @property
     def length_bytes(self) -> int:
-        """Of the length of what the codec gives, where that varies."""
+        """Bytes of the length field, which a codec of varying size needs."""
         return 8 if self.coded and isinstance(self.codec, Varying) else 0
 
 

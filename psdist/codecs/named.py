@@ -6,11 +6,10 @@ codec_of(parse_codec("topk:0.01"), has_feedback=True)
 from __future__ import annotations
 
 from psdist.codecs.base import Codec
-from psdist.codecs.schemes.casts import Cast
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.codecs.schemes.own import own_codec
 from psdist.codecs.schemes.packed import Packed
-from psdist.codecs.schemes.plain import Plain
+from psdist.codecs.schemes.plain import Cast, Plain
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.codecs.schemes.sign import Sign

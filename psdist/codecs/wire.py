@@ -1,4 +1,4 @@
-"""What a run's messages carry: the codec of each direction, and how it is used.
+"""The contents of a run's messages: the codec of each direction, and how it is used.
 
 wire = Wire(push=codec, reply=RAW, seed=config.seed)     # or RAW_WIRE
 codings = wire.pushes(partition)                         # for both ends; None where they are raw
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WireFrom:
-    """What messages of this round and later ones carry. A direction that has a codec in some rounds
-    has :class:`psdist.codecs.schemes.plain.Exact` in those without."""
+    """The wire from this round on. A direction that has a codec in some rounds has
+    :class:`psdist.codecs.schemes.plain.Exact` in the others."""
 
     round: int
     push: Codec | Raw
@@ -41,40 +41,39 @@ class WireFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Initial values are always raw. The codecs, ``skip``, ``burst`` and what is exact are of round
-    0."""
+    """Initial values are always raw. The codecs, ``skip``, ``burst`` and exact pieces are those of
+    round 0."""
 
     push: Codec | Raw
     reply: Codec | Raw
     seed: int
-    """The run's: whatever is random in an encoding is the same when the run is repeated."""
+    """The run's seed: a repeated run has the same random encodings."""
     checks: Checks = NO_CHECKS
     has_feedback: bool = True
-    """Whether a worker adds what a codec has left out to its next push."""
+    """True if a worker adds the residual of a codec to its next push."""
     is_relative: bool = False
-    """Whether a reply is what has changed since the one before; else each encodes the parameters
-    themselves."""
+    """True if a reply encodes the change since the reply before; else it encodes the parameters."""
     has_copies: bool = False
-    """Of relative replies: whether servers keep what each reader holds, since groups have had
-    different ones (ssp, async); else all have had the same (sync)."""
+    """True if servers keep a copy for each reader of relative replies, because groups have received
+    different ones (ssp, async); in sync all have received the same."""
     skip: Skip | None = None
-    """Which pushes are left for later."""
+    """Which pushes are skipped."""
     burst: int = 0
-    """Every so many rounds pushes have no codec; 0: none has. Not of a ladder."""
+    """One round in this many has pushes without a codec; 0: no round. Not with a ladder."""
     later: tuple[WireFrom, ...] = ()
-    """What changes within the run, ascending; of a ladder its levels behind the first one, of which
-    the rounds mean nothing."""
+    """Changes within the run, ascending; with a ladder its levels after the first one, whose rounds
+    have no meaning."""
     is_ladder: bool = False
-    """Whether the coordinator says which of them rules which rounds."""
+    """True if the coordinator decides which of them rules which rounds."""
     starts: tuple[tuple[int, int], ...] = ((0, 0),)
-    """Of a ladder (round, level): which rule which rounds as the job begins."""
+    """With a ladder: (round, level), the rounds of each level when the job begins."""
     turns: Turns | None = None
-    """Where it does so: of one parameter set (:meth:`of_set`)."""
+    """With a ladder: the same of one parameter set (:meth:`of_set`)."""
     encode_on: Literal["auto", "host", "device"] = "host"
-    """Where workers encode pushes of gradients that lie on a device: there, unless "host"; "auto":
-    those of gradients on the host there."""
+    """Where workers encode pushes of gradients that lie on a device: there, unless "host". With
+    "auto" gradients on the host are encoded on the host."""
     compare_every: int = 64
-    """Of relative replies one in so many carries the checksum of what its reader holds then."""
+    """One relative reply in this many has the checksum of the values that its reader then holds."""
     exact_in_pushes: tuple[str, ...] = ()
     """Pieces that the codec leaves alone (psdist.codecs.layout.exact_pieces)."""
     exact_in_replies: tuple[str, ...] = ()
@@ -85,7 +84,7 @@ class Wire:
         return self.is_relative and not self.has_copies
 
     def of_set(self) -> Wire:
-        """For one end of one parameter set, whose rounds are its own."""
+        """Return the wire of one end of one parameter set, which has its own rounds."""
         return replace(self, turns=Turns(self.starts)) if self.is_ladder else self
 
     def pushes(self, partition: Partition) -> ChunkCodings | None:
@@ -152,11 +151,11 @@ RAW_WIRE = Wire(push=RAW, reply=RAW, seed=0)
 def payload_rule(
     codings: ChunkCodings | None, partition: Partition, *, is_relative: bool = False
 ) -> PayloadRule:
-    """What a receiver takes; ``codings``: None for raw."""
+    """Return the payloads that a receiver takes; ``codings``: None for raw."""
     first = _rule_of(codings, partition, is_relative=is_relative)
     if codings is None or codings.turns is None:
         return first
-    # Of a run whose codecs change no version is kept in the rounds without one, either.
+    # If codecs change within the run, rounds without a codec keep no versions, either.
     levels = [_rule_of(each, partition, is_relative=is_relative) for each in codings.levels]
     return replace(first, levels=tuple(levels), turns=codings.turns)
 

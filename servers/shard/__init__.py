@@ -1,4 +1,4 @@
-"""What executes a server's actions on memory: parameters, sums of gradients, optimizers.
+"""The execution of a server's actions on memory: parameters, sums of gradients, optimizers.
 
 ``executor`` is the seam. ``tensors`` holds the chunks' parameters and does the arithmetic, with
 ``chunk_optimizer`` to run any torch optimizer on a chunk; ``sizes`` has bytes and seconds instead,

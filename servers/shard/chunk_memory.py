@@ -45,7 +45,7 @@ class ChunkMemory:
         self.newest = 0
         """The buffer that was written last."""
         self.change: memoryview | None = None
-        """What the newest step has changed of what workers hold; None where that is no step."""
+        """The encoded change of the newest step to the workers' values; None before a step."""
         self.change_clock = 0
         """The round of that step."""
         self.change_memory: memoryview | None = None
@@ -88,8 +88,8 @@ class ChunkMemory:
         self.num_changes += 1
 
     def owe(self, make: Callable[[], None]) -> ChunkCopy:
-        """``make`` copies values and optimizer state as they are now; it is called before they
-        change, if nobody has called it before."""
+        """Return a copy whose ``make`` copies values and optimizer state as they are now. It is
+        called before they change, at the latest."""
         num_changes = self.num_changes
 
         def make_of_this() -> None:

@@ -211,7 +211,7 @@ class ChunkOptimizer:
         for key, entry in (item for state in wanted for item in state.items()):
             if not fits_torch(self._name, key, entry):
                 raise OptimizerRefusedError(
-                    f"{self._name} cannot go on with {entry} as state {key!r} of a parameter"
+                    f"{self._name} cannot continue with {entry} as state {key!r} of a parameter"
                 )
         if self._is_merged and any(each != wanted[0] for each in wanted):
             self._split()

@@ -12,11 +12,11 @@ values of a block,
     x  = x - lr m / (1 - beta1^t) / (sqrt(max(v^, b)) + eps)
     v  = v^ (1 - beta2^t)
 
-so that v^ follows from v and t as ever: whoever goes on from this state, frozen or not, has the
-right one. A step is linear in the gradients: what a codec leaves out of one push and adds to a
+so that v^ follows from v and t as before: a run that resumes from this state, frozen or not, has
+the right one. A step is linear in the gradients: what a codec leaves out of one push and adds to a
 later one moves parameters later by what it would have moved them then. With v that moves, it does
 not, and what comes at once is squared. In the paper workers send their momentum; here they send
-gradients, of which the server's momentum is the same linear sum.
+gradients, and the server's momentum is the same linear sum of them.
 
 b is there because codecs have one scale for 256 values (psdist.codecs.blocks): what a small one of
 them is sent as is as wrong as what a large one is, and divided by its own small v^ it would move

@@ -132,7 +132,7 @@ def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def switches(group: Group) -> Switches:
-    """What decides which state exists and which branches a kernel takes: on or off, not values."""
+    """Return the switches that decide which state exists and which branches a kernel takes."""
     return tuple((key, bool(group[key])) for key in sorted(group) if key != "params")
 
 

@@ -1,4 +1,4 @@
-"""The torch class behind an optimizer's name, and an optimizer of it on one tensor.
+"""The torch class of an optimizer's name, and an optimizer of this class on one tensor.
 
 Owns finding the class (in torch.optim, or by the import that the server's own configuration
 allows) and constructing it from hyperparameters: arguments that its signature does not name, and

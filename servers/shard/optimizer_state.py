@@ -4,7 +4,7 @@
                   torch.float32, is_fused=True)
     describe(state, (1024,))                          # the same again
 
-It decides nothing about which optimizers go on with state: the chief has said what there is.
+It does not decide which optimizers resume with state: the chief has described the state.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_begun(state: Mapping[str, Any] | None) -> bool:
 
 
 def describe(state: Mapping[str, Any], shape: tuple[int, ...]) -> PieceState:
-    """What the state of a tensor of this shape holds."""
+    """Describe the state of a tensor of this shape."""
     if len(state) > MOST_KEYS or not all(map(is_key, state)):
         return {"state": Uncut(f"a map of {len(state)} keys")}
     return {key: _entry(value, shape) for key, value in state.items()}

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
+from psdist.codecs.base import seed_of, sender_to
 from psdist.codecs.chunks import ChunkCodings, Form
-from psdist.codecs.seeds import seed_of, sender_to
 from psdist.codecs.wire import Wire
 from psdist.protocol.ids import worker_of
 from psdist.servers.protocol.actions import Reply

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from psdist.codecs.base import ANY_SERVER, seed_of
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
-from psdist.codecs.seeds import ANY_SERVER, seed_of
 from psdist.codecs.wire import Wire
 from psdist.errors import InvariantError
 from psdist.protocol.memory import allocate, as_bytes

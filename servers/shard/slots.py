@@ -1,7 +1,7 @@
 """Receive slots: memory that the network fills, and the gradients in them.
 
 On the CPU a gradient is computed with in the slot itself. With a shard on a device each slot has a
-mirror there, to which the content is copied; sums are made in mirrors.
+mirror there, a copy of its content; sums are made in mirrors.
 
     slots = Slots(transfers, num_bytes)
     frames = slots.make(8)
@@ -77,7 +77,7 @@ class Slots:
         return self._of(frame).host(dtype, num_elements)
 
     def received(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
-        """What has arrived, where it is computed with; once for each arrival."""
+        """Return the arrived values on the computing device; once for each arrival."""
         slot = self._of(frame)
         host = slot.host(dtype, num_elements)
         if not self._transfers.has_mirrors:
@@ -117,8 +117,8 @@ class Slots:
         return slot.host(dtype, num_elements)
 
     def settle(self, frame: Frame) -> None:
-        """The network may fill it: nothing reads it any more. What comes next is copied to its
-        mirror behind all that was computed until now."""
+        """Nothing reads this slot any more, so the network may fill it. The next content is copied
+        to its mirror after all computations until now."""
         if self._transfers.has_mirrors:
             slot = self._of(frame)
             slot.copy.wait()

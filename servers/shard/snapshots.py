@@ -10,8 +10,8 @@ checkpoint was written from stays for the next one, and may be made before the f
     memory.owe(copy)                                 # that of a chunk which may be copied later
     memory.make_next()                               # in a moment in which nothing else is to do
 
-Who writes copies to the disk begins when none is owed, and must be done with them before the next
-are taken (FileKeeper).
+The writer to the disk (FileKeeper) begins when no copy is owed, and must end before the next copies
+are taken.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ state."""
 
 
 class ChunkCopy:
-    """A copy of a chunk as it is: made by whoever has time first, at the latest by who is about to
-    change the chunk."""
+    """A copy of a chunk as it is, made in an idle moment, or before the chunk changes."""
 
     def __init__(self, make: Callable[[], None]) -> None:
         self._make: Callable[[], None] | None = make
@@ -63,7 +62,7 @@ class SnapshotMemory:
         return self._held[at]
 
     def owe(self, copy: ChunkCopy) -> None:
-        """What is here is whole when ``copy`` is made."""
+        """This memory is complete after ``copy`` is made."""
         self._owed.append(copy)
 
     def make_next(self) -> bool:

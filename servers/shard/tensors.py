@@ -65,11 +65,11 @@ class TensorShard:
         transfers = transfers or Transfers()
         self._transfers = transfers
         self._slots = Slots(transfers, spec.slot_bytes)
-        self._gradients = gradients_of(spec, self._slots)
-        self._replies = replies_of(spec)
-        self._stages = stages_of(spec, self._replies)
+        self.gradients = gradients_of(spec, self._slots)
+        self.replies = replies_of(spec)
+        self._stages = stages_of(spec, self.replies)
         self._unpacked: dict[bytes, list[dict[str, HyperValue]]] = {}
-        self._memory: dict[int, ChunkMemory] = {}
+        self.memory: dict[int, ChunkMemory] = {}
         self._held: dict[int, torch.Tensor] = {}
         if spec.is_holding:
             for index in spec.chunks:
@@ -81,7 +81,7 @@ class TensorShard:
         for index in spec.chunks:
             chunk = partition.chunks[index]
             memory = ChunkMemory(chunk, transfers, is_relative=spec.wire.is_shared)
-            self._memory[index] = memory
+            self.memory[index] = memory
             memory.optimizer = ChunkOptimizer(
                 name=spec.optimizer,
                 traits=spec.traits,
@@ -113,14 +113,14 @@ class TensorShard:
         self._slots.settle(slot)
 
     def load(self, action: Load) -> None:
-        memory = self._memory[action.chunk]
+        memory = self.memory[action.chunk]
         where = action.slot, memory.chunk.dtype, memory.chunk.length
         memory.load(self._slots.host(*where), self._slots.received(*where), target=action.target)
         for stage in self._stages:
             stage.on_load(action.chunk)
 
     def load_state(self, action: LoadState) -> None:
-        memory, at = self._memory[action.chunk], 0
+        memory, at = self.memory[action.chunk], 0
         assert memory.optimizer is not None
         memory.begin_change()
         for each in stretches(memory.chunk, self._states, action.start):
@@ -129,7 +129,7 @@ class TensorShard:
             at += each.num_bytes
 
     def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:
-        memory = self._memory[chunk]
+        memory = self.memory[chunk]
         assert memory.optimizer is not None
         states = memory.optimizer.describe_state()
         elements = self._fetched(
@@ -155,13 +155,13 @@ class TensorShard:
             self._transfers.begin(pairs, after=[self._transfers.mark()]).wait()
 
         if is_later:
-            into.owe(self._memory[chunk].owe(copy))
+            into.owe(self.memory[chunk].owe(copy))
         else:
             copy()
         return regions
 
     def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:
-        if self._memory[chunk].num_changes < _LOADED_AND_STEPPED:
+        if self.memory[chunk].num_changes < _LOADED_AND_STEPPED:
             return False
         for place, live in enumerate(self._live_regions(chunk)):
             for key, values in (("", live.values), *live.elements.items()):
@@ -170,7 +170,7 @@ class TensorShard:
 
     def _live_regions(self, chunk: int) -> list[Region]:
         """Return the regions that a snapshot copies: views of the memory itself."""
-        memory = self._memory[chunk]
+        memory = self.memory[chunk]
         assert memory.optimizer is not None
         states, regions = memory.optimizer.describe_state(), []
         saved = {key: each for stage in self._stages for key, each in stage.saved(memory).items()}
@@ -206,7 +206,7 @@ class TensorShard:
         return regions
 
     def restore(self, chunk: int, regions: Sequence[Region]) -> None:
-        memory = self._memory[chunk]
+        memory = self.memory[chunk]
         optimizer = memory.optimizer
         assert optimizer is not None
         memory.begin_change()
@@ -231,12 +231,12 @@ class TensorShard:
             stage.restore(memory, list(zip(places, elements, strict=True)))
 
     def value_checksum(self, chunk: int) -> int:
-        (values,) = self._fetched([self._memory[chunk].values])
+        (values,) = self._fetched([self.memory[chunk].values])
         return zlib.crc32(as_bytes(values))
 
     def start_sum(self, action: StartSum) -> None:
-        chunk = self._memory[action.chunk].chunk
-        gradient = self._gradients.read(action.slot, chunk, action.clock)
+        chunk = self.memory[action.chunk].chunk
+        gradient = self.gradients.read(action.slot, chunk, action.clock)
         total = self._sum(action.slot, chunk)
         if gradient is not total:
             total.copy_(gradient)
@@ -244,13 +244,13 @@ class TensorShard:
             total.mul_(action.weight)
 
     def fold(self, action: Fold) -> None:
-        chunk = self._memory[action.chunk].chunk
+        chunk = self.memory[action.chunk].chunk
         total = self._sum(action.accumulator, chunk)
-        total.add_(self._gradients.read(action.slot, chunk, action.clock), alpha=action.weight)
+        total.add_(self.gradients.read(action.slot, chunk, action.clock), alpha=action.weight)
 
     def hold(self, action: Hold) -> tuple[float, ...]:
         held = self._held[action.chunk]
-        held.copy_(self._sum(action.slot, self._memory[action.chunk].chunk))
+        held.copy_(self._sum(action.slot, self.memory[action.chunk].chunk))
         if action.scale != 1.0:
             held.mul_(action.scale)
         squares = torch.stack([_sum_of_squares(each) for each in torch.split(held, BLOCK_ELEMENTS)])
@@ -258,14 +258,14 @@ class TensorShard:
 
     def step(self, action: Step) -> None:
         slot = action.gradient
-        memory = self._memory[action.chunk]
+        memory = self.memory[action.chunk]
         chunk = memory.chunk
         if slot is None:
             gradient = self._held[action.chunk]
         elif action.content is SlotContent.SUM:
             gradient = self._sum(slot, chunk)
         else:
-            gradient = self._gradients.read(slot, chunk, action.contributions[0].clock)
+            gradient = self.gradients.read(slot, chunk, action.contributions[0].clock)
         if action.gradient_scale != 1.0:
             gradient.mul_(action.gradient_scale)
         memory.begin_step(source=action.source, target=action.target)
@@ -284,21 +284,21 @@ class TensorShard:
             stage.after_step(action, memory)
 
     def payload(self, chunk: int, buffer: int) -> memoryview:
-        return self._replies.payload(self._memory[chunk], buffer)
+        return self.replies.payload(self.memory[chunk], buffer)
 
     def begin_reply(self, reply: Reply) -> None:
-        memory = self._memory[reply.token.chunk]
+        memory = self.memory[reply.token.chunk]
         memory.buffer(reply.token.buffer)
         for stage in self._stages:
             stage.before_reply(reply, memory)
 
     def encode(self, reply: Reply, *, into: memoryview | None) -> int:
         assert into is not None
-        memory = self._memory[reply.token.chunk]
+        memory = self.memory[reply.token.chunk]
         if reply.flags & Flag.FRESH:  # a copy of the values as they are stepped
-            coding = self._replies.coding(reply.token.chunk, reply.clock)
+            coding = self.replies.coding(reply.token.chunk, reply.clock)
             return coding.encode_raw(self._fetched([memory.values])[0], into)
-        return self._replies.encode(reply, memory, into)
+        return self.replies.encode(reply, memory, into)
 
     def checksum(
         self,
@@ -310,12 +310,12 @@ class TensorShard:
         reader: int | None = None,
     ) -> int:
         """A buffer's own checksum is computed once per change."""
-        memory = self._memory[chunk]
-        if reader is not None and (held := self._replies.held_by(reader, chunk)) is not None:
+        memory = self.memory[chunk]
+        if reader is not None and (held := self.replies.held_by(reader, chunk)) is not None:
             return zlib.crc32(as_bytes(held))
         if encoded is not None:
             seen = torch.zeros_like(memory.buffer(buffer))
-            self._replies.coding(chunk, clock).read(encoded).set(seen)
+            self.replies.coding(chunk, clock).read(encoded).set(seen)
             return zlib.crc32(as_bytes(seen))
         if memory.checksum[0] != memory.num_changes:
             memory.checksum = (memory.num_changes, zlib.crc32(as_bytes(memory.buffer(buffer))))
@@ -325,7 +325,7 @@ class TensorShard:
         return 0.0
 
     def statistics(self) -> ShardStatistics:
-        memories = self._memory.values()
+        memories = self.memory.values()
         return ShardStatistics(
             num_chunks=len(memories),
             parameter_bytes=sum(memory.parameter_bytes for memory in memories),

@@ -122,7 +122,7 @@ class TakesTheHyperparametersOfTheStepBefore(OnceWrong):
 class IgnoresWhatIsAbsent(OnceWrong):
     def wrong_step(self, action: Step) -> Step:
         assert isinstance(self.executor, TensorShard)
-        chunk = self.executor._memory[action.chunk].chunk
+        chunk = self.executor.memory[action.chunk].chunk
         matters = any(segment.piece in action.absent for segment in chunk.segments)
         return replace(action, absent=frozenset()) if self._is_now(if_possible=matters) else action
 
@@ -130,7 +130,7 @@ class IgnoresWhatIsAbsent(OnceWrong):
 class TakesForAbsentWhatIsThere(OnceWrong):
     def wrong_step(self, action: Step) -> Step:
         assert isinstance(self.executor, TensorShard)
-        (piece, *_) = (s.piece for s in self.executor._memory[action.chunk].chunk.segments)
+        (piece, *_) = (s.piece for s in self.executor.memory[action.chunk].chunk.segments)
         is_now = self._is_now(if_possible=piece not in action.absent)
         return replace(action, absent=action.absent | {piece}) if is_now else action
 
@@ -196,7 +196,7 @@ class CopiesNothingToTheSecondBuffer(OnceWrong):
     def wrong_step(self, action: Step) -> Step:
         if self._is_now(if_possible=action.target != action.source):
             assert isinstance(self.executor, TensorShard)
-            memory = self.executor._memory[action.chunk]
+            memory = self.executor.memory[action.chunk]
             memory.values = memory.buffer(action.target)
         return action
 
@@ -205,7 +205,7 @@ class SetsTheValuesOfBefore(OnceWrong):
     def _load(self, action: Load) -> None:
         if self._is_now(if_possible=action.clock >= 0):
             assert isinstance(self.executor, TensorShard)
-            values = self.executor._memory[action.chunk].values
+            values = self.executor.memory[action.chunk].values
             self.executor._slots.host(action.slot, "float32", len(values)).copy_(values)
         super()._load(action)
 
@@ -215,7 +215,7 @@ class ForgetsTheMomentum(OnceWrong):
         super()._load(action)
         if self._is_now(if_possible=action.clock >= 0):
             assert isinstance(self.executor, TensorShard)
-            optimizer = self.executor._memory[action.chunk].optimizer
+            optimizer = self.executor.memory[action.chunk].optimizer
             assert optimizer is not None
             for state in optimizer._optimizer.state.values():
                 state["momentum_buffer"].zero_()

@@ -13,8 +13,7 @@ from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import CodecOf
-from psdist.codecs.schemes.casts import Cast
-from psdist.codecs.schemes.plain import Exact
+from psdist.codecs.schemes.plain import Cast, Exact
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import TopK

@@ -138,7 +138,7 @@ def _piece_starts(partition: Partition) -> dict[int, int]:
 
 
 class OwnState:
-    """The chief's state, for servers; see :class:`psdist.workers.loop.StateSource`."""
+    """The chief's state, for servers."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ def _in_memory_order(value: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 class ServersState:
-    """The servers' state, put together on the chief; see :class:`psdist.workers.loop.StateSink`."""
+    """The servers' state, put together on the chief."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition

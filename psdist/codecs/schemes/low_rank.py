@@ -13,11 +13,10 @@ where M changes slowly; a first Q is drawn. P P' is a projection, so the error i
 the matrix. Each group sends its own P and Q, since servers add what they have decoded; in the paper
 all workers add up P, then Q.
 
-Of a piece cut by chunks each stretch is a matrix of its own, filled up with zeros to whole rows:
-what is decoded there is dropped. Vectors, and matrices of which P and Q have as many values as
-they, are sent as they are, in float32. What is decoded is added up in one order, without a
-library's product of matrices, so that both ends have the same bits on any machine; what is encoded
-depends on that library, as gradients do.
+Each stretch of a piece that chunks cut is a matrix of its own, padded with zeros to whole rows; the
+decoded padding is dropped. Vectors are sent as they are, in float32. So are matrices whose P and Q
+have no fewer values. Decoding adds in one order, without a library's matrix product, so that both
+ends have the same bits on any machine. Encoding depends on that library, as gradients do.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class LowRank(MatrixCodec):
     code = int(CodecCode.LOW_RANK)
 
     def __init__(self, rank: int, matrices: Sequence[Matrix] | None = None) -> None:
-        """``matrices``: what the values are, behind one another; None: one vector."""
+        """``matrices``: the values, one matrix after another; None: one vector."""
         self.name = f"lowrank:{rank}"
         self._rank = rank
         self._matrices = matrices
@@ -59,7 +58,7 @@ class LowRank(MatrixCodec):
     def encode_from(
         self, values: torch.Tensor, *, seed: int, starts: Sequence[torch.Tensor | None]
     ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """What is given beside the payload is Q', [K, width], of each matrix."""
+        """The new start of each matrix is Q', [K, width]."""
         sent: list[torch.Tensor] = []
         after: list[torch.Tensor | None] = []
         at = 0
@@ -117,8 +116,8 @@ class LowRank(MatrixCodec):
         scaled = matrix / scale
         orthonormal, _ = torch.linalg.qr((scaled @ self._directions(start, width, seed)).double())
         columns = orthonormal.t().to(torch.float32).contiguous()
-        # A column of M is as long as the root of its rows times its largest value, at most, and
-        # what is decoded no longer: of the largest floats a part is left out.
+        # The norm of a column of M is at most the root of its rows times its largest value. The
+        # decoded column is no longer: a part of the largest floats is left out.
         rows = (columns @ scaled).mul_(min(scale, _LARGEST / num_rows**0.5))
         return columns, rows
 

@@ -34,15 +34,14 @@ from psdist.protocol.header import CodecCode
 
 _MOST_BYTES: Final = 1 << 31
 _HEAD: Final = 4
-"""Bytes before the user's: they say whether there are any. Four, so that what lies behind may be
-read as float32."""
+"""Bytes before the user's: a flag that there are any. Four, to keep the rest aligned to float32."""
 _TRIED: Final = (1, 255, 1000)
 """Numbers of values with which a codec is tried out."""
 _Result = TypeVar("_Result")
 
 
 class OwnCodec(Protocol):
-    """What a user's codec must have."""
+    """The methods of a user's codec."""
 
     def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor: ...
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor: ...
@@ -79,7 +78,7 @@ def own_codec(target: str) -> Own:
 
 
 class Own(Varying):
-    """A user's codec behind the seam: whatever it does wrong is a :class:`CodecError`."""
+    """Adapter of a user's codec: its faults become :class:`CodecError`."""
 
     code = int(CodecCode.OWN)
 

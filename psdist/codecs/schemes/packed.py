@@ -1,11 +1,10 @@
-"""What a codec gives, made smaller without loss by Zstandard (RFC 8878): ``int4+zstd``.
+"""The payload of a codec, compressed without loss by Zstandard (RFC 8878): ``int4+zstd``.
 
     codec = Packed(Quantized("int4"))
 
-Of quantised values the small multiples are frequent, of 16-bit floats the exponents: what every one
-of them takes is their codec's bits, what it needs is less. A payload that would not become smaller
-stays as it is. The last byte says which of both it is, so that the rest lies where the codec wants
-it.
+Small multiples are frequent among quantised values, and some exponents among 16-bit floats: they
+need fewer bits than their codec gives each. A payload that would not become smaller stays as it is.
+The last byte tells both forms apart, so that the rest lies where the codec expects it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Packed(Varying):
         return self._codec.decode(coded, num_values)
 
     def _unpacked(self, packed: torch.Tensor, num_bytes: int) -> torch.Tensor:
-        """What a frame says of its size is what is made room for."""
+        """The frame's own size field decides how much room is made."""
         frame = as_bytes(packed)
         try:
             told = zstandard.frame_content_size(frame)

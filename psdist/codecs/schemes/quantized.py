@@ -102,7 +102,7 @@ class Quantized(OnDevice):
         return self._unpacked(codes).mul_(scales).view(-1)[:num_values]
 
     def _codes(self, multiples: torch.Tensor) -> torch.Tensor:
-        """A byte for each."""
+        """Return the codes of multiples, one byte each."""
         if self._bits == 8:
             return multiples.to(torch.int8)
         return multiples.add_(self._offset).to(torch.uint8)
@@ -120,7 +120,7 @@ class Quantized(OnDevice):
         return packed
 
     def _unpacked(self, codes: torch.Tensor) -> torch.Tensor:
-        """In float32. The lowest code stands for no multiple."""
+        """Return multiples in float32. The lowest code is not used."""
         if self._bits == 8:
             signed = codes.view(torch.int8)
             self._require(int(signed.amin()) >= -self._levels)
@@ -135,7 +135,7 @@ class Quantized(OnDevice):
 
     def _require(self, is_known: bool) -> None:
         if not is_known:
-            raise ProtocolError(f"codec {self.name}: a code that stands for no value")
+            raise ProtocolError(f"codec {self.name}: a code that no sender uses")
 
 
 def _without_non_finite(

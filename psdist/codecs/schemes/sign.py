@@ -26,7 +26,7 @@ from psdist.codecs.blocks import (
 from psdist.protocol.header import CodecCode
 
 _SIGNS = 1.0 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype("f4")
-"""[256, 8]: what each byte of signs stands for."""
+"""[256, 8]: the signs of each byte."""
 
 
 class Sign(OnDevice):

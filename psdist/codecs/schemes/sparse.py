@@ -21,10 +21,10 @@ from psdist.errors import ProtocolError
 from psdist.protocol.header import CodecCode
 
 _RUN = 1 << 16
-"""Indexes are 16 bits within runs of so many values; each run says how many it has."""
+"""Indexes are 16 bits within runs of this many values; each run has its number of values."""
 _SAMPLE = 1 << 14
 _FEW = 1 << 15
-"""Of so few values all are sorted."""
+"""Up to this many values, all are sorted."""
 
 
 def num_sent(ratio: float, num_values: int) -> int:

@@ -12,8 +12,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from psdist.codecs.schemes.casts import Cast
-from psdist.codecs.schemes.plain import Exact
+from psdist.codecs.schemes.plain import Cast, Exact
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.wire import Wire, WireFrom

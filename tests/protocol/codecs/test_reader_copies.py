@@ -34,7 +34,7 @@ def copies_of(job: VirtualJob, worker: VirtualWorker) -> dict[int, torch.Tensor]
     found = {}
     for chunk in worker.mine:
         executor: Any = job.executor(job.owners[chunk])
-        held = executor._replies.held_by(worker_id(worker.worker), chunk)
+        held = executor.replies.held_by(worker_id(worker.worker), chunk)
         assert held is not None
         found[chunk] = held
     return found

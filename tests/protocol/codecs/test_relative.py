@@ -13,11 +13,11 @@ from typing import Any, Final
 import pytest
 import torch
 
+from psdist.codecs.base import ANY_SERVER, seed_of
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import RandK, TopK
-from psdist.codecs.seeds import ANY_SERVER, seed_of
 from psdist.codecs.wire import Wire
 from psdist.protocol.memory import as_tensor
 from tests.support.virtual.job import Schedule, VirtualJob, play
@@ -58,7 +58,7 @@ def held_by_servers(job: VirtualJob) -> torch.Tensor:
 def parameters(job: VirtualJob) -> torch.Tensor:
     """x, chunk by chunk."""
     shards: list[Any] = [server.sets[0].executor for server in job.servers]
-    found = {chunk: each.values for shard in shards for chunk, each in shard._memory.items()}
+    found = {chunk: each.values for shard in shards for chunk, each in shard.memory.items()}
     return torch.cat([found[chunk] for chunk in sorted(found)])
 
 

@@ -41,7 +41,7 @@ def assert_copies_are_the_shards(job: VirtualJob) -> None:
         for chunk, server in enumerate(each.owners):
             shard, copy = each.executor(server), copy_of(job, each.set_index, server)
             assert isinstance(shard, TensorShard)
-            assert torch.equal(copy._memory[chunk].values, shard._memory[chunk].values)
+            assert torch.equal(copy.memory[chunk].values, shard.memory[chunk].values)
             # Every part of the optimizer's state, as one server hands it to the chief.
             assert copy.state(chunk, 0) == shard.state(chunk, 0)
         for log, copied in zip(each.server_histories, each.copied_histories, strict=True):

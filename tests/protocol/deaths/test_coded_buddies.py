@@ -15,8 +15,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from psdist.codecs.schemes.casts import Cast
-from psdist.codecs.schemes.plain import Exact
+from psdist.codecs.schemes.plain import Cast, Exact
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
@@ -90,7 +89,7 @@ def assert_alike_for_all(job: VirtualJob) -> None:
     for each in job.sets:
         for chunk, server in enumerate(each.owners):
             shard: Any = each.executor(server)
-            mine, copied = shard._memory[chunk], copy_of(job, each.set_index, server)._memory[chunk]
+            mine, copied = shard.memory[chunk], copy_of(job, each.set_index, server).memory[chunk]
             assert torch.equal(mine.held, copied.held)
             assert bytes(mine.change or b"") == bytes(copied.change or b"")
 
@@ -163,7 +162,7 @@ def play_deaths(seeds: Iterable[int]) -> Counter[str]:
                         one, two = mine.executor(server), other.executor(server)
                         assert isinstance(one, TensorShard)
                         assert isinstance(two, TensorShard)
-                        assert torch.equal(one._memory[chunk].values, two._memory[chunk].values)
+                        assert torch.equal(one.memory[chunk].values, two.memory[chunk].values)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         met["survived"] += 1

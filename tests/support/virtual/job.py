@@ -366,7 +366,7 @@ class SetOfJob:
         server = self.owners[chunk]
         executor = self.executor(server)
         assert isinstance(executor, TensorShard)
-        return executor._memory[chunk].buffer(self.core(server).chunk_states[chunk].current).clone()
+        return executor.memory[chunk].buffer(self.core(server).chunk_states[chunk].current).clone()
 
     def parameters(self) -> torch.Tensor:
         """The servers' parameters, chunk after chunk."""

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from psdist.codecs.base import Codec, Varying
 from psdist.codecs.blocks import BLOCK, blocks_of
 from psdist.codecs.named import codec_of
-from psdist.codecs.schemes.casts import Cast
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.codecs.schemes.own import Own, own_codec
 from psdist.codecs.schemes.packed import Packed
-from psdist.codecs.schemes.plain import Plain
+from psdist.codecs.schemes.plain import Cast, Plain
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.schemes.sign import Sign
@@ -293,10 +292,10 @@ def test_random_bytes_are_decoded_or_refused_and_nothing_else(
 @pytest.mark.parametrize(
     ("codec", "place", "byte", "refused"),
     [
-        (CODECS["int8"], 4, 0x80, "stands for no value"),
-        (CODECS["int4"], 4, 0x10, "stands for no value"),
-        (CODECS["int4"], 4, 0x01, "stands for no value"),
-        (CODECS["int2"], 4, 0b11111100, "stands for no value"),
+        (CODECS["int8"], 4, 0x80, "a code that no sender uses"),
+        (CODECS["int4"], 4, 0x10, "a code that no sender uses"),
+        (CODECS["int4"], 4, 0x01, "a code that no sender uses"),
+        (CODECS["int2"], 4, 0b11111100, "a code that no sender uses"),
         (CODECS["int8"], 3, 0xBF, "a scale is below 0"),
         (CODECS["sign"], 3, 0xBF, "a scale is below 0"),
         (CODECS["topk:0.1"], 0, 7, "7 values are told, 26 belong"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from psdist.codecs.base import OnDevice
 from psdist.codecs.blocks import norm_of, sums_of
-from psdist.codecs.schemes.casts import Cast
+from psdist.codecs.schemes.plain import Cast
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sparse import TopK
 from tests.support.device_cases import FORMS, HARD, LENGTHS, hard_vector, same_bits

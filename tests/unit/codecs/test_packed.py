@@ -7,8 +7,8 @@ import torch
 import zstandard
 
 from psdist.codecs.base import Codec
-from psdist.codecs.schemes.casts import Cast
 from psdist.codecs.schemes.packed import Packed
+from psdist.codecs.schemes.plain import Cast
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sparse import TopK
 from psdist.errors import ProtocolError

@@ -68,7 +68,7 @@ def spec(
 
 def codings_of(shard: TensorShard) -> ChunkCodings | None:
     """How pushes are coded; None for raw ones."""
-    gradients = shard._gradients
+    gradients = shard.gradients
     return gradients.codings if isinstance(gradients, CodedGradients) else None
 
 
@@ -291,7 +291,7 @@ def test_an_encoded_reply_has_memory_of_its_own_and_the_checksum_of_what_is_deco
     num_bytes = shard.encode(reply(), into=first)
     assert num_bytes == 8 + 128
     assert first != second, "replies that are open at the same time share nothing"
-    seen = shard._replies.coding(0, 0).read(first[:num_bytes]).values()
+    seen = shard.replies.coding(0, 0).read(first[:num_bytes]).values()
     assert torch.equal(seen, codec.rounded(of(raw), 0))
     assert shard.checksum(0, 0, encoded=first[:num_bytes]) == zlib.crc32(as_bytes(seen))
     sizes = SizeShard(spec(wire=wire), model=MODEL)
@@ -305,7 +305,7 @@ def test_a_relative_reply_says_what_has_changed_to_who_has_the_version_before() 
     into = shard.payload(0, 0)
 
     def content(each: Reply) -> Content:
-        return shard._replies.coding(0, 0).read(into[: shard.encode(each, into=into)])
+        return shard.replies.coding(0, 0).read(into[: shard.encode(each, into=into)])
 
     assert content(reply(held=0)).form is Form.RAW
     fill(slot, "float32", 1.0 / 3)
@@ -346,7 +346,7 @@ def test_a_change_that_another_rounds_codec_has_made_is_not_sent_as_this_ones() 
     into = shard.payload(0, 0)
     for clock, form in ((8, Form.CHANGE), (9, Form.RAW)):
         sent = reply(version=2, held=1)._replace(clock=clock)
-        found = shard._replies.coding(0, clock).read(into[: shard.encode(sent, into=into)])
+        found = shard.replies.coding(0, clock).read(into[: shard.encode(sent, into=into)])
         seen = before.clone()
         assert found.form is form
         assert found.change(seen)

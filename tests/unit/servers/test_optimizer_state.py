@@ -258,7 +258,7 @@ def test_pieces_of_one_state_stay_one_tensor_and_others_are_split_at_once() -> N
     [("exp_avg", OneValue("float32", 1, 0.0)), ("step", PerElement("float32"))],
 )
 def test_state_that_torchs_code_would_write_behind_is_refused(key: str, entry: Entry) -> None:
-    with pytest.raises(OptimizerRefusedError, match=f"cannot go on with .* as state '{key}'"):
+    with pytest.raises(OptimizerRefusedError, match=f"cannot continue with .* as state '{key}'"):
         adam().begin_state({0: {**adam_state(), key: entry}})
 
 

@@ -7,10 +7,10 @@ import zlib
 import pytest
 import torch
 
+from psdist.codecs.base import ANY_SERVER, sender_to
 from psdist.codecs.chunks import Content, Form
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.raw import RAW
-from psdist.codecs.seeds import ANY_SERVER, sender_to
 from psdist.codecs.wire import Wire
 from psdist.protocol.header import Flag
 from psdist.protocol.ids import worker_id
@@ -75,7 +75,7 @@ class Server:
 
     @property
     def values(self) -> torch.Tensor:
-        return self.shard._memory[0].values
+        return self.shard.memory[0].values
 
     def payload(
         self, peer: int, *, held: int, version: int, flags: int = 0, clock: int = 3
@@ -86,7 +86,7 @@ class Server:
 
     def content(self, peer: int, *, held: int, version: int, flags: int = 0) -> Content:
         sent = self.payload(peer, held=held, version=version, flags=flags)
-        return self.shard._replies.coding(0, 0).read(sent)
+        return self.shard.replies.coding(0, 0).read(sent)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -106,7 +106,7 @@ def test_a_reply_is_relative_to_what_its_reader_was_sent_last(dtype: str) -> Non
         found = server.content(peer, held=2, version=3)
         assert found.form is Form.CHANGE
         assert found.change(mine)
-        assert torch.equal(mine, server.shard._replies.held_by(peer, 0))
+        assert torch.equal(mine, server.shard.replies.held_by(peer, 0))
         assert server.shard.checksum(0, 0, encoded=None, reader=peer) == zlib.crc32(as_bytes(mine))
         assert (mine.float() - server.values).abs().max() < 1e-2
     assert server.shard.statistics().copy_bytes == one.nbytes + other.nbytes
@@ -147,7 +147,7 @@ def test_a_copy_for_saving_has_the_parameters_and_leaves_alone_what_its_reader_h
     server.step(1.0 / 3)
     saved = server.content(ONE, held=0, version=3, flags=Flag.FRESH)
     assert torch.equal(saved.values(), server.values)
-    assert torch.equal(mine, server.shard._replies.held_by(ONE, 0))
+    assert torch.equal(mine, server.shard.replies.held_by(ONE, 0))
     found = server.content(ONE, held=2, version=3)
     assert found.form is Form.CHANGE
     assert found.change(mine)

@@ -358,7 +358,7 @@ def test_steps_compute_with_memory_of_the_device_alone(wire: Wire) -> None:
     def watched(**of: Any) -> None:
         seen.extend([device.has(of["values"]), device.has(of["grad"])])
 
-    optimizer = shard._memory[0].optimizer
+    optimizer = shard.memory[0].optimizer
     assert optimizer is not None
     with mock.patch.object(optimizer, "step", watched):
         shard.step(on_gradient(first))

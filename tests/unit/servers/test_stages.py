@@ -49,4 +49,4 @@ def test_raw_replies_are_never_encoded() -> None:
     with pytest.raises(InvariantError, match="chunk 0: its replies"):
         shard.encode(reply, into=allocate(8))
     with pytest.raises(InvariantError, match="chunk 0: replies of round 3 are raw"):
-        shard._replies.coding(0, 3)
+        shard.replies.coding(0, 3)
