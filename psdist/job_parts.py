@@ -26,10 +26,9 @@ from psdist.workers.group import tier as group_tier
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.losses import Losses
 from psdist.workers.protocol.seat import Seat
 from psdist.workers.reforming import Reforming
-from psdist.workers.standing import Standing
+from psdist.workers.standing import Losses, Standing
 from psdist.workers.trainer import Trainer
 
 logger = logging.getLogger("psdist")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import add
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -95,14 +95,6 @@ from psdist.workers.trainer import Trainer
 logger = logging.getLogger("psdist")
 
 _MOVES_BY_LR_TIMES_GRADIENT: Final = "torch.optim.SGD"
-
-
-class _Start(NamedTuple):
-    """Where a set begins."""
-
-    clock: int
-    checkpoint: str
-    """The checkpoint that servers restore; "" for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -657,7 +649,7 @@ class ParameterSets:
         """Make the next set, on the servers and in flat memory. ``state``: on the chief the
         optimizer state with which servers continue."""
         config, index, description = self._config, len(self.sets), request.description
-        start = self._start_of(index)
+        first_clock = self._first_clock(index)
         partition = self._cut(request, index)
         history = self._history_of(index)
         watch = self._watch(request)
@@ -676,14 +668,14 @@ class ParameterSets:
             description.parameters,
             credits=credits_of(config, len(self._context.roles.groups)),
             wire=wire_of(config, levels_of(self._context.fidelity)),
-            first_clock=start.clock,
+            first_clock=first_clock,
             history=history,
             reduces_early=early.is_on and self._group.size > 1,
         )
         self._restore_residuals(loop)
         self._say_who_encodes(memory, loop)
         iteration = Iteration(
-            start.clock,
+            first_clock,
             hyperparameters=partial(packed_hyperparameters, request.original),
             on_end=partial(self._tell_standing if self._has_rounds else self._end_iteration, index),
         )
@@ -705,7 +697,7 @@ class ParameterSets:
         )
         kind = LocalOptimizer if self._steps_here else ServedOptimizer
         served = kind(request.original, step=self._step_of(trainer, index))
-        self._set_up(request, loop, partition, state, start=start, max_norm=clipping.on_servers)
+        self._set_up(request, loop, partition, state, max_norm=clipping.on_servers)
         added = ParameterSet(
             description=description,
             partition=partition,
@@ -719,17 +711,16 @@ class ParameterSets:
         self.sets.append(added)
         return added
 
-    def _start_of(self, index: int) -> _Start:
+    def _first_clock(self, index: int) -> int:
+        """Return the clock with which a set begins, also of a checkpoint."""
         seat, welcome = self._loop.core.seat, self._loop.core.membership.welcome
         first = self._context.first_clocks(index)
-        start = (
-            _Start(0, "") if first is None else _Start(first.clocks[seat.group], first.checkpoint)
-        )
+        clock = first.clocks[seat.group] if first is not None else 0
         if welcome is not None:
-            start = start._replace(clock=welcome.clocks[index])
+            clock = welcome.clocks[index]
         if not index:
-            self._standing.begin_at(start.clock)
-        return start
+            self._standing.begin_at(clock)
+        return clock
 
     def _cut(self, request: SetRequest, index: int) -> Partition:
         config, description = self._config, request.description
@@ -863,18 +854,18 @@ class ParameterSets:
         partition: Partition,
         state: Mapping[int, PieceState],
         *,
-        start: _Start,
         max_norm: float,
     ) -> None:
         """Tell the servers of the set, except as a substitute, and send them ``state``."""
         description, optimizer = request.description, request.on_servers
+        first = self._context.first_clocks(loop.core.set_index)
         setup = Setup(
             partition=partition.encode(),
             optimizer=description.optimizer,
             hyper=packed_hyperparameters(optimizer),
             max_norm=max_norm,
             state=pack_states(state),
-            restore=start.checkpoint,
+            restore=first.checkpoint if first is not None else "",
         )
         if loop.core.membership.welcome is None:
             loop.join(setup if loop.core.seat.is_chief else None)

@@ -14,7 +14,7 @@ The loop belongs to the script's thread in each call, except during backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -60,16 +60,6 @@ class Iteration:
     def terms(self) -> Terms:
         """Return the terms under which this worker would push now."""
         return Terms(clock=self.clock, hyper=self.hyperparameters(), weight=self.batches.weight)
-
-
-class StepCounts(NamedTuple):
-    """The counts of a strategy."""
-
-    early_pushes: int = 0
-    """Chunks that left during backward."""
-    local_steps: int = 0
-    rounds_cut: int = 0
-    rounds_missed: int = 0
 
 
 class Parts(NamedTuple):
@@ -138,8 +128,9 @@ class Blocking:
         """Seconds in which this worker has waited for replies."""
         return self._waited_s
 
-    def counts(self) -> StepCounts:
-        return StepCounts(rounds_missed=self.rule.num_missed)
+    def counts(self) -> dict[str, Any]:
+        """Return counts by their names in :class:`WorkerStatistics`."""
+        return {"rounds_missed": self.rule.num_missed}
 
     # -- step(), until the gradients are reduced -----------------------------------------------
 

@@ -6,21 +6,66 @@ collective calls.
     standing.end_iteration(trainers, 0)        # sends a few times a second
     standing.send(trainers)                    # sends now: before every collective, and at the end
 
-The coordinator judges a missed call by the last that came before it, so that must never be skipped.
+The coordinator judges a missed call by the last report before it, which must never be skipped.
+
+    losses = Losses(skips_nonfinite=False, may_be_negative=False)      # of job.report
+    losses.add(0.5)
+    losses.take()                              # (1, 0.5): count and sum since the last time
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from psdist.controller.loss_steps import MOST_LOSS
+from psdist.errors import UsageError
 from psdist.protocol.control import LossReported, Progress
 from psdist.protocol.ids import COORDINATOR
 from psdist.transport.base import Transport
 from psdist.workers.data.position import EqualPasses, Position
-from psdist.workers.losses import Losses
 from psdist.workers.trainer import Trainer
 
 _EVERY_S = 0.25
+
+
+class Losses:
+    """The losses that a script has reported and the coordinator has not received."""
+
+    def __init__(
+        self, *, skips_nonfinite: bool, may_be_negative: bool, counts_nonfinite: bool = False
+    ) -> None:
+        """``skips_nonfinite``: a loss of NaN or infinity is left out, as its step is;
+        ``counts_nonfinite``: it is the largest that there may be."""
+        self._skips_nonfinite = skips_nonfinite
+        self._counts_nonfinite = counts_nonfinite
+        self._may_be_negative = may_be_negative
+        self._count, self._total = 0, 0.0
+
+    def add(self, loss: float) -> None:
+        """Add a loss. Raises :class:`UsageError` for a value that cannot be one."""
+        if self._counts_nonfinite and not abs(loss) <= MOST_LOSS and not loss < 0:
+            loss = MOST_LOSS
+        if abs(loss) <= MOST_LOSS and (loss >= 0 or self._may_be_negative):
+            self._count += 1
+            self._total += loss
+        elif loss < 0 and not self._may_be_negative:
+            raise UsageError(
+                f"job.report: a loss of {loss!r}; expected 0 or more, since losses are compared by "
+                "their ratio (local.steps_by = loss, training.rollback): report another one, or "
+                "leave those settings out"
+            )
+        elif not self._skips_nonfinite:
+            raise UsageError(
+                f"job.report: a loss of {loss!r}, by which nothing can be decided: the training "
+                "has gone wrong; look at the step before (training.on_nonfinite = skip leaves such "
+                "steps and losses out)"
+            )
+
+    def take(self) -> tuple[int, float]:
+        """Return the count and the sum since the last call."""
+        count, total = self._count, self._total
+        self._count, self._total = 0, 0.0
+        return count, total
 
 
 class Rounds:

@@ -432,5 +432,5 @@ class Trainer:
             encodes_there=pushes.on_device is not None,
             bytes_to_host=self.flat.num_bytes_to_host
             + (encoder.coder.num_bytes_to_host if encoder is not None else 0),
-            **self.strategy.counts()._asdict(),
+            **self.strategy.counts(),
         )

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from psdist.errors import UsageError
-from psdist.workers.blocking import Blocking, Parts, StepCounts
+from psdist.workers.blocking import Blocking, Parts
 from psdist.workers.early.early_pushes import EarlyPushes
 from psdist.workers.early.progress import Driver
 from psdist.workers.loop import Wait
@@ -109,8 +109,8 @@ class EarlyPush(Blocking):
         if self._driver is not None:
             self._driver.take_over()
 
-    def counts(self) -> StepCounts:
-        return super().counts()._replace(early_pushes=self.early.num_pushed)
+    def counts(self) -> dict[str, Any]:
+        return {**super().counts(), "early_pushes": self.early.num_pushed}
 
     # -- during backward -----------------------------------------------------------------------
 

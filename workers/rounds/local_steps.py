@@ -20,9 +20,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psdist.errors import NonFiniteGradientError, UsageError
-from psdist.workers.blocking import NON_FINITE_REMEDY, Blocking, StepCounts
+from psdist.workers.blocking import NON_FINITE_REMEDY, Blocking
 from psdist.workers.loop import Wait
 from psdist.workers.reduction import CALL, Reduced, Row
 from psdist.workers.rounds.lengths import RoundLength
@@ -92,9 +93,9 @@ class LocalSteps(Blocking):
     def waited_s(self) -> float:
         return self._inner.waited_s
 
-    def counts(self) -> StepCounts:
-        counts = self._inner.counts()
-        return counts._replace(local_steps=self._num_steps, rounds_cut=self._num_cut)
+    def counts(self) -> dict[str, Any]:
+        steps = {"local_steps": self._num_steps, "rounds_cut": self._num_cut}
+        return {**self._inner.counts(), **steps}
 
     # -- a step --------------------------------------------------------------------------------
 

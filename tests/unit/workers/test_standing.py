@@ -9,8 +9,7 @@ import pytest
 
 from psdist.protocol.control import LossReported, Progress
 from psdist.workers.data.position import Position
-from psdist.workers.losses import Losses
-from psdist.workers.standing import Standing
+from psdist.workers.standing import Losses, Standing
 
 
 class Network:
