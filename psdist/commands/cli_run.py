@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from psdist.commands.cli_bench import Action
+from psdist.features import FEATURES
 
 if TYPE_CHECKING:
     from psdist.commands.run import RunRequest
@@ -37,8 +38,7 @@ OPTIONS: Final = {
     "checkpoint_every": "N|TIME",
     "record": "",
     "trace": "",
-    "backup": "N",
-    "outer": "NAME[:KEY=X,...]",
+    **{name: metavar for each in FEATURES for name, metavar in each.options.items()},
     "push_codec": "CODEC",
     "pull_codec": "CODEC",
     "strict_placement": "",

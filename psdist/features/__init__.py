@@ -12,6 +12,7 @@ Longer than other modules: it is a list, one entry for each feature.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 
@@ -45,6 +46,8 @@ class Feature(NamedTuple):
     """Settings that run.json has while the feature is on."""
     counted: Sequence[str] = ()
     """Counts of summary.json that are null while the feature is off."""
+    options: Mapping[str, str] = MappingProxyType({})
+    """Options of psdist run by flat name, with their metavars."""
 
 
 _ONE_DECIDES: Final = "only one of them may decide the mode and the bound of a round"
@@ -134,6 +137,7 @@ ROUNDS: Final = (
         ],
         recorded=["backup", "backup_every"],
         counted=["rounds_missed"],
+        options={"backup": "N"},
     ),
     Feature("local steps", [{"local_steps": 2}], "set local.steps = 1", "set local.steps = 2"),
     Feature(
@@ -167,6 +171,7 @@ ROUNDS: Final = (
         "outer optimizer",
         [{"outer": "nesterov", "local_steps": 2}],
         needs=[Need(["local steps"], "with one step servers run the script's own optimizer")],
+        options={"outer": "NAME[:KEY=X,...]"},
     ),
     Feature(
         "summed gradients", [{"outer": "accumulate", "local_steps": 2}], "set local.outer = average"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from psdist.errors import HistoryError
+from psdist.features.backup import BackupPromise
 from psdist.mode_names import Mode
 
 FORMAT_VERSION = 4
@@ -74,7 +75,7 @@ class CodecsSince(LevelCodecs):
     """Number of that codec."""
 
 
-class RunRecord(BaseModel):
+class RunRecord(BackupPromise):
     """The promises: the mode, the workers of each group, the server of each chunk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -99,10 +100,6 @@ class RunRecord(BaseModel):
     """Local steps of all groups at first, if the loss decides later ones; else 0."""
     has_rounds_by_pass: bool = False
     """True if a round ends with a pass over a loader."""
-    backup: _Count = 0
-    """Most groups that may miss a round."""
-    backup_every: _Count = 0
-    """A group misses fewer rounds than this in a row."""
     stale_lr: Literal["off", "inverse"] = "off"
     """Factor on the lr of an update, by its staleness."""
     delay_compensation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -152,9 +149,6 @@ class RunRecord(BaseModel):
     """CRC-32 of the cut of parameters into chunks: chunks of the same cut can be compared."""
     first_clocks: tuple[_Count, ...] = ()
     """First clock of each group; empty if nothing was restored."""
-    missed_running: tuple[_Count, ...] = ()
-    """Rounds in a row that each group had missed; empty if nothing was restored, or if no group may
-    miss a round."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -187,11 +181,8 @@ class RunRecord(BaseModel):
                 f"first_clocks are of {len(self.first_clocks)} groups of {len(self.groups)}, "
                 f"restored is {self.restored!r}"
             )
-        if len(self.missed_running) != len(self.groups) * bool(self.restored and self.backup):
-            raise ValueError(
-                f"missed_running is of {len(self.missed_running)} groups of {len(self.groups)}, "
-                f"restored is {self.restored!r}, backup {self.backup}"
-            )
+        if fault := self.fault_of_missed(len(self.first_clocks)):
+            raise ValueError(fault)
         if (self.mode == "ssp") != (self.staleness is not None):
             raise ValueError(
                 f"mode ssp needs a staleness and no other mode has one, seen {self.staleness}"

@@ -34,9 +34,10 @@ def promise(
     config, roles = context.config, context.roles
     order = setup.order
     first = context.first_clocks(set_index)
-    misses = first.misses if first is not None else None
-    counts_missed = first is not None and "rounds_missed" not in uncounted(config)
-    none_missed = (0,) * len(roles.groups) if counts_missed else ()
+    missed_running: tuple[int, ...] = ()
+    if first is not None and "rounds_missed" not in uncounted(config):
+        none_missed = (0,) * len(roles.groups)
+        missed_running = none_missed if first.misses is None else first.misses.running
     begins = status.first_mode
     return RunRecord(
         psdist=VERSION,
@@ -62,7 +63,7 @@ def promise(
         begins_with_state=bool(setup.state),
         restored=first.checkpoint if first is not None else "",
         first_clocks=first.clocks if first is not None else (),
-        missed_running=misses.running if misses is not None else none_missed,
+        missed_running=missed_running,
         attempt=context.attempt,
         restored_attempt=(
             context.restored.checkpoint.index.attempt if context.restored is not None else 0
