@@ -91,7 +91,7 @@ class VirtualNetwork:
         self._endpoints: dict[int, VirtualTransport] = {}
         self._actors: dict[int, Actor] = {}
         self.dead: set[int] = set()
-        """Peers that have failed."""
+        """Failed endpoints: their ids, second ids, and addresses."""
         self._hosted: dict[tuple[int, int], int] = {}
         """(host, failed peer that continues in its process) -> address. The address of any other
         peer is its id."""

@@ -17,7 +17,7 @@ from psdist.errors import PsdistError
 from psdist.history.records import EventKind
 from psdist.protocol.control import Evict
 from psdist.protocol.events import Frame
-from psdist.protocol.ids import COORDINATOR, server_id, worker_id
+from psdist.protocol.ids import COORDINATOR
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.replication.records import EvictRecord, Record
 from psdist.servers.protocol.replication.shard_state import ShardState
@@ -25,8 +25,6 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.takeovers import Takeovers
 from psdist.servers.protocol.views import Views
 from tests.support.virtual.both_deaths import play_with_both_deaths, taken_over
-from tests.support.virtual.fields import fields_in_use
-from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
 SEEDS = range(28)
@@ -79,58 +77,8 @@ def test_many_more() -> None:
     play_and_prove(MANY)
 
 
-def play_an_inheritance() -> VirtualJob:
-    """Worker 0 has pushed all of iteration 1, for which worker 2 takes long, and dies. When all
-    servers have taken that in, server 1 dies with what it has received."""
-    schedule = Schedule(
-        seed=5,
-        servers=3,
-        group_sizes=(1, 1, 1),
-        iterations=(4, 4, 4),
-        collectives=((),) * 3,
-        compute_s=(1e-5, 1e-5, 5.0),
-        num_chunks=6,
-        receive_buffers=12,
-        has_buddies=True,
-    )
-    job = VirtualJob(schedule, is_watched=False, max_deaths=9)
-    coordinator = job.coordinator
-
-    def is_received() -> bool:
-        chunks = job.core(1).chunk_states
-        pushes = (chunk.gathering.pushes.get(0) for chunk in chunks.values())
-        return bool(chunks) and all(push is not None and push.clock == 1 for push in pushes)
-
-    job.network.run(until=is_received)
-    job.network.crash(worker_id(0))
-    job.network.run(until=lambda: coordinator.out and not coordinator.membership.is_settling)
-    assert ("ChunkClock", "draining") in fields_in_use(job.servers[1], {"ChunkClock"})
-    job.network.crash(server_id(1))
-    job.run()
-    return job
-
-
-def test_what_a_dead_server_had_inherited_and_not_applied_died_with_it() -> None:
-    job = play_an_inheritance()
-    prove_survival(job)
-    assert taken_over(job) == [1]
-    history = job.history()
-    lost = 0
-    for log in history.servers:
-        events = log.events
-        inherited = events[events["kind"] == EventKind.INHERIT]
-        assert len(inherited)
-        applied = events[events["kind"] == EventKind.APPLY]
-        for chunk, group, clock in inherited[["chunk", "group", "clock"]].tolist():
-            where = (applied["chunk"] == chunk) & (applied["group"] == group)
-            is_contained = bool((applied["clock"][where] == clock).any())
-            assert is_contained == (log.server != 1)
-            lost += not is_contained
-    assert lost == len(job.core(1).chunk_states)
-
-
 def forget_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ServerCore, "_take_out_dead", lambda _core: None)
+    monkeypatch.setattr(ServerCore, "_take_out_failed", lambda _core: None)
 
 
 def tell_nobody_again(monkeypatch: pytest.MonkeyPatch) -> None:

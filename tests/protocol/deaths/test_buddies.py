@@ -18,7 +18,7 @@ import torch
 from psdist.errors import PeerLostError, ServersLostError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
-from psdist.protocol.ids import COORDINATOR, is_worker, server_id
+from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.servers.shard.tensors import TensorShard
 from tests.support.virtual.job import Schedule, VirtualJob, play, replication_of
 from tests.support.virtual.proof import prove
@@ -175,34 +175,3 @@ def test_both_servers_of_a_pair_dead_is_one_error_that_names_them() -> None:
         else:
             assert SETTING_UP in str(error)
     assert seen > 2
-
-
-def test_without_its_buddy_a_server_acknowledges_nothing_until_the_coordinator_has_said_so() -> (
-    None
-):
-    """The coordinator is kept from hearing of the death: no reply to a new update leaves the server
-    whose buddy it was, and no worker goes on; with the coordinator's word all finish."""
-    schedule = Schedule(
-        seed=3, servers=3, iterations=(6, 6), num_chunks=6, has_buddies=True, mode="async"
-    )
-    job = VirtualJob(schedule, is_watched=False)
-    while min(each.core.clock for each in job.workers) < 2:
-        assert job.network.step()
-    assert job.seat is not None
-    coordinator = job.seat.coordinator
-    kept: list[tuple[int, str]] = []
-    on_lost = coordinator.on_server_lost
-    coordinator.on_server_lost = lambda peer, who: kept.append((peer, who)) or []  # type: ignore[method-assign, func-returns-value]
-    job.dead = 2  # the buddy of server 1
-    job.network.crash(server_id(2))
-    job.network.run()
-    assert kept == [(2, "server 2")]
-    outbox = replication_of(job.servers[1]).outbox
-    assert outbox.primary._outputs, "nothing was held"
-    assert {peer for peer in job.network.unfinished if is_worker(peer)}
-    coordinator.on_server_lost = on_lost  # type: ignore[method-assign]
-    job.seat.do(on_lost(2, "server 2"))
-    job.dead = None
-    job.run()
-    assert not outbox.primary._outputs
-    prove(job)
