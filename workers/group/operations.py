@@ -33,8 +33,9 @@ _LAST_SLEEP_S: Final = 1e-3
 class Waiter(Protocol):
     """Waits for progress of an operation."""
 
-    def wait(self, at_most_s: float) -> None:
-        """Block until another look is worthwhile, for at most ``at_most_s`` seconds."""
+    def wait(self, at_most_s: float) -> bool | None:
+        """Block for at most ``at_most_s`` seconds. True if it was a short pause, after which the
+        operation looks and waits again."""
         ...
 
 
@@ -92,8 +93,8 @@ class Operation(Generic[T]):
         ends_s = time.monotonic() + at_most_s
         while not self.is_done() and (left_s := ends_s - time.monotonic()) > 0:
             waiter = self._line[0]._waiter
-            if waiter is not None:
-                waiter.wait(left_s)
+            if waiter is None or not waiter.wait(left_s):
+                return
 
     def result(self) -> T:
         if not self.is_done():
@@ -112,14 +113,14 @@ class BackOff:
         self._num_looks = 0
         self._sleep_s = _FIRST_SLEEP_S
 
-    def wait(self, at_most_s: float) -> None:
+    def wait(self, at_most_s: float) -> bool:
         self._num_looks += 1
-        if self._is_spinning:
-            return
-        if self._num_looks <= _YIELDS:
-            os.sched_yield()
-        else:
-            self.sleep(at_most_s)
+        if not self._is_spinning:
+            if self._num_looks <= _YIELDS:
+                os.sched_yield()
+            else:
+                self.sleep(at_most_s)
+        return True
 
     def sleep(self, at_most_s: float) -> None:
         """Sleep for longer each time: nothing wakes this worker."""

@@ -79,8 +79,8 @@ def test_without_a_death_it_is_the_channel_that_it_has() -> None:
     ((name, waits),) = inner.begun
     assert name == "save [3.0]"
     assert not pending.is_done()
-    pending.wait(1e-4)
-    assert waits.num_waits > 0
+    pending.wait(1.0)
+    assert waits.num_waits == 1
     waits.results.append([[3.0], [4.0]])
     assert pending.is_done()
     assert channel.agreed.number == 0, "until it is taken"
@@ -191,7 +191,7 @@ def test_who_waits_for_somebody_that_has_ended_waits_on() -> None:
     pending = channel.agree("save")
     first.begun[0][1].error = MemberLostError("it has ended")
     assert not pending.is_done()
-    pending.wait(0.01)
+    pending.wait(60.0)  # returns soon
     channel.cut()
     inner = go_on(channel)
     inner.begun[0][1].results.append([[]])
