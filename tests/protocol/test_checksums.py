@@ -12,9 +12,9 @@ from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
-from psdist.transport.virtual import VirtualNetwork
 from tests.protocol.codecs.test_codecs import BOTH_WAYS
 from tests.support.virtual.job import VirtualJob, play
+from tests.support.virtual.network import VirtualNetwork
 from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import Schedule
 

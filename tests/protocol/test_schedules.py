@@ -24,13 +24,14 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import Step
 from psdist.servers.protocol.assembly import rule_for
 from psdist.servers.set_loop import SetLoop
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.virtual import Actor
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.model.saving import PlainMemory
 from psdist.workers.protocol.seat import Seat
 from tests.protocol.regressions import REGRESSIONS
 from tests.support.virtual.job import Schedule, VirtualJob, play, small_partition
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import Size
 from tests.support.virtual.virtual_worker import VirtualWorker

@@ -27,11 +27,11 @@ from psdist.commands.check import check_run
 from psdist.history.writers import read_histories
 from psdist.job import Job
 from psdist.protocol.ids import server_id, worker_id
-from psdist.transport.virtual import LinkModel
 from tests.support.feature_pairs import covering, features_played, together, uses_adam
 from tests.support.programs.training.cases import Case, Result, Stage
 from tests.support.programs.training.problems import Problem, flat
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 PROBLEM = Problem()
 ELSEWHERE = ("spares", "on_group_death")

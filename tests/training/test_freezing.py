@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training import freezing_cases as cases
 from tests.support.programs.training.cases import Case, Outcome, Result
 from tests.support.programs.training.problems import flat, relative_distance, train
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "freezing_cases"
 LAYOUTS = list(cases.LAYOUTS)

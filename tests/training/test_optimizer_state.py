@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from psdist.errors import CollectiveError, OptimizerRefusedError, PsdistError, UsageError
 from psdist.job import Job
 from psdist.protocol import optimizer_state
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 Groups = tuple[tuple[int, ...], ...]
 ALONE: Groups = ((0,),)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from psdist.history.writers import EventKind
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training import ssp_cases
 from tests.support.programs.training.cases import Outcome
 from tests.support.programs.training.problems import flat, relative_distance, train
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "ssp_cases"
 BOUNDS = ssp_cases.BOUNDS

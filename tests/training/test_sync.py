@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training import sync_cases
 from tests.support.programs.training.cases import Outcome, cases_of
 from tests.support.programs.training.problems import flat, relative_distance, train
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "sync_cases"
 OPTIMIZERS = list(sync_cases.OPTIMIZERS)

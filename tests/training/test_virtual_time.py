@@ -21,10 +21,10 @@ from psdist.checkpoint.tensors import write_tensors
 from psdist.job import Job
 from psdist.protocol.control import Control
 from psdist.protocol.events import Frame
-from psdist.transport.virtual import VirtualNetwork
 from tests.support.programs.training.cases import Case, Result, Stage
 from tests.support.programs.training.problems import Problem
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import VirtualNetwork
 
 GROUPS = ((0,), (1,), (2, 3))
 BATCH = 4

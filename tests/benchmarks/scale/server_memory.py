@@ -24,12 +24,13 @@ from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.virtual import Actor
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.saving import PlainMemory, allocate_buffers
 from psdist.workers.protocol.seat import Seat
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 STALENESS = 3
 PIECE_ELEMENTS = 1 << 18

@@ -33,9 +33,9 @@ from psdist.examples.chars import (
     windows,
 )
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training.cases import Case, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 GROUPS: Final = 4
 LENGTH: Final = 64

@@ -27,11 +27,11 @@ from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.chunks.chunk_state import ChunkState
 from psdist.servers.protocol.rules.clipping import Sync
 from psdist.servers.protocol.rules.rule import MakeRule, RoundRule
-from psdist.transport.virtual import LinkModel, VirtualNetwork
 from tests.protocol.codecs.test_reader_copies import held
 from tests.protocol.test_auto_mode import Skewed, lines_of, violations
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.mode_deaths import ModeDeathsJob
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 from tests.support.virtual.proof import prove
 from tests.support.virtual.surviving import deaths_of, prove_survival, with_several_groups
 

@@ -23,7 +23,6 @@ from psdist.protocol.control import BeginCodecs, Control
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.rules.on_arrival import Async, Ssp
 from psdist.servers.protocol.rules.rule import MakeRule
-from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.workers.protocol.core import WorkerCore
 from tests.protocol.codecs.test_auto_codec import (
     EXACT,
@@ -40,6 +39,7 @@ from tests.protocol.test_auto_mode import Skewed, lines_of, violations
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.joining import play_with_joins
 from tests.support.virtual.mode_deaths import ModeDeathsJob
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 from tests.support.virtual.proof import prove
 from tests.support.virtual.surviving import deaths_of, prove_survival, with_several_groups
 

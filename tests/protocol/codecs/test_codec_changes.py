@@ -20,13 +20,13 @@ from psdist.config.modes import ModeFrom
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import CodecCode, Header, Kind
-from psdist.transport.virtual import VirtualNetwork
 from tests.protocol.codecs.test_codecs import Thirds
 from tests.protocol.codecs.test_reader_copies import SCHEDULE as SSP
 from tests.protocol.codecs.test_reader_copies import copies_of, held
 from tests.protocol.codecs.test_relative import SCHEDULE, held_by_servers, in_workers, parameters
 from tests.support.rounding import Rounding
 from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.network import VirtualNetwork
 from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import with_modes
 

@@ -22,10 +22,10 @@ from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.memory import allocate, as_tensor
-from psdist.transport.virtual import VirtualNetwork
 from psdist.workers.model.flat import FlatModel
 from tests.support.rounding import Dithered, Rounding
 from tests.support.virtual.job import Schedule, VirtualJob, play
+from tests.support.virtual.network import VirtualNetwork
 from tests.support.virtual.numbers import gradient_of, initial_values
 from tests.support.virtual.proof import prove
 from tests.support.virtual.size_worker import SizeWorker

@@ -15,8 +15,9 @@ from psdist.errors import PeerLostError, PsdistError
 from psdist.protocol.control import Control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.virtual import Actor
 from tests.support.virtual.job import Schedule, VirtualJob
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 SEEDS = range(12)
 

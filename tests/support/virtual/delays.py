@@ -9,7 +9,8 @@ from psdist.servers.protocol.actions import Fold, Load, Step
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import ChunkCopy, SnapshotMemory
-from psdist.transport.virtual import Actor, LinkModel
+from psdist.transport.virtual import Actor
+from tests.support.virtual.network import LinkModel
 from tests.support.virtual.schedule import Schedule
 
 

@@ -21,7 +21,6 @@ import torch
 
 from psdist.errors import InvariantError
 from psdist.protocol.memory import allocate, as_bytes
-from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.workers.group.channel import (
     CALLS,
     Pending,
@@ -32,6 +31,7 @@ from psdist.workers.group.channel import (
     stretches_of,
 )
 from psdist.workers.group.operations import Operation, Steps
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 Tensors = list[torch.Tensor]
 

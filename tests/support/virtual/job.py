@@ -86,13 +86,14 @@ from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
 from psdist.transport.base import Transport
 from psdist.transport.lines import LineTransport
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.virtual import Actor
 from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.shrinking import ShrinkingChannel
 from tests.support.coordinators import assemble, part_of
 from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.group import VirtualGroup
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 from tests.support.virtual.schedule import Schedule, small_partition
 from tests.support.virtual.self_checks import check_server_after_every_event
 from tests.support.virtual.sizes import SizeShard

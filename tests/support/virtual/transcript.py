@@ -27,9 +27,9 @@ from psdist.history.records import EventKind
 from psdist.protocol.events import Arrived, Event, PeerLost
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
-from psdist.transport.virtual import LinkModel, VirtualNetwork
 from tests.support.virtual.both_deaths import taken_over
 from tests.support.virtual.job import VirtualJob, replication_of
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 from tests.support.virtual.proof import prove
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.surviving import deaths_of, prove_survival

@@ -42,7 +42,7 @@ from psdist.servers.protocol.actions import (
 )
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.transport.base import ForwardingTransport, Transport
-from psdist.transport.virtual import VirtualNetwork
+from tests.support.virtual.network import VirtualNetwork
 
 
 class Use(Enum):

@@ -14,11 +14,11 @@ from torch import nn
 from psdist.codecs.wire import Wire
 from psdist.errors import UsageError
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training.cases import Case, Outcome, Result, Stage
 from tests.support.programs.training.codec_cases import PROBLEM, looking
 from tests.support.programs.training.problems import flat
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "codec_cases"
 GROUPS = ((0,), (1, 2), (3,))

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import Problem, flat, relative_distance
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 PROBLEM = Problem()
 STEPS = 10

@@ -21,10 +21,10 @@ from torch.utils.data import TensorDataset
 
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from psdist.workers.late.steps import LateWait
 from tests.support.programs.training.cases import Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance
+from tests.support.virtual.network import LinkModel
 from tests.training.overlap.test_overlap import (
     BATCH,
     LATE,

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from psdist.errors import ConfigError
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.late_transfers import on_a_device
 from tests.support.programs.training import ssp_cases
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import Problem, flat
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 PROBLEM = Problem()
 STEPS = 12

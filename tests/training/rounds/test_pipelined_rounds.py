@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from psdist.errors import InvariantError
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from psdist.workers.rounds.differences import LocalDifferences
 from psdist.workers.rounds.local_steps import LocalSteps
 from tests.support.late_transfers import on_a_device
@@ -22,6 +21,7 @@ from tests.support.programs.training import by_pass_cases
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat
 from tests.support.programs.training.virtual_job import JobFailedError, run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "pipelined_rounds_cases"
 PROBLEM = by_pass_cases.PROBLEM

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training.by_pass_cases import PROBLEM
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 WILD = LinkModel(latency_s=1e-5, jitter_s=2e-3, duplicate_rate=0.05)
 GROUPS = ((0, 1), (2,), (3,))

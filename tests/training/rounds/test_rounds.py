@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from psdist.errors import ConfigError, NonFiniteGradientError, UsageError, UserError
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.late_transfers import on_a_device
 from tests.support.programs.training.cases import (
     Case,
@@ -26,6 +25,7 @@ from tests.support.programs.training.cases import (
 )
 from tests.support.programs.training.problems import Batch, Problem, flat, train
 from tests.support.programs.training.virtual_job import JobFailedError, run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "rounds_cases"
 PROBLEM = Problem()

@@ -22,11 +22,11 @@ from psdist.history.writers import read_histories
 from psdist.job import Job
 from psdist.protocol.control import AskSteps
 from psdist.servers.protocol.steps import FixedSteps
-from psdist.transport.virtual import LinkModel
 from psdist.workers.rounds.lengths import StepsByLoss
 from tests.support.programs.training.by_loss_cases import STEPS, passes, training
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "by_loss_cases"
 WILD = LinkModel(latency_s=1e-5, jitter_s=2e-3, duplicate_rate=0.05)

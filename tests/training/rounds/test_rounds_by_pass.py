@@ -19,7 +19,6 @@ from psdist.errors import UsageError
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from psdist.workers.rounds.lengths import PassSteps
 from psdist.workers.trainer import Trainer
 from tests.support.programs.training.by_loss_cases import Samples
@@ -33,6 +32,7 @@ from tests.support.programs.training.by_pass_cases import (
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 OVER_MPI = "by_pass_cases"
 WILD = LinkModel(latency_s=1e-5, jitter_s=2e-3, duplicate_rate=0.05)

@@ -24,12 +24,12 @@ from psdist.history.writers import read_histories
 from psdist.job import Job
 from psdist.protocol.control import AskSteps, RoundTook
 from psdist.servers.protocol.steps import FixedSteps
-from psdist.transport.virtual import LinkModel
 from psdist.workers.data.assignments import Assignment, assign
 from psdist.workers.rounds.lengths import StepsBySpeed
 from tests.support.programs.training.by_speed_cases import COUNT, STEP_S, dataset, training
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 LINK = LinkModel(latency_s=1e-5, jitter_s=1e-4, duplicate_rate=0.02)
 OVER_MPI = "by_speed_cases"

@@ -21,11 +21,11 @@ from psdist.ranks.rank import Rank
 from psdist.ranks.run_files import _rank_table
 from psdist.ranks.seats.placing import _make_plan, refusal_of_substitutes, roles_of_plan
 from psdist.servers.spare import SpareSeat
-from psdist.transport.virtual import VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.protocol.seat import Seat
 from tests.support.ranks import make_rank
+from tests.support.virtual.network import VirtualNetwork
 from tests.unit.ranks.test_spares import five_ranks
 
 PLACES = tuple(Place(rank=rank, host="n1", pid=rank, cores=(0, 1)) for rank in range(6))

@@ -20,8 +20,8 @@ from psdist.ranks.rank import Rank
 from psdist.ranks.seats.placing import _make_plan, roles_of_plan, unexpected_workers
 from psdist.topology.network import Cluster, one_rack
 from psdist.topology.plan import encode
-from psdist.transport.virtual import VirtualNetwork
 from tests.support.ranks import make_rank
+from tests.support.virtual.network import VirtualNetwork
 from tests.topology.plan.test_seating import machine
 
 HOSTS = ("n1", "n2", "n3", "n1")

@@ -12,8 +12,9 @@ from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offere
 from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.transport.base import Transport
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.virtual import Actor
 from tests.support.numbered import OrderWatch, send_numbered
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 PEERS = [server_id(0), server_id(1), worker_id(0), worker_id(1)]
 SLOW = LinkModel(latency_s=1e-4, jitter_s=1e-2, bytes_per_s=1e7, sent_s=1e-2)

@@ -17,7 +17,6 @@ from mpi4py import MPI
 from psdist.errors import CollectiveError, InvariantError, TransportError, WaitTimeoutError
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
-from psdist.transport.virtual import VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.group import mpi
@@ -28,6 +27,7 @@ from psdist.workers.group.two_levels import TwoLevelChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol.seat import Seat
 from tests.support.group_operations import expected, finish, operations
+from tests.support.virtual.network import VirtualNetwork
 
 SLICES = [[Span(0, 0, 12)], [Span(0, 12, 24)]]
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from psdist.job import Job
-from psdist.transport.virtual import LinkModel
 from tests.support.programs.training.cases import Case, Outcome, Result, Stage
 from tests.support.programs.training.problems import Problem, flat
 from tests.support.programs.training.virtual_job import run_virtually
+from tests.support.virtual.network import LinkModel
 
 PROBLEM = Problem()
 NUM_HEADS = 3

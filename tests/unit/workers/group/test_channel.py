@@ -12,7 +12,7 @@ import torch.distributed as dist
 from psdist.errors import CollectiveError, InvariantError, TransportError, WaitTimeoutError
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.virtual import Actor
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.group.channel import AloneChannel, GroupChannel
@@ -22,6 +22,7 @@ from psdist.workers.protocol.seat import Seat
 from tests.support.group_operations import Operations, expected, finish, operations
 from tests.support.process_groups import run_in_group
 from tests.support.virtual.group import VirtualChannel, VirtualGroup
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 
 def test_one_worker_alone_keeps_what_it_has() -> None:

@@ -12,7 +12,7 @@ import torch
 from psdist.errors import CollectiveError, InvariantError, MemberLostError, TransportError
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
-from psdist.transport.virtual import Actor, LinkModel, VirtualNetwork
+from psdist.transport.virtual import Actor
 from psdist.workers.group import two_levels
 from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.group.tier import Tier
@@ -20,6 +20,7 @@ from tests.support.group_operations import Operations, expected, finish, operati
 from tests.support.process_groups import run_in_group
 from tests.support.virtual.group import VirtualChannel
 from tests.support.virtual.host_groups import over_hosts
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 LAYOUTS = [[0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [2, 0, 0, 1, 1, 0], [0, 1, 2, 2]]
 
