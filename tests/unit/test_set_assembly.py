@@ -21,7 +21,6 @@ from psdist.set_assembly import (
     why_never,
     why_not_here,
 )
-from psdist.transport.virtual import LinkModel, VirtualNetwork
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import Layout, lay_out, make_loop
 from psdist.workers.blocking import Blocking, Iteration, Parts
@@ -34,6 +33,7 @@ from psdist.workers.missed_rounds import WorkerRule
 from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.early_worker import AnyTime
 from tests.support.virtual.group import VirtualGroup
+from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 
 def config(**settings: Any) -> RunConfig:
