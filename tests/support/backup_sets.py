@@ -71,5 +71,5 @@ class LateIsLate(backup.Backup):
 def replay(sets: Sequence[Closed], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds of runs from now on close with these."""
     monkeypatch.setattr(backup, "Closing", replaying(sets))
-    for module in ("psdist.ranks.server", "tests.support.virtual.schedule"):
+    for module in ("psdist.servers.protocol.rules.backup", "tests.support.virtual.schedule"):
         monkeypatch.setattr(f"{module}.Backup", LateIsLate)
