@@ -207,7 +207,6 @@ class SetLoop(ShardPart):
         partition = self._partition = described.partition
         spec = self._make_executor(options, described)
         mine = spec.chunks
-        chunks = [partition.chunks[chunk] for chunk in mine]
         self.holds_nothing = not mine
         self._unreserved = list(reversed(mine))
         self._replies = self._wire.replies(partition)
@@ -215,7 +214,7 @@ class SetLoop(ShardPart):
         count = options.receive_buffers
         if count is None:
             count, why = auto_receive_buffers(
-                [chunk.num_bytes for chunk in chunks],
+                [partition.chunks[chunk].num_bytes for chunk in mine],
                 num_groups=self.core.num_groups,
                 slot_bytes=spec.slot_bytes,
             )
@@ -223,13 +222,12 @@ class SetLoop(ShardPart):
                 "parameter set %d: transfer.receive_buffers = %d of %d bytes (auto): %s",
                 *(self.set_index, count, spec.slot_bytes, why),
             )
-        if self._wire.has_copies and mine:
-            held = sum(chunk.num_bytes for chunk in chunks)
-            self._log_copies("codec.pull_copies = on", held, "holds")
-        if options.compensation and mine:
-            setting = f"consistency.delay_compensation = {options.compensation:g}"
-            given = sum(chunk.num_master_bytes for chunk in chunks)
-            self._log_copies(setting, given, "was given")
+        for setting, num_bytes, what in spec.kept_per_group():
+            num_groups = self.core.num_groups
+            logger.info(
+                "parameter set %d: %s: %d bytes, of what each of %d groups %s",
+                *(self.set_index, setting, num_groups * num_bytes, num_groups, what),
+            )
         if setup.restore and not self.core.has_taken_over:
             self._restore_all(described)
         slots = self._built.make_slots(count)
@@ -257,14 +255,6 @@ class SetLoop(ShardPart):
             state=state_parts(spec),
         )
         self.do(self.core.handle(built))
-
-    def _log_copies(self, setting: str, num_bytes: int, what: str) -> None:
-        """Log the memory of a setting that keeps ``num_bytes`` for each group."""
-        num_groups = self.core.num_groups
-        logger.info(
-            "parameter set %d: %s: %d bytes, of what each of %d groups %s",
-            *(self.set_index, setting, num_groups * num_bytes, num_groups, what),
-        )
 
     def _take_snapshot(self, action: TakeSnapshot) -> None:
         keeper = self._keeper

@@ -16,7 +16,7 @@ of its bytes (:class:`~psdist.servers.protocol.actions.SlotContent`); nothing st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,6 +51,16 @@ class ShardSpec:
     """Whether chunks are held before they are stepped: memory for all is made with the shard."""
     states: Mapping[int, PieceState] = field(default_factory=dict)
     """By piece that does not begin with fresh optimizer state: that state."""
+
+    def kept_per_group(self) -> Iterator[tuple[str, int, str]]:
+        """Yield each setting that keeps memory for each group: the setting, the bytes of one group,
+        and how the group uses the values."""
+        chunks = [self.partition.chunks[chunk] for chunk in self.chunks]
+        if self.wire.has_copies and chunks:
+            yield "codec.pull_copies = on", sum(each.num_bytes for each in chunks), "holds"
+        if self.compensation and chunks:
+            setting = f"consistency.delay_compensation = {self.compensation:g}"
+            yield setting, sum(each.num_master_bytes for each in chunks), "was given"
 
     @property
     def slot_bytes(self) -> int:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from psdist.codecs.wire import RAW_WIRE
 from psdist.errors import InvariantError, ProtocolError
-from psdist.protocol.control import Departed, Finish, Finished, Resume, Stop
+from psdist.protocol.control import Departed, Finish, Finished, Resume, Setup, Stop
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
+from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.servers.loop import Decided, ServerLoop, ServerPart
 from psdist.servers.parts import Departures
 from psdist.servers.replication.outbox import RecordFrame
-from psdist.servers.set_store import SetStore, ShardStore
+from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore, ShardStore
 from psdist.servers.shard.regions import Keeper
 from psdist.servers.shard.tensors import TensorShard
+from tests.support.virtual.schedule import small_partition
 from tests.unit.servers.test_sets import from_coordinator, make_loop, registers, tell
 
 
@@ -130,3 +134,23 @@ def test_a_server_that_keeps_no_checkpoints_has_nothing_to_do_for_them() -> None
     assert (keeper.outcome(), keeper.statistics(0)) == (None, {})
     with pytest.raises(InvariantError, match="on a server that keeps none"):
         _ = keeper.memory
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_spec_names_the_settings_that_keep_memory_for_each_group(server: int) -> None:
+    partition = small_partition(2)
+    setup = Setup(
+        partition=partition.encode(),
+        optimizer="torch.optim.SGD",
+        hyper=pack_hyperparameters([{"lr": 0.1}]),
+    )
+    built = BuiltSet(0, partition, (0,) * len(partition.chunks), setup)
+    options = ServerOptions(
+        server=server, shard_weights=(1.0, 1.0), modes=("ssp",), receive_buffers=2, compensation=0.5
+    )
+    spec = options.spec(replace(RAW_WIRE, has_copies=True), built)
+    expected = [
+        ("codec.pull_copies = on", partition.num_bytes, "holds"),
+        ("consistency.delay_compensation = 0.5", partition.num_bytes, "was given"),
+    ]
+    assert list(spec.kept_per_group()) == (expected if server == 0 else [])
