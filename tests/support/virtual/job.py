@@ -412,7 +412,7 @@ class VirtualJob(SetOfJob):
         operation of their group."""
         super().__init__(0, schedule)
         self.schedule = schedule
-        self.wire = wire
+        self.wire = self.server_wire = wire
         self.max_deaths, self.num_substitutes = max_deaths, num_substitutes
         self.reforms, self._apart_s = reforms, apart_s
         self.formed: dict[tuple[int, ...], VirtualGroup] = {}
@@ -572,7 +572,7 @@ class VirtualJob(SetOfJob):
         make_core = partial(self._make_core, server, rule_of)
         store = ShardStore(
             make_executor,
-            wire=self.wire,
+            wire=self.server_wire,
             make_history=lambda index, _position: self.sets[index].server_histories[server],
             keeper=self.keepers[server],
         )
