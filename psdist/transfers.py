@@ -60,7 +60,7 @@ class Transfers:
         return torch.zeros(num_elements, dtype=torch_dtype(dtype))
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Return zeroed memory that MPI reads and writes, and from which copies need not wait."""
+        """Return zeroed memory that MPI reads and writes. Copies from it need not wait."""
         return allocate(num_bytes)
 
     def mark(self) -> Mark:

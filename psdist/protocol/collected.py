@@ -1,7 +1,7 @@
 """Collectives: what workers bring to them, and the coordinator's answer; pure.
 
-The answer to everybody must not grow with the workers. Each different payload is sent once, and of
-many different ones the first few. Values are summed, and the sum is sent.
+The answer to each worker must not grow with the workers. Each different payload is sent once, at
+most :data:`MOST_TOLD` of them. Values are summed, and the sum is sent.
 
     answer = collected(3, [enter_of_worker_0, enter_of_worker_1])
     Brought.decode(answer).of(1)
@@ -132,7 +132,7 @@ class Brought:
 
 
 def pack_mode(mode: Mode, staleness: int) -> bytes:
-    """``staleness``: 0 but for ssp."""
+    """``staleness``: 0 except in ssp."""
     return (f"ssp:{staleness}" if mode == "ssp" else mode).encode()
 
 
@@ -152,13 +152,13 @@ def unpack_mode(payload: bytes) -> tuple[Mode, int] | None:
 
 
 class JoinBrought(NamedTuple):
-    """What a worker brings to that collective."""
+    """Payload of a worker in :data:`JOIN`."""
 
     clocks: tuple[int, ...]
     """Its own, by parameter set."""
     state: str
-    """The name of what a substitute's script goes on with, which the chief has written; "" of the
-    other workers, and where the chief could not."""
+    """Name of the state that the chief has written, from which a substitute's script continues; ""
+    from other workers, and if the chief could not write it."""
 
 
 def pack_join(clocks: Sequence[int], state: str = "") -> bytes:

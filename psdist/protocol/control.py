@@ -1,4 +1,4 @@
-"""The control messages: what ranks send one another beside parameters and gradients.
+"""The control messages: what ranks send one another besides parameters and gradients.
 
 Each travels as a header (:mod:`psdist.protocol.header`) followed by one msgpack map.
 
@@ -18,7 +18,7 @@ from psdist.protocol.messages import Message, Numbers, Payloads
 
 CONTROL_LIMIT_BYTES: Final = 64 * 2**20
 NOTE_BYTES: Final = 4096
-"""Maximum bytes of :class:`Append` beside the message that it carries."""
+"""Maximum bytes of :class:`Append` without the message that it carries."""
 
 
 class Control(Message, sent_as=None):

@@ -40,7 +40,7 @@ class Message:
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     WHAT: ClassVar[str]
-    """What errors call a message of the family."""
+    """Name of a message of the family in errors."""
     MOST_BYTES: ClassVar[int]
     """Maximum bytes of a message."""
     NAME: ClassVar[str]

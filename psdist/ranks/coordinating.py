@@ -29,9 +29,7 @@ from psdist.ranks.coordinator_parts import (
     choosing_parts,
     fixed_steps,
     joining_parts,
-    missing_parts,
     resume,
-    shrinking_parts,
 )
 from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.ranks.reporter import Reporter
@@ -40,6 +38,8 @@ from psdist.servers.loop import ServerPart
 from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog
+from psdist.servers.protocol.missed_rounds import MissedRounds
+from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import RoundControl
 from psdist.servers.protocol.rules.backup import misses_groups
 from psdist.servers.replication.standby import Standby
@@ -83,7 +83,7 @@ def coordinator_of(context: JobSession) -> Coordinator:
                 guard=guard,
                 reads_losses=reads,
             ),
-            *shrinking_parts(groups, reforms=context.reforms_groups, rounds=rounds),
+            *([Regroups(groups, control=rounds)] if context.reforms_groups else []),
             *joining_parts(
                 num_workers=roles.num_workers,
                 buddies=context.rank.bootstrap.buddies,
@@ -92,7 +92,7 @@ def coordinator_of(context: JobSession) -> Coordinator:
                 num_spares=roles.num_spares,
                 num_substitutes=roles.num_substitutes,
             ),
-            *missing_parts(misses_groups(config)),
+            *([MissedRounds()] if misses_groups(config) else []),
         ],
     )
 

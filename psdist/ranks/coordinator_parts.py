@@ -1,6 +1,6 @@
 """The coordinator's parts for the features of a job, in the order in which their hooks are called.
 
-    parts = [*choosing_parts(...), *shrinking_parts(...), *joining_parts(...), *missing_parts(...)]
+    parts = [*choosing_parts(...), *joining_parts(...)]
     coordinator = assemble(num_workers=4, num_servers=2, parts=parts)
 
 A function returns no part if the job lacks the feature.
@@ -21,9 +21,7 @@ from psdist.controller.steps import StepControl
 from psdist.servers.protocol.coordinator import CoordinatorPart
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.losses import Losses
-from psdist.servers.protocol.missed_rounds import MissedRounds
 from psdist.servers.protocol.modes import ModeChanges
-from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import RoundControl
 from psdist.servers.protocol.steps import FixedSteps
 from psdist.servers.protocol.takeovers import Takeovers
@@ -104,13 +102,6 @@ def resume(
         guard.go_on(fidelity.rise, first_round)
 
 
-def shrinking_parts(
-    groups: Sequence[Sequence[int]], *, reforms: bool, rounds: RoundControl | None
-) -> list[CoordinatorPart]:
-    """``reforms``: groups continue without failed workers."""
-    return [Regroups(groups, control=rounds)] if reforms else []
-
-
 def joining_parts(
     *,
     num_workers: int,
@@ -138,8 +129,3 @@ def joining_parts(
     if buddies or num_spares:
         parts.append(takeovers)
     return parts
-
-
-def missing_parts(misses_groups: bool) -> list[CoordinatorPart]:
-    """``misses_groups``: True if rounds may close without some groups."""
-    return [MissedRounds()] if misses_groups else []

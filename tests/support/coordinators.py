@@ -15,12 +15,12 @@ from psdist.ranks.coordinator_parts import (
     choosing_parts,
     fixed_steps,
     joining_parts,
-    missing_parts,
     resume,
-    shrinking_parts,
 )
 from psdist.servers.protocol import coordinator_assembly
 from psdist.servers.protocol.coordinator import Coordinator, Part
+from psdist.servers.protocol.missed_rounds import MissedRounds
+from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import RoundControl
 
 
@@ -72,7 +72,7 @@ def assemble(
                 guard=guard,
                 reads_losses=reads,
             ),
-            *shrinking_parts(groups, reforms=reforms, rounds=rounds),
+            *([Regroups(groups, control=rounds)] if reforms else []),
             *joining_parts(
                 num_workers=num_workers,
                 buddies=buddies,
@@ -81,7 +81,7 @@ def assemble(
                 num_spares=num_spares,
                 num_substitutes=num_substitutes,
             ),
-            *missing_parts(backup > 0),
+            *([MissedRounds()] if backup > 0 else []),
         ],
     )
 
