@@ -42,12 +42,16 @@ from psdist.ranks.checkpointing.fidelity import packed, unpacked
 from psdist.ranks.checkpointing.resuming import mark_of, opened
 from psdist.ranks.failure import end_all, format_error, ignore_interrupts, wait_until_read
 from psdist.ranks.mpi_end import is_ours
-from psdist.ranks.pairing import pairs_of
 from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.rank import Bootstrap, Comms, Rank, network_alone
 from psdist.ranks.run_files import Begun, create_run_directory
 from psdist.ranks.seats.cards import choose_card
-from psdist.ranks.seats.placing import agree_on_plan, refusal_of_substitutes, unexpected_workers
+from psdist.ranks.seats.placing import (
+    agree_on_plan,
+    pairs_of,
+    refusal_of_substitutes,
+    unexpected_workers,
+)
 from psdist.report.logs import start_logs
 from psdist.servers.protocol.replication.pairs import Pairs
 

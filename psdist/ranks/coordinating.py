@@ -31,8 +31,8 @@ from psdist.ranks.coordinator_parts import (
     joining_parts,
     resume,
 )
-from psdist.ranks.pairing import hosts_of, racks_of
 from psdist.ranks.reporter import Reporter
+from psdist.ranks.seats.placing import hosts_of, racks_of
 from psdist.ranks.session import JobSession
 from psdist.servers.loop import ServerPart
 from psdist.servers.protocol.coordinator import Coordinator

@@ -106,7 +106,6 @@ class Exit:
             dead=lambda: rank.session.transport.lost.keys() | rank.session.transport.moved.keys(),
             decides=lambda: rank.session.is_coordinator,
             end=self.end_cut_off,
-            outlives_hubs=bool(rank.bootstrap.buddies),
         )
 
     # -- the end of a rank that has not failed -------------------------------------------------

@@ -56,11 +56,9 @@ class HostWatch:
         dead: Callable[[], Collection[int]],
         decides: Callable[[], bool],
         end: Ends,
-        outlives_hubs: bool = False,
     ) -> HostWatch:
         """``hubs``: the stable ids of the coordinator and its standby; ``dead()``: the ids of
-        failed ranks; ``decides()``: True if this rank is the coordinator now; ``outlives_hubs``:
-        the job continues after hubs fail, which a computing rank notices late. Collective over
+        failed ranks; ``decides()``: True if this rank is the coordinator now. Collective over
         ``comm``."""
         made, rank = cls(), comm.Get_rank()
         hub_ranks = [roles.rank_of_peer[peer] for peer in hubs]
@@ -106,7 +104,8 @@ class HostWatch:
                     host=host,
                     timeout_s=timeout_s,
                     is_hub=False,
-                    outlives_hubs=outlives_hubs,
+                    # A computing rank notices late that the job survives a failed hub.
+                    outlives_hubs=len(hubs) > 1,
                 ),
                 lines,
                 rank=rank,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +20,12 @@ import msgpack
 
 from psdist.config.derived import take_servers_places, take_workers_places
 from psdist.config.settings import RunConfig
-from psdist.errors import LaunchError, PlacementError, UserError
+from psdist.errors import ConfigError, LaunchError, PlacementError, UserError
+from psdist.install.launcher import survives_deaths
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
 from psdist.ranks.seats.cards import card_notes
+from psdist.servers.protocol.replication.pairs import Pairs, pair
 from psdist.topology import machine as machine_codec
 from psdist.topology import plan as plan_codec
 from psdist.topology.draw import text as draw_text
@@ -303,3 +305,36 @@ def refusal_of_substitutes(roles: Roles, *, sees_run_dir: bool) -> PlacementErro
             f"{without}"
         )
     return None
+
+
+def pairs_of(config: RunConfig, roles: Roles, environment: Mapping[str, str]) -> Pairs | None:
+    """Return which server stores the replica of each shard; None without replication. Raises
+    :class:`ConfigError` if the failure of a server would end the job all the same."""
+    if config.replication == "none":
+        return None
+    num_servers = roles.num_servers
+    pairs = pair(hosts=hosts_of(roles)[:num_servers], racks=racks_of(roles)[:num_servers])
+    if not survives_deaths(environment):
+        raise ConfigError(
+            "failures.replication = buddy needs an MPI that survives the death of a rank, which is "
+            "Open MPI under mpirun --with-ft ulfm (psdist run -n passes it); under srun, and with "
+            "MPICH, the launcher ends the job: set failures.replication = none, and make "
+            "checkpoints"
+        )
+    return pairs
+
+
+def hosts_of(roles: Roles) -> list[str]:
+    """Return the hosts of the servers, then of the spares."""
+    return [roles.places[rank].host for rank in (*roles.server_ranks, *roles.spare_ranks)]
+
+
+def racks_of(roles: Roles) -> list[str]:
+    """Return the racks of the servers, then of the spares; "" if a rack is unknown."""
+    return [_rack(roles.places[rank]) for rank in (*roles.server_ranks, *roles.spare_ranks)]
+
+
+def _rack(place: Place) -> str:
+    """Return the path of the place's first switch; "" if it is unknown."""
+    address, _pattern = place.switches
+    return address.rpartition(".")[0]

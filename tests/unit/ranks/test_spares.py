@@ -15,9 +15,15 @@ from psdist.protocol.ids import server_id, spare_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.connecting import _core_share
 from psdist.ranks.lobby import _begin, _control
-from psdist.ranks.pairing import hosts_of, pairs_of, racks_of
 from psdist.ranks.rank import Rank
-from psdist.ranks.seats.placing import _make_plan, roles_of_plan, unexpected_workers
+from psdist.ranks.seats.placing import (
+    _make_plan,
+    hosts_of,
+    pairs_of,
+    racks_of,
+    roles_of_plan,
+    unexpected_workers,
+)
 from psdist.topology.network import Cluster, one_rack
 from psdist.topology.plan import encode
 from tests.support.ranks import make_rank
