@@ -978,6 +978,6 @@ def test_the_check_imports_nothing_of_what_it_judges() -> None:
     *modules, has_torch, has_mpi = done.stdout.split()
     assert (has_torch, has_mpi) == ("False", "False")
     rooms = {name.split(".")[1] for name in modules if name != "psdist"}
-    # What decides modes and steps is pure, and what was decided must follow from it; and names.
-    pure = {"controller", "mode_names"}
+    # The controllers are pure, and decisions must follow from them; the others are names and data.
+    pure = {"controller", "features", "mode_names"}
     assert rooms == {"commands", "errors", "history", "version", "whole_writes", *pure}
