@@ -204,16 +204,18 @@ def identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 OF_NAMED_TUPLES = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 """Documented methods of every NamedTuple."""
+OF_TORCH = {"_backward_hooks", "_parameters", "_version"}
+"""Attributes of torch's tensors and modules."""
 OWN_PACKAGES = {"psdist", "servers", "workers", "topology", "tests"}
 
 
 def private_attributes(tree: ast.Module) -> list[ast.Attribute]:
     """Return accesses to private attributes (``x._name``) of objects that the file does not define.
 
-    ``x`` is neither ``self``, ``cls`` nor a class of the file. Methods of NamedTuples and names of
-    other libraries (``os._exit``, ``torch._dynamo``) do not count.
+    ``x`` is neither ``self``, ``cls``, ``super()`` nor a class of the file. Methods of NamedTuples,
+    attributes of torch and names of other libraries (``os._exit``) do not count.
     """
-    own = {"self", "cls", *(cls.name for _, cls in classes_of({"": tree}))}
+    own = {"self", "cls", "super", *(cls.name for _, cls in classes_of({"": tree}))}
     foreign = set(_foreign_names(tree))
     return [
         node
@@ -221,8 +223,8 @@ def private_attributes(tree: ast.Module) -> list[ast.Attribute]:
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
-        and node.attr not in OF_NAMED_TUPLES
-        and not (isinstance(node.value, ast.Name) and node.value.id in own)
+        and node.attr not in OF_NAMED_TUPLES | OF_TORCH
+        and _base(node) not in own
         and _root(node) not in foreign
     ]
 
@@ -235,6 +237,12 @@ def _foreign_names(tree: ast.Module) -> Iterator[str]:
                 module = node.module if isinstance(node, ast.ImportFrom) else each.name
                 if (module or "").partition(".")[0] not in OWN_PACKAGES:
                     yield (each.asname or each.name).partition(".")[0]
+
+
+def _base(node: ast.Attribute) -> str:
+    """Return ``x`` of ``x._name`` and of ``x()._name``, if it is a name."""
+    base = node.value.func if isinstance(node.value, ast.Call) else node.value
+    return base.id if isinstance(base, ast.Name) else ""
 
 
 def _root(node: ast.AST) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
+from tests.support.jobs import loop_of
 from tests.support.programs.training import freezing_cases as cases
 from tests.support.programs.training.cases import Case, Outcome, Result
 from tests.support.programs.training.problems import flat, relative_distance, train
@@ -162,9 +163,9 @@ def test_frozen_parameters_between_trained_ones_cost_nothing_even_in_one_chunk(
         torch.manual_seed(0)
         model = Adapted()
         model, made = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        before = job._loop.core.counts()
+        before = loop_of(job).core.counts()
         train(model, made, cases.PROBLEM.batches(size=8, count=10))
-        after = job._loop.core.counts()
+        after = loop_of(job).core.counts()
         return {
             "pushed": after.bytes_pushed - before.bytes_pushed,
             "pulled": after.bytes_pulled - before.bytes_pulled,
@@ -184,11 +185,11 @@ def test_what_a_script_writes_to_frozen_parameters_is_replaced_as_everywhere(
         model, made = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         batches = cases.batches()
         train(model, made, batches[:2])
-        pulled = job._loop.core.counts().bytes_pulled
+        pulled = loop_of(job).core.counts().bytes_pulled
         with torch.no_grad():
             model[0].weight.add_(1.0)
         train(model, made, batches[2:3])
-        pulled = job._loop.core.counts().bytes_pulled - pulled
+        pulled = loop_of(job).core.counts().bytes_pulled - pulled
         is_back = torch.equal(flat(model[: cases.HEAD]), before)
         with torch.no_grad():
             model[2].bias.zero_()

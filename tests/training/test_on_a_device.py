@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from psdist.errors import UsageError
+from tests.support.jobs import run_directory_of
 from tests.support.late_transfers import LateTransfers, on_a_device
 from tests.support.programs.training.cases import Outcome, Script
 from tests.training.overlap.test_overlap import (
@@ -91,7 +92,7 @@ def push(turn: Turn) -> None:
 
 def pull_and_save(turn: Turn) -> None:
     turn.job.pull()
-    turn.job.save(turn.job._session.run_directory.path / "model.safetensors")
+    turn.job.save(run_directory_of(turn.job) / "model.safetensors")
 
 
 SCRIPTS: dict[str, Script] = {

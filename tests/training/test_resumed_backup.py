@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from psdist.checkpoint import tree
 from psdist.checkpoint.folder import Folder
 from psdist.job import Job
+from tests.support.jobs import occasions_of
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
@@ -53,7 +54,7 @@ def script_of(*, num_epochs: int = 1, is_asked: bool = True, late: int = len(GRO
                 if is_first and job.clock == (SLOW_AT if is_late else AT):
                     stage.sleep(1.0 * is_late)
                     if is_asked or not is_late:
-                        job._checkpoints.occasions.ask("checkpoint")
+                        occasions_of(job).ask("checkpoint")
         return {"begin": begin, "seen": seen, "end": job.clock, "evaluated": evaluated}
 
     return script

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from psdist.errors import CollectiveError, UsageError
 from psdist.job import Job
 from psdist.workers.data.sharding import BatchPlan, epoch_order
+from tests.support.jobs import loop_of, rank_of
 from tests.support.programs.training import saving_cases, sync_cases
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance, train
@@ -386,7 +387,7 @@ def test_calls_that_need_a_model_say_so(name: str, tmp_path: Path) -> None:
 
 def test_a_job_that_hangs_is_noticed_by_these_tests(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
-        job._loop.wait_until_stopped(job._session.rank.waiting())
+        loop_of(job).wait_until_stopped(rank_of(job).waiting())
         return {}
 
     with pytest.raises(DeadlockError):

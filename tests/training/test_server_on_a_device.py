@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.jobs import run_directory_of
 from tests.support.late_transfers import on_a_device, shards_on_a_device
 from tests.support.programs.training.cases import Outcome, Script
 from tests.training.overlap.test_overlap import Turn, parameters, run, training
@@ -25,7 +26,7 @@ def on_device(script: Script, path: Path, *, seed: int = 0, **options: Any) -> O
 
 def meddling(turn: Turn) -> None:
     """All that servers are asked for between steps."""
-    job, folder = turn.job, Path(turn.job._session.run_directory.path)
+    job, folder = turn.job, run_directory_of(turn.job)
     if turn.step == 3:
         with torch.no_grad():
             for parameter in turn.model.parameters():

@@ -33,6 +33,7 @@ from psdist.examples.chars import (
     windows,
 )
 from psdist.job import Job
+from tests.support.jobs import rank_of
 from tests.support.programs.training.cases import Case, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 from tests.support.virtual.network import LinkModel
@@ -103,7 +104,7 @@ def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str
             optimizer, lambda step: learning_rate_factor(step, steps)
         )
         loader = job.loader(windows(train, LENGTH), batch_size=batch_size, shuffle=True)
-        done, began_s = 0, job._session.rank.now_s()
+        done, began_s = 0, rank_of(job).now_s()
         while done < steps:
             for x, y in loader:
                 optimizer.zero_grad()
@@ -119,7 +120,7 @@ def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str
                 if done == steps:
                     break
         job.barrier()
-        took_s = job._session.rank.now_s() - began_s
+        took_s = rank_of(job).now_s() - began_s
         job.pull()
         bits = validation_bits(model, valid_set, job.device) if job.is_chief else 0.0
         return {"bits": bits, "clock": job.clock, "seconds": took_s}

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import psdist
+from tests.support.jobs import trainers_of
 from tests.support.late_transfers import on_a_device
 
 DEVICE = os.environ.get("DEVICE", "cpu")
@@ -116,7 +117,7 @@ def main(stack: ExitStack) -> None:
     train(job, "off")
     print(f"has a thread: {'psdist-loop' in train(job, 'auto')}", flush=True)
     train(job, "full")
-    print(f"late steps: {job._sets.trainers[-1].strategy.num_late}", flush=True)
+    print(f"late steps: {trainers_of(job)[-1].strategy.num_late}", flush=True)
 
 
 with ExitStack() as stack:

@@ -12,6 +12,7 @@ from torch import nn
 
 from psdist.errors import UsageError
 from psdist.job import Job
+from tests.support.jobs import sets_of
 from tests.support.programs.training.cases import Case, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
@@ -28,7 +29,7 @@ def run(script: Callable[[Job, Path], Any], tmp_path: Path) -> None:
 
 def push_half(job: Job) -> None:
     """As with overlap after a backward pass: the first chunk of iteration 0 has left."""
-    (each,) = job._sets.sets
+    (each,) = sets_of(job).sets
     each.loop.begin_iteration(
         clock=0, hyper=each.trainer.iteration.hyperparameters(), absent=(), weight=1.0
     )
@@ -78,7 +79,7 @@ def test_means_and_barriers_are_allowed_and_the_iteration_goes_on_behind_them(
         job.barrier()
         assert job.any(job.worker == 1)
         assert not job.all(job.worker == 1)
-        (each,) = job._sets.sets
+        (each,) = sets_of(job).sets
         each.loop.finish_push(empty=())
         each.loop.carry_on(each.loop.wait_for_replies())
         each.trainer.iteration.clock += 1

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.job import Job
+from tests.support.jobs import loop_of, trainers_of
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import Problem, flat, relative_distance
 from tests.support.programs.training.virtual_job import run_virtually
@@ -648,7 +649,7 @@ def test_a_batch_whose_backward_comes_after_gradients_have_left_is_an_error(
     tmp_path: Path,
 ) -> None:
     def use_another(turn: Turn) -> None:
-        turn.job._sets.trainers[0].on_batch(2, 8.0)
+        trainers_of(turn.job)[0].on_batch(2, 8.0)
         torch.autograd.grad(turn.loss(), list(turn.model.parameters()))
 
     with pytest.raises(UsageError, match=r"iteration 6: .* the weight of the batch changed"):
@@ -743,7 +744,7 @@ def look_at_parameters(turn: Turn) -> None:
         before = flat(turn.model)
         for _ in range(20):  # the others have pushed, and replies have come
             turn.job.barrier()
-        loop = turn.job._loop
+        loop = loop_of(turn.job)
         assert loop.core.is_pushing
         assert not loop.core.is_awaiting
         assert torch.equal(flat(turn.model), before)

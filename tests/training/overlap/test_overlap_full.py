@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 from psdist.errors import ModelError, UsageError
 from psdist.job import Job
 from psdist.workers.late.steps import LateWait
+from tests.support.jobs import occasions_of, run_directory_of, trainers_of
 from tests.support.programs.training.cases import Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance
 from tests.support.virtual.network import LinkModel
@@ -56,7 +57,7 @@ def counted(script: Script) -> Script:
 
     def with_count(job: Job, stage: Stage) -> Result:
         result = script(job, stage)
-        result["late"] = [trainer.strategy.num_late for trainer in job._sets.trainers]
+        result["late"] = [trainer.strategy.num_late for trainer in trainers_of(job)]
         return result
 
     return with_count
@@ -407,7 +408,7 @@ def test_looking_at_shapes_and_gradients_waits_for_nothing(tmp_path: Path) -> No
             assert parameter.grad is None
             assert parameter.requires_grad
             assert parameter.numel() == parameter.shape.numel()
-        pending.append(turn.job._sets.trainers[0].strategy.is_pending)
+        pending.append(trainers_of(turn.job)[0].strategy.is_pending)
 
     run(training(before=look), tmp_path, overlap="full", link=SLOW, groups=((0,),))
     assert pending == [False] * (WATCHED + 1) + [True] * (ALL_LATE - 1)
@@ -424,7 +425,7 @@ def test_a_layer_waits_for_its_own_chunks_alone(tmp_path: Path) -> None:
             layer.register_forward_hook(lambda *_: left.append(num_left()))
 
         def num_left() -> int:
-            strategy = job._sets.trainers[0].strategy
+            strategy = trainers_of(job)[0].strategy
             assert isinstance(strategy, LateWait)
             return strategy.num_awaited
 
@@ -521,7 +522,7 @@ def halve_and_push(turn: Turn) -> None:
 
 
 def save(turn: Turn) -> None:
-    turn.job.save(Path(turn.job._session.run_directory.path) / "model.safetensors")
+    turn.job.save(run_directory_of(turn.job) / "model.safetensors")
     turn.job.optimizer_state()
 
 
@@ -609,7 +610,7 @@ def test_torch_is_told_of_a_step_at_once_and_again_of_the_values(tmp_path: Path)
             nn.functional.cross_entropy(model(x), y).backward()
             before = versions(model)
             optimizer.step()
-            stepped, is_late = versions(model), job._sets.trainers[0].strategy.is_pending
+            stepped, is_late = versions(model), trainers_of(job)[0].strategy.is_pending
             flat(model)
             if is_late:
                 grown.append((less(before, stepped), less(stepped, versions(model))))
@@ -637,7 +638,7 @@ def parts_alone(pending: list[bool]) -> Script:
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
         def look(_parameter: Tensor) -> None:
-            pending.append(job._sets.trainers[0].strategy.is_pending)
+            pending.append(trainers_of(job)[0].strategy.is_pending)
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(look)
@@ -853,7 +854,7 @@ def test_who_holds_alone_for_a_checkpoint_does_not_wait_for_what_others_hold_bac
         def reason(*, clock: int, now_s: float) -> str:  # noqa: ARG001
             return "checkpoint" if job.worker == worker and clock > WATCHED and clock % 2 else ""
 
-        monkeypatch.setattr(job._checkpoints.occasions, "reason", reason)
+        monkeypatch.setattr(occasions_of(job), "reason", reason)
         return looping(job, stage)
 
     full = both(script, tmp_path)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.job import Job
+from tests.support.jobs import trainers_of
 from tests.support.programs.training.cases import Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance
 from tests.training.overlap.test_overlap import (
@@ -269,7 +270,7 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_group_which_can_go_on(
                 optimizer.step()
             except NonFiniteGradientError as error:
                 told = str(error)
-                assert not job._sets.trainers[0].is_open, "that iteration is over"
+                assert not trainers_of(job)[0].is_open, "that iteration is over"
                 optimizer.zero_grad()
                 model(x).backward()
                 optimizer.step()

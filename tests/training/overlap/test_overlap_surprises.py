@@ -12,6 +12,7 @@ from torch import nn
 
 from psdist.errors import UsageError
 from psdist.job import Job
+from tests.support.jobs import trainers_of
 from tests.support.programs.training.cases import Result, Script, Stage
 from tests.support.programs.training.problems import flat
 from tests.training.overlap.test_overlap import (
@@ -106,7 +107,7 @@ def test_batches_of_passes_that_were_not_seen_count(tmp_path: Path) -> None:
         for x, y in PROBLEM.batches(
             size=BATCH, count=STEPS, part=job.worker, num_parts=job.num_workers
         ):
-            job._sets.trainers[0].on_batch(BATCH, BATCH)
+            trainers_of(job)[0].on_batch(BATCH, BATCH)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model[0](x), y).backward()
             optimizer.step()

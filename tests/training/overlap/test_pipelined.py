@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from psdist.errors import ConfigError
 from psdist.job import Job
+from tests.support.jobs import sets_of, trainers_of
 from tests.support.late_transfers import on_a_device
 from tests.support.programs.training import ssp_cases
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
@@ -134,8 +135,8 @@ def test_what_lands_before_a_device_s_forward_pass_is_not_written_over_by_its_ch
     compared."""
 
     def lands(job: Job, _model: nn.Module, _step: int) -> None:
-        job._sets.take_over()
-        for trainer in job._sets.trainers:
+        sets_of(job).take_over()
+        for trainer in trainers_of(job):
             trainer.land_late()
 
     with on_a_device(seed=0, rate=0.5):
@@ -233,7 +234,7 @@ def test_a_worker_that_sits_out_several_iterations_brings_what_the_others_bring(
             read.append(flat(model))
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        (trainer,) = job._sets.trainers
+        (trainer,) = trainers_of(job)
         trainer.sit_out()
         job.barrier()
         return {"parameters": flat(model), "clock": job.clock, "read": read}
@@ -295,7 +296,7 @@ def test_two_sets_are_late_apart(tmp_path: Path) -> None:
             if step % 2:
                 second.step()
         job.barrier()
-        return {"parameters": flat(model), "clocks": [t.clock for t in job._sets.trainers]}
+        return {"parameters": flat(model), "clocks": [t.clock for t in trainers_of(job)]}
 
     outcome = run(script, tmp_path, groups=((0, 1), (2,)))
     assert [each["clocks"] for each in outcome.results] == [[STEPS, STEPS // 2]] * 3

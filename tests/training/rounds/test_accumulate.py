@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from psdist.errors import ConfigError, NonFiniteGradientError, UsageError
 from psdist.job import Job
+from tests.support.jobs import occasions_of
 from tests.support.programs.training.cases import Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat
 from tests.support.programs.training.virtual_job import JobFailedError
@@ -380,7 +381,7 @@ def test_a_checkpoint_waits_for_the_step_that_uses_what_is_accumulated(tmp_path:
         for _ in job.epochs(6):
             for inputs, labels in loader:  # three, so the second one's step is in the next epoch
                 if number % 6 == 2:
-                    job._checkpoints.occasions.ask("checkpoint")  # as a signal does
+                    occasions_of(job).ask("checkpoint")  # as a signal does
                 if number % 2 == 0:
                     optimizer.zero_grad(set_to_none=False)
                     began_with = flat(model)

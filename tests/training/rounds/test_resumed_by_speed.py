@@ -23,6 +23,7 @@ from psdist.job import Job
 from psdist.servers.protocol.steps import FixedSteps
 from psdist.workers.data.assignments import AssignedBatches
 from psdist.workers.data.seen import Pass
+from tests.support.jobs import occasions_of
 from tests.support.programs.training.by_speed_cases import STEP_S, dataset
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
@@ -64,7 +65,7 @@ def script_of(
                 optimizer.step()
                 steps.append((job.clock, job.group))
                 if len(steps) == asks_at:
-                    job._checkpoints.occasions.ask("checkpoint")
+                    occasions_of(job).ask("checkpoint")
                 if stop_at is not None and job.clock >= stop_at:
                     return {"seen": dict(state["seen"]), "clock": job.clock, "steps": steps}
             if keeps:

@@ -28,7 +28,7 @@ import torch
 
 import psdist
 from psdist import prepared
-from psdist.workers.loop import WorkerLoop
+from tests.support.jobs import after_each_push
 
 ITERATIONS = int(os.environ.get("ITERATIONS", "40"))
 PAUSE_S = 0.01
@@ -69,16 +69,14 @@ def plan_of(worker: int) -> tuple[str, int]:
 
 def main() -> None:
     now: dict[str, Any] = {"clock": -1, "pushes": 0}
-    send_push = WorkerLoop._send_push
 
-    def dying_push(self: WorkerLoop, action: Any) -> None:
-        send_push(self, action)
+    def die_at_second() -> None:
         if phase == "pushing" and now["clock"] == at:
             now["pushes"] += 1
             if now["pushes"] == 2:
                 die()
 
-    WorkerLoop._send_push = dying_push  # type: ignore[method-assign]
+    after_each_push(die_at_second)
     job = psdist.init()
     phase, at = plan_of(job.worker)
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ import psdist
 from psdist import script_joins
 from psdist.ranks.checkpointing.worker_files import WorkerCheckpoints
 from psdist.script_joins import ScriptJoins
-from psdist.workers.loop import WorkerLoop
+from tests.support.jobs import after_each_push
 
 EPOCHS, BATCHES, BATCH_SIZE = 4, int(os.environ.get("BATCHES", "15")), 4
 PLANS = [tuple(each.split()) for each in filter(None, os.environ.get("DIES", "").split(","))]
@@ -87,11 +87,10 @@ class Samples(torch.utils.data.Dataset[int]):
 
 def main() -> None:
     now: dict[str, Any] = {"clock": -1, "pushes": 0}
-    send_push, make = WorkerLoop._send_push, WorkerCheckpoints.make
+    make = WorkerCheckpoints.make
     come, read = ScriptJoins.come, script_joins.read_values
 
-    def dying_push(self: WorkerLoop, action: Any) -> None:
-        send_push(self, action)
+    def die_at_second() -> None:
         now["pushes"] += 1
         if now["pushes"] == 2 and (mark := plan_of(job, "pushing", now["clock"])):
             die(mark)
@@ -117,7 +116,7 @@ def main() -> None:
         return read(path)
 
     script_joins.read_values = read_torn
-    WorkerLoop._send_push = dying_push  # type: ignore[method-assign]
+    after_each_push(die_at_second)
     WorkerCheckpoints.make = dying_make  # type: ignore[method-assign,assignment]
     ScriptJoins.come = dying_come  # type: ignore[method-assign]
     print(f"begins {os.getpid()}", flush=True)

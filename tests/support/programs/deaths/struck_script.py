@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import psdist
-from psdist.workers.loop import WorkerLoop
+from tests.support.jobs import after_each_push
 from tests.support.strikes import AT, Strike
 
 ITERATIONS = 24
@@ -75,13 +75,7 @@ class Nothing:
 
 
 def watch_pushes(watch: Watch) -> None:
-    send = WorkerLoop._send_push
-
-    def sending(loop: WorkerLoop, action: Any) -> None:
-        send(loop, action)
-        watch.has_sent()
-
-    WorkerLoop._send_push = sending  # type: ignore[method-assign]
+    after_each_push(watch.has_sent)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 import psdist
-from psdist.workers.loop import WorkerLoop
+from tests.support.jobs import after_each_push
 
 EPOCHS, SAMPLES, BATCH, PAUSE_S = 3, 120, 4, 0.005
 PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(","))]
@@ -37,16 +37,14 @@ def die() -> None:
 
 def main() -> None:
     now: dict[str, Any] = {"clock": -1, "pushes": 0}
-    send_push = WorkerLoop._send_push
 
-    def dying_push(self: WorkerLoop, action: Any) -> None:
-        send_push(self, action)
+    def die_at_second() -> None:
         if phase == "step" and now["clock"] == at:
             now["pushes"] += 1
             if now["pushes"] == 2:
                 die()
 
-    WorkerLoop._send_push = dying_push  # type: ignore[method-assign]
+    after_each_push(die_at_second)
     job = psdist.init()
     mine = [(int(clock), phase) for worker, clock, phase in PLANS if int(worker) == job.worker]
     at, phase = mine[0] if mine else (-1, "never")

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from psdist.job import Job
+from tests.support.jobs import rank_of
 from tests.support.programs.training.cases import Case, Result, Script, Stage
 
 STEP_S = 0.01
@@ -38,7 +39,7 @@ def training(
         model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-9))
         loader = job.loader(dataset(count), batch_size=batch_size, shuffle=True, **options)
         seen: list[list[int]] = []
-        clocks, waited_s, began_s = [], [], job._session.rank.now_s()
+        clocks, waited_s, began_s = [], [], rank_of(job).now_s()
         for epoch in range(epochs):
             speed = (speeds if epoch != changes_in else speeds[::-1])[job.group]
             mine: list[int] = []
@@ -48,12 +49,12 @@ def training(
                 optimizer.zero_grad()
                 model(x).mean().backward()
                 stage.sleep(STEP_S / speed)
-                computed_s = job._session.rank.now_s()
+                computed_s = rank_of(job).now_s()
                 optimizer.step()
-                waited_s[-1] += job._session.rank.now_s() - computed_s
+                waited_s[-1] += rank_of(job).now_s() - computed_s
             seen.append(mine)
             clocks.append(job.clock)
-        took_s = job._session.rank.now_s() - began_s
+        took_s = rank_of(job).now_s() - began_s
         return {"seen": seen, "clocks": clocks, "waited_s": waited_s, "took_s": took_s}
 
     return script

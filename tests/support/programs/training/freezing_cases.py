@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from psdist.job import Job
+from tests.support.jobs import loop_of
 from tests.support.programs.training.cases import Case, Result, Script, Stage
 from tests.support.programs.training.problems import Batch, Problem, flat, train
 
@@ -76,7 +77,7 @@ def transfer(optimizer_name: str) -> Script:
         moved: list[list[int]] = []
 
         def count() -> None:
-            counts = job._loop.core.counts()
+            counts = loop_of(job).core.counts()
             moved.append([counts.bytes_pushed, counts.bytes_pulled])
 
         model = model_with_frozen_backbone()
