@@ -75,7 +75,7 @@ def watch_threads(stack: ExitStack) -> None:
     turn = threading.RLock()
     for owner, name in (
         *((MpiTransport, name) for name in ("poll", "send", "accept", "send_control")),
-        (Operation, "is_done"),
+        *([(Operation, "is_done")] if os.environ.get("PSDIST_GROUP_TIER") == "mpi" else []),
     ):
         stack.enter_context(one_at_a_time(owner, name, turn))
 
