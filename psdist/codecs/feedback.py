@@ -25,6 +25,8 @@ codec of matrices starts from is kept with e.
     num_bytes = encoder.encode(3, gradient, frame_memory, clock=7, terms=PushTerms(1e-3, set()))
     encoder.restore(encoder.collect())                   # for checkpoints
 
+Longer than other modules: what a push leaves out, when, and how it is sent later is one algorithm.
+
 On a device (:class:`psdist.codecs.coders.DeviceCoder`) a push begins before it leaves:
 
     copy = encoder.begin(3, gradient, frame_memory, clock=7, terms=terms, after=[mark])

@@ -20,7 +20,7 @@ from psdist.workers.group.reductions import ReducingChannel
 from psdist.workers.group.tier import Tier
 from tests.support.group_operations import expected, finish, operations
 from tests.support.process_groups import run_in_group
-from tests.unit.workers.group.test_forming import OPERATIONS, outlive
+from tests.unit.workers.group.test_rebuilding import OPERATIONS, outlive
 from tests.unit.workers.group.test_reductions import exact
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
