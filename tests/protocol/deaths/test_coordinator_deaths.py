@@ -126,7 +126,7 @@ def has_come(job: VirtualJob) -> bool:
 def is_resuming(job: VirtualJob) -> bool:
     """Some server has answered Resume of a collective, and some has not."""
     coordinator = job.coordinator
-    return coordinator.is_ready and any(each.resumed for each in coordinator.collectives.values())
+    return coordinator.is_ready and any(each.answered for each in coordinator.collectives.values())
 
 
 def is_writing(job: VirtualJob) -> bool:
@@ -219,7 +219,7 @@ def test_while_another_server_s_place_is_taken() -> None:
             job = VirtualJob(replace(schedule, seed=seed), is_watched=False, max_deaths=9)
             job.network.run(until=lambda job=job: min(job.clocks_once_ready(), default=0) > 2)
             job.network.crash(server_id(2))
-            job.network.run(until=lambda job=job: bool(part_of(job.coordinator, Takeovers)._names))
+            job.network.run(until=lambda job=job: bool(part_of(job.coordinator, Takeovers).failed))
             for _ in range(behind):
                 job.network.step()
             job.network.crash(COORDINATOR)
