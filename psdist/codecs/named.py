@@ -1,4 +1,4 @@
-"""A codec by what the configuration calls it.
+"""The codec that the settings name.
 
 codec_of(parse_codec("topk:0.01"), has_feedback=True)
 """
@@ -15,11 +15,12 @@ from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import RandK, TopK
 from psdist.config.codec_specs import LOW_RANK, OWN, QUANTIZED, CodecSpec
+from psdist.errors import InvariantError
 
 
 def codec_of(spec: CodecSpec, *, has_feedback: bool) -> Codec | Raw:
-    """``has_feedback``: what is left out of one message comes with later ones. Raises
-    :class:`psdist.errors.CodecError` for one of the user's own that is none."""
+    """Return the codec. ``has_feedback``: later messages send what one message leaves out. Raises
+    :class:`psdist.errors.CodecError` for a codec of the user's own that does not fit."""
     if spec.is_none:
         return RAW
     if spec.is_packed:
@@ -40,4 +41,6 @@ def codec_of(spec: CodecSpec, *, has_feedback: bool) -> Codec | Raw:
         return own_codec(spec.target)
     if spec.name == "none":
         return Plain()
-    return Sign()
+    if spec.name == "sign":
+        return Sign()
+    raise InvariantError(f"codec {spec.name!r} has no class here")

@@ -5,6 +5,12 @@
     rank.exit.fail(text, status)     # end every rank of the job; one rank prints the text
     rank.exit.check()                # on the coordinator: end the job if the parent or hosts say so
 
+A script's exception comes here by one of three ways. ``psdist run`` runs the script inside
+:meth:`Exit.run` (psdist/commands/run_rank.py). A script that python starts has an exception hook
+(psdist/ranks/plain_script.py). ``with psdist.init() as job`` keeps it in ``job.failure``, which ends
+the rank at the script's end even if something catches it (psdist/joining.py). All three call
+:meth:`Exit.fail_with`.
+
 One rank prints one reason for the end of a job, and every rank exits with the same status.
 psdist.ranks.failure turns an exception into the text and the status.
 """

@@ -1,7 +1,8 @@
 """The chunks of an iteration that leave before ``step()``: each when its last gradient is there.
 
 Gradients come from autograd's hooks (``begin``, ``add``, ``stop``). The owner of the worker's loop
-at that moment pushes (``push_ready``): a thread, or the hook itself. Chunks leave strictly in the
+at that moment pushes (``push_ready``): a thread, or the hook itself, through ``ParameterSets`` of
+psdist/prepared.py, which serves all sets. Chunks leave strictly in the
 order that all groups share, so an incomplete chunk delays all later ones. From a GPU a chunk leaves
 when its copy to the host is done, encoded there or raw; the owner of the loop polls for it.
 

@@ -1,4 +1,4 @@
-"""The codecs themselves, a module for each kind: ``casts``, ``quantized``, ``sign``, ``sparse`` and
-``low_rank``; ``own`` has those of users, ``packed`` packs what another one gives, ``plain``
-gives values as they are and ``raw`` is none. Imports psdist/codecs/base.py and blocks.py.
+"""The codecs, a module for each kind: ``quantized``, ``sign``, ``sparse``, ``low_rank``; ``plain``
+has casts and unchanged values, ``packed`` compresses the payload of another codec, ``own`` has
+codecs of users, and ``raw`` stands for no codec. Imports psdist/codecs/base.py and blocks.py.
 """
