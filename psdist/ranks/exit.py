@@ -7,8 +7,8 @@
 
 A script's exception comes here by one of three ways. ``psdist run`` runs the script inside
 :meth:`Exit.run` (psdist/commands/run_rank.py). A script that python starts has an exception hook
-(psdist/ranks/plain_script.py). ``with psdist.init() as job`` keeps it in ``job.failure``, which ends
-the rank at the script's end even if something catches it (psdist/joining.py). All three call
+(psdist/ranks/plain_script.py). ``with psdist.init() as job`` keeps it in ``job.failure``, which
+ends the rank at the script's end even if something catches it (psdist/joining.py). All three call
 :meth:`Exit.fail_with`.
 
 One rank prints one reason for the end of a job, and every rank exits with the same status.
