@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 
-from psdist.config.derived import reads_losses, without_substitutes
+from psdist.config.compatibility import reads_losses, without_substitutes
 from psdist.config.modes import ModeFrom, schedule_of
 from psdist.config.outer import steps_on_workers
 from psdist.config.settings import allowed_values, contradiction

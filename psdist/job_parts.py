@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from psdist.config.codec_rounds import is_auto, is_controlled
-from psdist.config.compatibility import refusal
-from psdist.config.derived import reads_losses
+from psdist.config.compatibility import reads_losses, refusal
 from psdist.config.settings import RunConfig
 from psdist.errors import ConfigError
 from psdist.install.trials import takes_gpu_memory
@@ -22,11 +21,11 @@ from psdist.protocol.ids import worker_of
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.session import JobSession
 from psdist.workers.assembly import make_loop
+from psdist.workers.group import GroupChannel
 from psdist.workers.group import tier as group_tier
-from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 from psdist.workers.reforming import Reforming
 from psdist.workers.standing import Losses, Standing
 from psdist.workers.trainer import Trainer

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from psdist.config.derived import misses_rounds
+from psdist.config.compatibility import misses_rounds
 from psdist.config.modes import describe_mode, describe_modes, judging_mode
 from psdist.errors import UsageError
 from psdist.prepared import ParameterSets

@@ -20,7 +20,7 @@ from typing import Any, Final
 from psdist.checkpoint import tree
 from psdist.checkpoint.reading import read_values
 from psdist.checkpoint.tensors import write_tensors
-from psdist.config.derived import without_substitutes
+from psdist.config.compatibility import without_substitutes
 from psdist.config.settings import RunConfig
 from psdist.errors import CheckpointError, UsageError
 from psdist.protocol.collected import JOIN, Brought, pack_join

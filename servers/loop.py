@@ -27,7 +27,7 @@ from psdist.servers.protocol.sets import SetNumbers
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import ReplyFrame, SetLoop
 from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore
-from psdist.transport.base import Sender, Transport
+from psdist.transport import Sender, Transport
 from psdist.transport.waiting import Waiting
 
 Decided: TypeAlias = Sequence[tuple[SetLoop, Iterable[Action]]]

@@ -33,7 +33,7 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import BuiltSet, ServerOptions, ShardStore
 from psdist.servers.shard.regions import Keeper
-from psdist.transport.base import Sender, Transport
+from psdist.transport import Sender, Transport
 
 
 def plain_loop(

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from psdist.codecs import RAW
 from psdist.codecs.checks import NO_CHECKS, Checks, stamped, verify
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import payload_rule
 from psdist.history.writers import ServerHistory
 from psdist.protocol.control import StateHeld
@@ -67,7 +67,7 @@ from psdist.servers.set_store import (
 from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.shard_part import ShardPart
-from psdist.transport.base import Sender
+from psdist.transport import Sender
 
 if TYPE_CHECKING:
     from psdist.codecs.chunks import ChunkCodings

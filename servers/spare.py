@@ -19,7 +19,7 @@ from psdist.protocol.control import Moved, Setup, TakePlace
 from psdist.protocol.events import Arrived, ControlArrived, Event, Offered, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker
 from psdist.servers.loop import Decided, Served
-from psdist.servers.replication.replication import Replication
+from psdist.servers.replication import Replication
 from psdist.servers.set_store import ServerOptions, describe_set
 
 

@@ -36,7 +36,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from psdist.history.records import EventKind, Records
+from psdist.history import EventKind, Records
 from psdist.history.writers import History, read_histories
 from tests.protocol.codecs.test_codecs import BOTH_WAYS, Thirds
 from tests.protocol.test_one_by_one import play as play_one_by_one

@@ -27,14 +27,14 @@ from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR
 from psdist.protocol.partition import Partition
 from psdist.tracing.tracer import Tracer
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.early.group_overlap import Sums
-from psdist.workers.group.channel import GroupChannel
+from psdist.workers.group import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.seat import Seat
 from psdist.workers.reduction import WorkerGroup
 from psdist.workers.traced import TracedLoop
 from psdist.workers.values import RecordedUses, Uses, Values

@@ -2,7 +2,7 @@
 "Groups that re-form").
 
 Each reports its state to the coordinator as soon as it learns of the failure, whatever its script
-waits for, and receives the states of the others (psdist.workers.protocol.regrouping). All decide
+waits for, and receives the states of the others (psdist.workers.protocol.membership). All decide
 the same from them:
 
 * The group continues over another channel; the chunks of the failed worker are shared out.
@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 from psdist.errors import MemberLostError, ProtocolError
 from psdist.protocol.ids import describe_workers
-from psdist.workers.group.channel import CALLS, GroupChannel, Pending
+from psdist.workers.group import CALLS, GroupChannel, Pending
 from psdist.workers.group.shrinking import Agreed, Rows, ShrinkingChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.trainer import Trainer

@@ -21,7 +21,7 @@ from psdist.controller.loss_steps import MOST_LOSS
 from psdist.errors import UsageError
 from psdist.protocol.control import LossReported, Progress
 from psdist.protocol.ids import COORDINATOR
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 from psdist.workers.data.position import EqualPasses, Position
 from psdist.workers.trainer import Trainer
 

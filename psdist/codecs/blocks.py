@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from psdist.codecs.base import Codec, require_size
+from psdist.codecs import Codec, require_size
 from psdist.errors import ProtocolError
 
 BLOCK: Final = 256

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from psdist.codecs.base import Codec, Matrix, MatrixCodec
+from psdist.codecs import Codec, Matrix, MatrixCodec, Raw
 from psdist.codecs.layout import (
     CodecOf,
     Division,
@@ -37,7 +37,6 @@ from psdist.codecs.layout import (
     num_values,
 )
 from psdist.codecs.schemes.plain import Exact
-from psdist.codecs.schemes.raw import Raw
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
 from psdist.protocol.partition import ITEM_BYTES, Chunk, Partition

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from psdist.codecs.base import MatrixCodec, OnDevice
+from psdist.codecs import MatrixCodec, OnDevice
 from psdist.codecs.layout import Division
 from psdist.protocol.memory import as_tensor
 from psdist.transfers import Copy, Mark, Pairs, Transfers

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from psdist.codecs.base import seed_of
+from psdist.codecs import seed_of
 from psdist.codecs.blocks import norm_of
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Places, put, taken
 from psdist.codecs.coders import HostCoder

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from psdist.codecs.base import Codec, Matrix, Varying
-from psdist.codecs.schemes.raw import Raw
+from psdist.codecs import Codec, Matrix, Raw, Varying
 from psdist.protocol.partition import Chunk, Partition
 
 VECTORS: Final = "vectors"

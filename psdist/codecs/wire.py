@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from psdist.codecs.base import Codec
+from psdist.codecs import RAW, Codec, Raw
 from psdist.codecs.checks import NO_CHECKS, Checks
 from psdist.codecs.layout import CodecOf
-from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.config.codec_specs import Skip
 from psdist.protocol.partition import DTYPE_CODES, Partition
 from psdist.protocol.payloads import PayloadRule

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psdist.errors import HistoryError
+from psdist.history import History, Ints, joined_at
 from psdist.history.files import history_folder, read_histories
 from psdist.history.lines import (
     STEP_LINES,
@@ -40,7 +41,6 @@ from psdist.history.lines import (
     read_choices,
     read_worker_lines,
 )
-from psdist.history.records import History, Ints, joined_at
 from psdist.history.rules.choices.decisions import with_decided_codecs
 from psdist.history.rules.choices.hands import Attempt as DealtAttempt
 from psdist.history.rules.choices.hands import check_dealt_on

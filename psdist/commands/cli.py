@@ -22,7 +22,7 @@ from psdist.commands.cli_bench import Action, bench_app
 from psdist.commands.cli_plan import RACKS_HELP, PlanOptions, taking
 from psdist.commands.cli_run import SHOWN, RunCommand, SettingsCommand, read_request, run
 from psdist.errors import PsdistError, UsageError
-from psdist.install.launcher import detect
+from psdist.install import detect
 
 app = typer.Typer(
     name="psdist",

@@ -25,8 +25,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from psdist.errors import LaunchError
+from psdist.install import FAMILY_NAMES, SRUN_MPI, detect
 from psdist.install.distributions import rivals
-from psdist.install.launcher import FAMILY_NAMES, SRUN_MPI, detect
 from psdist.install.mpi import (
     INSTALL_MPI,
     MpiLibrary,

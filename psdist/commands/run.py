@@ -17,8 +17,8 @@ from psdist.commands.program import Program
 from psdist.config.settings import RunConfig
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import LaunchError, UserError
+from psdist.install import Launcher, detect
 from psdist.install.distributions import rivals
-from psdist.install.launcher import Launcher, detect
 from psdist.install.mpi import (
     check_room,
     find_mpirun,
@@ -28,7 +28,7 @@ from psdist.install.mpi import (
     mpirun_command,
     python_flags,
 )
-from psdist.report.facts import PARENT_VARIABLE
+from psdist.report import PARENT_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)

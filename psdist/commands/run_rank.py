@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from psdist.commands.program import Program
 from psdist.config.sources import Resolved
 from psdist.errors import UsageError, UserError
-from psdist.install.launcher import detect
+from psdist.install import detect
 from psdist.protocol.ids import worker_id
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.checkpointing.script_signals import keep_until_asked

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psdist.config.codec_rounds import codecs_that_may_come, has_codecs, is_auto, why_on_host
 from psdist.config.codec_specs import CodecSpec
-from psdist.config.derived import take_workers_places
 from psdist.config.modes import (
     has_range,
     is_changing,
@@ -196,3 +195,38 @@ def _absent(config: RunConfig, feature: Feature) -> str:
     texts = [config.setting_text(key) for key in keys]
     unset = [text for text in texts if " = " not in text]
     return f"without {unset[0]}" if unset else f"with {texts[0]}"
+
+
+def take_workers_places(config: RunConfig) -> bool:
+    """True if spares, where the run has some, take the places of workers, perhaps among others."""
+    return config.replication == "none" or config.max_deaths > 0
+
+
+def take_servers_places(config: RunConfig) -> bool:
+    """True if spares, where the run has some, take the places of servers, perhaps among others."""
+    return config.replication == "buddy"
+
+
+def without_substitutes(config: RunConfig) -> str:
+    """Return what to set where a script does not work with spares for workers' places."""
+    return (
+        "set failures.max_deaths = 0"
+        if take_servers_places(config)
+        else "leave failures.spares out"
+    )
+
+
+def reforms_groups(config: RunConfig) -> bool:
+    """True if a group continues without its failed workers."""
+    return config.on_group_death == "reform"
+
+
+def misses_rounds(config: RunConfig) -> bool:
+    """True if rounds close without the slowest groups, which miss them."""
+    return config.backup > 0
+
+
+def reads_losses(config: RunConfig) -> bool:
+    """True if anything is decided by the losses that scripts report."""
+    is_guarded = config.loss_patience is not None or config.rollback is not None
+    return config.steps_by == "loss" or is_guarded

@@ -25,12 +25,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
 from pydantic import ValidationError
 
 from psdist.config.old_names import BOOLEANS, MERGED, SHORT, why_removed
-from psdist.config.profiles import PROFILES
 from psdist.config.settings import (
     FIELDS,
     KEYS,
@@ -41,6 +40,43 @@ from psdist.config.settings import (
     contradiction,
 )
 from psdist.errors import ConfigError, UsageError
+
+
+class Profile(NamedTuple):
+    purpose: str
+    settings: Mapping[str, object]
+    """Name of a setting -> its value."""
+
+
+PROFILES: Final = {
+    "slow-network": Profile(
+        "the network decides how long a step takes",
+        {"codec.push": "int8", "codec.pull": "fp16"},
+    ),
+    "unreliable": Profile(
+        "hosts or processes fail during the run",
+        {
+            "servers": 2,
+            "checkpoint.every": "10m",
+            "failures.replication": "buddy",
+            "failures.max_deaths": 1,
+        },
+    ),
+    "uneven": Profile(
+        "now one group is slow, now another one",
+        {"mode": "auto", "staleness": 4},
+    ),
+    "study": Profile(
+        "the run is examined afterwards",
+        {
+            "transfer.checksum": "sampled",
+            "report.record": True,
+            "report.trace": True,
+            "report.progress": "lines",
+        },
+    ),
+}
+
 
 CommandLineValue: TypeAlias = "str | int | float | bool | tuple[str, ...] | None"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from psdist.controller.decisions import WINDOW, Controller, Decision, Window
+from psdist.controller import WINDOW, Controller, Decision, Window
 from psdist.controller.kept import KeptModes
 from psdist.controller.snapshots import Fields, Nested
 

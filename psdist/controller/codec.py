@@ -35,8 +35,7 @@ from itertools import chain
 from statistics import harmonic_mean, median_low
 from typing import Final, NamedTuple
 
-from psdist.controller import paces
-from psdist.controller.decisions import WINDOW, Controller, Decision, Times, Window
+from psdist.controller import WINDOW, Controller, Decision, Times, Window, paces
 from psdist.controller.kept import KeptCodecs, are_starts, at_place, from_place
 from psdist.controller.level_times import LevelTimes, Seen
 from psdist.controller.loss_guard import LossGuard

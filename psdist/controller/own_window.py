@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
 
-from psdist.controller.decisions import WINDOW, Observation, Times
+from psdist.controller import WINDOW, Observation, Times
 from psdist.controller.snapshots import Fields, HasSnapshot
 
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from statistics import median_low
 from typing import Final, NamedTuple
 
-from psdist.controller.decisions import Times
+from psdist.controller import Times
 
 LONGEST: Final = 2
 """Rounds of a group that its mean leaves out."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from psdist.errors import HistoryError
-from psdist.history.records import (
+from psdist.history import (
     DTYPES,
     HEADER,
     MAGIC,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from psdist.errors import HistoryError, InvariantError
-from psdist.history.records import DTYPES, HEADER, MAGIC, OPEN, FileKind, Records
+from psdist.history import DTYPES, HEADER, MAGIC, OPEN, FileKind, Records
 from psdist.history.run_record import FORMAT_VERSION, cannot
 from psdist.whole_writes import write_whole
 

@@ -235,7 +235,7 @@ class RunRecord(BackupPromise):
     @property
     def first(self) -> npt.NDArray[np.int64]:
         """[groups]: their first clocks; 0 for substitutes
-        (:attr:`psdist.history.records.History.first`)."""
+        (:attr:`psdist.history.History.first`)."""
         return np.asarray(self.first_clocks or (0,) * len(self.groups), np.int64)
 
     @property

@@ -27,14 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.errors import InvariantError
-from psdist.history.files import (
-    copy_name,
-    history_folder,
-    read_histories,
-    read_history,
-)
-from psdist.history.recorder import Recorder
-from psdist.history.records import (
+from psdist.history import (
     CHECKSUM,
     EVENT,
     IS_CORRECTED,
@@ -49,6 +42,13 @@ from psdist.history.records import (
     WorkerLog,
     code_of,
 )
+from psdist.history.files import (
+    copy_name,
+    history_folder,
+    read_histories,
+    read_history,
+)
+from psdist.history.recorder import Recorder
 from psdist.history.run_record import RunRecord, write_run
 
 __all__ = [

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from psdist.errors import LaunchError
-from psdist.install.launcher import FAMILY_NAMES, Family, family_of, library_name
+from psdist.install import FAMILY_NAMES, Family, family_of, library_name
 from psdist.install.quirks import chosen_session, own_home
 from psdist.install.room import (
     check_file_limit,

@@ -23,7 +23,7 @@ import msgpack
 from psdist.config.settings import NAMES, RunConfig, decode, encode
 from psdist.config.sources import Resolved
 from psdist.errors import LaunchError, TransportError, UserError
-from psdist.install.launcher import (
+from psdist.install import (
     boot_id,
     detect,
     explain_mismatch,

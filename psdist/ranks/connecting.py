@@ -26,7 +26,7 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.config.sources import Resolved, describe_defaults
 from psdist.controller.kept import Fidelity
 from psdist.errors import ConfigError, LaunchError, UserError
-from psdist.install.launcher import detect, explain_torchrun, survives_deaths
+from psdist.install import detect, explain_torchrun, survives_deaths
 from psdist.install.room import check_shared_memory
 from psdist.protocol.ids import COORDINATOR, is_worker, worker_of
 from psdist.protocol.roles import Place, Roles

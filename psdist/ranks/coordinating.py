@@ -14,9 +14,9 @@ from psdist.config.codec_rounds import is_auto
 from psdist.config.modes import judging_mode, least_bound, mode_by
 from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
+from psdist.controller import Controller
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller
 from psdist.controller.kept import Fidelity
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl

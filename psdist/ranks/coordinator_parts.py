@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from psdist.controller import Controller
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller
 from psdist.controller.kept import Fidelity, KeptModes
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl

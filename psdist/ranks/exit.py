@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from psdist.errors import BuriedError, HostLostError, JobEndedError, PeerLostError, PsdistError
-from psdist.install.launcher import survives_deaths
+from psdist.install import survives_deaths
 from psdist.protocol.control import Ended, Failure, MembershipChanged
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import COORDINATOR, is_spare, is_worker, server_id, worker_of
@@ -46,7 +46,7 @@ from psdist.ranks.failure import (
 from psdist.ranks.hosts import HostWatch
 from psdist.ranks.mpi_end import leave_out
 from psdist.ranks.parent_link import ParentLink
-from psdist.report.facts import RankSurvived
+from psdist.report import RankSurvived
 from psdist.report.logs import stop_logs
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from psdist.config.derived import without_substitutes
+from psdist.config.compatibility import without_substitutes
 from psdist.config.modes import describe_now
 from psdist.config.sources import Resolved, script_settings, with_script
 from psdist.errors import CollectiveError, PeerLostError, ProtocolError, UsageError, UserError

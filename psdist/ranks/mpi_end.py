@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from psdist.install.launcher import survives_deaths
+from psdist.install import survives_deaths
 from psdist.ranks.failure import flush_output
 
 _is_ours = False

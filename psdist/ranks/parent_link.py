@@ -33,9 +33,9 @@ from types import FrameType
 from typing import Final
 
 from psdist.errors import LaunchError, ProtocolError
-from psdist.install.launcher import boot_id
+from psdist.install import boot_id
 from psdist.ranks.failure import Interrupted
-from psdist.report.facts import (
+from psdist.report import (
     KERNEL_VARIABLE,
     PACKET_BYTES,
     PARENT_VARIABLE,

@@ -19,7 +19,7 @@ from typing import Any
 
 from psdist.config.sources import resolve
 from psdist.errors import UserError
-from psdist.install.launcher import detect
+from psdist.install import detect
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.connecting import connect, current
 from psdist.ranks.rank import Rank

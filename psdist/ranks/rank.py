@@ -27,10 +27,10 @@ from psdist.ranks.agreement import allgather, broadcast
 from psdist.ranks.exit import Exit
 from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.session import JobSession
-from psdist.report.facts import Phase
+from psdist.report import Phase
 from psdist.report.progress import say_phase
 from psdist.topology.plan import Plan
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 from psdist.transport.waiting import Waiting
 
 if TYPE_CHECKING:

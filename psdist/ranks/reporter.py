@@ -51,7 +51,7 @@ from psdist.ranks.reporting.status import StatusFile
 from psdist.ranks.reporting.summary import BuiltSet, counts_of_run
 from psdist.ranks.run_json import promise
 from psdist.ranks.session import JobSession
-from psdist.report.facts import RankSurvived, Training
+from psdist.report import RankSurvived, Training
 from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.parts import Reports
 from psdist.servers.protocol.collectives import Warn

@@ -38,15 +38,15 @@ from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.lobby import Lobby
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules import MakeRule
 from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, StaleLr
 from psdist.servers.protocol.rules.backup import backup_rule, misses_groups
-from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.successor import Successor
+from psdist.servers.replication import Replication
 from psdist.servers.replication.keeping import ReplicationOptions
-from psdist.servers.replication.replication import Replication
 from psdist.servers.replication.standby import LoggedSeat, StandbySeat
 from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import ServerOptions, ShardStore
@@ -54,7 +54,7 @@ from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
 from psdist.servers.traced import TracedSetLoop
 from psdist.transfers import transfers_for
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 from psdist.transport.virtual import Actor
 
 logger = logging.getLogger("psdist")

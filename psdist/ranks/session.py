@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from psdist.checkpoint.folder import Folder
-from psdist.config.derived import reforms_groups
+from psdist.config.compatibility import reforms_groups
 from psdist.config.modes import ModeFrom, judging_mode
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import Fidelity
@@ -27,10 +27,10 @@ from psdist.protocol.roles import Roles
 from psdist.ranks.checkpointing.resuming import Restored
 from psdist.ranks.checkpointing.ruling import fitting, modes_of
 from psdist.ranks.exit import DRAIN_TIMEOUT_S, Exit
-from psdist.report.facts import RankSurvived
+from psdist.report import RankSurvived
 from psdist.report.logs import start_logs, stop_logs
 from psdist.report.run_directory import RunDirectory
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 from psdist.transport.lines import LineTransport
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from psdist.codecs.base import Codec
+from psdist.codecs import Codec, Raw
 from psdist.codecs.checks import Checks
-from psdist.codecs.named import codec_of
+from psdist.codecs.schemes import codec_of
 from psdist.codecs.schemes.plain import Exact
-from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.wire import Wire, WireFrom
 from psdist.config.codec_rounds import (
     CodecsFrom,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from psdist.report.facts import Training
+from psdist.report import Training
 
 
 class Pace:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, Protocol, TypeAlias
 
-from psdist.report.facts import Phase, Training
+from psdist.report import Phase, Training
 from psdist.report.meter import Meter
 
 

@@ -21,13 +21,13 @@ from psdist.protocol.coordinator_line import (
 )
 from psdist.protocol.events import ControlArrived, Event, Frame, PeerLost, Sent
 from psdist.protocol.ids import COORDINATOR
-from psdist.transport.base import ForwardingTransport, Transport
+from psdist.transport import ForwardingTransport, Transport
 
 _OF_LINE = (ControlArrived, PeerLost)
 
 
 class LineTransport(ForwardingTransport):
-    """A :class:`psdist.transport.base.Transport` in front of another one."""
+    """A :class:`psdist.transport.Transport` in front of another one."""
 
     def __init__(
         self,

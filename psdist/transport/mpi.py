@@ -42,7 +42,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offere
 from psdist.protocol.header import HEADER_BYTES, KIND_BYTE, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.roles import Roles
-from psdist.transport.base import ForwardingTransport
+from psdist.transport import ForwardingTransport
 from psdist.transport.job_epochs import JobEpochs
 
 # MPI without ULFM knows them, too, as names of an error that it may return for anything.

@@ -14,11 +14,11 @@ from typing import Final
 
 from psdist.errors import ConfigError
 from psdist.servers.protocol.membership import IsOut, Membership
+from psdist.servers.protocol.rules import MakeRule, RoundRule, RuleContext
 from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, ByWeight
 from psdist.servers.protocol.rules.backup import Backup
 from psdist.servers.protocol.rules.clipping import Clipped, Sync
 from psdist.servers.protocol.rules.on_arrival import Async, Ssp
-from psdist.servers.protocol.rules.rule import MakeRule, RoundRule, RuleContext
 from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.start import Start

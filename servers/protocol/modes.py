@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from psdist.controller.decisions import Decision
+from psdist.controller import Decision
 from psdist.controller.kept import Fidelity, KeptModes
 from psdist.controller.observed import LevelsSized
 from psdist.controller.snapshots import Fields, Nested

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from psdist.controller import Controller, Decision, Observation
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, Rollback, rolled_back
 from psdist.controller.observed import GroupCame, GroupGone, ModeObserved
 from psdist.controller.rollback import Rise

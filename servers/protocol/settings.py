@@ -1,7 +1,7 @@
 """The settings that workers' pushes are made under; pure.
 
 A worker sends ``Settings(version, hyper, absent)`` before its first push under that version.
-Messages between two peers arrive in order (psdist.transport.base). A push with an unknown version
+Messages between two peers arrive in order (psdist.transport). A push with an unknown version
 is therefore an error of its sender.
 
     settings = SettingsOfWorkers(server=0, pipeline=0)

@@ -15,11 +15,11 @@ from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import Setup
 from psdist.protocol.events import Offered
 from psdist.servers.protocol.actions import Action, Built
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
+from psdist.servers.protocol.rules import RoundRule
 from psdist.servers.protocol.rules.changes import RoundChanges
-from psdist.servers.protocol.rules.rule import RoundRule
 
 TakeOffer: TypeAlias = Callable[[Offered], list[Action]]
 

@@ -70,13 +70,13 @@ from psdist.servers.protocol.actions import (
     TakeSnapshot,
     Unchanged,
 )
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
+from psdist.servers.protocol.chunks import ChunkState, PendingReply, Push
 from psdist.servers.protocol.chunks.values import ChiefValues
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.replication.records import ChunkRecord, SnapshotBegin
+from psdist.servers.protocol.rules import RoundRule
 from psdist.servers.protocol.rules.changes import RoundChanges
-from psdist.servers.protocol.rules.rule import RoundRule
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.start import Start
 

@@ -15,12 +15,12 @@ from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.events import Offered
 from psdist.protocol.header import Kind
 from psdist.servers.protocol.actions import Action, Built
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules import RoundRule
 from psdist.servers.protocol.rules.changes import RoundChanges
-from psdist.servers.protocol.rules.rule import RoundRule
 from psdist.servers.protocol.start import Start, TakeOffer
 
 

@@ -27,7 +27,7 @@ from psdist.servers.protocol.state import ServerCore
 from psdist.servers.replication.shard_replica import ShardReplica
 from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore, ShardStore
 from psdist.servers.shard.regions import Keeper
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 
 _RECORDED = int(Kind.RECORDED)
 

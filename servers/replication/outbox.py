@@ -20,7 +20,7 @@ from psdist.protocol.events import Frame
 from psdist.protocol.header import Header, Kind
 from psdist.servers.protocol.replication.primary import Primary
 from psdist.servers.protocol.replication.records import Record
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 
 
 class RecordFrame(Frame):
@@ -36,7 +36,7 @@ class RecordFrame(Frame):
 
 
 class Outbox:
-    """A :class:`psdist.transport.base.Sender` in front of the server's transport."""
+    """A :class:`psdist.transport.Sender` in front of the server's transport."""
 
     def __init__(self, transport: Transport, primary: Primary) -> None:
         self.primary = primary

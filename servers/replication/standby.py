@@ -25,7 +25,7 @@ from psdist.servers.protocol.failover.coordinator_log import (
     Over,
 )
 from psdist.servers.protocol.takeovers import Move
-from psdist.servers.replication.replication import Replication, require_coordinator
+from psdist.servers.replication import Replication, require_coordinator
 
 _PART_BYTES = 16 * 2**20
 """Bytes of the coordinator's snapshot in one message."""

@@ -88,7 +88,7 @@ class ShardStatistics:
     held_bytes: int
     """Where gradients wait for their joint norm: one shard in the server's dtype, or nothing."""
     copy_bytes: int = 0
-    """Copies for readers: the bytes of all stages (psdist.servers.shard.stages)."""
+    """Copies for readers: the bytes of all stages (psdist.servers.shard)."""
 
 
 class Executor(Protocol):

@@ -20,8 +20,8 @@ import torch
 
 from psdist.protocol.header import Flag
 from psdist.servers.protocol.actions import Reply, Step
+from psdist.servers.shard import ShardStage
 from psdist.servers.shard.chunk_memory import ChunkMemory
-from psdist.servers.shard.stages import ShardStage
 
 
 class Given(ShardStage):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from psdist.codecs.base import seed_of, sender_to
+from psdist.codecs import seed_of, sender_to
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.wire import Wire
 from psdist.protocol.ids import worker_of

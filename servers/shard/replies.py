@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from psdist.codecs.base import ANY_SERVER, seed_of
+from psdist.codecs import ANY_SERVER, seed_of
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
 from psdist.codecs.wire import Wire
 from psdist.errors import InvariantError
 from psdist.protocol.memory import allocate, as_bytes
 from psdist.servers.protocol.actions import Reply, Step
+from psdist.servers.shard import ShardStage
 from psdist.servers.shard.chunk_memory import ChunkMemory
 from psdist.servers.shard.regions import HELD
-from psdist.servers.shard.stages import ShardStage
 
 
 class RawReplies(ShardStage):

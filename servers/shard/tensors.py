@@ -39,6 +39,7 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
+from psdist.servers.shard import ShardStage
 from psdist.servers.shard.chunk_memory import ChunkMemory
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
@@ -49,7 +50,6 @@ from psdist.servers.shard.regions import HELD, Region, starts_of
 from psdist.servers.shard.replies import ChangeReplies, CodedReplies, RawReplies
 from psdist.servers.shard.slots import CodedGradients, RawGradients, Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
-from psdist.servers.shard.stages import ShardStage
 from psdist.transfers import Transfers
 
 _LOADED_AND_STEPPED: Final = 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.codecs.base import Codec, OnDevice
+from psdist.codecs import Codec, OnDevice
 from psdist.codecs.blocks import norm_of, sums_of
 from psdist.codecs.feedback import PushTerms
 from psdist.codecs.schemes.plain import Exact

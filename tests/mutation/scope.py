@@ -126,7 +126,7 @@ HOUSE = Scope(
         "psdist/history/rules/values/checksums.py": ("tests/unit/history/test_check.py",),
         "servers/protocol/rules/backup.py": ("tests/unit/servers/chunks/test_backed.py",),
         "servers/protocol/rules/gathering.py": ("tests/unit/servers/test_state.py",),
-        "servers/protocol/rules/rule.py": ("tests/unit/servers/chunks/test_updates.py",),
+        "servers/protocol/rules/__init__.py": ("tests/unit/servers/chunks/test_updates.py",),
         "servers/protocol/coordinator.py": ("tests/unit/servers/test_modes_and_deaths.py",),
     },
     options=("--schedules=200", "--large-schedules=1"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.codecs.schemes.raw import RAW
+from psdist.codecs import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.wire import Wire
 from psdist.commands.check import check

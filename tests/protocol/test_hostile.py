@@ -77,8 +77,8 @@ from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
 from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction
 from psdist.servers.protocol.state import ServerCore
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import (
     BYTES,
     OWNERS,

@@ -10,7 +10,7 @@ import pytest
 
 from psdist.commands.check import check_sets_of
 from psdist.errors import InvariantError, ProtocolError
-from psdist.history.records import EventFlag
+from psdist.history import EventFlag
 from psdist.servers.protocol.actions import Receipt
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.set_loop import SetLoop

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from psdist.commands.check import check
-from psdist.history.records import History
+from psdist.history import History
 from psdist.history.rules.findings import Findings
 from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.values.uses import Uses, check_bound
-from psdist.servers.protocol.rules.rule import MakeRule
+from psdist.servers.protocol.rules import MakeRule
 from tests.support.rules import secretly
 from tests.support.virtual.job import Schedule, VirtualJob
 

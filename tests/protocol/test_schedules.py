@@ -28,7 +28,7 @@ from psdist.transport.virtual import Actor
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.model.saving import PlainMemory
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 from tests.protocol.regressions import REGRESSIONS
 from tests.support.virtual.job import Schedule, VirtualJob, play, small_partition
 from tests.support.virtual.network import LinkModel, VirtualNetwork

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from psdist.commands.check import check
-from psdist.history.records import EventKind, History
+from psdist.history import EventKind, History
 from psdist.protocol.ids import worker_id
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.shard.given import Given
 from tests.support.virtual.job import Schedule, VirtualJob, play

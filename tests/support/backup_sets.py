@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from psdist.history.records import EventKind, History
+from psdist.history import EventKind, History
 from psdist.servers.protocol.rules import backup
 from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from psdist.controller import Controller
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller
 from psdist.controller.kept import Fidelity, KeptModes
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.rollback import RiseGuard

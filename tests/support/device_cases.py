@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from psdist.codecs.base import Codec, OnDevice
+from psdist.codecs import Codec, OnDevice
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms

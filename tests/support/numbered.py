@@ -13,7 +13,7 @@ from collections import Counter
 from psdist.protocol.control import Progress
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered
 from psdist.protocol.header import Header, Kind
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 
 SIZES = (1, 100, 5000, 200_000)
 """Bytes of payloads: MPI moves small and large ones in different ways."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from psdist.codecs.base import require_size
+from psdist.codecs import require_size
 from psdist.protocol.memory import torch_dtype
 
 CODES = {"float16": 200, "bfloat16": 201}

@@ -8,7 +8,7 @@ from functools import partial
 from psdist.mode_names import Mode
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.rules.rule import MakeRule, RoundRule, RuleContext
+from psdist.servers.protocol.rules import MakeRule, RoundRule, RuleContext
 from psdist.servers.protocol.rules.switching import Switching
 
 

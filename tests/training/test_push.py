@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from psdist.errors import CollectiveError, PsdistError, UsageError
-from psdist.history.records import EventFlag, EventKind
+from psdist.history import EventFlag, EventKind
 from psdist.job import Job
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import flat, relative_distance

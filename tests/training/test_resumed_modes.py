@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from psdist.commands.check import check_run
-from psdist.history.records import EventKind
+from psdist.history import EventKind
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories
 from psdist.job import Job

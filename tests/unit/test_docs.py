@@ -16,7 +16,6 @@ import typer.main
 
 from psdist.commands.cli import app
 from psdist.config.old_names import MERGED
-from psdist.config.profiles import PROFILES
 from psdist.config.settings import (
     KEYS,
     NAMES,
@@ -26,6 +25,7 @@ from psdist.config.settings import (
     needs_of,
     unit_of,
 )
+from psdist.config.sources import PROFILES
 from psdist.job import Job
 from psdist.protocol.control import Control
 from psdist.protocol.header import HEADER_BYTES, Header

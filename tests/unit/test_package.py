@@ -193,12 +193,12 @@ def test_a_wheel_contains_every_module_and_linked_ones_as_files(wheel: Path, sou
 def test_a_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:
     program = (
         "import psdist.commands.cli\n"
-        "from psdist.servers.protocol.rules import rule\n"
-        "print(rule.__file__)"
+        "from psdist.servers.protocol import rules\n"
+        "print(rules.__file__)"
     )
     done = python("-P", "-c", program, path=wheel, cwd=tmp_path)
-    rule = wheel / "psdist" / "servers" / "protocol" / "rules" / "rule.py"
-    assert done.stdout.strip() == str(rule), done.stderr
+    rules = wheel / "psdist" / "servers" / "protocol" / "rules" / "__init__.py"
+    assert done.stdout.strip() == str(rules), done.stderr
 
 
 def test_a_wheel_says_how_psdist_is_started(wheel: Path) -> None:

@@ -26,9 +26,9 @@ from psdist.workers.blocking import Blocking, Parts
 from psdist.workers.early.early_pushes import EarlyPushes
 from psdist.workers.early.progress import Driver
 from psdist.workers.loop import Wait
+from psdist.workers.model.flat import Shadow
 from psdist.workers.model.gradient_hooks import GradientHooks
 from psdist.workers.model.samples import same_bits
-from psdist.workers.model.shadow import Shadow
 from psdist.workers.reduction import Reduced, Terms
 
 logger = logging.getLogger("psdist")

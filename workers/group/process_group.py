@@ -31,8 +31,7 @@ import torch.distributed as dist
 from psdist.errors import InvariantError, MemberLostError, TransportError, UsageError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Span
-from psdist.workers.group.addresses import REMEDY, At
-from psdist.workers.group.channel import (
+from psdist.workers.group import (
     CALLS,
     AloneChannel,
     GroupChannel,
@@ -43,6 +42,7 @@ from psdist.workers.group.channel import (
     check_calls,
     stretches_of,
 )
+from psdist.workers.group.addresses import REMEDY, At
 from psdist.workers.group.meeting import (
     INTERFACE,
     Hosts,

@@ -17,7 +17,7 @@ from torch import Tensor
 from psdist.workers.blocking import Blocking, Parts
 from psdist.workers.early.progress import Driver
 from psdist.workers.loop import Wait
-from psdist.workers.model.shadow import Shadow
+from psdist.workers.model.flat import Shadow
 from psdist.workers.reduction import CALL, Reduced, in_group
 
 

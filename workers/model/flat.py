@@ -422,3 +422,41 @@ def _is_finite(part: torch.Tensor) -> bool:
 
 def _sum_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+class Shadow:
+    """The newest values of some chunks that servers have sent."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        flat: FlatModel,
+        *,
+        chunks: Collection[int],
+        newest: Sequence[torch.Tensor],
+    ) -> None:
+        """``newest``: the servers' newest values of each buffer, flat: the parameters, or a copy
+        if local steps have changed these since."""
+        self._flat = flat
+        self._aside: dict[int, torch.Tensor] = {}
+        self._in_place: dict[int, torch.Tensor] = {}
+        # One allocation: many would lie in holes of the heap that autograd's gradients have left.
+        memory = flat.transfers.allocate(sum(partition.chunks[index].num_bytes for index in chunks))
+        start, pairs = 0, []
+        for index in chunks:
+            chunk = partition.chunks[index]
+            stop = start + chunk.num_bytes
+            aside = as_tensor(memory[start:stop], chunk.dtype, chunk.length)
+            start = stop
+            stretch = slice(chunk.start, chunk.start + chunk.length)
+            self._aside[index] = aside
+            self._in_place[index] = flat.values[chunk.buffer][stretch]
+            pairs.append((newest[chunk.buffer][stretch], aside))
+        flat.transfers.begin(pairs, after=[flat.mark()]).wait()
+
+    def parameter_frame(self, chunk: Chunk) -> Frame:
+        return Frame(as_bytes(self._aside[chunk.index]))
+
+    def move(self, chunks: Collection[int]) -> None:
+        """Copy the landed values of ``chunks`` into the parameters."""
+        self._flat.land([(self._aside[chunk], self._in_place[chunk]) for chunk in chunks])

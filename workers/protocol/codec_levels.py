@@ -11,8 +11,8 @@ from psdist.errors import ProtocolError
 from psdist.protocol.control import BeginCodecs
 from psdist.protocol.ids import describe_peer, is_worker
 from psdist.protocol.rounds import Turns
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action
-from psdist.workers.protocol.seat import Seat
 
 
 class CodecLevels:

@@ -61,6 +61,7 @@ from psdist.protocol.ids import COORDINATOR, describe_peer, is_worker, server_id
 from psdist.protocol.partition import Partition
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.rounds import Turns
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import (
     Action,
     InitialSent,
@@ -69,15 +70,13 @@ from psdist.workers.protocol.actions import (
     Warn,
 )
 from psdist.workers.protocol.codec_levels import CodecLevels
-from psdist.workers.protocol.collectives import Collectives
+from psdist.workers.protocol.collectives import Collectives, FixedSteps
 from psdist.workers.protocol.joining import membership_of
 from psdist.workers.protocol.meetings import Meetings
+from psdist.workers.protocol.membership import Regrouping
 from psdist.workers.protocol.optimizer_state import StateTransfer
-from psdist.workers.protocol.regrouping import Regrouping
 from psdist.workers.protocol.resending import NoFailover, failover_of
-from psdist.workers.protocol.seat import Seat
-from psdist.workers.protocol.settings import SettingsVersions
-from psdist.workers.protocol.steps import FixedSteps
+from psdist.workers.protocol.versions import SettingsVersions
 
 ANY_TIME = frozenset({"mean", "any", "all", "barrier", "loader"})
 """Collectives that leave parameters alone: a worker may enter them while it has pushed half an

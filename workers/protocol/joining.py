@@ -14,9 +14,9 @@ from __future__ import annotations
 from psdist.errors import InvariantError
 from psdist.protocol.control import JoinAccepted, JoinReady, TakePlace
 from psdist.protocol.ids import COORDINATOR
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, SendControl, Warn
 from psdist.workers.protocol.membership import Membership
-from psdist.workers.protocol.seat import Seat
 
 
 class Substitute(Membership):

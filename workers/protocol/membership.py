@@ -14,7 +14,7 @@ joins the running job instead (psdist.workers.protocol.joining).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from psdist.errors import BuriedError, InvariantError, ProtocolError
@@ -26,6 +26,8 @@ from psdist.protocol.control import (
     MembershipChanged,
     Register,
     Registered,
+    Regroup,
+    Regrouped,
     Setup,
     Stop,
     Suspend,
@@ -39,8 +41,8 @@ from psdist.protocol.ids import (
     server_id,
     worker_id,
 )
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, SendControl, SendInitial, Warn
-from psdist.workers.protocol.seat import Seat
 
 
 class Membership:
@@ -317,3 +319,54 @@ class Membership:
             raise InvariantError(f"group {seat.group} has left before it was registered")
         if self.is_stopped and not self.may_stop:
             raise InvariantError(f"worker {seat.worker} was stopped before it was done")
+
+
+class Regrouping:
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self.num_lost = 0
+        """Failed workers of the group."""
+        self._told = 0
+        """Their number in the last report of this worker."""
+        self._answer: list[bytes] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """True if the group has lost workers since the last report of this worker."""
+        return self._told < self.num_lost
+
+    def lose(self, dead: Collection[int]) -> bool:
+        """The coordinator has reported these failed workers. Return True if this worker has become
+        the leader of its group, which continues without them."""
+        if not self._seat.group_reforms:
+            return False
+        was_leader = self._seat.is_leader
+        self.num_lost += self._seat.lose(dead)
+        return self._seat.is_leader and not was_leader
+
+    def tell(self, standing: bytes) -> list[Action]:
+        """Send ``standing``, as :class:`Regroup` describes it."""
+        self._told, self._answer = self.num_lost, None
+        worker, num_lost = self._seat.worker, self._told
+        message = Regroup(worker=worker, num_lost=num_lost, standing=standing)
+        return [SendControl(COORDINATOR, message)]
+
+    @property
+    def answer(self) -> list[bytes] | None:
+        """The standings of the remaining workers, by place; None while one of them is missing."""
+        return None if self.is_due else self._answer
+
+    def on_regrouped(self, peer: int, message: Regrouped) -> list[Action]:
+        if peer != COORDINATOR or not 0 < message.num_lost <= self._told:
+            raise ProtocolError(
+                f"worker {self._seat.worker}: {describe_peer(peer)} sent Regrouped of a group that "
+                f"has lost {message.num_lost}; this worker has reported {self._told}"
+            )
+        if message.num_lost == self.num_lost:
+            if len(message.standings) != len(self._seat.members):
+                raise ProtocolError(
+                    f"worker {self._seat.worker}: {describe_peer(peer)} sent Regrouped of "
+                    f"{len(message.standings)} workers; {len(self._seat.members)} are left"
+                )
+            self._answer = message.standings
+        return []

@@ -19,8 +19,8 @@ from typing import TypeAlias
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import StateHeld, StateTaken, StateWanted
 from psdist.protocol.ids import describe_peer, server_id
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, KeepState, SendControl, SendState, Warn
-from psdist.workers.protocol.seat import Seat
 
 Part: TypeAlias = tuple[int, int]
 """Chunk, and its first element in the chunk."""

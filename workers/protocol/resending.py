@@ -22,8 +22,8 @@ from psdist.protocol.control import Moved
 from psdist.protocol.events import PeerLost
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import COORDINATOR, describe_peer, is_spare, is_worker, spare_of
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, SendPush
-from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.transfers import Transfers
 
 Move: TypeAlias = tuple[int, int]

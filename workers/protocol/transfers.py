@@ -33,6 +33,7 @@ from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
 from psdist.protocol.send_order import SendOrder
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import (
     AcceptReply,
     Action,
@@ -41,7 +42,6 @@ from psdist.workers.protocol.actions import (
     SendPush,
     SendValues,
 )
-from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.versions import Aside, Held, held_by
 
 _PUSH = int(Kind.PUSH)

@@ -8,8 +8,11 @@ Aside(held).landed(header)         # the same for a copy: memory and versions st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
+from psdist.errors import InvariantError
+from psdist.protocol.control import Settings
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.payloads import PayloadRule
 from psdist.workers.protocol.actions import Action, DecodeReply, RestoreHeld
@@ -100,3 +103,41 @@ def held_by(rule: PayloadRule) -> Held:
     if rule.is_raw:
         return Held()
     return RelativeHeld() if rule.keeps_versions else DecodedHeld()
+
+
+_NUM_KEPT = 8
+"""Versions whose pushes may wait for a credit: two iterations are under way, of two versions each,
+and with pipeline = 1 another."""
+
+
+class SettingsVersions:
+    def __init__(self) -> None:
+        self.version = 0
+        """Version of the current settings; 0 before the first push."""
+        self._current: tuple[bytes, tuple[int, ...]] | None = None
+        self._recent: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.newest: deque[Settings] = deque(maxlen=_NUM_KEPT)
+        """That pushes which are not answered may have been made under, in order."""
+
+    def update(self, hyper: bytes, absent: Sequence[int]) -> Settings | None:
+        """Make these the current settings; the message to send first if they are new ones."""
+        settings = (hyper, tuple(absent))
+        if settings == self._current:
+            return None
+        self._current = settings
+        self.version += 1
+        self._recent[self.version] = settings
+        self._recent.pop(self.version - _NUM_KEPT, None)
+        message = Settings(version=self.version, hyper=hyper, absent=list(absent))
+        self.newest.append(message)
+        return message
+
+    def update_absent(self, absent: Sequence[int]) -> Settings | None:
+        """As :meth:`update`, with the hyperparameters that are current."""
+        if self._current is None:
+            raise InvariantError("absent pieces of an iteration that has no hyperparameters")
+        return self.update(self._current[0], absent)
+
+    def of(self, version: int) -> tuple[bytes, tuple[int, ...]]:
+        """Hyperparameters and absent pieces of a version under which a push leaves now."""
+        return self._recent[version]

@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from psdist.codecs.base import Matrix, MatrixCodec, require_size
+from psdist.codecs import Matrix, MatrixCodec, require_size
 from psdist.protocol.header import CodecCode
 
 _SMALLEST: Final = torch.finfo(torch.float32).tiny

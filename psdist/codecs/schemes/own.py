@@ -15,7 +15,7 @@
 
 ``name`` is called without arguments, on every rank, and gives the codec. It is imported because the
 rank's own configuration says so, never by a message. It must be pure as
-:class:`psdist.codecs.base.Codec` is; it is tried out before anything is sent. With feedback it must
+:class:`psdist.codecs.Codec` is; it is tried out before anything is sent. With feedback it must
 leave out less than it is given, or what is left out grows.
 """
 
@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
-from psdist.codecs.base import Varying, has_only_finite
+from psdist.codecs import Varying, has_only_finite
 from psdist.errors import CodecError, ProtocolError
 from psdist.protocol.header import CodecCode
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import zstandard
 
-from psdist.codecs.base import Codec, Varying
+from psdist.codecs import Codec, Varying
 from psdist.errors import ProtocolError
 from psdist.protocol.header import CodecCode
 from psdist.protocol.memory import as_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from psdist.codecs.base import OnDevice, require_size
+from psdist.codecs import OnDevice, require_size
 from psdist.protocol.header import CodecCode
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from psdist.codecs.base import OnDevice
+from psdist.codecs import OnDevice
 from psdist.codecs.blocks import (
     BLOCK,
     DOWN,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from psdist.codecs.base import OnDevice
+from psdist.codecs import OnDevice
 from psdist.codecs.blocks import (
     BLOCK,
     DOWN,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from psdist.codecs.base import OnDevice, has_only_finite, require_size
+from psdist.codecs import OnDevice, has_only_finite, require_size
 from psdist.errors import ProtocolError
 from psdist.protocol.header import CodecCode
 

@@ -53,7 +53,7 @@ from psdist.servers.shard.tensors import TensorShard
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.saving import PlainMemory
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 
 if TYPE_CHECKING:  # at run time only inside functions: importing it starts MPI
     from mpi4py import MPI

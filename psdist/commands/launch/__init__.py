@@ -8,7 +8,7 @@ starts mpirun and stays until that has ended. It passes output on (``screen``) w
 launcher's own noise (``noise``), draws progress (``display``), forwards signals once and decides
 what follows one (``ending``), stops and continues the job with itself, hands its standard input to
 the chief, and gives the exit status. It never waits for a rank, and no rank outlives it. The ranks'
-end of the line is psdist.ranks.parent_link, and psdist.report.facts has the words on it.
+end of the line is psdist.ranks.parent_link, and psdist.report has the words on it.
 
 Nothing here imports torch, mpi4py or numpy: a parent costs little and is at work while ranks start.
 
@@ -47,7 +47,7 @@ from psdist.config.settings import RunConfig
 from psdist.errors import LaunchError, ProtocolError
 from psdist.install.quirks import own_session
 from psdist.install.room import session_bytes
-from psdist.report.facts import (
+from psdist.report import (
     EndNow,
     Fact,
     Failed,

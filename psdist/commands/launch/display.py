@@ -23,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from psdist.commands.launch.screen import Screen
-from psdist.report.facts import PHASES, Phase, Training
+from psdist.report import PHASES, Phase, Training
 from psdist.report.meter import Meter, Words, format_duration
 from psdist.report.progress import ProgressDisplay, Style
 

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Final
 
 from psdist.errors import LaunchError
-from psdist.install.launcher import boot_id
+from psdist.install import boot_id
 from psdist.install.room import has_room, no_room
-from psdist.report.facts import (
+from psdist.report import (
     KERNEL_VARIABLE,
     PACKET_BYTES,
     PARENT_VARIABLE,

@@ -28,7 +28,7 @@ from psdist.commands.probe.measuring import Measuring
 from psdist.commands.probe.schedule import RankFacts, schedule
 from psdist.config.sources import CommandLineValue, Resolved, resolve
 from psdist.errors import LaunchError, PlacementError, UserError
-from psdist.install.launcher import detect
+from psdist.install import detect
 from psdist.protocol.roles import Place
 from psdist.ranks.agreement import AgreedExit, agreed, allgather, decided, exchange, start_mpi
 from psdist.ranks.failure import end_all, format_error, ignore_interrupts, wait_until_read

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from psdist.commands.probe.exchange import Flow, together
 from psdist.commands.probe.schedule import Step
-from psdist.install.launcher import family_of, library_name
+from psdist.install import family_of, library_name
 from psdist.topology.draw import counted
 from psdist.topology.network.catalogue import Kind, Network, Pair, Speed
 from psdist.topology.text.hostlist import natural_key

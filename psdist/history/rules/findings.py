@@ -12,7 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from psdist.history.records import Ints
+from psdist.history import Ints
 
 
 class Rule(Enum):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psdist.protocol.control import Progress
-from psdist.report.facts import MAX_VALUES, Training
+from psdist.report import MAX_VALUES, Training
 
 _VALUE_CHARACTERS = 64
 

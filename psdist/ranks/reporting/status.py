@@ -16,7 +16,7 @@ from contextlib import suppress
 from psdist.protocol.roles import Roles
 from psdist.ranks.reporting.rank_reports import OpenCall, RankReports
 from psdist.ranks.reporting.run_status import RunStatus
-from psdist.report.facts import Training
+from psdist.report import Training
 from psdist.report.run_directory import RunDirectory
 from psdist.report.status import (
     MOST_CHARACTERS,

@@ -21,7 +21,7 @@ from typing import Final
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
 from psdist.errors import PlacementError, UserError
-from psdist.install.launcher import Launcher
+from psdist.install import Launcher
 from psdist.protocol.roles import Place
 from psdist.topology import plan as plan_codec
 from psdist.topology.machine import UNKNOWN, Device, Machine, cards, sysfs

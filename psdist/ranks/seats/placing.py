@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from psdist.config.derived import take_servers_places, take_workers_places
+from psdist.config.compatibility import take_servers_places, take_workers_places
 from psdist.config.settings import RunConfig
 from psdist.errors import ConfigError, LaunchError, PlacementError, UserError
-from psdist.install.launcher import survives_deaths
+from psdist.install import survives_deaths
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.agreement import agreed, allgather, decided, gather
 from psdist.ranks.seats.cards import card_notes

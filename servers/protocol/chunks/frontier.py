@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
 
 
 class Frontier:

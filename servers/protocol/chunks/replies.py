@@ -24,7 +24,7 @@ from psdist.errors import ProtocolError
 from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
 from psdist.servers.protocol.actions import Action, Reply, ReplyFlow, ReplyToken, Unchanged
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
+from psdist.servers.protocol.chunks import ChunkState, PendingReply, Push
 from psdist.servers.protocol.chunks.reply_window import ReplyWindow
 
 BARRED = NEVER + 1

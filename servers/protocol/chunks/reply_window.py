@@ -23,7 +23,7 @@ from itertools import count
 from psdist.errors import InvariantError
 from psdist.protocol.ids import describe_peer
 from psdist.servers.protocol.actions import ReplyFlow, ReplyToken
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply
+from psdist.servers.protocol.chunks import ChunkState, PendingReply
 
 
 class ReplyWindow:

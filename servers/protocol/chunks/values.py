@@ -21,7 +21,7 @@ from psdist.protocol.header import NEVER, Flag, Header
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.payloads import PayloadRule
 from psdist.servers.protocol.actions import Action, Load, Receipt
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Loading
+from psdist.servers.protocol.chunks import ChunkState, Loading
 from psdist.servers.protocol.chunks.receive_pool import ReceivePool
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.servers.protocol.membership import Agrees, Membership

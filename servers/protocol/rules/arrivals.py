@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Final
 
 from psdist.servers.protocol.actions import Action, EmptyStep, SlotContent, Step
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks import ChunkState, Push
 from psdist.servers.protocol.chunks.replies import NoteSent
 from psdist.servers.protocol.membership import Membership
-from psdist.servers.protocol.rules.rule import RoundRule, contribution_of
+from psdist.servers.protocol.rules import RoundRule, contribution_of
 
 
 class ByWeight:

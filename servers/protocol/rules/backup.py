@@ -40,11 +40,11 @@ from psdist.protocol.header import NEVER, Header
 from psdist.protocol.ids import server_id
 from psdist.servers.protocol.actions import Action, Built, LeftOut, Missed, SendControl
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks import ChunkState, Push
 from psdist.servers.protocol.chunks.frontier import Frontier
+from psdist.servers.protocol.rules import MakeRule, RoundRule, RuleContext
 from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
 from psdist.servers.protocol.rules.gathering import Gathered
-from psdist.servers.protocol.rules.rule import MakeRule, RoundRule, RuleContext
 
 
 class BackupSettings(Protocol):

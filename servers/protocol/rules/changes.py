@@ -21,10 +21,10 @@ from psdist.servers.protocol.actions import (
     HoldRounds,
     SendControl,
 )
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.replication.shard_state import ShardState
-from psdist.servers.protocol.rules.rule import RoundRule
+from psdist.servers.protocol.rules import RoundRule
 
 
 class RoundChanges:

@@ -38,10 +38,10 @@ from psdist.servers.protocol.actions import (
     SlotContent,
     Step,
 )
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.chunks.frontier import PassingHeld
+from psdist.servers.protocol.rules import RoundRule
 from psdist.servers.protocol.rules.gathering import Gathered
-from psdist.servers.protocol.rules.rule import RoundRule
 
 
 def coefficient(squares: Iterable[float], max_norm: float) -> float:

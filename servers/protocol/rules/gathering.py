@@ -4,7 +4,7 @@ Contributions are folded in the order of their groups, whatever the order of arr
 are bitwise the same from run to run. A push that comes before its turn stays with its sender or
 waits in a slot. When every group that is waited for has contributed, the sum is divided by the sum
 of weights, and the chunk makes one step.
-:class:`~psdist.servers.protocol.chunks.chunk_state.ChunkState` keeps a chunk's turn.
+:class:`~psdist.servers.protocol.chunks.ChunkState` keeps a chunk's turn.
 
 All rules with a joint step extend ``Gathered``: sync, clipping, backup, switching.
 """
@@ -25,10 +25,10 @@ from psdist.servers.protocol.actions import (
     StartSum,
     Step,
 )
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Gathering, Push
+from psdist.servers.protocol.chunks import ChunkState, Gathering, Push
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER, STARTS, TOO_FAR
-from psdist.servers.protocol.rules.rule import RoundRule, contribution_of
+from psdist.servers.protocol.rules import RoundRule, contribution_of
 
 
 class Gathered(RoundRule):

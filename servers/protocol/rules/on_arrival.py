@@ -18,10 +18,10 @@ from collections.abc import Iterable
 
 from psdist.errors import ConfigError
 from psdist.servers.protocol.actions import Action
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ADDS
+from psdist.servers.protocol.rules import RoundRule, RuleContext
 from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, Arrivals, ByWeight
-from psdist.servers.protocol.rules.rule import RoundRule, RuleContext
 
 
 class Async(RoundRule):

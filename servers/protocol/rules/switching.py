@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from psdist.errors import ConfigError
 from psdist.protocol.control import Setup
 from psdist.servers.protocol.actions import Action, ChangeMode
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks import ChunkState, Push
 from psdist.servers.protocol.chunks.receive_pool import ADDS
+from psdist.servers.protocol.rules import RoundRule, RuleContext
 from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, Arrivals, ByWeight
 from psdist.servers.protocol.rules.gathering import Gathered
-from psdist.servers.protocol.rules.rule import RoundRule, RuleContext
 
 
 class Switching(Gathered):

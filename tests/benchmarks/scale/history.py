@@ -13,7 +13,7 @@ from time import process_time
 import numpy as np
 
 from psdist.commands.check import check
-from psdist.history.records import (
+from psdist.history import (
     CHECKSUM_DTYPE,
     EVENT_DTYPE,
     NO_CHUNK,

@@ -29,7 +29,7 @@ from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.saving import PlainMemory, allocate_buffers
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 from tests.support.virtual.network import LinkModel, VirtualNetwork
 
 STALENESS = 3

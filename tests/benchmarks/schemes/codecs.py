@@ -15,9 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from psdist.codecs.base import Matrix, MatrixCodec
-from psdist.codecs.named import codec_of
-from psdist.codecs.schemes.raw import Raw
+from psdist.codecs import Matrix, MatrixCodec, Raw
+from psdist.codecs.schemes import codec_of
 from psdist.config.codec_specs import parse_codec
 
 NAMES = (

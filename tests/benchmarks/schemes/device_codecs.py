@@ -21,13 +21,12 @@ from typing import Any
 
 import torch
 
-from psdist.codecs.base import Codec
+from psdist.codecs import Codec, Raw
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import CodecOf
-from psdist.codecs.named import codec_of
-from psdist.codecs.schemes.raw import Raw
+from psdist.codecs.schemes import codec_of
 from psdist.config.codec_specs import parse_codec
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.partition import Partition, Piece

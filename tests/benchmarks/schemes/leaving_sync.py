@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Final
 from unittest import mock
 
-from psdist.controller import mode
-from psdist.controller.decisions import WINDOW, Observation
+from psdist.controller import WINDOW, Observation, mode
 
 RUNS: Final = 100
 ROUNDS: Final = 200

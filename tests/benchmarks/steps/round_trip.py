@@ -34,7 +34,7 @@ from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.saving import PlainMemory
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 
 _HYPER = pack_hyperparameters([{"lr": 0.001}])
 _WARM_UP, _COUNTED = 20, 10

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from psdist.commands import check
+from psdist.history import EventKind
 from psdist.history.files import read_history
-from psdist.history.records import EventKind
 from tests.support.mpirun import REPOSITORY, run_mpi
 
 pytestmark = pytest.mark.mpi

@@ -23,9 +23,9 @@ from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.values.weights import check_codecs
 from psdist.protocol.control import BeginCodecs, Control
 from psdist.protocol.ids import worker_id
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
+from psdist.servers.protocol.rules import MakeRule, RoundRule
 from psdist.servers.protocol.rules.clipping import Sync
-from psdist.servers.protocol.rules.rule import MakeRule, RoundRule
 from tests.protocol.codecs.test_reader_copies import held
 from tests.protocol.test_auto_mode import Skewed, lines_of, violations
 from tests.support.virtual.job import Schedule, VirtualJob

@@ -21,8 +21,8 @@ from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.values.weights import check_codecs
 from psdist.protocol.control import BeginCodecs, Control
 from psdist.protocol.ids import worker_id
+from psdist.servers.protocol.rules import MakeRule
 from psdist.servers.protocol.rules.on_arrival import Async, Ssp
-from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.workers.protocol.core import WorkerCore
 from tests.protocol.codecs.test_auto_codec import (
     EXACT,

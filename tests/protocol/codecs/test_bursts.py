@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 import torch
 
+from psdist.codecs import RAW
 from psdist.codecs.schemes.quantized import Quantized
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import TopK
 from psdist.codecs.wire import Wire, WireFrom

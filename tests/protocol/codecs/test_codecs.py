@@ -15,8 +15,7 @@ from functools import partial
 import pytest
 import torch
 
-from psdist.codecs.base import seed_of
-from psdist.codecs.schemes.raw import RAW
+from psdist.codecs import RAW, seed_of
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame

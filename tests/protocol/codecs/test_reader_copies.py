@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 import torch
 
+from psdist.codecs import RAW
 from psdist.codecs.schemes.quantized import Quantized
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.wire import Wire
 from psdist.protocol.ids import worker_id

@@ -13,9 +13,8 @@ from typing import Any, Final
 import pytest
 import torch
 
-from psdist.codecs.base import ANY_SERVER, seed_of
+from psdist.codecs import ANY_SERVER, RAW, seed_of
 from psdist.codecs.schemes.quantized import Quantized
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import RandK, TopK
 from psdist.codecs.wire import Wire

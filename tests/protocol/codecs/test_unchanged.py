@@ -11,7 +11,7 @@ import torch
 
 from psdist.commands.check import check
 from psdist.protocol.events import Offered
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply
+from psdist.servers.protocol.chunks import ChunkState, PendingReply
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.workers.protocol.actions import Action, DiscardReply
 from psdist.workers.protocol.versions import Held

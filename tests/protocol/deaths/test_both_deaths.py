@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from psdist.errors import PsdistError
-from psdist.history.records import EventKind
+from psdist.history import EventKind
 from psdist.protocol.control import Evict
 from psdist.protocol.events import Frame
 from psdist.protocol.ids import COORDINATOR

@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 import torch
 
+from psdist.codecs import RAW
 from psdist.codecs.schemes.plain import Cast, Exact
 from psdist.codecs.schemes.quantized import Quantized
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import RandK, TopK
 from psdist.codecs.wire import Wire, WireFrom

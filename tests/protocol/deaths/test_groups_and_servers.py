@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from psdist.errors import PsdistError
-from psdist.history.records import EventKind
+from psdist.history import EventKind
 from psdist.protocol import coordinator_line
 from psdist.protocol.control import Regroup, SaidToCoordinator
 from psdist.servers.protocol.membership import Membership

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from psdist.errors import PsdistError
-from psdist.history.records import EventKind
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.history import EventKind
+from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.set_loop import SetLoop
 from psdist.workers.group.shrinking import Agreed
 from psdist.workers.protocol.transfers import Transfers

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from psdist.controller.observed import GroupCame
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
-from psdist.servers.protocol.rules.rule import RoundRule
+from psdist.servers.protocol.chunks import ChunkState
+from psdist.servers.protocol.rules import RoundRule
 from tests.support.virtual.going_on import schedule_with_larger_groups
 from tests.support.virtual.joining import play_with_joins
 from tests.support.virtual.mode_buddies import Telling

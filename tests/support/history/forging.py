@@ -20,7 +20,7 @@ import pytest
 
 from psdist.commands.check import Report, Verdict, check
 from psdist.errors import HistoryError
-from psdist.history.records import (
+from psdist.history import (
     NO_CHUNK,
     EventFlag,
     EventKind,

@@ -16,7 +16,7 @@ import time
 
 from psdist.commands.launch import make_parent
 from psdist.config.settings import RunConfig
-from psdist.install.launcher import detect
+from psdist.install import detect
 from psdist.install.mpi import find_mpirun, launch_environment, loaded_library, mpirun_command
 from psdist.ranks.agreement import start_mpi
 from psdist.ranks.failure import end_all, format_error

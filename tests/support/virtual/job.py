@@ -20,12 +20,12 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from psdist.codecs.schemes.raw import Raw
+from psdist.codecs import Raw
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.config.modes import ModeFrom
+from psdist.controller import Controller, Decision
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller, Decision
 from psdist.controller.mode import ModeControl
 from psdist.errors import (
     BuriedError,
@@ -71,23 +71,23 @@ from psdist.servers.protocol.coordinator import Coordinator
 from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, LogAction
 from psdist.servers.protocol.modes import ModeChanged, ModeChanges
 from psdist.servers.protocol.replication.shard_state import ShardState
-from psdist.servers.protocol.rules.rule import MakeRule
+from psdist.servers.protocol.rules import MakeRule
 from psdist.servers.protocol.start import Start
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.successor import Successor
 from psdist.servers.protocol.takeovers import Takeovers
+from psdist.servers.replication import Replication
 from psdist.servers.replication.keeping import ReplicationOptions
-from psdist.servers.replication.replication import Replication
 from psdist.servers.replication.standby import LoggedSeat, Standby, StandbySeat
 from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor
-from psdist.workers.group.channel import AloneChannel, GroupChannel
+from psdist.workers.group import AloneChannel, GroupChannel
 from psdist.workers.group.shrinking import ShrinkingChannel
 from tests.support.coordinators import assemble, part_of
 from tests.support.virtual.checkpoints import MemoryKeeper

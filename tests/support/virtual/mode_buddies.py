@@ -141,7 +141,7 @@ def play_with_mode_buddies(
     victims = (
         (COORDINATOR,) if coordinator_dies else tuple(map(server_id, range(1, schedule.servers)))
     )
-    with mock.patch("psdist.controller.decisions.WINDOW", ROUNDS_IN_WINDOW):
+    with mock.patch("psdist.controller.WINDOW", ROUNDS_IN_WINDOW):
         job = ModeBuddiesJob(schedule, victims=victims, is_behind=is_behind, **more)
         job.run()
     return job
@@ -157,7 +157,7 @@ def play_mode_refills(seed: int, **more: Any) -> RefillJob:
         iterations=tuple(each + pick.choice([8, 16]) for each in schedule.iterations),
         num_chunks=schedule.num_chunks + 6,
     )
-    with mock.patch("psdist.controller.decisions.WINDOW", ROUNDS_IN_WINDOW):
+    with mock.patch("psdist.controller.WINDOW", ROUNDS_IN_WINDOW):
         job = play_refills(seed, schedule=schedule, make_worker=Telling, **more)
     job.met["modes"] += len(job.modes)
     return job

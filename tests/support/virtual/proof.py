@@ -16,7 +16,7 @@ import torch
 from psdist.codecs.wire import RAW_WIRE
 from psdist.commands.check import check_sets_of
 from psdist.errors import CollectiveError, HyperparameterError, PeerLostError
-from psdist.history.records import EventKind, History, ServerLog
+from psdist.history import EventKind, History, ServerLog
 from psdist.protocol.ids import describe_peer, is_worker, server_id, worker_id
 from psdist.servers.protocol.coordinator import Complete, EndJob, WriteMetrics
 from psdist.servers.shard.regions import starts_of

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import EventFlag, EventKind, ServerLog
+from psdist.history import EventFlag, EventKind, ServerLog
 from psdist.protocol.partition import Chunk, Partition
 
 TOLERANCE = 2e-6

@@ -22,9 +22,9 @@ from psdist.mode_names import MODES, Mode
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.protocol.actions import ChangeMode
 from psdist.servers.protocol.assembly import rule_for
+from psdist.servers.protocol.rules import MakeRule
 from psdist.servers.protocol.rules.arrivals import BY_WEIGHT, StaleLr
 from psdist.servers.protocol.rules.backup import Backup
-from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.rules.switching import Switching
 
 Size = Literal["small", "large"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from psdist.codecs.wire import RAW_WIRE
 from psdist.commands.check import check_sets_of
-from psdist.history.records import EventKind
+from psdist.history import EventKind
 from psdist.protocol.ids import is_worker, worker_id, worker_of
 from psdist.servers.protocol.coordinator import Complete, Coordinator, WriteMetrics
 from psdist.servers.protocol.joins import Joins

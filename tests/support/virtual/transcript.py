@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from psdist.history.records import EventKind
+from psdist.history import EventKind
 from psdist.protocol.events import Arrived, Event, PeerLost
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id

@@ -34,9 +34,9 @@ from psdist.workers.assembly import Layout, SetMemory, lay_out, make_loop
 from psdist.workers.blocking import Blocking, Iteration, Parts
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.missed_rounds import MissedRounds, WorkerRule
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Warn
 from psdist.workers.protocol.core import ANY_TIME
-from psdist.workers.protocol.seat import Seat
 from psdist.workers.trainer import Trainer
 from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
 from tests.support.virtual.reference import Draw

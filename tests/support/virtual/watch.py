@@ -41,7 +41,7 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
-from psdist.transport.base import ForwardingTransport, Transport
+from psdist.transport import ForwardingTransport, Transport
 from tests.support.virtual.network import VirtualNetwork
 
 

@@ -18,6 +18,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id
 from psdist.protocol.partition import Partition, Piece
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import (
     AcceptReply,
     Action,
@@ -26,7 +27,6 @@ from psdist.workers.protocol.actions import (
     SendPush,
 )
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.seat import Seat
 
 OWNERS = (0, 1, 0, 1, 0, 1)
 BYTES = 4 * 64

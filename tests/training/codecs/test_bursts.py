@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from psdist.history.records import EventKind
+from psdist.history import EventKind
 from psdist.job import Job
 from psdist.protocol.header import CodecCode
 from tests.support.programs.training import codec_cases

@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psdist.codecs.base import Codec
+from psdist.codecs import RAW, Codec
 from psdist.codecs.chunks import Form
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
 from psdist.codecs.schemes.low_rank import LowRank
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import TopK
 from psdist.codecs.wire import Wire, WireFrom

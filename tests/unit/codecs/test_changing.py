@@ -10,14 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psdist.codecs.base import Codec
+from psdist.codecs import RAW, Codec, Raw
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.feedback import PushEncoder, PushTerms, Residual
 from psdist.codecs.layout import CodecOf
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.codecs.schemes.plain import Exact, Plain
 from psdist.codecs.schemes.quantized import Quantized
-from psdist.codecs.schemes.raw import RAW, Raw
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import TopK
 from psdist.config.codec_specs import Skip

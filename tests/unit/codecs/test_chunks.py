@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from psdist.codecs.base import Codec
+from psdist.codecs import Codec
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Form
 from psdist.codecs.layout import exact_pieces, num_values
 from psdist.codecs.schemes.quantized import Quantized

@@ -11,15 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from psdist.codecs.base import Codec, Varying
+from psdist.codecs import Codec, Raw, Varying
 from psdist.codecs.blocks import BLOCK, blocks_of
-from psdist.codecs.named import codec_of
+from psdist.codecs.schemes import codec_of
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.codecs.schemes.own import Own, own_codec
 from psdist.codecs.schemes.packed import Packed
 from psdist.codecs.schemes.plain import Cast, Plain
 from psdist.codecs.schemes.quantized import Quantized
-from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.schemes.sparse import RandK, TopK, num_sent
 from psdist.config.codec_specs import parse_codec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.codecs.base import Codec
+from psdist.codecs import Codec
 from psdist.codecs.chunks import ChunkCodings, Form
 from psdist.codecs.feedback import CodingErrors, PushEncoder, PushTerms
 from psdist.codecs.schemes.plain import Plain

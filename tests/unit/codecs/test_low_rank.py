@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from psdist.codecs.base import Matrix
+from psdist.codecs import Matrix
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import matrices_of

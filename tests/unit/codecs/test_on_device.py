@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from psdist.codecs.base import OnDevice
+from psdist.codecs import OnDevice
 from psdist.codecs.blocks import norm_of, sums_of
 from psdist.codecs.schemes.plain import Cast
 from psdist.codecs.schemes.quantized import Quantized

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from psdist.codecs.base import Codec
+from psdist.codecs import Codec
 from psdist.codecs.feedback import PushTerms, Residual
 from psdist.codecs.schemes.plain import Exact
 from psdist.codecs.schemes.quantized import Quantized

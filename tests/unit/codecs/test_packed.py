@@ -6,7 +6,7 @@ import pytest
 import torch
 import zstandard
 
-from psdist.codecs.base import Codec
+from psdist.codecs import Codec
 from psdist.codecs.schemes.packed import Packed
 from psdist.codecs.schemes.plain import Cast
 from psdist.codecs.schemes.quantized import Quantized

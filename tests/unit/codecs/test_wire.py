@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from psdist.codecs.base import seed_of
+from psdist.codecs import RAW, seed_of
 from psdist.codecs.schemes.plain import Exact
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, WireFrom, payload_rule
 from psdist.config.codec_specs import Skip
 from psdist.protocol.header import Dtype, Header, Kind

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from psdist.config.compatibility import has, refusal, refusals
-from psdist.config.conflicts import as_markdown, conflicts_table
-from psdist.config.derived import (
+from psdist.config.compatibility import (
+    has,
     reads_losses,
     reforms_groups,
+    refusal,
+    refusals,
     take_servers_places,
     take_workers_places,
 )
+from psdist.config.conflicts import as_markdown, conflicts_table
 from psdist.config.outer import has_rounds, steps_on_workers
 from psdist.config.settings import FIELDS, TABLES, RunConfig, contradiction
 from psdist.config.sources import resolve

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from psdist.config.old_names import MERGED
-from psdist.config.profiles import PROFILES
 from psdist.config.settings import FIELDS, KEYS, NAMES, TABLES, RunConfig
 from psdist.config.sources import (
+    PROFILES,
     deprecation,
     describe,
     environment_variable,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from psdist.config.settings import MOST_STALENESS_TO
+from psdist.controller import WINDOW, Decision, Observation
 from psdist.controller.bound import BoundControl, bounded_us
-from psdist.controller.decisions import WINDOW, Decision, Observation
 
 
 def test_when_the_last_group_has_made_its_rounds_follows_from_the_bound() -> None:

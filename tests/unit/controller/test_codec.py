@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
+from psdist.controller import WINDOW, Decision, Observation
 from psdist.controller.codec import FIRST, LASTS, SETTLES, CodecControl
-from psdist.controller.decisions import WINDOW, Decision, Observation
 from psdist.controller.kept import at_place
 from psdist.controller.level_times import LevelTimes, Seen
 

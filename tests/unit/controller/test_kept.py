@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from psdist.controller import WINDOW, Observation
 from psdist.controller.codec import FIRST, CodecControl
-from psdist.controller.decisions import WINDOW, Observation
 from psdist.controller.kept import KeptGuard, KeptSteps, are_starts, at_place, from_place
 from psdist.controller.loss_guard import LossGuard
 from psdist.controller.loss_steps import LossStepControl

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from psdist.controller.decisions import WINDOW, Decision, Observation
+from psdist.controller import WINDOW, Decision, Observation
 from psdist.controller.mode import EARLY, ModeControl
 
 MS = 1000

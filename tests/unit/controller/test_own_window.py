@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.controller.decisions import WINDOW, Observation, Times
+from psdist.controller import WINDOW, Observation, Times
 from psdist.controller.own_window import Latest, OwnWindow
 
 

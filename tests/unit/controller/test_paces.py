@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from psdist.controller.decisions import WINDOW, Times
+from psdist.controller import WINDOW, Times
 from psdist.controller.paces import LONGEST, Pace, alone, in_ssp, in_sync
 
 MS = 1000

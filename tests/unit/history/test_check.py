@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.commands.check import Report, Verdict, check, check_sets_of, main
-from psdist.history.records import HEADER, EventFlag, Records
+from psdist.history import HEADER, EventFlag, Records
 from psdist.history.rules.findings import Rule
 from psdist.history.rules.log import replay
 from psdist.history.summary import Recorded, ServerSummary

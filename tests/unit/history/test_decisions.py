@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psdist.controller import Observation
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Observation
 from psdist.controller.kept import Fidelity, KeptCodecs, Rollback
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.controller.observed import (
@@ -22,13 +22,13 @@ from psdist.controller.observed import (
 )
 from psdist.controller.rollback import KeptRise
 from psdist.errors import HistoryError
+from psdist.history import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
 from psdist.history.lines import (
     DECISION_LINES,
     Changed,
     DecisionLine,
     read_choices,
 )
-from psdist.history.records import CHECKSUM_DTYPE, EVENT_DTYPE, EventKind, ServerLog
 from psdist.history.rules.choices.decisions import Members, check_decisions, with_decided_codecs
 from psdist.history.rules.findings import Findings
 from psdist.history.run_record import CodecsSince, LevelCodecs, RunRecord

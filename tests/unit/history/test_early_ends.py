@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from psdist.commands.check import Report, Verdict, check_run
+from psdist.history import HEADER, MAGIC, OPEN, FileKind
 from psdist.history.files import read_histories
-from psdist.history.records import HEADER, MAGIC, OPEN, FileKind
 from psdist.history.run_record import FORMAT_VERSION
 from tests.support.history.toy_run import ToyRun
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from psdist.history.records import NO_CHUNK, EventFlag, EventKind
+from psdist.history import NO_CHUNK, EventFlag, EventKind
 from psdist.history.rules.findings import Rule
 from psdist.history.rules.log import replay
 from tests.support.history.forged_words import expected

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psdist.commands.check import main
-from psdist.history.records import DTYPES, HEADER, FileKind
+from psdist.history import DTYPES, HEADER, FileKind
 from tests.support.history.toy_run import ToyRun
 
 VIOLATED, UNREADABLE, INCOMPLETE = 1, 2, 3

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psdist.history.records import NO_CHUNK, EventFlag, EventKind
+from psdist.history import NO_CHUNK, EventFlag, EventKind
 from psdist.history.rules.findings import Rule
 from tests.support.history.forged_words import expected
 from tests.support.history.forging import Fault, FaultList, Forge, Forgery

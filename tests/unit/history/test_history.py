@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from psdist.errors import HistoryError, InvariantError
-from psdist.history.records import (
+from psdist.history import (
     CHECKSUM,
     CHECKSUM_DTYPE,
     EVENT,

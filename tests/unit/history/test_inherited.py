@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from psdist.commands.check import Report, check
-from psdist.history.records import EventKind, History, Records
+from psdist.history import EventKind, History, Records
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import ServerHistory, WorkerHistory, collect
 from tests.support.history.toy_run import ToyRun

@@ -13,7 +13,7 @@ import pytest
 
 from psdist.commands.check import Report, check
 from psdist.errors import HistoryError
-from psdist.history.records import EventKind, History
+from psdist.history import EventKind, History
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.summaries import check_promises
 from psdist.history.run_record import RunRecord

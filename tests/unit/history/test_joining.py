@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from psdist.errors import HistoryError
+from psdist.history import EventKind, ServerLog
 from psdist.history.files import joined
-from psdist.history.records import EventKind, ServerLog
 from psdist.history.writers import ServerHistory
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from psdist.commands.check import Report, check
-from psdist.history.records import EventKind, History, Records
+from psdist.history import EventKind, History, Records
 from psdist.history.rules.findings import Rule
 from tests.support.history.summaries import summary_of
 from tests.support.virtual.job import Schedule, VirtualJob

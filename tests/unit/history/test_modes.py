@@ -13,12 +13,12 @@ import pytest
 from psdist.commands.check import check, check_run
 from psdist.config.modes import ModeFrom
 from psdist.errors import HistoryError
-from psdist.history.records import EventKind, History, Records
+from psdist.history import EventKind, History, Records
 from psdist.history.rules.findings import Rule
 from psdist.history.run_record import ModeSince
 from psdist.mode_names import Mode
 from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.chunks.chunk_state import ChunkState
+from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.rules.switching import Switching
 from tests.support.history.summaries import summary_of
 from tests.support.rules import secretly, switching

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from psdist.commands.check import Report, check
-from psdist.history.records import NO_CHUNK, EventKind, History
+from psdist.history import NO_CHUNK, EventKind, History
 from psdist.history.rules.findings import Rule
 from psdist.history.rules.log.reformed import Pushers, check_reforms, lost_workers, stamps_of
 from psdist.history.run_record import RunRecord

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from psdist.commands.check import Report, check
-from psdist.history.records import EventKind, History
+from psdist.history import EventKind, History
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.reformed import ToldDeaths, check_same_reforms
 from psdist.history.rules.log.replay import ServerReplay

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from psdist.commands.check import Report, check, main
-from psdist.history.records import EventKind, History, Records, ServerLog
+from psdist.history import EventKind, History, Records, ServerLog
 from psdist.history.rules.findings import Rule
 from tests.support.history.forging import Forgery
 from tests.support.history.summaries import summary_of_toy

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from psdist.commands.check import Verdict, check
-from psdist.history.records import EventFlag, EventKind, History
+from psdist.history import EventFlag, EventKind, History
 from psdist.history.rules.findings import Findings
 from psdist.history.rules.log import replay
 from psdist.history.rules.log.replay import ServerReplay

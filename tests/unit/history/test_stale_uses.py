@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from psdist.commands.check import check
-from psdist.history.records import EventKind, History
+from psdist.history import EventKind, History
 from psdist.history.rules.findings import Rule
 from tests.support.history.summaries import summary_of
 from tests.support.virtual.job import Schedule, VirtualJob

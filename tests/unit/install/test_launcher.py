@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psdist.install.launcher import (
+from psdist.install import (
     Launcher,
     detect,
     explain_mismatch,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.codecs.base import OnDevice
-from psdist.codecs.named import codec_of
+from psdist.codecs import OnDevice
+from psdist.codecs.schemes import codec_of
 from psdist.codecs.schemes.plain import Plain
 from psdist.config.codec_rounds import why_on_host
 from psdist.config.codec_specs import parse_codec

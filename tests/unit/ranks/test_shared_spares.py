@@ -23,7 +23,7 @@ from psdist.ranks.seats.placing import _make_plan, refusal_of_substitutes, roles
 from psdist.servers.spare import SpareSeat
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 from tests.support.ranks import make_rank
 from tests.support.virtual.network import VirtualNetwork
 from tests.unit.ranks.test_spares import five_ranks

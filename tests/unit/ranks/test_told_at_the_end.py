@@ -10,7 +10,7 @@ import pytest
 
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.roles import Place, Roles
-from psdist.report.facts import RankSurvived
+from psdist.report import RankSurvived
 from tests.support.ranks import make_rank
 
 ROLES = Roles(

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from psdist import report as facts
 from psdist.errors import InvariantError, ProtocolError
-from psdist.report import facts
-from psdist.report.facts import (
+from psdist.report import (
     EndNow,
     Failed,
     Hello,

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from psdist.report.facts import Training
+from psdist.report import Training
 from psdist.report.meter import Meter, Pace, format_duration
 from psdist.report.progress import ProgressDisplay, Style, say_phase
 

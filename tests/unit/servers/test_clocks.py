@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from psdist.errors import InvariantError
 from psdist.protocol.header import NEVER
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, Push
+from psdist.servers.protocol.chunks import ChunkState, Push
 from psdist.servers.protocol.chunks.frontier import Frontier
 from psdist.servers.protocol.settings import PushSettings
 

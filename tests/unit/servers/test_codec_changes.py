@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from psdist.controller import WINDOW
 from psdist.controller.codec import FIRST, CodecControl
-from psdist.controller.decisions import WINDOW
 from psdist.controller.observed import LevelsSized, ModeObserved
 from psdist.errors import ProtocolError
 from psdist.protocol.control import CommitMode, ModeProposed, Progress, ProposeMode

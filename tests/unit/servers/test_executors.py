@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from psdist.codecs import RAW
 from psdist.codecs.chunks import ChunkCodings, Content, Form
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire, WireFrom
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag

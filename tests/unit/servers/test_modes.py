@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.controller.decisions import Decision
+from psdist.controller import Decision
 from psdist.errors import ProtocolError
 from psdist.protocol.collected import PREPARED, SET_MODE, pack_mode, unpack_mode
 from psdist.protocol.control import (

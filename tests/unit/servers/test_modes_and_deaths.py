@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from psdist.controller.decisions import WINDOW
+from psdist.controller import WINDOW
 from psdist.controller.mode import ModeControl
 from psdist.controller.observed import GroupCame, GroupGone, ModeObserved
 from psdist.protocol.collected import JOIN, PREPARED, SET_MODE, pack_join

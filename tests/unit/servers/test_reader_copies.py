@@ -7,10 +7,9 @@ import zlib
 import pytest
 import torch
 
-from psdist.codecs.base import ANY_SERVER, sender_to
+from psdist.codecs import ANY_SERVER, RAW, sender_to
 from psdist.codecs.chunks import Content, Form
 from psdist.codecs.schemes.quantized import Quantized
-from psdist.codecs.schemes.raw import RAW
 from psdist.codecs.wire import Wire
 from psdist.protocol.header import Flag
 from psdist.protocol.ids import worker_id

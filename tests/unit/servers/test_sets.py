@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from psdist.codecs import Raw
 from psdist.codecs.schemes.plain import Exact
-from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.wire import RAW_WIRE, WireFrom
 from psdist.codecs.wire import Wire as CodecWire
 from psdist.errors import InvariantError, ProtocolError

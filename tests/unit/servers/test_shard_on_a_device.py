@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import torch
 
-from psdist.codecs.schemes.raw import RAW
+from psdist.codecs import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag

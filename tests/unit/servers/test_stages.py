@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from psdist.codecs.schemes.raw import RAW
+from psdist.codecs import RAW
 from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import InvariantError
 from psdist.protocol.memory import allocate

@@ -11,7 +11,7 @@ from psdist.protocol.control import Progress, encode_control
 from psdist.protocol.events import Arrived, ControlArrived, Event, Frame, Offered, PeerLost, Sent
 from psdist.protocol.header import HEADER_BYTES, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
-from psdist.transport.base import Transport
+from psdist.transport import Transport
 from psdist.transport.virtual import Actor
 from tests.support.numbered import OrderWatch, send_numbered
 from tests.support.virtual.network import LinkModel, VirtualNetwork

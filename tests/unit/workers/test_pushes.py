@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from psdist.codecs import Raw
 from psdist.codecs.checks import Checks
-from psdist.codecs.schemes.raw import Raw
 from psdist.codecs.schemes.sign import Sign
 from psdist.codecs.wire import Wire
 from psdist.protocol.events import Frame

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from psdist.errors import MemberLostError, ProtocolError
-from psdist.workers.group.channel import AloneChannel, Done, GroupChannel, Pending
+from psdist.workers.group import AloneChannel, Done, GroupChannel, Pending
 from psdist.workers.group.shrinking import Agreed, ShrinkingChannel
-from psdist.workers.protocol.regrouping import Regrouping
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
+from psdist.workers.protocol.membership import Regrouping
 from psdist.workers.reforming import Outcome, Reforming, Standing
 
 STEP = "optimizer.step"

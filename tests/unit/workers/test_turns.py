@@ -17,7 +17,7 @@ from psdist.protocol.ids import server_id, worker_id
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
 from psdist.workers.loop import Wait, WorkerLoop
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 
 
 def loop_with(events: deque[Event], **options: Any) -> WorkerLoop:

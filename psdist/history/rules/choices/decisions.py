@@ -16,15 +16,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from psdist.controller import Controller, Decision, Observation
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller, Decision, Observation
 from psdist.controller.kept import Fidelity, KeptModes
 from psdist.controller.loss_steps import counts_nonfinite
 from psdist.controller.mode import ModeControl
 from psdist.controller.observed import GroupCame, LevelsSized, LossHeard, ModeObserved
+from psdist.history import EventKind, ServerLog, code_of, joined_at
 from psdist.history.lines import DECISION_LINES, Changed, DecisionLine, KeptLine
-from psdist.history.records import EventKind, ServerLog, code_of, joined_at
 from psdist.history.rules.choices.replayed import Risen, judge_summary
 from psdist.history.rules.choices.resumed import begins_with, goes_on, may_go_on_with_modes
 from psdist.history.rules.findings import Findings, Rule

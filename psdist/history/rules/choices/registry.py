@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from psdist.history import ServerLog
 from psdist.history.lines import (
     ChoiceLine,
     DecisionLine,
@@ -22,7 +23,6 @@ from psdist.history.lines import (
     WorkerLine,
     WorkerLines,
 )
-from psdist.history.records import ServerLog
 from psdist.history.rules.choices.decisions import Members, check_decisions
 from psdist.history.rules.choices.hands import check_hands
 from psdist.history.rules.choices.lengths import check_lengths, check_passes

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from psdist.controller.kept import KeptModes
-from psdist.history.records import ASYNC, SYNC, EventKind, History, Records, ServerLog
+from psdist.history import ASYNC, SYNC, EventKind, History, Records, ServerLog
 from psdist.history.rules.choices.resumed import begins_with, may_go_on_with_modes
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.modes import ModeRules, describe_code

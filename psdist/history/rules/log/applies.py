@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from psdist.history.records import Ints
+from psdist.history import Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.memberships import leave_clocks, stated_by_group
 from psdist.history.rules.log.replay import ServerReplay

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psdist.history.records import EventFlag, EventKind, History
+from psdist.history import EventFlag, EventKind, History
 from psdist.history.rules.choices.resumed_modes import (
     are_apart_in_sync,
     check_modes_went_on,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from psdist.history.records import EventKind, Ints
+from psdist.history import EventKind, Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.reformed import check_reforms
 from psdist.history.rules.log.replay import ServerReplay

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from psdist.history.records import Ints
+from psdist.history import Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.values.uses import Uses

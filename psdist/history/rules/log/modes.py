@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from psdist.history.records import ASYNC, SYNC, Ints, Records, code_of
+from psdist.history import ASYNC, SYNC, Ints, Records, code_of
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from psdist.history.records import EventKind, History, Ints, Records
+from psdist.history import EventKind, History, Ints, Records
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import (
+from psdist.history import (
     OF_MEMBERSHIP,
     EventFlag,
     EventKind,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from psdist.history.records import EventFlag, Ints, Records
+from psdist.history import EventFlag, Ints, Records
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.memberships import dead_groups
 from psdist.history.rules.log.replay import ServerReplay

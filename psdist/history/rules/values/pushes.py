@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import NO_CHUNK, History, Ints, WorkerLog
+from psdist.history import NO_CHUNK, History, Ints, WorkerLog
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.reformed import Pushers, lost_workers, stamps_of
 

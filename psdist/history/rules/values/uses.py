@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from psdist.history.records import History, Ints, WorkerLog
+from psdist.history import History, Ints, WorkerLog
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.replay import NEVER, Counts, ServerReplay
 from psdist.history.run_record import RunRecord

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from psdist.history.records import Ints
+from psdist.history import Ints
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.log.reformed import is_in_place_of_the_dead
 from psdist.history.rules.log.replay import ServerReplay

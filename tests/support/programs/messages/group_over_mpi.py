@@ -19,13 +19,12 @@ from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
-from psdist.workers.group import mpi
-from psdist.workers.group.channel import AloneChannel, GroupChannel
+from psdist.workers.group import AloneChannel, GroupChannel, mpi
 from psdist.workers.group.mpi import MpiChannel
 from psdist.workers.group.tier import GroupMpi, start, stop
 from psdist.workers.group.two_levels import TwoLevelChannel
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 from tests.support.group_operations import expected, finish, operations
 from tests.support.virtual.network import VirtualNetwork
 

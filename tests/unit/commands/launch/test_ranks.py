@@ -17,7 +17,7 @@ from psdist.commands.launch.ranks import Rank, RankProcess, Ranks
 from psdist.errors import LaunchError
 from psdist.ranks.failure import Interrupted
 from psdist.ranks.parent_link import connect_to_parent
-from psdist.report.facts import (
+from psdist.report import (
     KERNEL_VARIABLE,
     PARENT_VARIABLE,
     EndNow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from psdist.commands.launch.display import View
-from psdist.report.facts import PHASES, Training
+from psdist.report import PHASES, Training
 from tests.support.tape import Tape
 
 

@@ -12,7 +12,7 @@ import pytest
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
 from psdist.errors import ConfigError, LaunchError
-from psdist.install.launcher import Launcher, detect
+from psdist.install import Launcher, detect
 from psdist.protocol.roles import Place
 from psdist.ranks import connecting
 from psdist.ranks.agreement import AgreedExit

@@ -10,9 +10,9 @@ from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import Action, Reply, ReplyFlow, ReplyToken, Unchanged
 from psdist.servers.protocol.assembly import rule_for
 from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply, Push
+from psdist.servers.protocol.chunks import ChunkState, PendingReply, Push
 from psdist.servers.protocol.chunks.reply_window import ReplyWindow
-from psdist.servers.protocol.rules.rule import MakeRule
+from psdist.servers.protocol.rules import MakeRule
 from psdist.servers.protocol.settings import PushSettings
 from tests.support.rules import made
 

@@ -9,7 +9,7 @@ from psdist.protocol.header import NEVER
 from psdist.servers.protocol.actions import ChangeMode, Held
 from psdist.servers.protocol.assembly import rule_for
 from psdist.servers.protocol.chunks.replies import BARRED
-from psdist.servers.protocol.rules.rule import RoundRule
+from psdist.servers.protocol.rules import RoundRule
 from psdist.servers.protocol.rules.switching import Switching
 from tests.support.rules import made, switching
 

@@ -26,7 +26,7 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
-from psdist.servers.protocol.chunks.chunk_state import ChunkState, PendingReply
+from psdist.servers.protocol.chunks import ChunkState, PendingReply
 from psdist.servers.protocol.chunks.receive_pool import ADDS, EARLY, FRONTIER
 from psdist.servers.protocol.state import ServerCore
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import msgpack
 import pytest
 
+from psdist.controller import Controller, Observation
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.decisions import Controller, Observation
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl
 from psdist.controller.snapshots import Fields, HasSnapshot

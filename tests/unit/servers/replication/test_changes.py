@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psdist.controller.decisions import Decision
+from psdist.controller import Decision
 from psdist.errors import ProtocolError
 from psdist.protocol.control import BeginCodecs, CommitMode, ModeProposed, ProposeMode, Setup
 from psdist.protocol.events import Arrived, ControlArrived, Frame
@@ -38,8 +38,8 @@ from psdist.servers.protocol.replication.records import (
     ValuesRecord,
 )
 from psdist.servers.protocol.replication.shard_state import ShardState
+from psdist.servers.protocol.rules import MakeRule
 from psdist.servers.protocol.rules.clipping import Sync
-from psdist.servers.protocol.rules.rule import MakeRule
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.protocol.successor import Successor
 from tests.support.rules import switching

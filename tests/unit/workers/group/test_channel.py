@@ -15,10 +15,10 @@ from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
-from psdist.workers.group.channel import AloneChannel, GroupChannel
+from psdist.workers.group import AloneChannel, GroupChannel
 from psdist.workers.group.tier import Tier
 from psdist.workers.loop import WorkerLoop
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol import Seat
 from tests.support.group_operations import Operations, expected, finish, operations
 from tests.support.process_groups import run_in_group
 from tests.support.virtual.group import VirtualChannel, VirtualGroup

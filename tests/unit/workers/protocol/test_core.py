@@ -26,6 +26,7 @@ from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.partition import Partition, Piece
 from psdist.protocol.rounds import Turns
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import (
     InitialSent,
     SendControl,
@@ -33,7 +34,6 @@ from psdist.workers.protocol.actions import (
     Warn,
 )
 from psdist.workers.protocol.core import TransferCounts, WorkerCore
-from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import (
     BYTES,
     OWNERS,

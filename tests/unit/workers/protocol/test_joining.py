@@ -19,9 +19,9 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.events import ControlArrived
 from psdist.protocol.ids import COORDINATOR, server_id
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import SendPush
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import OWNERS, PARTITION, RULE, Network, messages, push
 
 WELCOME = JoinAccepted(

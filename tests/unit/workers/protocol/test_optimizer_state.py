@@ -29,10 +29,10 @@ from psdist.workers.model.optimizer_state import (
     all_parts,
     describe_state,
 )
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, KeepState, SendControl, SendState, Warn
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.optimizer_state import StateTransfer
-from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import OWNERS, SETUP, control, make_core
 
 ALL_PARTS = [(chunk, 0) for chunk in range(len(OWNERS))]

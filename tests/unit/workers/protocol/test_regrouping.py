@@ -20,10 +20,10 @@ from psdist.protocol.events import Arrived, ControlArrived
 from psdist.protocol.header import Flag, Header
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, SendControl, SendPush
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.regrouping import Regrouping
-from psdist.workers.protocol.seat import Seat
+from psdist.workers.protocol.membership import Regrouping
 from tests.support.virtual.worker_machine import OWNERS, PARTITION, RULE, offer, reply_to
 
 HYPER = pack_hyperparameters([{"lr": 0.1}])

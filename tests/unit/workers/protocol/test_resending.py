@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from psdist.protocol.events import Arrived
 from psdist.protocol.header import Flag, Header
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, SendPush
 from psdist.workers.protocol.core import WorkerCore
 from psdist.workers.protocol.resending import ResendingTransfers
-from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import (
     OWNERS,
     PARTITION,

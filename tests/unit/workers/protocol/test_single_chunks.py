@@ -12,9 +12,9 @@ from psdist.protocol.control import Settings, Setup, Suspend
 from psdist.protocol.events import Arrived
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Action, SendControl, SendPush, SendValues
 from psdist.workers.protocol.core import ANY_TIME, WorkerCore
-from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.transfers import Transfers
 from tests.support.virtual.worker_machine import (
     OWNERS,

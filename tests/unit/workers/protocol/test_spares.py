@@ -8,9 +8,9 @@ from psdist.errors import PeerLostError, ProtocolError
 from psdist.protocol.control import Moved
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import MovePeer
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.seat import Seat
 from tests.unit.workers.protocol.test_resending import made
 
 

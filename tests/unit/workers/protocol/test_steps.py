@@ -8,9 +8,9 @@ from psdist.controller.steps import Term
 from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import AskSteps, StepsFixed
 from psdist.protocol.ids import COORDINATOR, server_id
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import SendControl
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import control
 
 TERM = Term(1, 2, 3)

@@ -14,6 +14,7 @@ from psdist.protocol.events import Arrived, ControlArrived, Offered
 from psdist.protocol.header import Dtype, Flag, Header, Kind
 from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.payloads import PayloadRule
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import (
     AcceptReply,
     Action,
@@ -25,7 +26,6 @@ from psdist.workers.protocol.actions import (
     SendPush,
 )
 from psdist.workers.protocol.core import TransferCounts, WorkerCore
-from psdist.workers.protocol.seat import Seat
 from psdist.workers.protocol.transfers import Transfers
 from tests.support.virtual.worker_machine import make_core, offer, register
 

@@ -12,6 +12,7 @@ from psdist.errors import ProtocolError
 from psdist.protocol.events import Arrived, Offered
 from psdist.protocol.header import Flag, Header, Kind
 from psdist.protocol.ids import server_id, worker_id
+from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import (
     AcceptReply,
     DiscardReply,
@@ -19,7 +20,6 @@ from psdist.workers.protocol.actions import (
     Warn,
 )
 from psdist.workers.protocol.core import WorkerCore
-from psdist.workers.protocol.seat import Seat
 from tests.support.virtual.worker_machine import (
     BYTES,
     OWNERS,
