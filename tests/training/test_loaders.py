@@ -194,7 +194,7 @@ def test_something_else_than_a_loader_is_refused(tmp_path: Path) -> None:
         job.prepare(model := PROBLEM.model(), sgd(model), nn.MSELoss())  # type: ignore[arg-type]
         return {}
 
-    refused(UsageError, "takes DataLoaders behind the optimizer, not a MSELoss", script, tmp_path)
+    refused(UsageError, "takes DataLoaders after the optimizer, not a MSELoss", script, tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])

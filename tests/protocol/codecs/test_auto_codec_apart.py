@@ -144,7 +144,8 @@ def test_a_spare_that_forgets_what_it_was_told_before_it_came_is_found(
     take_slice = WorkerCore.take_slice
 
     def forget(core: WorkerCore, *arguments: Any, **more: Any) -> None:
-        core.levels.early.clear()
+        if core.levels.early is not None:
+            core.levels.early.clear()
         take_slice(core, *arguments, **more)
 
     monkeypatch.setattr(WorkerCore, "take_slice", forget)

@@ -18,7 +18,7 @@ from psdist.protocol.ids import COORDINATOR
 from psdist.servers.protocol.actions import AdmitGroup
 from psdist.servers.protocol.joins import Joins
 from psdist.servers.protocol.state import ServerCore
-from psdist.workers.protocol.membership import Membership
+from psdist.workers.protocol.joining import Substitute
 from tests.support.virtual.joining import play_with_joins
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
@@ -109,10 +109,10 @@ def test_a_coordinator_that_lets_the_slowest_decide_is_noticed(
 def test_a_substitute_that_does_not_begin_is_waited_for_by_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hear(_membership: Membership, _peer: int, _message: TakePlace) -> list[Any]:
+    def hear(_membership: Substitute, _peer: int, _message: TakePlace) -> list[Any]:
         return []
 
-    monkeypatch.setattr(Membership, "on_replace", hear)
+    monkeypatch.setattr(Substitute, "on_replace", hear)
     met = play_and_prove(range(6))
     assert not any(num for what, num in met.items() if what.endswith(("1 joined", "2 joined")))
 

@@ -15,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.job import Job
+from psdist.protocol.events import Frame
+from psdist.protocol.partition import Chunk
+from psdist.workers.loop import WorkerLoop
 from tests.support.jobs import loop_of, trainers_of
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.problems import Problem, flat, relative_distance
@@ -829,6 +832,14 @@ def test_a_gan_whose_generator_comes_late_gives_the_same_bits(tmp_path: Path) ->
 def test_without_memory_aside_replies_change_what_backward_may_still_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("psdist.workers.loop.WorkerLoop.receive_into", lambda *_: None)
+    receive_into = WorkerLoop.receive_into
+    begun: list[WorkerLoop] = []
+
+    def only_once(loop: WorkerLoop, parameter_frame: Callable[[Chunk], Frame]) -> None:
+        if loop not in begun:
+            begun.append(loop)
+            receive_into(loop, parameter_frame)
+
+    monkeypatch.setattr(WorkerLoop, "receive_into", only_once)
     with pytest.raises(AssertionError):
         both(training(between=look_at_parameters), tmp_path, record=False)
