@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.support.jobs import trainers_of
-
 LONG_S = 600.0
 """Longer than any test waits: a worker that sleeps so long must be ended by the job."""
 
@@ -140,7 +138,7 @@ def _trained_with_overlap() -> Iterator[tuple[Any, Any]]:
         time.sleep(0.02)  # long enough for a group to hide its buckets behind
         if step < 10:
             optimizer.step()
-    while not trainers_of(job)[0].strategy.is_half_pushed:
+    while not job._sets.trainers[0].strategy.is_half_pushed:
         time.sleep(0.02)
     time.sleep(0.2)  # a sum of the group is pushed after that
     yield model, optimizer

@@ -28,7 +28,7 @@ import torch
 
 import psdist
 from psdist import prepared
-from tests.support.jobs import after_each_push
+from psdist.workers.loop import WorkerLoop
 
 ITERATIONS = int(os.environ.get("ITERATIONS", "40"))
 PAUSE_S = 0.01
@@ -70,13 +70,16 @@ def plan_of(worker: int) -> tuple[str, int]:
 def main() -> None:
     now: dict[str, Any] = {"clock": -1, "pushes": 0}
 
-    def die_at_second() -> None:
+    send_push = WorkerLoop._send_push
+
+    def dying_push(self: WorkerLoop, action: Any) -> None:
+        send_push(self, action)
         if phase == "pushing" and now["clock"] == at:
             now["pushes"] += 1
             if now["pushes"] == 2:
                 die()
 
-    after_each_push(die_at_second)
+    WorkerLoop._send_push = dying_push  # type: ignore[method-assign]
     job = psdist.init()
     phase, at = plan_of(job.worker)
     torch.manual_seed(0)

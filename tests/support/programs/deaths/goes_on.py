@@ -37,7 +37,7 @@ import psdist
 from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.shared_memory import SharedMemoryChannel
 from psdist.workers.group.two_levels import TwoLevelChannel
-from tests.support.jobs import after_each_push
+from psdist.workers.loop import WorkerLoop
 
 ITERATIONS = int(os.environ.get("ITERATIONS", "30"))
 PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(","))]
@@ -88,7 +88,7 @@ def main() -> None:
         now["pushes"] += is_due("pushing")
         return is_due("pushing") and now["pushes"] == 2
 
-    after_each_push(lambda: die() if is_second_push() else None)
+    WorkerLoop._send_push = dying(WorkerLoop._send_push, is_second_push)  # type: ignore[method-assign]
     for what, name in OPERATIONS.items():
         for each in CHANNELS:
             setattr(each, name, dying(getattr(each, name), partial(is_due, what)))
