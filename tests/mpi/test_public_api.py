@@ -133,7 +133,7 @@ TOLD = {
     "save of initial values": "job.save: workers 0, 1 computed gradients and never called "
     "optimizer.step() of the prepared optimizer, so the servers hold older values; "
     f"{KEEP} step() of that optimizer in every iteration. To change hyperparameters, write to its "
-    "param_groups in place of making another optimizer",
+    "param_groups instead of making another optimizer",
     "save under another name": "job.save('model.pt'): it writes a safetensors file, whose name "
     "must end in .safetensors: 'model.safetensors' (safetensors.torch.load_file reads it)",
     "different rates": "iteration 1: workers 0 and 1 of one group disagree on hyperparameters: "
