@@ -21,8 +21,8 @@ from psdist.protocol.ids import worker_of
 from psdist.ranks.seats.device import device_of
 from psdist.ranks.session import JobSession
 from psdist.workers.assembly import make_loop
-from psdist.workers.group import GroupChannel
 from psdist.workers.group import tier as group_tier
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol import Seat

@@ -65,7 +65,7 @@ from psdist.workers.batches import Batches, Storage
 from psdist.workers.blocking import Blocking, Iteration, Parts
 from psdist.workers.early.group_overlap import Sums
 from psdist.workers.early.progress import BackgroundProgress, Driver, PollingProgress
-from psdist.workers.group import GroupChannel
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.description import (
     ModelDescription,

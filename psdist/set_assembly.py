@@ -28,7 +28,7 @@ from psdist.workers.blocking import Blocking, Parts
 from psdist.workers.early.group_overlap import GroupEarlyPush, Sums
 from psdist.workers.early.overlap import EarlyPush
 from psdist.workers.early.progress import Driver
-from psdist.workers.group import GroupChannel
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.late.pipelined import Pipelined
 from psdist.workers.late.steps import LateWait, say_as_auto, why_not_late_here
 from psdist.workers.loop import WorkerLoop

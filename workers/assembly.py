@@ -30,7 +30,7 @@ from psdist.tracing.tracer import Tracer
 from psdist.transport import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.early.group_overlap import Sums
-from psdist.workers.group import GroupChannel
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.protocol import Seat

@@ -46,7 +46,7 @@ from psdist.protocol.partition import Chunk, Partition
 from psdist.tracing import Span
 from psdist.transport import Transport
 from psdist.transport.waiting import Waiting
-from psdist.workers.group import Pending, T
+from psdist.workers.group.channel import Pending, T
 from psdist.workers.model.optimizer_state import OwnState, ServersState
 from psdist.workers.protocol.actions import (
     AcceptReply,

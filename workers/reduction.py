@@ -24,7 +24,7 @@ from psdist.errors import HyperparameterError, UsageError
 from psdist.protocol.optimizers import difference, unpack_hyperparameters
 from psdist.protocol.partition import Partition, Span, runs_of, slices_of_the_living
 from psdist.protocol.send_order import SendOrder
-from psdist.workers.group import GroupChannel, Pending, Slices, T
+from psdist.workers.group.channel import GroupChannel, Pending, Slices, T
 from psdist.workers.loop import Wait, wait_for_group
 
 CALL: Final = "optimizer.step"

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 from psdist.errors import MemberLostError, ProtocolError
 from psdist.protocol.ids import describe_workers
-from psdist.workers.group import CALLS, GroupChannel, Pending
+from psdist.workers.group.channel import CALLS, GroupChannel, Pending
 from psdist.workers.group.shrinking import Agreed, Rows, ShrinkingChannel
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.trainer import Trainer

@@ -25,7 +25,7 @@ from psdist.protocol.header import Kind
 from psdist.tracing import COLLECTIVES, NONE, Lane, Span
 from psdist.tracing.tracer import Tracer
 from psdist.transport.waiting import Waiting
-from psdist.workers.group import GroupChannel, Pending, Slices
+from psdist.workers.group.channel import GroupChannel, Pending, Slices
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.protocol.actions import SendPull, SendPush
 

@@ -29,7 +29,7 @@ from psdist.errors import NonFiniteGradientError, UsageError
 from psdist.protocol.ids import describe_workers
 from psdist.workers.batches import Storage
 from psdist.workers.blocking import NON_FINITE_REMEDY, Blocking, Iteration
-from psdist.workers.group import GroupChannel, Pending
+from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.reduction import Reduced, Row, WorkerGroup, in_group, set_of

@@ -24,7 +24,7 @@ from torch import Tensor
 from psdist.errors import GroupReformedError, UsageError
 from psdist.history.writers import WorkerHistory
 from psdist.protocol.header import NEVER, Flag, Header
-from psdist.workers.group import GroupChannel, Pending, Slices
+from psdist.workers.group.channel import GroupChannel, Pending, Slices
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.reduction import WorkerGroup, in_group

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
-from psdist.workers.group import GroupChannel
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.reductions import ReducingChannel
 from psdist.workers.group.tier import Tier

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from psdist.commands.check import check
 from psdist.errors import CollectiveError, HyperparameterError, InvariantError
-from psdist.workers.group import Done, GroupChannel, Pending, Slices
+from psdist.workers.group.channel import Done, GroupChannel, Pending, Slices
 from tests.support.virtual.group import VirtualChannel
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.numbers import gradient_of, initial_values

@@ -15,7 +15,7 @@ import torch
 
 from psdist.protocol.memory import as_bytes, as_tensor, dtype_name
 from psdist.protocol.partition import Span
-from psdist.workers.group import GroupChannel, Pending, Slices
+from psdist.workers.group.channel import GroupChannel, Pending, Slices
 
 Operations = Generator[Pending[Any], None, dict[str, Any]]
 

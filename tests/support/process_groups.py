@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from psdist.workers.group import AloneChannel, GroupChannel
 from psdist.workers.group import tier as group_tier
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.segments import Segment
 from psdist.workers.group.shared_memory import Make

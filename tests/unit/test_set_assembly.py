@@ -26,7 +26,7 @@ from psdist.workers.assembly import Layout, lay_out, make_loop
 from psdist.workers.blocking import Blocking, Iteration, Parts
 from psdist.workers.early.group_overlap import GroupEarlyPush
 from psdist.workers.early.overlap import EarlyPush
-from psdist.workers.group import AloneChannel, GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.late.pipelined import Pipelined
 from psdist.workers.late.steps import LateWait
 from psdist.workers.missed_rounds import WorkerRule

@@ -25,8 +25,8 @@ from psdist.workers.blocking import Parts
 from psdist.workers.early.group_pushes import GroupPushes
 from psdist.workers.early.overlap import RETERMED, SKIPPED, UNFOLLOWED, WATCHED, EarlyPush
 from psdist.workers.early.progress import Driver
-from psdist.workers.group import GroupChannel, Slices
 from psdist.workers.group.buckets import Buckets
+from psdist.workers.group.channel import GroupChannel, Slices
 from psdist.workers.loop import Wait
 from psdist.workers.model.flat import FlatModel
 from psdist.workers.reduction import CALL, Reduced, Row, Terms, in_group

@@ -28,7 +28,7 @@ import torch
 from psdist.errors import InvariantError
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.partition import Partition, Span, buckets_of
-from psdist.workers.group import GroupChannel, Pending, Slices
+from psdist.workers.group.channel import GroupChannel, Pending, Slices
 
 _DIGEST_BYTES = 6
 """A float64 carries 48 bits exactly."""

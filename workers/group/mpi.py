@@ -27,7 +27,7 @@ from mpi4py import MPI
 from psdist.errors import TransportError
 from psdist.protocol.memory import allocate, as_bytes
 from psdist.protocol.partition import Span
-from psdist.workers.group import CALLS, KnownSlices, Pending, Slices, T, check_calls
+from psdist.workers.group.channel import CALLS, KnownSlices, Pending, Slices, T, check_calls
 from psdist.workers.group.operations import BackOff, Operation, Steps
 
 _HEAD: Final = 16

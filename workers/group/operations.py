@@ -1,4 +1,4 @@
-"""The one :class:`~psdist.workers.group.Pending` of all group channels: a generator.
+"""The one :class:`~psdist.workers.group.channel.Pending` of all group channels: a generator.
 
 The steps of an operation are a generator. It yields where it has to wait for other workers, and
 what it yields can wait for a while (:class:`Waiter`). Its return value is the result.
@@ -21,7 +21,7 @@ from collections.abc import Generator
 from typing import Any, Final, Generic, Protocol, TypeAlias
 
 from psdist.errors import InvariantError, PsdistError
-from psdist.workers.group import Pending, T
+from psdist.workers.group.channel import Pending, T
 
 _YIELDS: Final = 40
 """Looks between which other processes may run, before a worker sleeps: about 30 us on an idle

@@ -31,7 +31,8 @@ import torch.distributed as dist
 from psdist.errors import InvariantError, MemberLostError, TransportError, UsageError
 from psdist.protocol.memory import allocate
 from psdist.protocol.partition import Span
-from psdist.workers.group import (
+from psdist.workers.group.addresses import REMEDY, At
+from psdist.workers.group.channel import (
     CALLS,
     AloneChannel,
     GroupChannel,
@@ -42,7 +43,6 @@ from psdist.workers.group import (
     check_calls,
     stretches_of,
 )
-from psdist.workers.group.addresses import REMEDY, At
 from psdist.workers.group.meeting import (
     INTERFACE,
     Hosts,

@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 
 from psdist.errors import MemberLostError, TransportError
-from psdist.workers.group import AloneChannel, GroupChannel, process_group
+from psdist.workers.group import process_group
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.meeting import exchange
 from psdist.workers.group.process_group import GRACE_S, ProcessGroupChannel
 from psdist.workers.group.shared_memory import SharedMemoryChannel

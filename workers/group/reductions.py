@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from psdist.protocol.partition import Span
-from psdist.workers.group import KnownSlices, Pending, Slices
+from psdist.workers.group.channel import KnownSlices, Pending, Slices
 from psdist.workers.group.process_group import ProcessGroupChannel, Works, begun
 
 

@@ -46,7 +46,7 @@ import torch
 
 from psdist.errors import InvariantError, MemberLostError, TransportError
 from psdist.protocol.partition import Span
-from psdist.workers.group import (
+from psdist.workers.group.channel import (
     CALLS,
     GroupChannel,
     KnownSlices,

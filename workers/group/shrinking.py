@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from psdist.errors import GroupReformedError, InvariantError, MemberLostError
-from psdist.workers.group import CALLS, GroupChannel, Pending, Slices, T, check_calls
+from psdist.workers.group.channel import CALLS, GroupChannel, Pending, Slices, T, check_calls
 from psdist.workers.group.operations import Operation, Steps, until_done
 
 logger = logging.getLogger("psdist")

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import torch
 
 from psdist.errors import UsageError
-from psdist.workers.group import AloneChannel, GroupChannel, process_group
+from psdist.workers.group import process_group
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.rebuilding import GroupRebuilder

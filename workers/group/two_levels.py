@@ -29,7 +29,7 @@ import torch
 
 from psdist.errors import MemberLostError, TransportError
 from psdist.protocol.partition import Span
-from psdist.workers.group import (
+from psdist.workers.group.channel import (
     Exchanging,
     GroupChannel,
     KnownSlices,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from psdist.job import Job
-    from psdist.workers.group import GroupChannel, Pending
+    from psdist.workers.group.channel import GroupChannel, Pending
 
 SHARED, TORCH, MPI_TIER = "exchange, shared memory", "exchange, gloo", "exchange, MPI"
 MPI_ALLREDUCE, ALLREDUCE = "MPI_Allreduce", "gloo all-reduce"

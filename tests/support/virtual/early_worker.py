@@ -18,7 +18,7 @@ from psdist.workers.blocking import Blocking, Parts
 from psdist.workers.early.group_overlap import GroupEarlyPush
 from psdist.workers.early.overlap import EarlyPush
 from psdist.workers.early.progress import Driver
-from psdist.workers.group import GroupChannel
+from psdist.workers.group.channel import GroupChannel
 from tests.support.virtual.schedule import Schedule
 from tests.support.virtual.virtual_worker import VirtualWorker
 

@@ -21,7 +21,7 @@ import torch
 
 from psdist.errors import InvariantError
 from psdist.protocol.memory import allocate, as_bytes
-from psdist.workers.group import (
+from psdist.workers.group.channel import (
     CALLS,
     Pending,
     Slices,

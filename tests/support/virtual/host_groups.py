@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from psdist.workers.group import AloneChannel, GroupChannel, Pending, Slices
+from psdist.workers.group.channel import AloneChannel, GroupChannel, Pending, Slices
 from psdist.workers.group.two_levels import TwoLevelChannel
 from tests.support.virtual.group import VirtualChannel, VirtualGroup
 from tests.support.virtual.network import LinkModel, VirtualNetwork

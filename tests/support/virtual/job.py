@@ -87,7 +87,7 @@ from psdist.servers.spare import SpareSeat
 from psdist.transport import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor
-from psdist.workers.group import AloneChannel, GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.shrinking import ShrinkingChannel
 from tests.support.coordinators import assemble, part_of
 from tests.support.virtual.checkpoints import MemoryKeeper

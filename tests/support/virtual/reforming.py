@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-from psdist.workers.group import Done, GroupChannel, Pending
+from psdist.workers.group.channel import Done, GroupChannel, Pending
 from psdist.workers.group.shrinking import ShrinkingChannel
 from psdist.workers.loop import Wait
 from psdist.workers.reduction import Row

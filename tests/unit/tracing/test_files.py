@@ -14,7 +14,7 @@ from psdist.tracing import COLLECTIVES, DTYPE, NONE, RECORD, Lane, Span, name_of
 from psdist.tracing.clocks import Offset
 from psdist.tracing.files import HEADER_BYTES, Trace, path_of, read_traces
 from psdist.tracing.tracer import Tracer
-from psdist.workers.group import CALLS
+from psdist.workers.group.channel import CALLS
 from tests.support.traces import about
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psdist.errors import MemberLostError, ProtocolError
-from psdist.workers.group import AloneChannel, Done, GroupChannel, Pending
+from psdist.workers.group.channel import AloneChannel, Done, GroupChannel, Pending
 from psdist.workers.group.shrinking import Agreed, ShrinkingChannel
 from psdist.workers.protocol import Seat
 from psdist.workers.protocol.membership import Regrouping

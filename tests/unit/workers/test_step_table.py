@@ -10,7 +10,7 @@ import pytest
 from psdist.errors import HyperparameterError
 from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.protocol.partition import Partition, Piece
-from psdist.workers.group import Done
+from psdist.workers.group.channel import Done
 from psdist.workers.reduction import Row, WorkerGroup
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import torch
 from psdist.tracing import Lane, Span
 from psdist.tracing.files import Spans, read_traces
 from psdist.tracing.tracer import Tracer
-from psdist.workers.group import Done, Pending
+from psdist.workers.group.channel import Done, Pending
 from psdist.workers.traced import Passes, TracedChannel, span_of_call, traced
 from tests.support.traces import about
 

@@ -19,7 +19,8 @@ from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
-from psdist.workers.group import AloneChannel, GroupChannel, mpi
+from psdist.workers.group import mpi
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.mpi import MpiChannel
 from psdist.workers.group.tier import GroupMpi, start, stop
 from psdist.workers.group.two_levels import TwoLevelChannel

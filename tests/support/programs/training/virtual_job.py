@@ -34,7 +34,7 @@ from psdist.ranks.run_files import Begun
 from psdist.ranks.server import server_actor
 from psdist.transport.virtual import Actor
 from psdist.transport.waiting import Waiting
-from psdist.workers.group import AloneChannel, GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from tests.support.programs.training.cases import Case, Outcome, Stage, result_path
 from tests.support.virtual.group import VirtualGroup
 from tests.support.virtual.host_groups import over_hosts

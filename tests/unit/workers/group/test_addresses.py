@@ -7,8 +7,9 @@ from contextlib import closing
 import pytest
 
 from psdist.errors import UsageError
-from psdist.workers.group import GroupChannel, addresses, meeting
+from psdist.workers.group import addresses, meeting
 from psdist.workers.group.addresses import Address, At, Offer, choose
+from psdist.workers.group.channel import GroupChannel
 from tests.support.process_groups import run_in_group
 
 DOCKER = Address("docker0", "172.17.0.1", "172.17.0.0/16", 0)

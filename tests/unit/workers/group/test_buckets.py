@@ -13,8 +13,8 @@ from psdist.errors import InvariantError
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Partition, Piece, buckets_of
 from psdist.protocol.send_order import backward_order
-from psdist.workers.group import GroupChannel, add_in_worker_order
 from psdist.workers.group.buckets import Buckets, Opening
+from psdist.workers.group.channel import GroupChannel, add_in_worker_order
 from tests.support.group_operations import finish
 from tests.support.process_groups import run_in_group
 from tests.support.virtual.group import VirtualGroup

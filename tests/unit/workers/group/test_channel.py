@@ -15,7 +15,7 @@ from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor
 from psdist.transport.waiting import Waiting
 from psdist.workers.assembly import make_loop
-from psdist.workers.group import AloneChannel, GroupChannel
+from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.tier import Tier
 from psdist.workers.loop import WorkerLoop
 from psdist.workers.protocol import Seat

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from psdist.errors import MemberLostError
-from psdist.workers.group import GroupChannel, process_group
+from psdist.workers.group import process_group
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.meeting import all_connected
 from psdist.workers.group.process_group import ProcessGroupChannel
 from tests.support.process_groups import run_in_group

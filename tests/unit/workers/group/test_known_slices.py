@@ -9,7 +9,7 @@ import torch
 
 from psdist.errors import InvariantError
 from psdist.protocol.partition import Span
-from psdist.workers.group import KnownSlices, Slices
+from psdist.workers.group.channel import KnownSlices, Slices
 
 
 class Counted:

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from psdist.errors import MemberLostError, TransportError, UsageError
-from psdist.workers.group import GroupChannel, process_group
+from psdist.workers.group import process_group
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.addresses import At
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.process_group import Network, ProcessGroupChannel
 from psdist.workers.group.reductions import ReducingChannel
 from tests.support.process_groups import run_in_group

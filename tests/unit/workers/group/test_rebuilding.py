@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 from psdist.errors import GroupReformedError, MemberLostError, TransportError
 from psdist.protocol.partition import Span
-from psdist.workers.group import GroupChannel, Pending, process_group, rebuilding, shared_memory
+from psdist.workers.group import process_group, rebuilding, shared_memory
 from psdist.workers.group import tier as group_tier
 from psdist.workers.group.addresses import At
+from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.group.process_group import GRACE_S, Network
 from psdist.workers.group.rebuilding import GroupRebuilder

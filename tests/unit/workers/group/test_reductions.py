@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from psdist.protocol.partition import Span
-from psdist.workers.group import GroupChannel, reductions
+from psdist.workers.group import reductions
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.reductions import ReducingChannel
 from tests.support.group_operations import (

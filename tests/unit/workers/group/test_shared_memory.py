@@ -21,7 +21,8 @@ from psdist.errors import (
 )
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.partition import Span
-from psdist.workers.group import AloneChannel, Done, GroupChannel, Pending, segments
+from psdist.workers.group import segments
+from psdist.workers.group.channel import AloneChannel, Done, GroupChannel, Pending
 from psdist.workers.group.segments import (
     Bell,
     Segment,

@@ -9,7 +9,7 @@ import torch
 
 from psdist.errors import CollectiveError, GroupReformedError, InvariantError, MemberLostError
 from psdist.protocol.partition import Span
-from psdist.workers.group import AloneChannel, Pending
+from psdist.workers.group.channel import AloneChannel, Pending
 from psdist.workers.group.shrinking import Agreed, ShrinkingChannel
 
 SLICES = [[Span(0, 0, 2)]]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from psdist.errors import UsageError
-from psdist.workers.group import GroupChannel
 from psdist.workers.group import tier as group_tier
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.process_group import ProcessGroupChannel
 from psdist.workers.group.reductions import ReducingChannel
 from psdist.workers.group.segments import Segment

@@ -13,7 +13,8 @@ from psdist.errors import CollectiveError, InvariantError, MemberLostError, Tran
 from psdist.protocol.ids import worker_id
 from psdist.protocol.partition import Span
 from psdist.transport.virtual import Actor
-from psdist.workers.group import GroupChannel, Pending, two_levels
+from psdist.workers.group import two_levels
+from psdist.workers.group.channel import GroupChannel, Pending
 from psdist.workers.group.tier import Tier
 from tests.support.group_operations import Operations, expected, finish, operations
 from tests.support.process_groups import run_in_group
