@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from psdist.protocol.roles import Roles
 from psdist.ranks.reporting.rank_reports import OpenCall, RankReports
-from psdist.ranks.reporting.run_status import RunStatus
 from psdist.report import Training
 from psdist.report.run_directory import RunDirectory
 from psdist.report.status import (
@@ -26,6 +26,9 @@ from psdist.report.status import (
     WorkerStatus,
     write_status,
 )
+
+if TYPE_CHECKING:  # it loads torch, which a rank in the lobby does not need
+    from psdist.ranks.reporting.run_status import RunStatus
 
 EVERY_S = 1.0
 
