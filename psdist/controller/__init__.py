@@ -13,7 +13,7 @@ same decisions. It must not import anything of psdist but the modes' names.
     decision = control.judge()                                # None, or what to change to
     control.committed(decision, 140)                          # it rules from round 140 on
 
-What a controller is told, what it decides, and the rounds that it looks at.
+This module has the input of a controller, its decision, and the window of rounds that it reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.mode_names import Mode
 
 WINDOW: Final = 20
-"""Rounds that a decision looks at, at most, all of them under what rules now."""
+"""Most rounds that a decision reads; all of them ran under the current choice."""
 
 _MOST_KEPT: Final = 10_000
 """Rounds of a group that wait for others to report theirs."""
@@ -39,39 +39,39 @@ class Decision:
     staleness: int
     why: str
     level: int = -1
-    """Of the codecs among which psdist chooses, the least lossy ones are level 0; -1 where they are
-    none of what changes."""
+    """Codec level: 0 for the least lossy codecs among which psdist chooses; -1 if codecs do not
+    change."""
 
 
 class Times(NamedTuple):
-    """Of one round of a group."""
+    """The times of one round of a group."""
 
     own_us: int
-    """Computing, and whatever else is not waiting for servers."""
+    """Time without waiting for servers."""
     wait_us: int
     error_ppm: int = 0
-    """||p - C(p)|| / ||p|| of what the group's leader has pushed, in millionths."""
+    """||p - C(p)|| / ||p|| of the pushes of the group's leader, in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What rounds of a group have taken, from ``first_round`` on, in microseconds."""
+    """The times of a group's rounds from ``first_round`` on, in microseconds."""
 
     group: int
     first_round: int
     own_us: Sequence[int]
     waits_us: Sequence[int]
     errors_ppm: Sequence[int] = ()
-    """As :attr:`Times.error_ppm`; nothing where psdist does not choose the codecs."""
+    """As :attr:`Times.error_ppm`; empty if psdist does not choose the codecs."""
 
     def times(self) -> list[Times]:
-        """By round."""
+        """Return the times of each round."""
         errors = self.errors_ppm or [0] * len(self.own_us)
         return [Times(*each) for each in zip(self.own_us, self.waits_us, errors, strict=True)]
 
 
 class Window(HasSnapshot):
-    """The next rounds to be looked at, of all groups that are in the job."""
+    """The rounds that the next decision reads, of all groups in the job."""
 
     STATE = Fields(
         {
@@ -83,20 +83,20 @@ class Window(HasSnapshot):
     def __init__(self, *, num_groups: int, first: int) -> None:
         self.first = first
         self._rounds: dict[int, dict[int, Times]] = {group: {} for group in range(num_groups)}
-        """By group, from the window on."""
+        """Group -> round -> times; no round before the window."""
 
     @property
     def groups(self) -> frozenset[int]:
-        """Whose rounds are waited for."""
+        """Groups whose rounds the window needs."""
         return frozenset(self._rounds)
 
     def lose(self, group: int) -> None:
-        """It has died: what it has told is dropped, and nothing more of it is waited for."""
+        """The group has failed: drop its rounds, and need no more of them."""
         del self._rounds[group]
 
     def admit(self, group: int, first_round: int) -> None:
-        """It has joined, and makes its first round there, of which it tells nothing: windows are
-        of rounds behind that."""
+        """The group has joined with ``first_round``. It reports no times of that round, so the
+        window begins after it."""
         self._rounds[group] = {}
         self.begin(max(self.first, first_round + 1))
 
@@ -105,24 +105,25 @@ class Window(HasSnapshot):
         for round_number, each in enumerate(seen.times(), start=seen.first_round):
             if round_number >= self.first:
                 rounds[round_number] = each
-        if len(rounds) > _MOST_KEPT:  # another group says nothing more: its script has ended
+        if len(rounds) > _MOST_KEPT:  # another group reports no more: its script has ended
             self.begin(seen.first_round + len(seen.own_us))
 
     @property
     def num_told(self) -> int:
-        """So many of its first rounds all groups have told of, :data:`WINDOW` at most."""
+        """First rounds of the window that all groups have reported, at most :data:`WINDOW`."""
         told = 0
         while told < WINDOW and all(self.first + told in each for each in self._rounds.values()):
             told += 1
         return told
 
     def so_far(self) -> list[list[Times]]:
-        """[groups][:attr:`num_told`]; they stay in the window."""
+        """Return the reported times, [groups][:attr:`num_told`]; they stay in the window."""
         window = range(self.first, self.first + self.num_told)
         return [[rounds[each] for each in window] for rounds in self._rounds.values()]
 
     def take(self) -> list[list[Times]] | None:
-        """[groups][WINDOW], once all have told of every round; the next window begins behind."""
+        """Return [groups][WINDOW] once all groups have reported every round, and begin the next
+        window after it; else None."""
         if self.num_told < WINDOW:
             return None
         found = self.so_far()
@@ -137,8 +138,8 @@ class Window(HasSnapshot):
 
 
 class Watched(Protocol):
-    """What is told of rounds: :class:`Window`, or :class:`psdist.controller.own_window.OwnWindow`
-    where groups are in different ones."""
+    """Reports of rounds: :class:`Window`, or :class:`psdist.controller.own_window.OwnWindow` if
+    groups are in different rounds."""
 
     @property
     def groups(self) -> frozenset[int]: ...
@@ -151,39 +152,40 @@ class Watched(Protocol):
 
 
 class Controller(HasSnapshot, ABC):
-    """What :mod:`psdist.controller.mode`, :mod:`psdist.controller.bound` and
-    :mod:`psdist.controller.codec` have in common."""
+    """Base of :mod:`psdist.controller.mode`, :mod:`psdist.controller.bound` and
+    :mod:`psdist.controller.codec`."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._sizes: tuple[int, ...] = ()
-        """By level: bytes of one group's exchange, both ways; () before they are known."""
+        """By level: bytes of one group's exchange in both directions; () before they are known."""
 
     def know_sizes(self, sizes: Sequence[int]) -> None:
-        """Set once it is built."""
+        """Set the bytes of an exchange by level, once the set is built."""
         self._sizes = tuple(sizes)
 
     @property
     def groups(self) -> frozenset[int]:
-        """Those that are in the job."""
+        """Groups in the job."""
         return self._watched.groups
 
     def observe(self, seen: Observation) -> None:
-        """What these rounds of a group, one of :attr:`groups`, have taken."""
+        """Add the times of rounds of one of :attr:`groups`."""
         self._watched.add(seen)
 
     def lose(self, group: int) -> None:
-        """One of :attr:`groups` has died."""
+        """One of :attr:`groups` has failed."""
         self._watched.lose(group)
 
     def admit(self, group: int, first_round: int) -> None:
-        """Another one has joined, with its first round there."""
+        """Another group has joined with ``first_round``."""
         self._watched.admit(group, first_round)
 
     @abstractmethod
     def judge(self) -> Decision | None:
-        """What the window says; once it is whole, the next one begins behind it."""
+        """Return the decision that follows from the window, None for no change. After a full window
+        the next one begins."""
 
     @abstractmethod
     def committed(self, decision: Decision, round_number: int) -> None:
-        """The decision rules from this round on: what was before says nothing of it."""
+        """The decision is in force from this round on: forget the rounds before it."""

@@ -1,4 +1,4 @@
-"""What a parameter set begins with on a server: nothing, a checkpoint, or a failed server's state.
+"""How a set begins on a server: empty, from a checkpoint, or with a failed server's state.
 
     core = assemble_core(server=0, start=Start(), ...)          # the chief sends the values
     core = assemble_core(server=0, start=Start(first), ...)     # a checkpoint has them
