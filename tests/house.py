@@ -103,9 +103,7 @@ FEATURE_MODULES = (
     "servers/protocol/takeovers.py",
     "workers/protocol/codec_levels.py",
     "workers/protocol/joining.py",
-    "workers/protocol/membership.py",
     "workers/protocol/resending.py",
-    "workers/protocol/collectives.py",
 )
 """Modules in the core's folders that belong to one feature each."""
 

@@ -1,9 +1,8 @@
 """The execution of a server's actions on memory: parameters, sums of gradients, optimizers.
 
 ``executor`` is the seam. ``tensors`` holds the chunks' parameters and does the arithmetic, with
-``chunk_optimizer`` to run any torch optimizer on a chunk; ``sizes`` has bytes and seconds instead,
-for simulations. Imports psdist/protocol and the actions of psdist.servers.protocol; decides nothing
-about consistency.
+``chunk_optimizer`` to run any torch optimizer on a chunk. Imports psdist/protocol and the actions
+of psdist.servers.protocol; decides nothing about consistency.
 
 The seam of features between the wire and the optimizer on a server: a list of stages.
 
@@ -22,11 +21,13 @@ applies the lr scale and frozen moments (``chunk_optimizer``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # who imports a module of this room need not have torch
+    import torch
 
-from psdist.servers.protocol.actions import Reply, Step
-from psdist.servers.shard.chunk_memory import ChunkMemory
+    from psdist.servers.protocol.actions import Reply, Step
+    from psdist.servers.shard.chunk_memory import ChunkMemory
 
 
 class ShardStage:
