@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 import pytest
 
 from psdist.errors import ProtocolError, ServersLostError
@@ -34,6 +37,7 @@ from psdist.protocol.coordinator_line import (
 )
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id, worker_id
+from psdist.servers import protocol
 from psdist.servers.protocol import coordinator_assembly  # noqa: F401 # all parts
 from psdist.servers.protocol.coordinator import CoordinatorPart
 
@@ -62,6 +66,8 @@ def hear(line: CoordinatorLine, message: Control, peer: int = COORDINATOR) -> li
 
 
 def test_what_is_for_the_coordinator_and_what_for_the_shard_of_server_0_are_told_apart() -> None:
+    for module in iter_modules(protocol.__path__, f"{protocol.__name__}."):
+        import_module(module.name)
     of_parts = {each for part in CoordinatorPart.__subclasses__() for each in part.TAKES}
     assert len(of_parts) > 10
     assert all(issubclass(each, ForCoordinator) for each in of_parts)
