@@ -1,8 +1,8 @@
 """The command line: ``psdist run``, ``plan``, ``check``, ``doctor``, ``bench`` and ``probe``.
 
-``cli`` turns words into calls; every other module is one command, imported only when it is called,
-but for those that say what ``run`` runs, and ``launch``, the parent of mpirun. Here is what ends a
-command whose standard output takes no more: a full disk, or a reader that has left.
+``cli`` turns words into calls; every other module is one command, imported only when it is called.
+Exceptions are the modules that choose what ``run`` runs, and ``launch``, the parent of mpirun. This
+module ends a command whose standard output fails: the disk is full, or the reader has left.
 
     open_missing()
     try:

@@ -27,8 +27,7 @@ _Options = TypeVar("_Options")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What was asked for, as words; :func:`psdist.commands.plan.run` says what is wrong with
-    them."""
+    """The options as text; :func:`psdist.commands.plan.run` checks them."""
 
     machines: Annotated[
         list[str] | None,

@@ -57,9 +57,9 @@ class Watch:
         is_hub: bool,
         outlives_hubs: bool = False,
     ) -> None:
-        """``ranks``: who is at the other ends; ``host``: this one. For a hub one silent line is
-        enough; a member has lost its hubs only with the last one. ``outlives_hubs``: of a member
-        whose job goes on when a hub dies: a line that its host has closed says nothing then."""
+        """``ranks``: the ranks at the other ends; ``host``: this host. A hub gives its verdict at
+        the first silent line, a member only when all its lines are silent. ``outlives_hubs``: the
+        job of this member continues when a hub fails, so a closed line proves nothing."""
         self._outlives_hubs = outlives_hubs
         self._ranks = ranks
         self._host = host

@@ -82,12 +82,11 @@ NAMES: Final = {
     Span.OPTIMIZER_STATE: "job.optimizer_state",
     Span.CHECKPOINT: "checkpoint",
 }
-"""Of kinds that are called otherwise than in lower case."""
+"""Names of the kinds whose name is not the lower-case form."""
 
 COLLECTIVES: Final = (
     *("prepare", "save", "mean", "barrier", "push", "optimizer_state"),
     *("any", "all", "loader", "finish", "start", "pull", "checkpoint", "written", "set_mode"),
-    "return",
 )
 
 WAITS: Final = (
@@ -98,7 +97,7 @@ WAITS: Final = (
     Span.WAIT_END,
 )
 IN_FLIGHT: Final = (Span.PUSH, Span.PULL, Span.RECEIVE, Span.REPLY)
-"""Of which several may be under way at once; all others follow or hold one another in a lane."""
+"""Kinds of which several may run at once; in a lane, all others follow or contain one another."""
 
 
 class Lane(IntEnum):

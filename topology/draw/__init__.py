@@ -127,7 +127,7 @@ class Scene:
         return link.seconds / self.worst.seconds if self.worst is not None else 0.0
 
     def is_worst(self, link: LinkLoad | None) -> bool:
-        """Of exactly one link, however many are as loaded."""
+        """True for exactly one link, even if several have the same load."""
         return link is not None and link is self.worst
 
     @property

@@ -96,9 +96,9 @@ class Device:
     port_guids: Annotated[tuple[Count, ...], MANY] = ()
     """InfiniBand: the port GUIDs, by which a fabric's listing knows it."""
     bytes_per_s: Speed = 0.0
-    """Of its PCI link, one direction; 0 unknown."""
+    """Speed of its PCI link in one direction; 0 if unknown."""
     port_bytes_per_s: Speed = 0.0
-    """A network card's: of its ports that are up together, one direction; 0 unknown."""
+    """Speed of a network card's active ports together, in one direction; 0 if unknown."""
     bridges: Annotated[tuple[Text, ...], MANY] = ()
     """What identifies the PCI bridges above it, that of the host first; () where not told."""
 

@@ -21,9 +21,9 @@ from types import MappingProxyType
 from psdist.topology.machine import Machine
 
 ONE_FLAT_RACK = "one flat rack"
-"""Source of a cluster of whose racks nothing is known."""
+"""Source of a cluster with unknown racks."""
 DEFAULT_LINK_BYTES_PER_S = 12e9
-"""A network link of which nothing is known, one direction (the figure of NCCL's own table)."""
+"""Speed of an unknown network link in one direction (the figure of NCCL's own table)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

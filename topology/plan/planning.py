@@ -292,7 +292,7 @@ def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
 
 
 class _Hosts:
-    """What sits on each host beside servers; seats of hosts that are alike are found once."""
+    """The ranks of each host other than servers; equal hosts share one computation of seats."""
 
     def __init__(
         self,

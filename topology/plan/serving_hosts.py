@@ -505,7 +505,7 @@ def _apply_bytes_per_s(hosts: Hosts, room: Sequence[int]) -> list[float]:
 
 
 _Judgement: TypeAlias = tuple[tuple[float, ...], list[int], list[float]]
-"""What it costs, in the order of what counts; the servers; their best shares."""
+"""The costs, the most important first; the servers; their best shares."""
 
 
 def _best(hosts: Hosts, ways: Iterable[Sequence[int]], by_one: Sequence[float]) -> _Judgement:
