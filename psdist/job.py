@@ -1,4 +1,4 @@
-"""The public API: what ``psdist.init()`` returns. docs/design.md has the contract.
+"""The public API: what ``psdist.init()`` returns. docs/dev/design.md has the contract.
 
     job = psdist.init()
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -329,7 +329,7 @@ class Job:
         """The script's own values, in every checkpoint; a resumed run begins with them.
 
         Dicts, lists, tuples, strings, numbers, bools, None, bytes, tensors and numpy arrays. Each
-        worker has its own. docs/checkpoints.md says when they are given back.
+        worker has its own. docs/guides/checkpoints.md says when they are given back.
         """
         return self._checkpoints.script.values
 

@@ -14,7 +14,7 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 source "$root/slurm/venv.sh"
 venv="$root/.venv"
-make_venv "$venv" mpi,examples,dev
+make_venv "$venv" mpi,examples,dev,docs
 make_mpich_venv "$venv-mpich" "$venv"
 cd -- "$root"
 

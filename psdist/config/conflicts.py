@@ -1,7 +1,7 @@
 """The table of needs and conflicts, as rows and as Markdown.
 
 conflicts_table()        # (Row(pair=("backup groups", ...), ...), ...)
-print(as_markdown())     # docs/conflicts.md has it
+print(as_markdown())     # docs/reference/conflicts.md has it
 
 The table is psdist.features; psdist.config.compatibility compares it with the settings of a run.
 """

@@ -305,7 +305,7 @@ class RunConfig(BaseModel):
         "codec.encode_on",
         "host",
         "Where pushes of gradients on a GPU are encoded; auto: on the GPU if the push codec "
-        "supports it (see docs/gpu.md).",
+        "supports it (see docs/guides/gpus.md).",
         needs="a push codec",
     )
     pull_copies: Literal["off", "on"] = _setting(

@@ -21,7 +21,7 @@ gradients, and the server's momentum is the same linear sum of them.
 b is there because codecs have one scale for 256 values (psdist.codecs.blocks): what a small one of
 them is sent as is as wrong as what a large one is, and divided by its own small v^ it would move
 the parameter as far as no gradient ever has. (Without b sign ended 54 % behind, with it 0.1 %:
-docs/communication.md.)
+docs/guides/communication.md.)
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_copies_are_done_in_the_order_in_which_they_were_begun(transfers: ToGpu)
 def test_hooks_of_gradients_run_in_another_thread_on_the_stream_of_their_gradient(
     transfers: ToGpu,
 ) -> None:
-    """What overlap takes for granted: docs/design.md, Overlap on a GPU."""
+    """What overlap takes for granted: docs/dev/design.md, Overlap on a GPU."""
     layer = nn.Linear(64, 64, device="cuda")
     flat, target = transfers.device_memory("float32", 64 * 64), host(transfers)
     seen: list[tuple[int, Any]] = []

@@ -1,5 +1,6 @@
-"""Every pair of features that docs/conflicts.md does not list works: real jobs on the virtual
-network, a few features in each, so that every allowed pair is in one; the check proves each run.
+"""Every pair of features that docs/reference/conflicts.md does not list works: real jobs on the
+virtual network, a few features in each, so that every allowed pair is in one; the check proves each
+run.
 
 tests/protocol/deaths/test_feature_pairs.py has spares and shrinking groups.
 

@@ -33,7 +33,7 @@ from psdist.protocol.header import HEADER_BYTES, Header
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/data/*/*.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/data/*/*.md"))
 )
 PATH = re.compile(r"`((?:psdist|servers|workers|topology|tests|slurm|docs|\.ci)/[\w./-]*)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -45,7 +45,7 @@ def read(page: str) -> str:
 
 
 def settings_tables() -> str:
-    """The tables of docs/settings.md, from the settings themselves."""
+    """The tables of docs/reference/settings.md, from the settings themselves."""
     parts = []
     for table in TABLES:
         rows = ["| setting | default | allowed | needs | |", "|---|---|---|---|---|"]
@@ -68,12 +68,14 @@ def settings_tables() -> str:
 
 def test_a_page_names_every_setting_with_its_default_and_what_is_allowed() -> None:
     wanted = settings_tables()
-    page = "docs/settings.md"
+    page = "docs/reference/settings.md"
     assert wanted in read(page), f"{page} wants these tables:\n\n{wanted}\n"
 
 
 def test_the_page_of_settings_has_every_old_name_and_every_profile() -> None:
-    rows = [line for line in read("docs/settings.md").splitlines() if line.startswith("| `")]
+    rows = [
+        line for line in read("docs/reference/settings.md").splitlines() if line.startswith("| `")
+    ]
     for old, merged in MERGED.items():
         assert any(
             row.startswith(f"| `{old}` |")
@@ -172,14 +174,14 @@ def test_every_function_that_a_page_points_to_is_where_it_says(page: str) -> Non
 
 
 def test_the_tour_points_to_the_places_where_a_push_is_made_sent_and_applied() -> None:
-    named = set(places_named("docs/tour.md"))
+    named = set(places_named("docs/dev/tour.md"))
     assert ("workers/pushes.py", "frame") in named
     assert ("workers/loop.py", "_send_push") in named
     assert ("servers/protocol/rules/gathering.py", "proceed") in named
     assert ("servers/protocol/rules/on_arrival.py", "proceed") in named
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/your-script.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/your-script.md"])
 def test_every_command_and_option_in_a_page_exists(page: str) -> None:
     commands = typer.main.get_command(app)
     text = read(page)
@@ -197,20 +199,20 @@ def test_every_command_and_option_in_a_page_exists(page: str) -> None:
 
 
 def test_every_attribute_of_a_job_is_named_in_the_script_guide() -> None:
-    text = read("docs/your-script.md")
+    text = read("docs/guides/your-script.md")
     public = {name for name in vars(Job) if not name.startswith("_")} - {"finish"}
     missing = [name for name in sorted(public) if not re.search(rf"\b{name}\b", text)]
     assert not missing
 
 
 def test_the_design_lists_every_control_message() -> None:
-    text = read("docs/design.md")
+    text = read("docs/dev/design.md")
     names = [cls.__name__ for cls in Control.SENT.values()]
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_the_designs_table_of_the_header_is_the_header() -> None:
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", read("docs/design.md"), re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", read("docs/dev/design.md"), re.MULTILINE)
     table = {name: (int(offset), int(size)) for offset, size, name in rows}
     plain = packed(Header(kind=1, sender=0))
     for field in Header._fields:
@@ -241,7 +243,7 @@ def test_the_design_has_the_layers_of_the_import_contract() -> None:
     contract = configparser.ConfigParser()
     contract.read(ROOT / "setup.cfg", encoding="utf-8")
     layers = contract["importlinter:contract:layers"]["layers"]
-    table = read("docs/design.md").split("| layer | rooms and modules |")[1].split("\n\n")[0]
+    table = read("docs/dev/design.md").split("| layer | rooms and modules |")[1].split("\n\n")[0]
     named = re.findall(r"`(\w+)`", table)
     wanted = re.findall(r"\w+", layers)
     assert named == wanted  # in the same order, too

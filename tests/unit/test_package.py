@@ -149,7 +149,11 @@ def test_a_source_distribution_has_the_job_scripts_the_docs_and_the_pinned_versi
         *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md"),
         *("SECURITY.md", "constraints.txt", "pyproject.toml", "setup.cfg"),
         *("slurm/quickstart.sh", "slurm/venv.sh", "slurm/requeue.sbatch"),
-        *("docs/design.md", "docs/convergence-10mbit.svg", "docs/bench/kill-matrix.json"),
+        *(
+            "docs/dev/design.md",
+            "docs/convergence-10mbit.svg",
+            "docs/bench/kill-matrix.json",
+        ),
         *("psdist/py.typed", "psdist/servers/protocol/state.py"),
     }
     assert wanted <= files

@@ -113,8 +113,8 @@ class Plan:
     cost_s: Amount
     """Predicted time that one exchange needs on the slowest link."""
     bound_s: Amount
-    """No placement of as many servers is faster (proved, docs/placement.md): in a job none that
-    makes other ranks serve either. 0 where nothing is proved."""
+    """No placement of as many servers is faster (proved, docs/guides/placement.md): in a job none
+    that makes other ranks serve either. 0 where nothing is proved."""
     compared: Annotated[dict[Text, Amount], TABLE]
     """Seconds of an exchange, judged as this one is, placed otherwise: ``block``, ``cyclic``."""
     source: Text

@@ -1,4 +1,4 @@
-"""Where servers sit and how much of the model each holds; proofs are in docs/placement.md.
+"""Where servers sit and how much of the model each holds; proofs are in docs/guides/placement.md.
 
     solution = solve(problem)
     solution.servers_at, solution.server_bytes, solution.cost_s / solution.bound_s

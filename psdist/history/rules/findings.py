@@ -16,7 +16,7 @@ from psdist.history import Ints
 
 
 class Rule(Enum):
-    """The rules of docs/history.md, in the order of the report."""
+    """The rules of docs/reference/history.md, in the order of the report."""
 
     MEMBERSHIP = "groups join, suspend, resume, leave in an order that makes sense"
     APPLIES = "every update is applied once, in order, by the server that owns the chunk"

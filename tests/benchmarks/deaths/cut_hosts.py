@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.deaths.cut_hosts --launcher mpirun --how silent --host h3 --json FILE
 
-On the Slurm test cluster (root; docs/tests.md): tests/support/programs/deaths/long_training.py on
-two ranks a host, by ``mpirun``, ``mpirun --with-ft ulfm`` or ``srun``. In the middle of training
+On the Slurm test cluster (root; docs/dev/tests.md): tests/support/programs/deaths/long_training.py
+on two ranks a host, by ``mpirun``, ``mpirun --with-ft ulfm`` or ``srun``. In the middle of training
 the host's interface is taken down (down), its cable pulled (cable), its packets are dropped
 (silent; of a rack, too), every process of it is killed (killed), or its power is gone (off: killed
 and silent). Told are the seconds from then until each rank, and the job, had ended, what the job

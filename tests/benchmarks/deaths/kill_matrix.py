@@ -5,15 +5,15 @@
     python -m tests.benchmarks.deaths.kill_matrix --table FILE [FILE ...]
 
 Three servers with buddies, the standby among them, and three workers (five on the four hosts of the
-Slurm test cluster, which is brought up and taken down; root, docs/tests.md) train
+Slurm test cluster, which is brought up and taken down; root, docs/dev/tests.md) train
 tests/support/programs/deaths/struck_script.py under ``mpirun --with-ft ulfm``;
 tests/support/strikes.py says what the phases are and who is killed. A job that has not ended with
 status 0 is started again, once, with the same words. Of each cell is told how the jobs have ended,
 whether `psdist check` proves the record, and the seconds from the kill until all workers that live
 have made another iteration. ``--json`` adds to what the file has.
 
-Exit status 0 where every cell ended as docs/failures.md says: the first job with status 0, or
-where a rank dies that registers, the second; proved; and no process was left.
+Exit status 0 where every cell ended as docs/guides/failures.md says: the first job with status 0,
+or where a rank dies that registers, the second; proved; and no process was left.
 """
 
 from __future__ import annotations
@@ -271,7 +271,8 @@ def _place(each: Played) -> tuple[int, int, int, int]:
 
 
 def table(plays: Sequence[Played]) -> str:
-    """As docs/failures.md has it: of each phase and victim what has become of the job, by mode."""
+    """As docs/guides/failures.md has it: of each phase and victim what has become of the job, by
+    mode."""
     found = {(each.phase, each.victim, each.mode): each for each in plays}
     lines = [f"| | {' | '.join(VICTIMS)} |", "|---" * (1 + len(VICTIMS)) + "|"]
     for phase in PHASES:

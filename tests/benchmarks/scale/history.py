@@ -1,4 +1,5 @@
-"""What recording costs per event, and how long a check takes (CPU seconds; docs/history.md).
+"""What recording costs per event, and how long a check takes (CPU seconds;
+docs/reference/history.md).
 
 python -m tests.benchmarks.scale.history
 """

@@ -88,7 +88,7 @@ def cluster(
 def loads(
     cluster: Cluster, ranks: Sequence[PlannedRank], weights: Sequence[float]
 ) -> list[LinkLoad]:
-    """What each link carries, by the formula of docs/placement.md, for a model of 4 GB."""
+    """What each link carries, by the formula of docs/guides/placement.md, for a model of 4 GB."""
     host_of = {node.name: index for index, node in enumerate(cluster.nodes)}
     mass = [0.0] * len(cluster.nodes)
     groups: list[set[int]] = [set() for _ in cluster.nodes]

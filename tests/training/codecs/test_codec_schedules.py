@@ -63,7 +63,7 @@ def test_bytes_are_those_of_each_rounds_codec(tmp_path: Path) -> None:
 
 
 def test_modes_and_codecs_change_together(tmp_path: Path) -> None:
-    """The story of docs/modes.md: copies while groups hold different versions, then sync."""
+    """The story of docs/guides/modes.md: copies while groups hold different versions, then sync."""
     outcome = play(tmp_path / "run", schedule=STORY, pull_copies="on")
     outcome.checked()
     losses = outcome.results[0]["losses"]

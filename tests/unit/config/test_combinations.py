@@ -21,7 +21,7 @@ EXAMPLES = (
     *("topk:0.01+burst:20", "skip:0.001", "int8+skip:0.001"),
 )
 PUSHES_ALONE = ("lowrank:4", "topk:0.01+burst:20", "skip:0.001", "int8+skip:0.001")
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "communication.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "guides" / "communication.md"
 
 
 def names(codec: str | None, push: str | None, pull: str | None) -> tuple[str, str]:

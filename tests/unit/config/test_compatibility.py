@@ -1,4 +1,4 @@
-"""Which settings exclude or need each other, in the refusals and in docs/conflicts.md."""
+"""Which settings exclude or need each other, in the refusals and in docs/reference/conflicts.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from psdist.features import FEATURES, Conflict, Feature, Need
 from tests import house
 from tests.support.feature_pairs import both
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "conflicts.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "conflicts.md"
 NAMED = {each.name: each for each in FEATURES}
 CONFLICTS = [(feature, each) for feature in FEATURES for each in feature.conflicts]
 NEEDS = [(feature, each) for feature in FEATURES for each in feature.needs]

@@ -1,6 +1,6 @@
 """Whether psdist's own changes of mode or codecs follow from its observations.
 
-Owns the last part of rule 8 of docs/history.md: the recorded observations go through
+Owns the last part of rule 8 of docs/reference/history.md: the recorded observations go through
 :mod:`psdist.controller` again. Pure.
 
     lines = read_choices(run_dir, DecisionLine)

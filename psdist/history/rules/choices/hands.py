@@ -1,6 +1,6 @@
 """Whether every sample was dealt once, and each group made its fixed local steps.
 
-Owns rule 11 of docs/history.md: replays :mod:`psdist.controller.steps` on the recorded
+Owns rule 11 of docs/reference/history.md: replays :mod:`psdist.controller.steps` on the recorded
 observations, and compares the hands of workers with it. Pure.
 
     check_hands(run, read_worker_lines(folder, HandLine, ...), steps, findings)

@@ -1,6 +1,6 @@
 """Checks of rounds of local steps: lengths that follow the loss, and ends that follow passes.
 
-Owns two parts of rule 11 of docs/history.md. Steps by the loss: recomputes what
+Owns two parts of rule 11 of docs/reference/history.md. Steps by the loss: recomputes what
 :mod:`psdist.controller.loss_steps` decides from the reported losses, and compares the rounds that
 workers have made. Rounds of an epoch: loaders count where passes ended, the trainer where rounds
 did. Pure.

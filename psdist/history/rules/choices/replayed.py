@@ -1,7 +1,7 @@
 """Replays that several rules on psdist's own choices share: fixed local steps, and rollbacks; pure.
 
-Owns the parts of rules 8 and 11 of docs/history.md on a run that ends with a rollback: reported
-losses go through :mod:`psdist.controller.rollback` again.
+Owns the parts of rules 8 and 11 of docs/reference/history.md on a run that ends with a rollback:
+reported losses go through :mod:`psdist.controller.rollback` again.
 
     check_fixed(lines, take, control.choose, findings)      # {term: steps}
     risen = Risen(run.rollback)

@@ -1,7 +1,7 @@
 """Whether attempts of a run have resumed the modes of their checkpoint.
 
-Owns the part of rule 7 of docs/history.md on modes. A checkpoint has the modes that servers had
-logged before it; an attempt that resumes it logs the same modes first. Pure.
+Owns the part of rule 7 of docs/reference/history.md on modes. A checkpoint has the modes that
+servers had logged before it; an attempt that resumes it logs the same modes first. Pure.
 
     check_modes_went_on("attempt 2, set 0", history, made, 100, findings)
     judging_mode(run)                                  # the clocks of two runs can be compared

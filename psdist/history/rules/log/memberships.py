@@ -1,6 +1,7 @@
 """The rules on a server's membership events: a group joins, suspends, resumes, leaves or fails.
 
-Owns the first part of rule 1 of docs/history.md. Pure: reads a replay, adds to the findings.
+Owns the first part of rule 1 of docs/reference/history.md. Pure: reads a replay, adds to the
+findings.
 
     check_membership(ServerReplay(run, log), findings)
 """

@@ -1,8 +1,8 @@
 """The worker that pushed each update, in groups that continue without failed workers.
 
-Owns the part of rule 1 of docs/history.md on REFORM events. A chunk of a failed worker goes to the
-first survivor in an order of the others, which follows from the chunk's rank among the worker's
-first chunks. Pure.
+Owns the part of rule 1 of docs/reference/history.md on REFORM events. A chunk of a failed worker
+goes to the first survivor in an order of the others, which follows from the chunk's rank among the
+worker's first chunks. Pure.
 
     pushers = Pushers.of(run, members)          # of one server's log
     pushers.of_rows(groups, chunks, positions)  # [n] workers

@@ -1,6 +1,7 @@
 """The rules on bytes: which replies and uses carry a checksum, and that both ends agree.
 
-Owns rule 4 of docs/history.md. Pure: reads replays and workers' uses, adds to the findings.
+Owns rule 4 of docs/reference/history.md. Pure: reads replays and workers' uses, adds to the
+findings.
 
     sums = Checksums.of(replay, log.checksums, findings)
     check_sampled_replies(sums, findings)

@@ -1,6 +1,7 @@
 """The rules that uses must keep: the mode's bound, order, coverage.
 
-Owns rules 2 and 3 of docs/history.md. Pure: reads replays and workers' uses, adds to the findings.
+Owns rules 2 and 3 of docs/reference/history.md. Pure: reads replays and workers' uses, adds to the
+findings.
 
     uses = Uses.of(history)
     staleness = check_bound(replay, uses.of_server(replay, findings), findings)

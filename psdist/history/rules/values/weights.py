@@ -1,7 +1,7 @@
 """The rules on applied updates: the factor on the learning rate, the weight, EMPTY, the codec.
 
-Owns rules 5 and 10 of docs/history.md. Pure: reads a replay and the workers' records of their
-pushes, adds to the findings.
+Owns rules 5 and 10 of docs/reference/history.md. Pure: reads a replay and the workers' records of
+their pushes, adds to the findings.
 
     check_scales(replay, uses, findings)
     num_unknown = check_weights(replay, claims, whole_workers, findings)
