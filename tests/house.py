@@ -48,6 +48,11 @@ from tests.support.sources import (
 REPOSITORY = Path(__file__).resolve().parents[1]
 RATCHET = REPOSITORY / "tests" / "house.json"
 PRODUCT = ("psdist", "servers", "workers", "topology")
+NOT_WRITTEN_BY_HAND = ("docs/reference/settings.md", "docs/reference/conflicts.md")
+"""Pages that a test generates or compares as a whole with the code."""
+SPECIFICATION = "docs/reference/history.md"
+"""What the checker proves: it may be as long as it must."""
+COLUMNS = 120
 
 
 class Core(NamedTuple):
@@ -300,6 +305,35 @@ def private_reads(tests: Trees) -> list[str]:
     ]
 
 
+def pages() -> dict[str, str]:
+    """Return the text of each Markdown page of the documentation, README.md included, by path."""
+    paths = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+    shown = (path for path in sorted(paths) if "_build" not in path.parts)
+    return {
+        path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in shown
+    }
+
+
+def words_by_hand(texts: dict[str, str]) -> dict[str, int]:
+    """Return the words of each page of docs/ that somebody wrote and keeps true."""
+    left_out = (*NOT_WRITTEN_BY_HAND, SPECIFICATION)
+    return {
+        path: len(text.split())
+        for path, text in texts.items()
+        if path.startswith("docs/") and path not in left_out
+    }
+
+
+def long_lines(texts: dict[str, str]) -> list[str]:
+    """Return where a line of a page is too long to read in a terminal; rows of tables may be."""
+    return [
+        f"{path}:{number}"
+        for path, text in texts.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if len(line) > COLUMNS and not line.lstrip().startswith("|")
+    ]
+
+
 def measure_core(trees: Trees, sources: dict[str, str]) -> dict[str, int]:
     """Return the figures that the ratchet holds; lines are rounded up to whole hundreds."""
     figures = {}
@@ -349,6 +383,13 @@ def figures(trees: Trees, sources: dict[str, str]) -> Iterable[Figure]:
     reads = private_reads(parse(read_sources(("tests",))))
     today = f"{len(reads)} in {len({each.partition(':')[0] for each in reads})} files"
     yield Figure("private attributes that tests read", today, "<= 300", reads)
+    texts = pages()
+    words = words_by_hand(texts)
+    today = f"{sum(words.values()):,}"
+    listed = [f"{path}: {number}" for path, number in words.items()]
+    yield Figure("words of docs written by hand", today, "<= 45,000", listed)
+    long = long_lines(texts)
+    yield Figure(f"lines of pages above {COLUMNS} columns", str(len(long)), "0", long)
 
 
 def main() -> None:
