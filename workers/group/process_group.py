@@ -542,7 +542,14 @@ def _lost(what: str) -> Iterator[None]:
 
 
 def _raise_what_nccl_says(work: dist.Work) -> None:
-    error = work.exception()
+    """Raise the error of a finished operation, which ``wait()`` of NCCL does not.
+
+    torch 2.11 to 2.13 cannot hand the error to Python: ``exception()`` is None without one, and a
+    TypeError otherwise."""
+    try:
+        error = work.exception()
+    except TypeError as unreadable:
+        raise RuntimeError("NCCL printed the error on stderr") from unreadable
     if error is not None:
         raise RuntimeError(str(error))
 

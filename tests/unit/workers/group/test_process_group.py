@@ -137,3 +137,26 @@ def test_what_cannot_be_begun_fails_when_its_result_is_asked_for() -> None:
         MemberLostError, match=r"the broadcast of this worker's group .* NCCL Error"
     ):
         pending.result()
+
+
+class Unreadable(dist.Work):
+    """A finished operation of NCCL with an error, as torch 2.11 shows it on a GPU."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, *_timeout: Any) -> bool:
+        return True
+
+    def exception(self) -> Any:
+        raise TypeError("Unable to convert function return value to a Python type!")
+
+
+def test_an_error_of_nccl_that_torch_cannot_show_still_ends_the_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    on_a_gpu = mock.Mock(is_cuda=True)
+    works = process_group.Works("sum", [Unreadable()], [on_a_gpu], lambda: None)
+    with pytest.raises(MemberLostError, match="NCCL printed the error on stderr"):
+        works.result()
