@@ -65,6 +65,7 @@ class Writing:
         self._checkpoint = checkpoint
         self._write = write
         self._told: Written | WriteFailed | None = None
+        self._broken: InvariantError | None = None
         self._thread = threading.Thread(target=self._run, name="psdist checkpoint", daemon=True)
         if is_behind:
             self._thread.start()
@@ -74,6 +75,8 @@ class Writing:
     def _run(self) -> None:
         try:
             record = self._write()
+        except InvariantError as error:
+            self._broken = error
         except Exception as error:  # any error: the job continues without this checkpoint
             why = str(error) or type(error).__name__
             if isinstance(error, OSError) and error.strerror:
@@ -87,11 +90,17 @@ class Writing:
             )
 
     def outcome(self, *, waits: bool = False) -> Written | WriteFailed | None:
-        """Return the result; None while the file is being written. ``waits``: wait for it."""
+        """Return the result; None while the file is being written. ``waits``: wait for it.
+
+        Raises:
+            InvariantError: the thread found psdist's own state broken; the job must end.
+        """
         if self._thread.is_alive():
             if not waits:
                 return None
             self._thread.join()
+        if self._broken is not None:
+            raise self._broken
         return self._told
 
 
