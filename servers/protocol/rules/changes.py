@@ -1,8 +1,8 @@
 """Changes of the mode and of the codecs while a set trains: what one server does about them; pure.
 
-A change has two phases (docs/modes.md). While it is proposed, the server sends nothing for rounds
-above the highest one for which it sent parameters. The decision names a round that no server has
-sent parameters for, and the held replies leave.
+A change has two phases (docs/guides/modes.md). While it is proposed, the server sends nothing for
+rounds above the highest one for which it sent parameters. The decision names a round that no server
+has sent parameters for, and the held replies leave.
 
     changes = RoundChanges(membership=membership, rule=rule)
     changes.on_hold_rounds(HoldRounds())

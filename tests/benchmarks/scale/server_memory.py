@@ -1,4 +1,4 @@
-"""What a server holds in memory, by mode and number of groups (docs/memory.md).
+"""What a server holds in memory, by mode and number of groups (docs/guides/memory.md).
 
     python -m tests.benchmarks.scale.server_memory    # 4 and 16 groups, 8 MiB of parameters
     python -m tests.benchmarks.scale.server_memory --groups 64 --parameters-mib 4 --optimizer SGD

@@ -1,4 +1,4 @@
-"""What a worker holds beside a plain run, with and without overlap (docs/memory.md).
+"""What a worker holds beside a plain run, with and without overlap (docs/guides/memory.md).
 
     python -m tests.benchmarks.scale.worker_memory --mib 64 256
 

@@ -107,8 +107,9 @@ def factors_of(replay: ServerReplay, uses: Uses) -> npt.NDArray[np.float64]:
     """Return 1 / max(1, tau) of each row, [rows]; NaN where nothing records what was used.
 
     tau is the number of steps that each of the others has made of the chunk between the parameters
-    that the gradient was computed on and the update (docs/stale.md). The worker's record, not the
-    server's, says which parameters were used. ``uses``: those that cover this server's log.
+    that the gradient was computed on and the update
+    (docs/guides/stale-updates.md). The worker's record, not the server's, says which parameters
+    were used. ``uses``: those that cover this server's log.
     """
     found, used = _used(replay, uses)
     factors = np.full(replay.num_rows, np.nan)
