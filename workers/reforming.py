@@ -1,4 +1,4 @@
-"""How the surviving workers of a group continue after one of them has failed (docs/design.md,
+"""How the surviving workers of a group continue after one of them has failed (docs/dev/design.md,
 "Groups that re-form").
 
 Each reports its state to the coordinator as soon as it learns of the failure, whatever its script

@@ -28,7 +28,7 @@ from psdist.config.settings import (
 from psdist.config.sources import PROFILES
 from psdist.job import Job
 from psdist.protocol.control import Control
-from psdist.protocol.header import HEADER_BYTES, Header
+from psdist.protocol.header import HEADER_BYTES, PROTOCOL_VERSION, Header
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -205,14 +205,16 @@ def test_every_attribute_of_a_job_is_named_in_the_script_guide() -> None:
     assert not missing
 
 
-def test_the_design_lists_every_control_message() -> None:
-    text = read("docs/dev/design.md")
+def test_the_page_of_the_wire_lists_every_control_message() -> None:
+    text = read("docs/reference/wire.md")
     names = [cls.__name__ for cls in Control.SENT.values()]
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
-def test_the_designs_table_of_the_header_is_the_header() -> None:
-    rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", read("docs/dev/design.md"), re.MULTILINE)
+def test_the_page_of_the_wire_has_the_version_and_the_header() -> None:
+    page = read("docs/reference/wire.md")
+    assert f"protocol version {PROTOCOL_VERSION}." in page
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", page, re.MULTILINE)
     table = {name: (int(offset), int(size)) for offset, size, name in rows}
     plain = packed(Header(kind=1, sender=0))
     for field in Header._fields:

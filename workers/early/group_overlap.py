@@ -33,7 +33,7 @@ from psdist.workers.reduction import CALL, Reduced, Row, Terms, in_group
 
 BUCKET_S: Final = 3e-3
 """Least seconds of a backward pass, for each bucket, for which reducing by bucket pays. If cores
-are short, a bucket costs each worker 1 to 1.5 ms (docs/performance.md)."""
+are short, a bucket costs each worker 1 to 1.5 ms."""
 
 
 class GroupPace:

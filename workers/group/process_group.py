@@ -5,8 +5,7 @@ address to the others; no port is fixed. NCCL carries tensors on GPUs (one GPU p
 those on the CPU.
 
 Their own reductions add in another order (see :mod:`~psdist.workers.group.reductions`). Here slices
-are exchanged and their owner adds, in worker order. On the CPU this is also faster
-(docs/performance.md).
+are exchanged and their owner adds, in worker order. On the CPU this is also faster.
 
     channel = start(index=0, size=2, device=device, timeout_s=1800.0, broadcast=broadcast)
     ...

@@ -5,8 +5,8 @@
     stop(channel)
 
 torch.distributed's default process group is made in any case, because scripts use it. On the CPU
-shared memory was faster at every measured size (docs/performance.md), so *auto* measures nothing.
-It uses shared memory if all workers of the group can open one another's, and otherwise
+shared memory was faster at every measured size (docs/dev/performance.md, Groups), so *auto* is a
+fixed rule. It uses shared memory if all workers of the group can open one another's, and otherwise
 torch.distributed (gloo). On GPUs it uses NCCL by torch.distributed.
 
 A group of several hosts has one of these channels on each host, and torch.distributed between them

@@ -44,7 +44,7 @@ _ALIGN: Final = 16
 """Alignment of spans in staging memory: the largest element."""
 _TURN_BYTES: Final = 256 << 10
 """Two long messages at once, one in each direction, sometimes halve the speed of a TCP link. Short
-messages alternate (docs/performance.md)."""
+messages alternate."""
 _MOST_TURNS: Final = 64
 
 

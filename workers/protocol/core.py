@@ -469,7 +469,7 @@ class WorkerCore:
     ) -> list[Action]:
         """Enter the next collective of the job; ``collectives.is_answered`` when all have come. A
         group is suspended meanwhile, in all sets but those in the middle of an iteration, where the
-        collective is one of :data:`ANY_TIME` (docs/design.md, Single chunks). ``payload`` is
+        collective is one of :data:`ANY_TIME` (docs/dev/design.md, Single chunks). ``payload`` is
         compared with what others bring, ``values`` (float64) are summed."""
         self.sets[0].membership.require_in_job()
         is_moved = all(each.state.is_idle for each in self.sets)

@@ -19,7 +19,7 @@ from psdist.servers.protocol.rules import RoundRule, contribution_of
 
 
 class ByWeight:
-    """The lr is multiplied by the group's weight (docs/design.md, Weights)."""
+    """The lr is multiplied by the group's weight (docs/dev/design.md, Weights)."""
 
     note_sent: NoteSent | None = None
 

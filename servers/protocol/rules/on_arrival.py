@@ -1,6 +1,6 @@
 """ssp and async: every push is an optimizer step of its own, on arrival; pure.
 
-The group's mean gradient is applied with lr x the group's weight (docs/design.md, Weights). A push
+The group's mean gradient is applied with lr x its weight (docs/dev/design.md, Weights). A push
 waits only for a parameter buffer, while replies from both are open; later pushes of other groups
 that bring no gradient are applied meanwhile.
 

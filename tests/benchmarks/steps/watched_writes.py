@@ -1,4 +1,4 @@
-"""The cost of comparing a part of the parameters in each step (docs/performance.md).
+"""The cost of comparing a part of the parameters in each step (docs/dev/performance.md).
 
     python -m tests.benchmarks.steps.watched_writes                 # in one process, CPU time
     python -m tests.benchmarks.steps.watched_writes --over mpi --sizes-kib 4096,65536

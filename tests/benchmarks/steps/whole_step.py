@@ -1,4 +1,4 @@
-"""A whole iteration with and without the fused kernels called directly (docs/performance.md).
+"""A whole iteration with and without the fused kernels called directly (docs/dev/performance.md).
 
     python -m tests.benchmarks.steps.whole_step                     # all cells, in one process
     python -m tests.benchmarks.steps.whole_step --over mpi --modes sync --sizes-kib 64,1024

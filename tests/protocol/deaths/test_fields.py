@@ -1,4 +1,4 @@
-"""Every field of a server survives the server, as docs/dev/design.md says.
+"""Every field of a server survives the server, as docs/reference/server-fields.md says.
 
 The table there is held against the code. Then servers are killed on the virtual network, each time
 at the first moment at which a field that no record has holds something and was not tried before.
@@ -22,7 +22,7 @@ from psdist.servers.protocol.takeovers import Takeovers
 from tests.protocol.codecs.test_auto_codec import LADDER
 from tests.protocol.deaths.test_coded_buddies import APART, wire_of
 from tests.support.coordinators import part_of
-from tests.support.virtual.fields import class_of_server, fields_in_use, fields_of, rows
+from tests.support.virtual.fields import PAGE, class_of_server, fields_in_use, fields_of, rows
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.mode_buddies import (
     Telling,
@@ -56,9 +56,9 @@ def test_the_table_has_each_field_of_a_class_once(cls: str) -> None:
     listed = [field for row in TABLE if row.cls == cls for field in row.fields]
     missing, unknown = fields_of(cls) - {*listed}, {*listed} - fields_of(cls)
     where = class_of_server(cls).__module__
-    assert not missing, f"add {sorted(missing)} of {where}.{cls} to the table in docs/dev/design.md"
-    assert not unknown, f"{where}.{cls} has no {sorted(unknown)}, which docs/dev/design.md lists"
-    assert len(listed) == len({*listed}), f"docs/dev/design.md lists a field of {cls} twice"
+    assert not missing, f"add {sorted(missing)} of {where}.{cls} to the table in {PAGE}"
+    assert not unknown, f"{where}.{cls} has no {sorted(unknown)}, which {PAGE} lists"
+    assert len(listed) == len({*listed}), f"{PAGE} lists a field of {cls} twice"
 
 
 def test_each_row_says_how_its_fields_survive() -> None:

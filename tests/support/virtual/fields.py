@@ -1,5 +1,5 @@
-"""Fields of a server: those that its classes have, those that docs/dev/design.md lists, and those
-that hold something at a moment of a virtual job.
+"""Fields of a server: those that its classes have, those that the page PAGE lists, and those that
+hold something at a moment of a virtual job.
 
     fields_of("ReceivePool")                    # {"_free", "_held", ...}
     rows()                                      # of the table, one for each class and kind
@@ -22,7 +22,8 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-_HEADING = "### Fields of a server"
+PAGE = "docs/reference/server-fields.md"
+_HEADING = "# Fields of a server"
 _PLAIN = (int, float, str, bytes, NoneType)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
@@ -35,8 +36,8 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Return the rows of the table in docs/dev/design.md."""
-    text = (REPOSITORY / "docs" / "dev" / "design.md").read_text(encoding="utf-8")
+    """Return the rows of the table of PAGE."""
+    text = (REPOSITORY / PAGE).read_text(encoding="utf-8")
     section = text.partition(_HEADING)[2].partition("\n## ")[0]
     found: list[Row] = []
     for line in section.splitlines():
@@ -55,9 +56,7 @@ def class_of_server(name: str) -> type:
             module = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
             cls: type = getattr(importlib.import_module(f"psdist.{module}"), name)
             return cls
-    raise LookupError(
-        f"docs/dev/design.md lists the fields of {name}, which servers/ does not have"
-    )
+    raise LookupError(f"{PAGE} lists the fields of {name}, which servers/ does not have")
 
 
 def fields_of(name: str) -> set[str]:
