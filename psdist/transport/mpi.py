@@ -1,8 +1,8 @@
 """The seam over MPI: headers, found by probes, and separate payloads, without copies.
 
 Two messages, because MPI moves contiguous memory in one copy or none, while a datatype over header
-and payload makes it pack (docs/decisions.md). A payload travels on a communicator of its own, so
-that no probe finds it: it stays with its sender until the receiver, who has read the header by
+and payload makes it pack (docs/dev/decisions.md). A payload has its own communicator, so that no
+probe finds it: it stays with its sender until the receiver, who has read the header by
 then, says where it goes. Its tag is its number among the payloads from that sender, modulo what a
 tag can hold, which is far more than are ever under way (Open MPI 2^31, MPICH 2^29); both sides
 count, because MPI keeps headers in order.

@@ -214,7 +214,7 @@ def test_who_leaves_while_others_begin_again_is_named(
     start: Start, mpi: Mpi, tmp_path: Path
 ) -> None:
     done = run(start, "leaves_while_others_begin_again", tmp_path, mpi=mpi)
-    # MPICH's mpiexec itself often says 9 (docs/decisions.md).
+    # MPICH's mpiexec itself often says 9 (docs/dev/decisions.md).
     assert done.returncode == 2 or (mpi == "mpich" and done.returncode == 9), done.text
     (line,) = told(done)
     assert re.fullmatch(

@@ -204,7 +204,7 @@ def test_a_gradient_that_changes_after_it_has_left_is_an_error_with_its_name(
 
 @IN_GROUPS
 def test_plain_sgd_is_no_exception(size: int, tmp_path: Path) -> None:
-    """The next gradients would be computed where plain torch never is (docs/decisions.md)."""
+    """The next gradients would be computed where plain torch never is (docs/dev/decisions.md)."""
     with pytest.raises(UsageError, match=SENT):
         play(training(scale, make=sgd), tmp_path, size, record=False)
 

@@ -11,7 +11,7 @@ from psdist.config.settings import KEYS
 from psdist.config.sources import resolve, script_settings
 from psdist.errors import ConfigError
 
-DECISIONS = Path(__file__).resolve().parents[3] / "docs" / "developers" / "decisions.md"
+DECISIONS = Path(__file__).resolve().parents[3] / "docs" / "dev" / "decisions.md"
 
 
 @pytest.mark.parametrize("key", REMOVED)
