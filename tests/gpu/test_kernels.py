@@ -19,7 +19,10 @@ from psdist.errors import NonFiniteGradientError
 from psdist.transfers import ToGpu
 from tests.support.device_cases import FORMS, Pair, hard_vector, require_same_steps
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+    pytest.mark.filterwarnings("default"),  # those of Triton's compiler are not ours to mend
+]
 
 ALL = pytest.mark.parametrize("codec", FORMS.values(), ids=FORMS)
 DTYPES = ("float32", "bfloat16", "float16")
