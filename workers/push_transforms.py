@@ -217,6 +217,9 @@ def transforms_of(
         checksums.append(ChecksumPush(wire.checks))
     if codings is None:
         return RawPush(frames), checksums
+    coder = HostCoder()
+    if on_device is not None:
+        coder = DeviceCoder.of(on_device.transfers, codings, partition)
     encoder = PushEncoder(
         codings,
         mine=core.mine,
@@ -224,7 +227,7 @@ def transforms_of(
         group=core.seat.group,
         has_feedback=wire.has_feedback,
         skips=wire.skips,
-        coder=HostCoder() if on_device is None else DeviceCoder(on_device.transfers),
+        coder=coder,
     )
     encoding = EncodePush(encoder, core, frames, on_device=on_device, has_skips=bool(wire.skips))
     return encoding, [encoding, *checksums]

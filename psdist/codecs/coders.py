@@ -11,7 +11,7 @@ sums of squares, which are reported, use the device's own order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,12 +19,29 @@ from torch import Tensor
 from psdist.codecs import MatrixCodec, OnDevice
 from psdist.codecs.layout import Division
 from psdist.protocol.memory import as_tensor
+from psdist.protocol.partition import Partition
 from psdist.transfers import Copy, Mark, Pairs, Transfers
+
+if TYPE_CHECKING:
+    from psdist.codecs.chunks import ChunkCodings
+    from psdist.codecs.device_kernels import DeviceKernels
 
 Measures: TypeAlias = Mapping[str, Callable[[], Tensor]]
 """Name of a number -> what computes it: a tensor of one element."""
 Starts: TypeAlias = MutableMapping[int, Tensor | None]
 """Segment -> the tensor that a codec of matrices starts from."""
+
+
+class Encoded(NamedTuple):
+    """A push that was encoded in one pass over its values."""
+
+    payload: Tensor
+    left: Tensor
+    """float32, of the chunk: the new residual of its coded values; zero elsewhere."""
+    number: Callable[[str], float]
+    """Reads a number by its name, once the copies are done; 0 if it has no measure."""
+    copies: Pairs
+    """Copies that bring the numbers to the host."""
 
 
 class HostCoder:
@@ -39,6 +56,14 @@ class HostCoder:
     def begin(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
         """Call ``compute`` and make its copies, after these marks."""
         return self.transfers.begin_computed(compute, after=after)
+
+    def encode_at_once(
+        self, chunk: int, division: Division, gradient: Tensor, kept: Tensor, times: float
+    ) -> Encoded | None:
+        """Encode ``gradient`` + ``kept`` x ``times`` in one pass; return None if no kernel does it.
+        ``gradient``: of the chunk, in the workers' dtype; ``kept``: float32."""
+        del chunk, division, gradient, kept, times
+        return None
 
     def code(
         self, division: Division, values: Tensor, *, seed: int, starts: Starts
@@ -68,10 +93,22 @@ class HostCoder:
 class DeviceCoder(HostCoder):
     """Asks the device for everything at once, and for no answer before the copy is done."""
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, transfers: Transfers, kernels: DeviceKernels | None = None) -> None:
+        """``kernels``: encode most pushes in one pass; None: the codecs in torch encode all."""
         super().__init__(transfers)
+        self.kernels = kernels
         self._memory: dict[tuple[str, int], Tensor] = {}
         """Use and chunk -> memory of the host, float32."""
+
+    @classmethod
+    def of(cls, transfers: Transfers, codings: ChunkCodings, partition: Partition) -> DeviceCoder:
+        """Return a coder with the kernels that a GPU has for these codecs; compiles them."""
+        from psdist.codecs.device_kernels import kernels_for  # only ranks with a GPU need it
+
+        codecs = {id(each.codec): each.codec for each in codings.levels}.values()
+        dtypes = {chunk.dtype for chunk in partition.chunks}
+        is_gpu = transfers.device.type == "cuda"
+        return cls(transfers, kernels_for(transfers.device, codecs, dtypes) if is_gpu else None)
 
     def begin(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
         def counted() -> Pairs:
@@ -80,6 +117,18 @@ class DeviceCoder(HostCoder):
             return pairs
 
         return super().begin(counted, after=after)
+
+    def encode_at_once(
+        self, chunk: int, division: Division, gradient: Tensor, kept: Tensor, times: float
+    ) -> Encoded | None:
+        if self.kernels is None:
+            return None
+        pushed = self.kernels.push(division, gradient, kept, times)
+        if pushed is None:
+            return None
+        numbers = pushed.numbers.view(-1)
+        memory, copies = self._on_host("parts of numbers", chunk, numbers)
+        return Encoded(pushed.payload, pushed.left, pushed.reader(memory), copies)
 
     def code(
         self, division: Division, values: Tensor, *, seed: int, starts: Starts

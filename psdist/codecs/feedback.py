@@ -286,6 +286,10 @@ class PushEncoder:
             for segment in chunk.segments
             if segment.piece in made.terms.absent
         ]
+        if made.is_coded and self._has_feedback and not absent:
+            at_once = self._compute_at_once(coding, made, gradient, into)
+            if at_once is not None:
+                return at_once
         wanted = _Wanted(gradient)
         if made.is_coded:
             wanted = self._wanted(coding, gradient, made.terms.rate, absent)
@@ -304,7 +308,7 @@ class PushEncoder:
             at = made.places.coded_at
             target = torch.frombuffer(into, dtype=torch.uint8, offset=at, count=len(payload))
             pairs.append((payload, target))
-            if (number + made.clock) % self._compare_every == 0:
+            if self._is_compared(number, made.clock):
                 made.checked, copies = self.coder.to_host(number, seen)
                 pairs += copies
         given = taken(wanted.values, exact).to(torch_dtype(chunk.dtype))
@@ -336,6 +340,42 @@ class PushEncoder:
                 measures[name] = partial(_most, values)
         made.number, copies = self.coder.numbers(number, measures)
         return [*pairs, *copies]
+
+    def _compute_at_once(
+        self, coding: ChunkCoding, made: _Made, gradient: Tensor, into: memoryview
+    ) -> Pairs | None:
+        """As :meth:`_compute`, in one pass over the values. Return None if no kernel does it: the
+        chunk has no residual, another codec left it, or the payload needs a checksum."""
+        number, name = coding.chunk.index, coding.codec.name
+        last, (coded, exact, _, _) = self._residuals.get(number), made.places.division
+        if last is None or last.due is not None or last.codec != name or not coded:
+            return None
+        if self._is_compared(number, made.clock):
+            return None
+        times = last.rate / made.terms.rate
+        encoded = self.coder.encode_at_once(
+            number, made.places.division, gradient, last.values, times
+        )
+        if encoded is None:
+            return None
+        payload, left = encoded.payload, encoded.left
+        at = made.places.coded_at
+        target = torch.frombuffer(into, dtype=torch.uint8, offset=at, count=len(payload))
+        pairs = [(payload, target), *encoded.copies]
+        if exact:
+            wanted = taken(gradient, exact).to(torch.float32) + taken(last.values, exact) * times
+            given = wanted.to(torch_dtype(coding.chunk.dtype))
+            target = as_tensor(into[made.places.exact_at :], coding.chunk.dtype, len(given))
+            pairs.append((given, target))
+            if given.dtype != torch.float32:
+                put(left, exact, wanted - given)
+        made.residual = Residual(left, made.terms.rate, codec=name)
+        made.number = encoded.number
+        return pairs
+
+    def _is_compared(self, chunk: int, clock: int) -> bool:
+        """True if this payload has the checksum of its decoded values."""
+        return (chunk + clock) % self._compare_every == 0
 
     def _wanted(
         self, coding: ChunkCoding, gradient: Tensor, rate: float, absent: Collection[slice]

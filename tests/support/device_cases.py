@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from psdist.codecs import Codec, OnDevice
 from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.coders import DeviceCoder
+from psdist.codecs.device_kernels import DeviceKernels
 from psdist.codecs.feedback import PushEncoder, PushTerms
 from psdist.codecs.layout import CodecOf
 from psdist.codecs.schemes.plain import Cast, Exact
@@ -79,6 +81,7 @@ class Pair:
         exact: Sequence[str] = (),
         burst: int = 0,
         shape: tuple[int, ...] = (20, 16),
+        kernels: DeviceKernels | None = None,
         **options: Any,
     ) -> None:
         """``parts``: codecs, each from its round on; ``exact``: of the pieces a, b and c those that
@@ -88,6 +91,7 @@ class Pair:
             for name in "abc"
         ]
         partition = Partition.cut(pieces, chunk_bytes=1 << 24)
+        self.partition = partition
         (self.chunk,) = partition.chunks
         kinds = [CodecOf(codec, tuple(exact)) for _, codec in parts]
         bursts = {0: Burst(burst, len(parts))} if burst else {}
@@ -101,7 +105,7 @@ class Pair:
         given: dict[str, Any] = {"mine": [0], "seed": 5, "group": 1, "has_feedback": True} | options
         self.copies = copies
         self.host = PushEncoder(codings[0], **given)
-        self.device = PushEncoder(codings[1], coder=DeviceCoder(copies), **given)
+        self.device = PushEncoder(codings[1], coder=DeviceCoder(copies, kernels), **given)
         self.memories = (
             memoryview(bytearray(codings[0].largest(0))),
             copies.allocate(codings[0].largest(0)),
@@ -138,3 +142,37 @@ class Pair:
             assert (ours.due is None) == (theirs.due is None)
             if ours.due is not None and theirs.due is not None:
                 assert same_bits(ours.due, theirs.due)
+
+
+def require_same_steps(
+    codec: OnDevice,
+    copies: Transfers,
+    kernels: DeviceKernels,
+    *,
+    dtype: str = "float32",
+    shape: tuple[int, ...] = (20, 16),
+    exact: Sequence[str] = (),
+    steps: int = 6,
+    scale: float = 1e-3,
+    ties: bool = False,
+) -> int:
+    """Push with kernels and on the host: the same bytes, residuals and reported numbers. Return how
+    many pushes the kernels have encoded."""
+    parts: list[Any] = [(0, codec)]
+    pair = Pair(
+        parts, copies, dtype=dtype, exact=exact, shape=shape, kernels=kernels, compare_every=5
+    )
+    before = kernels.num_pushes
+    for step in range(steps):
+        gradient = hard_vector(pair.chunk.length, seed=step, scale=scale, ties=ties)
+        gradient[:: 1 + pair.chunk.length // 7] = -0.0
+        pair.begin(gradient.to(pair.there.dtype), terms := PushTerms((1.0, 0.3, 0.3)[step % 3], ()))
+        one, other = pair.push(gradient.to(pair.there.dtype), terms)
+        assert one == other
+        pair.require_same_residuals()
+    for ours, theirs in (
+        (pair.host.errors.missed, pair.device.errors.missed),
+        (pair.host.errors.wanted, pair.device.errors.wanted),
+    ):
+        assert all(math.isclose(*each, rel_tol=1e-4) for each in zip(ours, theirs, strict=True))
+    return kernels.num_pushes - before

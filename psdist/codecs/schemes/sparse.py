@@ -37,14 +37,14 @@ class TopK(OnDevice):
 
     def __init__(self, ratio: float) -> None:
         self.name = f"topk:{ratio:g}"
-        self._ratio = ratio
+        self.ratio = ratio
 
     def num_bytes(self, num_values: int) -> int:
         num_runs = -(-num_values // _RUN)
-        return 4 * num_runs + 6 * num_sent(self._ratio, num_values)
+        return 4 * num_runs + 6 * num_sent(self.ratio, num_values)
 
     def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:  # noqa: ARG002 - seam
-        k = num_sent(self._ratio, len(values))
+        k = num_sent(self.ratio, len(values))
         if has_only_finite(values):
             places = _largest(values, k)
             sent = values.numpy()[places]
@@ -57,7 +57,7 @@ class TopK(OnDevice):
 
     def encode_on_device(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The values are sorted: how many lie above a threshold would be an answer to wait for."""
-        k, device = num_sent(self._ratio, len(values)), values.device
+        k, device = num_sent(self.ratio, len(values)), values.device
         is_finite = values.isfinite().all()
         # A stable sort has the first ones first among those that are equal.
         order = values.abs().sort(descending=True, stable=True).indices[:k]
@@ -72,7 +72,7 @@ class TopK(OnDevice):
 
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
         require_size(self, payload, num_values)
-        data, k = payload.numpy(), num_sent(self._ratio, num_values)
+        data, k = payload.numpy(), num_sent(self.ratio, num_values)
         num_runs = -(-num_values // _RUN)
         counts = data[: 4 * num_runs].view("<u4").astype(np.int64)
         sent = data[4 * num_runs : 4 * (num_runs + k)].view(np.float32)
@@ -122,14 +122,14 @@ class RandK:
 
     def __init__(self, ratio: float, *, is_scaled: bool) -> None:
         self.name = f"randk:{ratio:g}"
-        self._ratio = ratio
+        self.ratio = ratio
         self._is_scaled = is_scaled
 
     def num_bytes(self, num_values: int) -> int:
-        return 8 + 4 * num_sent(self._ratio, num_values)
+        return 8 + 4 * num_sent(self.ratio, num_values)
 
     def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:
-        places, lengths = _drawn(seed, num_sent(self._ratio, len(values)), len(values))
+        places, lengths = _drawn(seed, num_sent(self.ratio, len(values)), len(values))
         sent = values.numpy()[places]
         if self._is_scaled:
             sent = np.clip(sent * lengths.astype(np.float32), -_MAX, _MAX)
@@ -141,7 +141,7 @@ class RandK:
     def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
         require_size(self, payload, num_values)
         seed = int.from_bytes(payload[:8].numpy().tobytes(), "little")
-        places, _ = _drawn(seed, num_sent(self._ratio, num_values), num_values)
+        places, _ = _drawn(seed, num_sent(self.ratio, num_values), num_values)
         values = np.zeros(num_values, np.float32)
         values[places] = payload[8:].numpy().view(np.float32)
         return torch.from_numpy(values)
