@@ -51,13 +51,21 @@ _CAP: Final = tl.constexpr((2.0 - 2.0**-23) * 2.0**127 * (1 - 2.0**-20))
 _TERNARY: Final = tl.constexpr(0.7)
 _MAGIC: Final = tl.constexpr(1.5 * 2.0**23)
 """Added to a float32 below 2^22 and subtracted again: the nearest whole number, halves to even."""
-_NAN: Final = tl.constexpr(float("nan"))
+_NAN_BITS: Final = tl.constexpr(0x7FC00000)
+"""Not the number itself: triton refuses a global that is unequal to what it was."""
 
 
 @triton.jit
 def _bits(values):
     """The bits of magnitudes: as whole numbers they have the order of the magnitudes."""
     return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _or_nan(is_finite, values):
+    """``values``, and NaN where they are not finite."""
+    bits = tl.where(is_finite, values.to(tl.int32, bitcast=True), _NAN_BITS)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -83,7 +91,7 @@ def _multiples(asked, LEVELS: tl.constexpr):
     scales = tl.minimum(scales, tl.full(most.shape, _CAP / LEVELS, tl.float32))
     divisors = tl.where(is_finite & (scales != 0.0), scales, 1.0)
     multiples = tl.div_rn(tl.where(is_finite[:, None], asked, 0.0), divisors[:, None])
-    return tl.where(is_finite, scales, _NAN), (multiples + _MAGIC) - _MAGIC
+    return _or_nan(is_finite, scales), (multiples + _MAGIC) - _MAGIC
 
 
 @triton.jit
@@ -102,7 +110,7 @@ def _ternary(asked, counts, ROWS: tl.constexpr):
     scales = tl.where(scales < _TINY, 0.0, scales)
     signs = tl.where(asked < 0.0, -1.0, 1.0)
     is_finite = _bits(means) < _INFINITY
-    return tl.where(is_finite, scales, _NAN), tl.where(chosen & is_finite[:, None], signs, 0.0)
+    return _or_nan(is_finite, scales), tl.where(chosen & is_finite[:, None], signs, 0.0)
 
 
 @triton.jit
@@ -112,7 +120,7 @@ def _mean(asked, counts, ROWS: tl.constexpr):
     means = tl.div_rn(_sums(magnitudes, ROWS), counts)
     small = tl.div_rn(_sums(magnitudes * _DOWN, ROWS), counts)
     again = tl.minimum(small, tl.full(small.shape, _LARGEST * _DOWN, tl.float32)) * _UP
-    again = tl.where(_bits(small) < _INFINITY, again, _NAN)
+    again = _or_nan(_bits(small) < _INFINITY, again)
     return tl.where(_bits(means) < _INFINITY, means, again)
 
 
