@@ -271,8 +271,7 @@ def _place(each: Played) -> tuple[int, int, int, int]:
 
 
 def table(plays: Sequence[Played]) -> str:
-    """As docs/guides/failures.md has it: of each phase and victim what has become of the job, by
-    mode."""
+    """Return a Markdown table: for each phase and victim the result of the job, by mode."""
     found = {(each.phase, each.victim, each.mode): each for each in plays}
     lines = [f"| | {' | '.join(VICTIMS)} |", "|---" * (1 + len(VICTIMS)) + "|"]
     for phase in PHASES:
