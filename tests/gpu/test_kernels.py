@@ -59,6 +59,8 @@ def test_payloads_and_residuals_are_the_hosts(
         ((300, 256), 1e36, True),
         ((700, 1001), 1e-3, True),
     ):
+        if dtype == "float16" and scale > 1.0:
+            continue  # not finite in this dtype, so not pushed
         num = require_same_steps(
             codec, transfers, kernels, dtype=dtype, shape=shape, scale=scale, ties=ties
         )
