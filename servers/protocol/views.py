@@ -29,7 +29,7 @@ from psdist.servers.protocol.snapshots import OnWire
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The worker is declared dead."""
+    """The worker is evicted."""
 
     worker: int
     who: str
