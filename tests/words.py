@@ -55,6 +55,11 @@ NAMES: Final = {
 
 WORDS: Final = {
     "[Dd]ead|[Dd]eaths?|[Dd]ie[sd]?|[Dd]ying": "failed, failure",
+    "[Gg]enerations?": "job epoch (transport), view number (membership)",
+    "inherits?|inherited|inheriting": "contain, take over",
+    "go on|goes on|going on|went on|gone on": "continue, resume",
+    "in place of": "instead of",
+    "in vain": "without success",
     "anew": "again",
     "alike": "the same",
     "beside": "next to, besides, together with",

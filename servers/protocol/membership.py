@@ -5,9 +5,9 @@ an event in the history. A group is *active* from its registration to its leave;
 a collective it is suspended: it keeps its weight, and no group waits for it. Its leader sends its
 messages. It stops (is suspended, leaves) only after exactly the updates that every chunk contains.
 When one of its workers fails, the group is evicted, unless groups continue without failed workers
-(``is_out``). Only the coordinator declares failures, each time as another *generation* of the
-membership. The last groups may be those of *substitutes*, which join only when the coordinator
-admits them (psdist.servers.protocol.joins).
+(``is_out``). Only the coordinator declares failures, each time with another *view number*
+(``generation``). The last groups may be those of *substitutes*, which join only when the
+coordinator admits them (psdist.servers.protocol.joins).
 
 Longer than other modules: every change of a group's standing, and what it must not follow.
 
@@ -293,7 +293,7 @@ class Membership:
 
     def evict(self, peer: int, message: Evict) -> dict[int, bool] | None:
         """Return the groups that are evicted now and had not left, ascending, and whether each had
-        registered; None for a repeated generation. :meth:`take_lost` names the failed workers of
+        registered; None for a repeated view number. :meth:`take_lost` names the failed workers of
         groups that continue."""
         if peer != COORDINATOR:
             self._refuse(peer, f"sent Evict; {describe_peer(COORDINATOR)} decides who is evicted")

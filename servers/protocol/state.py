@@ -337,7 +337,7 @@ class ServerCore:
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != COORDINATOR:
-            self._refuse(peer, f"sent Resume; {describe_peer(COORDINATOR)} says what is over")
+            self._refuse(peer, f"sent Resume; {describe_peer(COORDINATOR)} decides what ends")
         has_ended = self._membership.has_ended(message.seq)
         is_kept, self._is_kept = self._is_kept or has_ended, False
         actions = list[Action]()

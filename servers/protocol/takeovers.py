@@ -197,7 +197,7 @@ class Takeovers(CoordinatorPart):
 
     @property
     def alive(self) -> list[int]:
-        """The ids of servers and spares whose processes live."""
+        """Ids of servers and spares whose processes run."""
         return [each for each in self._processes if each not in self.failed.keys() | self._lent]
 
     def lend(self, spare: int) -> None:
@@ -207,7 +207,7 @@ class Takeovers(CoordinatorPart):
 
     @property
     def idle_spares(self) -> list[int]:
-        """The ids of spares that live and have no shard."""
+        """Ids of spares that run and have no shard."""
         load = self._load()
         return [each for each in self.alive if is_spare(each) and not load[each]]
 

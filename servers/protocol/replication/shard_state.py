@@ -128,7 +128,7 @@ class ShardState:
         self.is_kept = False
         """True if chunks were copied for the checkpoint of a collective that has not ended."""
         self.generation = 0
-        """The generation of the membership."""
+        """The view number."""
         self.dead: tuple[int, ...] = ()
         """Workers that have failed."""
         self.chief = 0

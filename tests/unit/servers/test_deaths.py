@@ -171,12 +171,10 @@ def test_an_answer_of_another_generation_is_refused_and_so_is_a_second_one(
 ) -> None:
     deaths = deaths_of()
     deaths.on_lost(1, WHO, is_ready=True)
-    with pytest.raises(
-        ProtocolError, match=r"server 0 sent EvictAck of generation \d in generation"
-    ):
+    with pytest.raises(ProtocolError, match=r"server 0 sent EvictAck of view number \d in view"):
         deaths.on_ack(0, message)
     buried_by(deaths, 0)
-    with pytest.raises(ProtocolError, match="in generation 1, or twice"):
+    with pytest.raises(ProtocolError, match="in view 1, or twice"):
         buried_by(deaths, 0)
 
 
