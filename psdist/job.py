@@ -65,7 +65,7 @@ from psdist.workers.model.optimizer import ServedOptimizer, refuse_untrained
 from psdist.workers.model.refusals import optimizers_of, refuse_untrainable
 from psdist.workers.model.replaced_step import refuse_replaced_step
 from psdist.workers.model.saving import check_suffix
-from psdist.workers.standing import tell_losses
+from psdist.workers.progress_reports import tell_losses
 from psdist.workers.traced import TracedChannel, span_of_call
 
 logger = logging.getLogger("psdist")

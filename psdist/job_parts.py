@@ -25,9 +25,9 @@ from psdist.workers.group import tier as group_tier
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.group.meeting import Hosts
 from psdist.workers.loop import WorkerLoop
+from psdist.workers.progress_reports import Losses, ProgressReports
 from psdist.workers.protocol import Seat
-from psdist.workers.reforming import Reforming
-from psdist.workers.standing import Losses, Standing
+from psdist.workers.shrinking import GroupShrinker
 from psdist.workers.trainer import Trainer
 
 logger = logging.getLogger("psdist")
@@ -112,7 +112,7 @@ def let_group_shrink(
     if formed is None:
         return group
     channel, former = formed
-    loop.on_turn = Reforming(loop, channel, former, trainers=trainers).advance
+    loop.on_turn = GroupShrinker(loop, channel, former, trainers=trainers).advance
     return channel
 
 
@@ -157,10 +157,10 @@ def losses_of(config: RunConfig) -> Losses:
     )
 
 
-def standing_of(session: JobSession, loop: WorkerLoop, losses: Losses) -> Standing:
+def standing_of(session: JobSession, loop: WorkerLoop, losses: Losses) -> ProgressReports:
     """Return the reports of this worker's progress to the coordinator."""
     config = session.config
-    return Standing(
+    return ProgressReports(
         loop.core.seat.worker,
         session.transport,
         now_s=session.rank.now_s,

@@ -84,11 +84,11 @@ from psdist.workers.model.refusals import WrappedParts, WrapperCheck, entered, r
 from psdist.workers.model.saving import copy_of_pieces, write_tensors
 from psdist.workers.model.ties import Ties
 from psdist.workers.model.watch import ModelWatch
+from psdist.workers.progress_reports import ProgressReports
 from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state, make_outer
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
 from psdist.workers.rounds.local_steps import Rounds
 from psdist.workers.script.state import ScriptModel
-from psdist.workers.standing import Standing
 from psdist.workers.traced import Passes, traced
 from psdist.workers.trainer import Trainer
 
@@ -237,7 +237,7 @@ class ParameterSets:
         context: JobSession,
         loop: WorkerLoop,
         group: GroupChannel,
-        standing: Standing,
+        standing: ProgressReports,
         *,
         collective: Callable[[str, bytes], Brought],
         on_iteration: Callable[[], None],
@@ -339,13 +339,13 @@ class ParameterSets:
         for trainer in self.trainers:
             trainer.finish_late()
         for trainer in self.trainers:
-            trainer.end_dropped(call)
+            trainer.abort_iteration(call)
 
-    def land_late(self) -> None:
+    def wait_pending_pulls(self) -> None:
         """As :meth:`take_over`; also wait for what the last steps have left to other groups."""
         self.take_over()
         for trainer in self.trainers:
-            trainer.land_late()
+            trainer.wait_pending_pulls()
 
     def resume(self) -> None:
         """The script has used the loop, and computes again."""

@@ -312,7 +312,7 @@ class ScriptCheckpoints:
         reason = self.occasions.reason(clock=clock, now_s=self._session.rank.now_s())
         if not reason and not self._loop.core.meetings.is_open:
             return
-        self._sets.land_late()  # who waits for others must not hold
+        self._sets.wait_pending_pulls()  # who waits for others must not hold
         found = self._loop.hold(reason or JOIN, self._clocks)
         if found is None and self._loop.core.meetings.is_open:
             return  # others wait for this worker: it holds at its next boundary

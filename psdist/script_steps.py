@@ -26,8 +26,8 @@ from psdist.protocol.ids import COORDINATOR
 from psdist.ranks.session import JobSession
 from psdist.workers.data.assignments import Allocation, AssignedPart
 from psdist.workers.loop import WorkerLoop
+from psdist.workers.progress_reports import Losses, tell_losses
 from psdist.workers.rounds.lengths import PassSteps, StepsByLoss, StepsBySpeed
-from psdist.workers.standing import Losses, tell_losses
 
 L = TypeVar("L", bound=WorkerLine)
 

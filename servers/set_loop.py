@@ -38,7 +38,6 @@ from psdist.servers.protocol.actions import (
     Built,
     Fail,
     Fold,
-    Held,
     HeldBlocks,
     Hold,
     HoldRounds,
@@ -51,6 +50,7 @@ from psdist.servers.protocol.actions import (
     SendControl,
     SendState,
     StartSum,
+    SumMoved,
     TakeSnapshot,
     Unchanged,
     WriteSnapshots,
@@ -142,7 +142,7 @@ class SetLoop(ShardPart):
         self._partition: Partition | None = None
         self._reply_frames: dict[tuple[int, int], list[ReplyFrame]] = {}  # not under way
         self._num_reply_frames = 0
-        self._happened: deque[Held] = deque()
+        self._happened: deque[SumMoved] = deque()
         self._unreserved: list[int] = []
         """Chunks without memory for their first snapshot."""
         self._execute |= {
@@ -301,9 +301,9 @@ class SetLoop(ShardPart):
         self._built.fold(action)
 
     def _hold(self, action: Hold) -> None:
-        # The state machine gets Held when all its earlier actions are executed: the next ones may
-        # step a chunk, and a reply is stamped with the log's position when it leaves.
-        self._happened.append(Held(action.chunk, self._built.hold(action)))
+        # The state machine gets SumMoved after all its earlier actions: the next ones may step a
+        # chunk, and a reply is stamped with the log's position when it leaves.
+        self._happened.append(SumMoved(action.chunk, self._built.hold(action)))
 
     def _reply(self, action: Reply) -> None:
         token = action.token

@@ -53,7 +53,7 @@ class MissedRounds(WorkerRule):
         mine = self._group.mine
         for each in skipped:
             self._uses.record_push(each, 0.0, 0.0, set(mine))
-        self._loop.core.transfers.miss_until(joins_at)
+        self._loop.core.transfers.skip_to(joins_at)
         self._on_missed(len(skipped))
         self._loop.begin_pull(clock=joins_at, chunks=mine, is_fresh=False)
         yield self._loop.wait_for_replies()

@@ -322,7 +322,7 @@ class Trainer:
         self.strategy.finish_reads()
         self._carry_on(self.strategy.finish())
 
-    def land_late(self) -> None:
+    def wait_pending_pulls(self) -> None:
         """Do what of :meth:`finish_late` waits for other groups; it waits for no worker of its
         own group."""
         self.strategy.take_over()
@@ -335,7 +335,7 @@ class Trainer:
         self._carry_on(self.strategy.end_round(call, is_cut=is_cut))
         return before if self.clock != before else -1
 
-    def end_dropped(self, call: str) -> None:
+    def abort_iteration(self, call: str) -> None:
         """The script calls ``call``, which others may reach only after their step(). End the round
         under way; an iteration whose gradients the script has dropped has not begun, and no worker
         waits for it. Raises :class:`UsageError` if some of its gradients have left."""

@@ -514,7 +514,7 @@ class MembershipChanged(SaidByCoordinator, sent_as="Survive"):
 class Regroup(SaidToCoordinator):
     """Worker to coordinator: my group has lost ``num_lost`` workers. ``standing``: the group
     operations that this worker has finished, and what others need to reduce with it again
-    (psdist.workers.reforming)."""
+    (psdist.workers.shrinking)."""
 
     worker: int
     num_lost: int

@@ -56,7 +56,11 @@ from psdist.report.progress import ProgressDisplay, Style
 from psdist.servers.parts import Reports
 from psdist.servers.protocol.collectives import Warn
 from psdist.servers.protocol.coordinator import Complete, Coordinator, EndJob, WriteMetrics
-from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Entrusted, LogAction
+from psdist.servers.protocol.failover.coordinator_log import (
+    CoordinatorLog,
+    LogAction,
+    StandbyInstalled,
+)
 from psdist.servers.protocol.joins import Joined, SubstituteDeath
 from psdist.servers.protocol.losses import Losses
 from psdist.servers.protocol.takeovers import ServerDeath, SpareDeath
@@ -257,7 +261,7 @@ class Reporter(Reports):
             self._context.run_directory.append_metrics(action.line)
         elif isinstance(action, Warn):
             logger.warning("%s", action.text)
-        elif isinstance(action, Entrusted):
+        elif isinstance(action, StandbyInstalled):
             logger.warning(
                 "the coordinator, in %s, has a standby again: %s",
                 describe_peer(self._coordinator_at),

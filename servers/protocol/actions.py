@@ -120,7 +120,8 @@ class Fold:
 
 @dataclass(slots=True)
 class Hold:
-    """Move the sum in the slot, times ``scale``, to the chunk's held memory; ``Held`` comes back.
+    """Move the sum in the slot, times ``scale``, to the chunk's held memory; :class:`SumMoved`
+    comes back.
 
     Blocks of :data:`BLOCK_ELEMENTS` are counted from the chunk's start, so that the result for each
     does not depend on which server holds the chunk."""
@@ -417,7 +418,7 @@ class AdmitGroup(NamedTuple):
 
 
 @dataclass(slots=True)
-class Held:
+class SumMoved:
     """The weighted mean of the chunk lies in held memory; ``squares``: the sum of the squares of
     each block, in float64."""
 
@@ -438,7 +439,7 @@ ServerEvent = (
     | ControlArrived
     | PeerLost
     | Built
-    | Held
+    | SumMoved
     | ReplySent
     | HoldRounds
     | ChangeCodecs

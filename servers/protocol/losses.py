@@ -2,7 +2,7 @@
 
 losses = Losses(reader, guard=RiseGuard(factor=2.0))
 losses.handle(worker_id(0), LossReported(...), job)    # LossHeard, and perhaps Rollback
-losses.good                        # a checkpoint of at most so many rounds is from before a rise
+losses.good                        # a checkpoint of at most this many rounds precedes a rise
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ class Losses(CoordinatorPart):
 
     @property
     def good(self) -> int | None:
-        """A checkpoint of at most so many rounds is from before the loss rose, if it rises. None
+        """Maximum rounds of a checkpoint that precedes the rise of the loss, if it rises. None
         without rollback."""
         return None if self._guard is None else self._guard.kept().good

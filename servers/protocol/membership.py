@@ -5,9 +5,9 @@ an event in the history. A group is *active* from its registration to its leave;
 a collective it is suspended: it keeps its weight, and no group waits for it. Its leader sends its
 messages. It stops (is suspended, leaves) only after exactly the updates that every chunk contains.
 When one of its workers fails, the group is evicted, unless groups continue without failed workers
-(``is_out``). Only the coordinator declares failures, each time as another *generation* of the
-membership. The last groups may be those of *substitutes*, which join only when the coordinator
-admits them (psdist.servers.protocol.joins).
+(``is_out``). Only the coordinator declares failures, each time with another *view number*
+(``generation``). The last groups may be those of *substitutes*, which join only when the
+coordinator admits them (psdist.servers.protocol.joins).
 
 Longer than other modules: every change of a group's standing, and what it must not follow.
 
@@ -45,7 +45,7 @@ IsOut: TypeAlias = Callable[[Iterable[bool]], bool]
 ``all`` if groups continue without failed workers."""
 
 
-class Standing(Enum):
+class GroupState(Enum):
     """State of a group, in words that follow "group 3"."""
 
     UNREGISTERED = "has not registered"
@@ -56,7 +56,7 @@ class Standing(Enum):
     DEAD = "has died"
 
 
-_NOT_REGISTERED = (Standing.UNREGISTERED, Standing.WAITING)
+_NOT_REGISTERED = (GroupState.UNREGISTERED, GroupState.WAITING)
 
 
 class Membership:
@@ -89,8 +89,8 @@ class Membership:
         self.limits = Limits(first or [0] * len(groups))
         self.pushing: set[int] = set()
         """The workers of groups that count; only these push new updates."""
-        self._standing = [Standing.UNREGISTERED] * (len(groups) - num_substitutes)
-        self._standing += [Standing.WAITING] * num_substitutes
+        self._standing = [GroupState.UNREGISTERED] * (len(groups) - num_substitutes)
+        self._standing += [GroupState.WAITING] * num_substitutes
         self._suspended: set[int] = set()
         self.resumed_up_to = resumed_up_to
         self.num_active_workers = 0
@@ -102,7 +102,7 @@ class Membership:
         self.dead: frozenset[int] = frozenset()
         """Peers of groups that are out."""
         self.dead_workers: tuple[int, ...] = ()
-        """The workers that the coordinator has declared dead."""
+        """The workers that the coordinator has evicted."""
         self.chief = worker_id(0)
         """The first worker of the groups that are not out."""
         self._lost: dict[int, list[int]] = {}
@@ -112,7 +112,7 @@ class Membership:
 
     def take_over(
         self,
-        standings: Sequence[Standing],
+        standings: Sequence[GroupState],
         stops: Sequence[int],
         clocks: Iterable[Sequence[int]],
         *,
@@ -121,9 +121,10 @@ class Membership:
         generation: int = 0,
         dead: Iterable[int] = (),
     ) -> None:
-        """Go on where a dead server stood: how each group stands, after how many iterations it has
-        stopped where it does not count, and what each chunk contains of every group; ``first``:
-        where each begins; ``dead``: workers that had died by this ``generation``."""
+        """Continue from the state of a failed server. ``standings``: of the groups; ``stops``:
+        iterations of each group that does not count; ``clocks``: by chunk, iterations of each
+        group that it contains; ``first``: where each group begins; ``dead``: workers that had
+        failed by this ``generation``."""
         self._is_of_dead = True
         for group, begin in enumerate(first):
             if begin != self.limits.first[group]:
@@ -139,16 +140,16 @@ class Membership:
             if standing in _NOT_REGISTERED:
                 continue
             self.limits.count(group)
-            if standing is Standing.DEAD:
+            if standing is GroupState.DEAD:
                 self.limits.evict(group)
                 continue
-            if standing is not Standing.LEFT:
+            if standing is not GroupState.LEFT:
                 self._count_in(group)
-            if standing is Standing.ACTIVE:
+            if standing is GroupState.ACTIVE:
                 self._let_push(group)
             else:
                 self.limits.stop(group, stops[group])
-            if standing is Standing.SUSPENDED:
+            if standing is GroupState.SUSPENDED:
                 self._suspended.add(group)
         self._choose_chief()
 
@@ -171,9 +172,9 @@ class Membership:
                 f"registered group {group} at clock {message.clock}, not at "
                 f"{self.limits.first[group]}",
             )
-        if self._standing[group] is not Standing.UNREGISTERED:
+        if self._standing[group] is not GroupState.UNREGISTERED:
             self._refuse(peer, f"registered group {group}, which {self._standing[group].value}")
-        self._standing[group] = Standing.ACTIVE
+        self._standing[group] = GroupState.ACTIVE
         self._let_push(group)
         self._count_in(group)
 
@@ -183,15 +184,15 @@ class Membership:
         group = self.group_of.get(worker_id(worker))
         if group is not None and self._is_of_dead and self._standing[group] not in _NOT_REGISTERED:
             return None
-        if group is None or self._standing[group] is not Standing.WAITING or clock < 0:
-            waiting = [at for at, each in enumerate(self._standing) if each is Standing.WAITING]
+        if group is None or self._standing[group] is not GroupState.WAITING or clock < 0:
+            waiting = [at for at, each in enumerate(self._standing) if each is GroupState.WAITING]
             self._refuse(
                 COORDINATOR,
                 f"admitted worker {worker} at clock {clock}; it admits the workers of groups that "
                 f"wait, now {waiting[:8]}, each of them once",
             )
         self.limits.begin(group, clock)
-        self._standing[group] = Standing.ACTIVE
+        self._standing[group] = GroupState.ACTIVE
         self._let_push(group)
         self._count_in(group)
         self._choose_chief()
@@ -239,15 +240,15 @@ class Membership:
         self._require_leader(peer, group, "suspended")
         if message.seq <= self.resumed_up_to:
             return False  # and other workers of the group may have pushed again
-        if self._is_repeated(group, Standing.SUSPENDED, Standing.LEFT):
+        if self._is_repeated(group, GroupState.SUSPENDED, GroupState.LEFT):
             return False
         self._require_stop(peer, group, message.clock, num_chunks, has_all, "suspended")
-        self._standing[group] = Standing.SUSPENDED
+        self._standing[group] = GroupState.SUSPENDED
         self._suspended.add(group)
         self._stop(group, message.clock)
         return True
 
-    def _is_repeated(self, group: int, *standings: Standing) -> bool:
+    def _is_repeated(self, group: int, *standings: GroupState) -> bool:
         """Return True if the group stands where a message would bring it, because its failed leader
         had sent the message before, or a failed server had received it."""
         has_lost = self._groups[group] != self._planned[group]
@@ -267,7 +268,7 @@ class Membership:
         resumed = sorted(self._suspended)
         self._suspended.clear()
         for group in resumed:
-            self._standing[group] = Standing.ACTIVE
+            self._standing[group] = GroupState.ACTIVE
             self._let_push(group)
         return resumed
 
@@ -277,10 +278,10 @@ class Membership:
         """Return False if a failed server had received it."""
         group = message.group
         self._require_leader(peer, group, "took leave of")
-        if self._is_repeated(group, Standing.LEFT):
+        if self._is_repeated(group, GroupState.LEFT):
             return False
         self._require_stop(peer, group, message.clock, num_chunks, has_all, "took leave of")
-        self._standing[group] = Standing.LEFT
+        self._standing[group] = GroupState.LEFT
         self._stop(group, message.clock)
         self._count_out(group)
         return True
@@ -292,15 +293,15 @@ class Membership:
 
     def evict(self, peer: int, message: Evict) -> dict[int, bool] | None:
         """Return the groups that are evicted now and had not left, ascending, and whether each had
-        registered; None for a repeated generation. :meth:`take_lost` names the failed workers of
+        registered; None for a repeated view number. :meth:`take_lost` names the failed workers of
         groups that continue."""
         if peer != COORDINATOR:
-            self._refuse(peer, f"sent Evict; {describe_peer(COORDINATOR)} says who is dead")
+            self._refuse(peer, f"sent Evict; {describe_peer(COORDINATOR)} decides who is evicted")
         if message.generation <= self.generation:
             return None
         if any(worker_id(worker) not in self.group_of for worker in message.dead):
             self._refuse(
-                peer, f"declared {describe_workers(message.dead)} dead, who are not all of this run"
+                peer, f"evicted {describe_workers(message.dead)}, which are not all in this run"
             )
         self.generation = message.generation
         before = self.dead_workers
@@ -309,9 +310,9 @@ class Membership:
         evicted: dict[int, bool] = {}
         for group in out:
             standing = self._standing[group]
-            if standing in (Standing.LEFT, Standing.DEAD):
+            if standing in (GroupState.LEFT, GroupState.DEAD):
                 continue
-            self._standing[group] = Standing.DEAD
+            self._standing[group] = GroupState.DEAD
             self._suspended.discard(group)
             self.limits.evict(group)
             self.pushing.difference_update(self.peers_of(group))
@@ -340,7 +341,7 @@ class Membership:
                 continue
             self._groups[group] = tuple(each for each in self._groups[group] if each != worker)
             self.pushing.discard(worker_id(worker))
-            if self._standing[group] in (Standing.ACTIVE, Standing.SUSPENDED):
+            if self._standing[group] in (GroupState.ACTIVE, GroupState.SUSPENDED):
                 self.num_active_workers -= 1
                 self._lost.setdefault(group, []).append(worker)
 
@@ -353,12 +354,12 @@ class Membership:
         waiting = {
             peer
             for peer, group in self.group_of.items()
-            if self._standing[group] is Standing.WAITING
+            if self._standing[group] is GroupState.WAITING
         }
         self.chief = min(self.group_of.keys() - self.dead - waiting, default=self.chief)
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[GroupState, ...]:
         """By group."""
         return tuple(self._standing)
 
@@ -371,7 +372,7 @@ class Membership:
 
     def is_dead(self, group: int) -> bool:
         """Return True if the group failed before it left."""
-        return self._standing[group] is Standing.DEAD
+        return self._standing[group] is GroupState.DEAD
 
     def peers_of(self, group: int) -> set[int]:
         """Its workers."""
@@ -402,7 +403,7 @@ class Membership:
     ) -> None:
         self._require_leader(peer, group, verb)
         standing = self._standing[group]
-        if standing is not Standing.ACTIVE:
+        if standing is not GroupState.ACTIVE:
             self._refuse(peer, f"{verb} group {group}, which {standing.value}")
         contained, new = self.limits.contained[group], clock - self.limits.first[group]
         expected = new * (num_chunks or 0)
@@ -423,11 +424,11 @@ class Membership:
         for group, standing in enumerate(self._standing):
             counts = self.limits.counts(group)
             may_push = {worker_id(worker) in self.pushing for worker in self._groups[group]}
-            if counts != (standing is Standing.ACTIVE) or may_push != {counts}:
+            if counts != (standing is GroupState.ACTIVE) or may_push != {counts}:
                 raise InvariantError(
                     f"group {group} {standing.value}; counts: {counts}; may push: {may_push}"
                 )
-            if (standing is Standing.SUSPENDED) != (group in self._suspended):
+            if (standing is GroupState.SUSPENDED) != (group in self._suspended):
                 raise InvariantError(
                     f"group {group} {standing.value}, suspended: {self._suspended}"
                 )

@@ -102,7 +102,7 @@ class ModeChanges(CoordinatorPart):
         assert isinstance(changed, ModeChanged)
         if self._control is not None:
             self._control.committed(changed.rounds[0])
-        # After CommitMode: whoever gets what follows finds servers that know the mode.
+        # After CommitMode: the servers have the mode before any rank receives what follows.
         if self._collective is not None:
             actions += job.resume(self._collective)
             self._collective = None

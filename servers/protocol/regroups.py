@@ -62,7 +62,7 @@ class Regroups(CoordinatorPart):
         return []
 
     def on_settled(self, dead: Collection[int]) -> None:
-        """All servers have taken in that these are dead."""
+        """All servers have evicted these workers."""
         for group, members in enumerate(self._members):
             left = tuple(each for each in members if each not in dead)
             if left != members:
@@ -81,7 +81,7 @@ class Regroups(CoordinatorPart):
                 f"{num_lost}; it has lost {known} and goes on"
             )
         if num_lost < self._lost[group]:
-            return []  # it has not heard of the last death, and tells again when it has
+            return []  # it has not received the last failure, and reports again after that
         told, members = self._told.setdefault(group, {}), self._members[group]
         if worker in told:
             raise ProtocolError(f"the coordinator: worker {worker} sent Regroup twice")

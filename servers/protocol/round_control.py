@@ -105,8 +105,8 @@ class RoundControl(HasSnapshot):
         return [GroupGone(group)]
 
     def go_on(self, members: Sequence[int]) -> None:
-        """A group goes on with these. Nobody measures again what a former leader has measured: that
-        is forgotten when the new leader measures."""
+        """The group continues with ``members``. The figures of its former leader are kept until the
+        new leader reports."""
         leader, group = members[0], self._group_of[members[0]]
         if self._group_led_by.get(leader) != group:
             led = {each: its for each, its in self._group_led_by.items() if its != group}

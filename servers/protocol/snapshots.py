@@ -22,7 +22,7 @@ class OnWire:
     ) -> CoreSchema:
         def decode(data: Any) -> Control:
             if not isinstance(data, bytes):
-                raise ValueError(f"{type(data).__name__} in place of a message")
+                raise ValueError(f"{type(data).__name__} instead of a message")
             message = decode_control(data)
             if not isinstance(message, source):
                 raise ValueError(f"{type(message).__name__} in place of {source.__name__}")

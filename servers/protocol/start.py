@@ -45,7 +45,7 @@ class Start:
         if setup.restore == self.checkpoint and not (self.checkpoint and setup.state):
             return ""
         return (
-            f"sent Setup that goes on from checkpoint {setup.restore or 'none'!r:.80}"
+            f"sent Setup that continues from checkpoint {setup.restore or 'none'!r:.80}"
             f"{' with optimizer state' if setup.state else ''}; expected "
             f"{self.checkpoint or 'none'}"
         )

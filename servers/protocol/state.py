@@ -56,7 +56,6 @@ from psdist.servers.protocol.actions import (
     ChangeCodecs,
     ChangeMode,
     Fail,
-    Held,
     HoldRounds,
     Inherit,
     LeftOut,
@@ -67,6 +66,7 @@ from psdist.servers.protocol.actions import (
     SendControl,
     ServerEvent,
     ServerStatistics,
+    SumMoved,
     TakeSnapshot,
     Unchanged,
 )
@@ -137,7 +137,7 @@ class ServerCore:
         self._on: dict[type, Callable[[Any], list[Action]]] = {
             ControlArrived: self._on_control,
             Built: self._on_built,
-            Held: lambda event: self.rule.on_held(event),
+            SumMoved: lambda event: self.rule.on_held(event),
             Offered: self._hold,
             Arrived: self._hold,
             ReplySent: self._on_reply_sent,
@@ -337,7 +337,7 @@ class ServerCore:
 
     def _on_resume(self, peer: int, message: Resume) -> list[Action]:
         if peer != COORDINATOR:
-            self._refuse(peer, f"sent Resume; {describe_peer(COORDINATOR)} says what is over")
+            self._refuse(peer, f"sent Resume; {describe_peer(COORDINATOR)} decides what ends")
         has_ended = self._membership.has_ended(message.seq)
         is_kept, self._is_kept = self._is_kept or has_ended, False
         actions = list[Action]()
@@ -609,8 +609,8 @@ class ServerCore:
     def _refuse_generation(self, peer: int, header: Header) -> NoReturn:
         self._refuse(
             peer,
-            f"speaks of generation {header.generation} of the membership; the coordinator has told "
-            f"of {self._membership.generation}",
+            f"sent view number {header.generation}; the coordinator's last one is "
+            f"{self._membership.generation}",
         )
 
     def _refuse_version(self, chunk: ChunkState, peer: int, header: Header) -> NoReturn:

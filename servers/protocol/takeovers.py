@@ -129,8 +129,8 @@ class Takeovers(CoordinatorPart):
         num_substitutes: int = 0,
     ) -> None:
         """``buddies``: by server, nothing where no server has one; ``hosts``, ``racks``: by server
-        and then by spare, nothing or "" where that is not known; ``num_substitutes``: so many of
-        the workers, the last ones, join later; with ``num_spares`` they are the spares."""
+        and then by spare, nothing or "" if that is not known; ``num_substitutes``: number of
+        workers, the last ones, that join later; with ``num_spares`` they are the spares."""
         self._workers = [*range(num_workers)]
         """That may be told anything."""
         self._num_beginning = num_workers - num_substitutes
@@ -145,7 +145,7 @@ class Takeovers(CoordinatorPart):
             *map(spare_id, range(num_spares)),
         ]
         """Ids of all that may have a shard."""
-        if not buddies:  # nobody asks where servers are
+        if not buddies:  # no rank needs the places of servers
             self._processes, hosts, racks = [], (), ()
         unknown = [""] * len(self._processes)
         self._hosts = dict(zip(self._processes, hosts or unknown, strict=True))
@@ -197,7 +197,7 @@ class Takeovers(CoordinatorPart):
 
     @property
     def alive(self) -> list[int]:
-        """The ids of servers and spares whose processes live."""
+        """Ids of servers and spares whose processes run."""
         return [each for each in self._processes if each not in self.failed.keys() | self._lent]
 
     def lend(self, spare: int) -> None:
@@ -207,7 +207,7 @@ class Takeovers(CoordinatorPart):
 
     @property
     def idle_spares(self) -> list[int]:
-        """The ids of spares that live and have no shard."""
+        """Ids of spares that run and have no shard."""
         load = self._load()
         return [each for each in self.alive if is_spare(each) and not load[each]]
 
@@ -222,7 +222,7 @@ class Takeovers(CoordinatorPart):
         """Shards without a replica."""
         return [server for server, each in enumerate(self._shards) if each.keeper is None]
 
-    # -- deaths --------------------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------------------
 
     def on_server_lost(self, peer: int, who: str) -> Actions:
         """Raises :class:`ServersLostError` if no live process has some shard."""
@@ -328,7 +328,7 @@ class Takeovers(CoordinatorPart):
         if shard is None or peer != server_id(server):
             self._refuse(peer, f"has filled copy {number} of the shard of server {server}")
         if shard.next_keeper is None or number != shard.num_copies:
-            return []  # who keeps it has died since it was full
+            return []  # its keeper has failed since it was full
         shard.keeper, shard.next_keeper = shard.next_keeper, None
         return [ShardWhole(server, shard.keeper)]
 

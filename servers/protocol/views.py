@@ -29,7 +29,7 @@ from psdist.servers.protocol.snapshots import OnWire
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The worker is declared dead."""
+    """The worker is evicted."""
 
     worker: int
     who: str
@@ -47,7 +47,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """All servers have evicted the failed workers up to this generation."""
+    """All servers have evicted the failed workers up to this view number."""
 
     generation: int
 
@@ -166,7 +166,7 @@ class Views(HasSnapshot):
     def reached(self, message: EvictAck) -> list[int]:
         """Return by set the most updates of a failed group that the server's chunks contain.
 
-        Empty if the generation is not the newest, which :meth:`on_ack` refuses. Raises
+        Empty if the view number is not the newest, which :meth:`on_ack` refuses. Raises
         :class:`ProtocolError` if the message is not of these workers."""
         num_dead = len(self._told.dead)
         if not num_dead or message.generation != self.generation:
@@ -183,8 +183,8 @@ class Views(HasSnapshot):
         """A server has evicted the workers. After the last one, notify the workers."""
         if message.generation != self.generation or server not in self._awaited:
             raise ProtocolError(
-                f"the coordinator: server {server} sent EvictAck of generation "
-                f"{message.generation} in generation {self.generation}, or twice"
+                f"the coordinator: server {server} sent EvictAck of view number "
+                f"{message.generation} in view {self.generation}, or twice"
             )
         self._awaited.remove(server)
         if self._awaited:

@@ -21,7 +21,7 @@ from psdist.servers.parts import CoordinatorSeat, Reports, codec_sizes
 from psdist.servers.protocol.coordinator import CoordinatorAction
 from psdist.servers.protocol.failover.coordinator_log import (
     CoordinatorLog,
-    EntrustAll,
+    InstallAll,
     Over,
 )
 from psdist.servers.protocol.takeovers import Move
@@ -54,12 +54,12 @@ class LoggedSeat(CoordinatorSeat):
     def _do_here(self, action: CoordinatorAction) -> None:
         if isinstance(action, Move):
             self.loop.transport.move(server_id(action.server), server_id(action.host))
-        elif isinstance(action, EntrustAll):
-            self._entrust(action)
+        elif isinstance(action, InstallAll):
+            self._install(action)
         elif not isinstance(action, Over):
             self._reports.on_action(action)
 
-    def _entrust(self, action: EntrustAll) -> None:
+    def _install(self, action: InstallAll) -> None:
         """Send the coordinator's snapshot in parts. The last one adds what users have been told."""
         state, told = action.state, self._reports.to_snapshot()
         num_parts = -(-len(state) // _PART_BYTES)

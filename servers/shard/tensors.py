@@ -2,7 +2,7 @@
 
 Owns all tensor arithmetic on a server. Decides nothing: the state machine chooses what to fold,
 when to step and into which buffer. Parameters are float32 (float64 for float64 models). Where
-workers hold bfloat16 or float16, replies carry a second copy in their dtype. With a shard on a
+workers hold bfloat16 or float16, replies carry a copy in their dtype. With a shard on a
 device, parameters, sums and optimizer state lie there. Memory that the network reads and
 writes stays on the host, and psdist.transfers copies between the two.
 

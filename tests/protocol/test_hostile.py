@@ -68,10 +68,10 @@ from psdist.servers.protocol.actions import (
     Accept,
     Built,
     Fail,
-    Held,
     HeldBlocks,
     Hold,
     SendControl,
+    SumMoved,
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 from psdist.servers.protocol.coordinator_assembly import assemble
@@ -462,7 +462,7 @@ class HostileServer:
         while actions:
             action = actions.popleft()
             if isinstance(action, Hold):
-                actions.extend(self.core.handle(Held(action.chunk, (1.0,))))
+                actions.extend(self.core.handle(SumMoved(action.chunk, (1.0,))))
             if isinstance(action, Fail):
                 if not isinstance(action.error, HyperparameterError):
                     assert isinstance(action.error, ProtocolError), action.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.workers.standing import Rounds
+from psdist.workers.progress_reports import Rounds
 
 
 def pretend_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,4 +19,4 @@ def pretend_link(monkeypatch: pytest.MonkeyPatch) -> None:
         whole(self, clock, before[2] + wait_s, before[1] + wait_s + 0.01, error)
 
     monkeypatch.setattr(Rounds, "end", end)
-    monkeypatch.setattr("psdist.workers.standing._EVERY_S", 0.0)
+    monkeypatch.setattr("psdist.workers.progress_reports._EVERY_S", 0.0)

@@ -21,7 +21,7 @@ from psdist.history import EventKind
 from psdist.history.rules.findings import Rule
 from psdist.history.writers import read_histories
 from psdist.job import Job
-from psdist.workers.standing import Rounds
+from psdist.workers.progress_reports import Rounds
 from tests.support.programs.training.cases import Case, Outcome, Result, Script, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
@@ -309,7 +309,7 @@ def pretend_skew(monkeypatch: pytest.MonkeyPatch, *, until: int) -> None:
         whole(self, clock, before[2] + 0.001, before[1] + own_s + 0.001, error)
 
     monkeypatch.setattr(Rounds, "end", end)
-    monkeypatch.setattr("psdist.workers.standing._EVERY_S", 0.0)
+    monkeypatch.setattr("psdist.workers.progress_reports._EVERY_S", 0.0)
 
 
 AUTO: dict[str, Any] = {"mode": "auto", "staleness": 3, "groups": ((0,), (1,))}

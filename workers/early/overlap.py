@@ -34,7 +34,7 @@ from psdist.workers.reduction import Reduced, Terms
 logger = logging.getLogger("psdist")
 
 WATCHED: Final = 3
-"""Iterations that must look alike before gradients leave early."""
+"""Equal iterations that must be seen before gradients leave early."""
 WATCHED_OF_SETS: Final = 16
 """The same, in a job of several parameter sets. Their loops repeat after more iterations: every
 fifth backward pass of a critic may be a generator's."""

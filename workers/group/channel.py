@@ -170,7 +170,7 @@ def check_calls(codes: Sequence[int]) -> None:
         )
 
 
-class Stretch(NamedTuple):
+class JoinedSpans(NamedTuple):
     """Neighbouring spans of one flat, in the order of places, at most one span of each."""
 
     buffer: int
@@ -179,10 +179,10 @@ class Stretch(NamedTuple):
     """Elements of each place, in the order of places."""
 
 
-def stretches_of(flats: Sequence[torch.Tensor], slices: Slices) -> list[Stretch]:
+def joined_spans(flats: Sequence[torch.Tensor], slices: Slices) -> list[JoinedSpans]:
     """Join the spans of all places into the fewest stretches. Raises :class:`InvariantError` if
     spans overlap or exceed their flat."""
-    stretches: list[Stretch] = []
+    stretches: list[JoinedSpans] = []
     at, last = (-1, 0), -1
     for (buffer, start, stop), place in _owned(slices):
         if at[0] == buffer and start < at[1]:
@@ -190,7 +190,7 @@ def stretches_of(flats: Sequence[torch.Tensor], slices: Slices) -> list[Stretch]
         if stop > len(flats[buffer]):
             raise InvariantError(f"slices end at element {stop} of {len(flats[buffer])}")
         if at != (buffer, start) or place <= last:
-            stretches.append(Stretch(buffer, start, [0] * len(slices)))
+            stretches.append(JoinedSpans(buffer, start, [0] * len(slices)))
         stretches[-1].lengths[place] += stop - start
         at, last = (buffer, stop), place
     return stretches
@@ -228,7 +228,7 @@ class KnownSlices(Generic[T]):
         known = self._known.get(id(slices))
         if known is not None and known[0] is slices and known[1] == shapes:
             return known[2]
-        stretches_of(flats, slices)  # raises for invalid slices
+        joined_spans(flats, slices)  # raises for invalid slices
         if len(self._known) == _MOST:
             self._known.clear()
         made = self._make(flats, slices)

@@ -40,7 +40,7 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
     check_calls,
-    stretches_of,
+    joined_spans,
 )
 from psdist.workers.group.meeting import (
     INTERFACE,
@@ -360,7 +360,7 @@ class ProcessGroupChannel:
         added: list[tuple[torch.Tensor, torch.Tensor]] = []
         mine = [flats[span.buffer][span.start : span.stop] for span in slices[self.place]]
         totals = dict(zip(slices[self.place], mine if sums is None else sums, strict=True))
-        for buffer, start, lengths in stretches_of(flats, slices):
+        for buffer, start, lengths in joined_spans(flats, slices):
             flat = flats[buffer][start : start + sum(lengths)]
             first = start + sum(lengths[: self.place])
             span = Span(buffer, first, first + lengths[self.place])

@@ -1,6 +1,6 @@
 """A group that continues without failed members: its operations outlive the channel below.
 
-An operation with a failed member waits until the membership has changed (psdist.workers.reforming).
+An operation with a failed member waits until the membership has changed (psdist.workers.shrinking).
 Then all remaining members ``cut`` the operations in progress, and ``go_on`` over another channel,
 which joins them. Operations in progress end as follows:
 

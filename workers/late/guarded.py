@@ -3,7 +3,7 @@
 A guarded parameter is of the class :class:`Guarded` for a while. So torch hands every operation on
 it, wherever it was found (a list, a closure, an optimizer), to ``__torch_function__``, which waits
 and then runs the operation on a plain parameter. Readers below torch's Python side (a C++
-extension, a function of torch.jit) get the parameter by ``module.weight``: a table in place of
+extension, a function of torch.jit) get the parameter by ``module.weight``: a table instead of
 ``module._parameters`` waits there. The old values lie elsewhere meanwhile: a reader that bypasses
 both, with a list of its own, finds NaN, never the old values.
 

@@ -36,7 +36,7 @@ class Meetings:
         self._number = number
 
     def hold(self, what: str, *, clocks: Sequence[int]) -> list[Action]:
-        """This worker has come to a boundary after so many iterations of each set."""
+        """This worker is at a boundary after ``clocks`` iterations of each set."""
         if self.is_held:
             raise InvariantError(f"worker {self._worker} holds already")
         self.is_open = self.is_held = True

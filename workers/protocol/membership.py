@@ -268,7 +268,7 @@ class Membership:
         self.is_stopped = True
         return []
 
-    # -- deaths --------------------------------------------------------------------------------
+    # -- failures ------------------------------------------------------------------------------
 
     def on_survive(self, peer: int, message: MembershipChanged) -> list[Action]:
         """Take in the evicted workers and the chief. Raises :class:`BuriedError` if this worker's
@@ -276,7 +276,7 @@ class Membership:
         if peer != COORDINATOR:
             raise ProtocolError(
                 f"worker {self._seat.worker}: {describe_peer(peer)} sent MembershipChanged; server "
-                f"{COORDINATOR} says who is dead"
+                f"{COORDINATOR} decides who is evicted"
             )
         if message.generation <= self.generation:
             self.duplicates += 1

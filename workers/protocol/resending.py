@@ -74,7 +74,7 @@ class Failover(NoFailover):
         if peer != COORDINATOR or not (0 <= server < count and is_known):
             raise ProtocolError(
                 f"worker {seat.worker}: {describe_peer(peer)} sent Moved of server {server} "
-                f"to {describe_peer(host)}; {describe_peer(COORDINATOR)} declares deaths, and "
+                f"to {describe_peer(host)}; {describe_peer(COORDINATOR)} decides that, and "
                 f"there are {count} servers and {seat.num_spares} spares"
             )
         return self.moves.on_moved(server, host=host)

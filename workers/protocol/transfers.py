@@ -42,7 +42,7 @@ from psdist.workers.protocol.actions import (
     SendPush,
     SendValues,
 )
-from psdist.workers.protocol.versions import Aside, Held, held_by
+from psdist.workers.protocol.versions import Aside, HeldVersions, held_by
 
 _PUSH = int(Kind.PUSH)
 _PULL = int(Kind.PULL)
@@ -89,9 +89,9 @@ class Transfers:
         self._replies = replies
         self.dtypes = replies.dtypes
         """By chunk, of gradients and parameters."""
-        self.held: Held = held_by(replies)
+        self.held: HeldVersions = held_by(replies)
         self._copied = Aside(self.held)
-        self._landing: Held = self.held
+        self._landing: HeldVersions = self.held
         """Where the awaited replies land: in place, or aside."""
         self.queues: defaultdict[int, deque[Header]] = defaultdict(deque)
         self.outstanding: defaultdict[int, int] = defaultdict(int)
@@ -307,7 +307,7 @@ class Transfers:
         return self._begin_pull(clock, chunks, Flag.FRESH, self._copied)
 
     def _begin_pull(
-        self, clock: int, chunks: Collection[int], flags: int, landing: Held
+        self, clock: int, chunks: Collection[int], flags: int, landing: HeldVersions
     ) -> list[Action]:
         self._num_pulls += 1
         headers = (
@@ -361,7 +361,7 @@ class Transfers:
         self,
         headers: Iterable[Header],
         servers: list[int],
-        landing: Held,
+        landing: HeldVersions,
         *,
         is_loading: bool = False,
     ) -> list[Action]:
@@ -490,7 +490,7 @@ class Transfers:
         next_round, self._next_round = self._next_round, 0
         return next_round
 
-    def miss_until(self, clock: int) -> None:
+    def skip_to(self, clock: int) -> None:
         """Push nothing of the rounds before ``clock``; nothing is under way."""
         if self.awaited or self.is_pushing or clock < self.clock:
             raise InvariantError(

@@ -20,7 +20,7 @@ from psdist.workers.protocol.actions import Action, DecodeReply, RestoreHeld
 _UNCHANGED = Flag.UNCHANGED
 
 
-class Held:
+class HeldVersions:
     """For raw replies, which are received into place: each is a version of the server's."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Held:
                 self.replies[chunk] = reply._replace(chunk_version=0)
 
 
-class DecodedHeld(Held):
+class DecodedVersions(HeldVersions):
     """For coded replies that encode the parameters: decoded values are no version."""
 
     def landed(self, header: Header) -> list[Action]:
@@ -65,7 +65,7 @@ class DecodedHeld(Held):
         return [DecodeReply(header.chunk, header.clock)]
 
 
-class RelativeHeld(DecodedHeld):
+class RelativeVersions(DecodedVersions):
     """For replies that are relative to the reply before: their sum lies apart, and stays a version
     when others write to the parameters."""
 
@@ -87,10 +87,10 @@ class RelativeHeld(DecodedHeld):
         self._overwritten.update(chunks)
 
 
-class Aside(Held):
+class Aside(HeldVersions):
     """For a copy, which is received into memory aside: it leaves no version."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HeldVersions) -> None:
         super().__init__()
         self._held = held
 
@@ -98,11 +98,11 @@ class Aside(Held):
         return self._held.decoded(header)
 
 
-def held_by(rule: PayloadRule) -> Held:
+def held_by(rule: PayloadRule) -> HeldVersions:
     """Return what keeps the versions of replies under this rule."""
     if rule.is_raw:
-        return Held()
-    return RelativeHeld() if rule.keeps_versions else DecodedHeld()
+        return HeldVersions()
+    return RelativeVersions() if rule.keeps_versions else DecodedVersions()
 
 
 _NUM_KEPT = 8

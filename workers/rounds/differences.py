@@ -6,8 +6,8 @@ All workers of a group stay equal. At the round's end each pushes, of its slice,
 
 where the anchor is what the last replies brought: to the servers' optimizer a gradient (Local SGD,
 Stich 2019; as a pseudo-gradient of an outer optimizer: Reddi et al. 2020, DiLoCo 2023). The replies
-are the next anchor. With SGD of lr 1 on the servers that is the mean over the groups, which weigh
-alike.
+are the next anchor. With SGD of lr 1 on the servers that is the mean over the groups, which have
+equal weights.
 
 With ``pipeline = 1`` the next round begins with the parameters at the end of this one, and replies
 are added a round later. Let round c begin at s_c and end at z_c; it pushes s_c - z_c. With r_c, the

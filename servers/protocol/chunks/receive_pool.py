@@ -61,7 +61,7 @@ Key = tuple[int, int | None]
 
 
 @dataclass(slots=True)
-class _Held:
+class _WaitingOffers:
     """The offers of one group about one chunk, in their order."""
 
     tickets: deque[tuple[int, Any]]
@@ -76,7 +76,7 @@ class ReceivePool:
         self.num_slots = len(slots)
         self._free = list(slots)
         self._need = need
-        self._held: dict[int, dict[int | None, _Held]] = {}
+        self._held: dict[int, dict[int | None, _WaitingOffers]] = {}
         # Ordered sets, by what the offers needed when they were looked at last.
         self._queues: dict[int, dict[Key, None]] = {
             n: {} for n in (ADDS, FRONTIER, STARTS, EARLY, TOO_FAR)
@@ -107,7 +107,7 @@ class ReceivePool:
         if held is None:
             held = self._held[chunk] = {}
         if group not in held:
-            held[group] = _Held(deque())
+            held[group] = _WaitingOffers(deque())
         held[group].tickets.append((peer, ticket))
         return self.reconsider(chunk, group)
 
@@ -169,7 +169,7 @@ class ReceivePool:
                     self._wait(key, self._held[chunk][group], now_needs)
         return accepts
 
-    def _wait(self, key: Key, held: _Held, need: int) -> None:
+    def _wait(self, key: Key, held: _WaitingOffers, need: int) -> None:
         if need != held.need:
             if held.need:
                 del self._queues[held.need][key]

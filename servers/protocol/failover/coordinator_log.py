@@ -19,7 +19,7 @@ rank has a complete replica of the shard of server 0. Every rank receives a mess
 that rank. When all have received it, the nominee gets a snapshot of the coordinator and each entry
 after it. From then on the nominee is the standby.
 
-    log.handle(worker_id(1), Ack(count=3))    # [EntrustAll(standby=..., state=...)]
+    log.handle(worker_id(1), Ack(count=3))    # [InstallAll(standby=..., state=...)]
     third.from_snapshot(state)                         # there
 
 The coordinator also writes files and output. Each entry contains the number of entries whose
@@ -85,7 +85,7 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
-class EntrustAll:
+class InstallAll:
     """Send ``standby`` the coordinator's snapshot, as of log entry ``number``."""
 
     standby: int
@@ -94,7 +94,7 @@ class EntrustAll:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrusted:
+class StandbyInstalled:
     """For users: ``standby`` has the coordinator's snapshot, and is its standby from now on."""
 
     standby: int
@@ -109,7 +109,7 @@ SNAPSHOT_VERSION: Final = 1
 class CoordinatorLog(HasSnapshot):
     STATE = Fields(
         {
-            int | None: "standby _appointed",
+            int | None: "standby _nominee",
             int: "coordinator_at _number _num_done",
             set[int]: "_unused _dead",
             dict[int, int]: "_now",
@@ -136,7 +136,7 @@ class CoordinatorLog(HasSnapshot):
         in the assembly."""
         self.coordinator = coordinator
         self.standby: int | None = standby
-        self._appointed: int | None = None
+        self._nominee: int | None = None
         """The nominee, while there is no standby."""
         self.coordinator_at = COORDINATOR
         """Id of the server whose process runs the coordinator."""
@@ -181,7 +181,7 @@ class CoordinatorLog(HasSnapshot):
         return data
 
     def from_snapshot(self, data: bytes) -> None:
-        """Become the next standby, with the state of :class:`EntrustAll`. Raises
+        """Become the next standby, with the state of :class:`InstallAll`. Raises
         :class:`ProtocolError` if it is of another version or damaged."""
         try:
             version, state = msgpack.unpackb(data)
@@ -205,7 +205,7 @@ class CoordinatorLog(HasSnapshot):
         if isinstance(message, Rejoined):
             again = self._lines.on_follows(self._now.get(peer, peer), message.received)
             again_said = [SendControl(peer, each) for each in again]
-            return [*again_said, *self._end(), *self._entrust()]
+            return [*again_said, *self._end(), *self._install()]
         return self._take(peer, message)
 
     def on_lost(self, peer: int, who: str) -> list[LogAction]:
@@ -216,7 +216,7 @@ class CoordinatorLog(HasSnapshot):
         if peer != self.standby:
             return self._take(peer, None, who)
         freed = self._let_go(self._number)
-        actions = [each for each in freed if not isinstance(each, Entrusted)]
+        actions = [each for each in freed if not isinstance(each, StandbyInstalled)]
         self.standby = None
         self._last = [each for each in self._last if each.peer != peer]
         return [*actions, *self._take(peer, None, who)]
@@ -232,7 +232,7 @@ class CoordinatorLog(HasSnapshot):
         self._number += 1
         self._pending.append((self._number, self._follows_from(peer, message, who)))
         if self.standby is None:
-            return [*self._let_go(self._number), *self._entrust()]
+            return [*self._let_go(self._number), *self._install()]
         note = Append(
             number=self._number,
             peer=peer,
@@ -242,17 +242,17 @@ class CoordinatorLog(HasSnapshot):
         )
         return [SendControl(self.standby, note)]
 
-    def _entrust(self) -> list[LogAction]:
+    def _install(self) -> list[LogAction]:
         """Send the nominee the snapshot, if all ranks have received the nomination. It has by then
         a replica of the shard of server 0. Later actions wait for its acknowledgements."""
-        standby = self._appointed
+        standby = self._nominee
         if standby is None or self.is_complete or not self._lines.has_received_wanted(self._spoken):
             return []
-        self.standby, self._appointed = standby, None
+        self.standby, self._nominee = standby, None
         self._number += 1
         state = self.to_snapshot()
-        self._pending.append((self._number, [Entrusted(standby)]))
-        return [EntrustAll(standby, self._number, state)]
+        self._pending.append((self._number, [StandbyInstalled(standby)]))
+        return [InstallAll(standby, self._number, state)]
 
     @property
     def _spoken(self) -> list[int]:
@@ -307,8 +307,8 @@ class CoordinatorLog(HasSnapshot):
         if taken != COORDINATOR and not self._lines.is_open(server_id(taken)):
             succeeds = LeaderChanged(heard=0, is_over=False, host=self.coordinator_at)
             actions.append(SendControl(server_id(taken), succeeds))
-        if taken != COORDINATOR and self._appointed is not None:
-            actions += self._appoint(self._appointed, [server_id(taken)])
+        if taken != COORDINATOR and self._nominee is not None:
+            actions += self._nominate(self._nominee, [server_id(taken)])
         if num_heard and not num_heard % TOLD_EVERY:
             actions.append(SendControl(peer, StandbyAck(count=num_heard)))
         return actions
@@ -316,8 +316,8 @@ class CoordinatorLog(HasSnapshot):
     def _on_death(self, peer: int, who: str) -> list[LogAction]:
         self._dead.add(peer)
         self._lines.lose(peer)
-        if peer == self._appointed:
-            self._appointed = None
+        if peer == self._nominee:
+            self._nominee = None
         if self.is_complete:
             return self._end()
         coordinator = self.coordinator
@@ -335,13 +335,13 @@ class CoordinatorLog(HasSnapshot):
             elif isinstance(each, Move):
                 self.moves.append(each)
         whole = [each for each in actions if isinstance(each, ShardWhole)]
-        appointed = [each.keeper for each in whole if each.server == COORDINATOR]
-        said = [each for keeper in appointed for each in self._appoint(keeper, self._spoken)]
+        nominees = [each.keeper for each in whole if each.server == COORDINATOR]
+        said = [each for keeper in nominees for each in self._nominate(keeper, self._spoken)]
         return [*actions, *said]
 
-    def _appoint(self, keeper: int, peers: Iterable[int]) -> list[SendControl]:
+    def _nominate(self, keeper: int, peers: Iterable[int]) -> list[SendControl]:
         """Nominate the process with a new replica of the shard of server 0."""
-        self._appointed = keeper
+        self._nominee = keeper
         # The nominee first, so that it has its role before other ranks contact it.
         in_order = sorted(peers, key=lambda peer: peer != keeper)
         said = [SendControl(peer, Nominate(deputy=keeper)) for peer in in_order]

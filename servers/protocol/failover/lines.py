@@ -29,7 +29,7 @@ from psdist.servers.protocol.snapshots import OnWire
 
 
 @dataclass(slots=True)
-class _Line:
+class _CountedLine:
     num_heard: int = 0
     num_said: int = 0
     kept: deque[Annotated[Control, OnWire]] = field(default_factory=deque)
@@ -47,19 +47,19 @@ class _Line:
 class Lines(HasSnapshot):
     STATE = Fields(
         {
-            dict[int, _Line]: "_lines",
+            dict[int, _CountedLine]: "_lines",
             bool: "_are_open",
         }
     )
 
     def __init__(self) -> None:
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, _CountedLine] = {}
         self._are_open = True
 
-    def _of(self, peer: int) -> _Line:
+    def _of(self, peer: int) -> _CountedLine:
         line = self._lines.get(peer)
         if line is None:
-            line = self._lines[peer] = _Line(is_open=self._are_open)
+            line = self._lines[peer] = _CountedLine(is_open=self._are_open)
         return line
 
     def num_heard(self, peer: int) -> int:
@@ -87,7 +87,7 @@ class Lines(HasSnapshot):
         if not line.is_lost:
             self._forget(peer, line, count)
 
-    def _forget(self, peer: int, line: _Line, count: int) -> None:
+    def _forget(self, peer: int, line: _CountedLine, count: int) -> None:
         if not line.num_received <= count <= line.num_said:
             raise ProtocolError(
                 f"the coordinator: {describe_peer(peer)} has received {count} messages; it was "
@@ -122,7 +122,7 @@ class Lines(HasSnapshot):
 
     def reset(self, peer: int) -> None:
         """Another process has replaced ``peer`` and begins a new line."""
-        self._lines[peer] = _Line(is_open=self._are_open)
+        self._lines[peer] = _CountedLine(is_open=self._are_open)
 
     def rename(self, peer: int, now: int) -> None:
         """``peer`` has the id ``now``, and keeps its line."""

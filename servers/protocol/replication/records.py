@@ -175,7 +175,7 @@ class EvictRecord(Record, sent_as="BuriedRecord"):
     """The membership is at ``generation``; the workers ``dead`` have failed so far.
 
     ``chief`` is the worker with the chief's duties. The lists from ``groups`` to ``workers`` have
-    one item for each event: a group of so many ``workers`` leaves the job, or ``goes_on`` without
+    one item for each event: a group of ``workers`` members leaves the job, or ``goes_on`` without
     the worker whose number is in ``workers``. The lists from ``chunks`` to ``clocks`` have one
     item for each update of these groups that arrived whole and that the chunk will contain. One
     record has all of them, because later records depend on all of them."""

@@ -37,7 +37,7 @@ from psdist.servers.protocol.actions import (
     Step,
     TakeSnapshot,
 )
-from psdist.servers.protocol.membership import Standing
+from psdist.servers.protocol.membership import GroupState
 from psdist.servers.protocol.replication.records import (
     LOSSES,
     ChunkRecord,
@@ -57,10 +57,10 @@ from psdist.servers.protocol.replication.records import (
 )
 
 _STANDINGS = {
-    "join": ((Standing.UNREGISTERED, Standing.WAITING), Standing.ACTIVE),
-    "suspend": ((Standing.ACTIVE,), Standing.SUSPENDED),
-    "resume": ((Standing.SUSPENDED,), Standing.ACTIVE),
-    "leave": ((Standing.ACTIVE,), Standing.LEFT),
+    "join": ((GroupState.UNREGISTERED, GroupState.WAITING), GroupState.ACTIVE),
+    "suspend": ((GroupState.ACTIVE,), GroupState.SUSPENDED),
+    "resume": ((GroupState.SUSPENDED,), GroupState.ACTIVE),
+    "leave": ((GroupState.ACTIVE,), GroupState.LEFT),
 }
 """Kind of a membership event -> standings of the group before it, and the one after it."""
 
@@ -118,8 +118,8 @@ class ShardState:
         """Chunks that have values."""
         self.newest_loads = dict.fromkeys(chunks, 0)
         """Chunk -> number of the values that the chief set last."""
-        self.standings = [Standing.UNREGISTERED] * (num_groups - num_substitutes)
-        self.standings += [Standing.WAITING] * num_substitutes
+        self.standings = [GroupState.UNREGISTERED] * (num_groups - num_substitutes)
+        self.standings += [GroupState.WAITING] * num_substitutes
         self.stops = list(self.first)
         """By group: the iterations after which it stopped, if it does not count."""
         self.num_updates = self.num_steps = 0
@@ -128,7 +128,7 @@ class ShardState:
         self.is_kept = False
         """True if chunks were copied for the checkpoint of a collective that has not ended."""
         self.generation = 0
-        """The generation of the membership."""
+        """The view number."""
         self.dead: tuple[int, ...] = ()
         """Workers that have failed."""
         self.chief = 0
@@ -167,13 +167,13 @@ class ShardState:
         """True if values and state are here, and all groups have joined."""
         if self.is_partial:
             return False
-        has_groups = self._has_begun and Standing.UNREGISTERED not in self.standings
+        has_groups = self._has_begun and GroupState.UNREGISTERED not in self.standings
         return has_groups and not self._num_state_parts and len(self.loaded) == len(self.clocks)
 
     @property
     def has_members(self) -> bool:
         """True if a group has not joined yet, or not left. Substitutes need not join."""
-        return not {Standing.LEFT, Standing.DEAD, Standing.WAITING}.issuperset(self.standings)
+        return not {GroupState.LEFT, GroupState.DEAD, GroupState.WAITING}.issuperset(self.standings)
 
     def apply(self, record: Record, carried: Frame = _NOTHING) -> list[Change]:
         """Return the actions that make the record's change, in order.
@@ -239,7 +239,7 @@ class ShardState:
 
     def _on_member(self, record: MemberRecord, _carried: Frame) -> list[Change]:
         group = record.group
-        before, after = _STANDINGS.get(record.kind, ((), Standing.DEAD))
+        before, after = _STANDINGS.get(record.kind, ((), GroupState.DEAD))
         if not 0 <= group < len(self.standings) or self.standings[group] not in before:
             self._refuse(f"a membership event {record.kind!r:.80} of group {group}")
         if record.kind == "join":
@@ -250,7 +250,7 @@ class ShardState:
         return [MembershipEvent(record.kind, group, record.clock, record.workers)]
 
     def _begin(self, group: int, clock: int) -> None:
-        is_late = self.standings[group] is Standing.WAITING
+        is_late = self.standings[group] is GroupState.WAITING
         if clock < 0 or (clock != self.first[group] and not is_late):
             self._refuse(f"group {group}, which joins at clock {clock}")
         self.first[group] = self.stops[group] = clock
@@ -265,17 +265,17 @@ class ShardState:
             record.groups, record.goes_on, record.fewest, strict=True
         ):
             if not self._may_die(group, fewest):
-                self._refuse(f"a death in group {group} after {fewest} iterations")
+                self._refuse(f"a failure in group {group} after {fewest} iterations")
             if not goes_on:
-                self.standings[group] = Standing.DEAD
+                self.standings[group] = GroupState.DEAD
         expected: dict[tuple[int, int], int] = {}
-        for chunk, heir, clock in zip(record.chunks, record.heirs, record.clocks, strict=True):
+        for chunk, group, clock in zip(record.chunks, record.heirs, record.clocks, strict=True):
             self._require(chunk)
-            if heir not in record.groups or clock != expected.get(
-                (chunk, heir), self.clocks[chunk][heir]
+            if group not in record.groups or clock != expected.get(
+                (chunk, group), self.clocks[chunk][group]
             ):
-                self._refuse(f"iteration {clock} of group {heir}, inherited by chunk {chunk}")
-            expected[chunk, heir] = clock + 1
+                self._refuse(f"iteration {clock} of group {group}, contained in chunk {chunk}")
+            expected[chunk, group] = clock + 1
         if record.chief != self.chief:  # who counts what it sets by pulls of its own
             self.chief = record.chief
             self.newest_loads = dict.fromkeys(self.newest_loads, 0)
@@ -326,7 +326,7 @@ class ShardState:
 
     def _on_snapshot_begin(self, record: SnapshotBegin, _carried: Frame) -> list[Change]:
         num_groups = len(self.standings)
-        names = Standing.__members__
+        names = GroupState.__members__
         is_whole = len(record.standings) == len(record.stops) == len(record.first) == num_groups
         if not is_whole or not names.keys() >= set(record.standings):
             self._refuse(f"{len(record.standings)} groups of {num_groups}, or an unknown standing")
@@ -368,7 +368,7 @@ class ShardState:
             return False
         known = (each for each in self.clocks if each not in self._missing)
         contained = min((self.clocks[each][group] for each in known), default=fewest)
-        is_here = self.standings[group] not in (Standing.LEFT, Standing.DEAD)
+        is_here = self.standings[group] not in (GroupState.LEFT, GroupState.DEAD)
         return is_here and (fewest == contained or (fewest < contained and bool(self._missing)))
 
     def _require(self, chunk: int) -> None:

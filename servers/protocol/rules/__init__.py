@@ -41,8 +41,8 @@ from psdist.servers.protocol.actions import (
     Built,
     ChangeMode,
     Contribution,
-    Held,
     Step,
+    SumMoved,
 )
 from psdist.servers.protocol.chunk_clock import ChunkClock
 from psdist.servers.protocol.chunks import ChunkState, Push
@@ -185,7 +185,7 @@ class RoundRule(ABC):
     def on_free_buffer(self, chunk: ChunkState) -> list[Action]:
         """A reply's buffer is free, and a step may have waited for it."""
 
-    def on_held(self, event: Held) -> list[Action]:
+    def on_held(self, event: SumMoved) -> list[Action]:
         """The executor has moved a chunk's mean into held memory."""
         raise InvariantError(f"chunk {event.chunk} is in held memory, and this rule holds none")
 

@@ -13,7 +13,7 @@ round, and none sends sums two rounds ahead. The sums that arrive are of the rou
 is in, or of the next one if their sender received all sums a little earlier; these wait.
 
     rule = Clipped(Sync(context), max_norm=1.0)
-    rule.on_held(Held(0, (4.0, 1.5)))                     # the executor has moved chunk 0
+    rule.on_held(SumMoved(0, (4.0, 1.5)))                     # the executor has moved chunk 0
     rule.takes[SumsOfSquares](server_id(1), SumsOfSquares(round=0, values=b"..."))
 """
 
@@ -32,11 +32,11 @@ from psdist.servers.protocol.actions import (
     Action,
     Built,
     EmptyStep,
-    Held,
     Hold,
     SendControl,
     SlotContent,
     Step,
+    SumMoved,
 )
 from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.chunks.frontier import PassingHeld
@@ -156,7 +156,7 @@ class Clipped(Gathered):
         hold = Hold(index, slot, 1.0 / gathering.weight)
         return [hold, *self.pool.release(slot), *self._reconsider(frontier)]
 
-    def on_held(self, event: Held) -> list[Action]:
+    def on_held(self, event: SumMoved) -> list[Action]:
         for each in event.squares:
             if not math.isfinite(each):
                 round_ = self._round

@@ -14,7 +14,7 @@ from psdist.protocol.events import Offered
 from psdist.servers.protocol.chunks import ChunkState, PendingReply
 from psdist.servers.protocol.chunks.replies import Replies
 from psdist.workers.protocol.actions import Action, DiscardReply
-from psdist.workers.protocol.versions import Held
+from psdist.workers.protocol.versions import HeldVersions
 from tests.protocol.codecs.test_codecs import BOTH_WAYS
 from tests.support.virtual.job import Schedule, VirtualJob, play
 from tests.support.virtual.proof import prove
@@ -119,7 +119,7 @@ def test_what_a_script_has_written_is_replaced_though_nothing_has_changed(mode: 
 
 
 def test_a_worker_that_would_not_look_for_that_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Held, "forget", lambda _self, _chunks: None)
+    monkeypatch.setattr(HeldVersions, "forget", lambda _self, _chunks: None)
     job = play(replace(SCHEDULE, frozen_rate=1.0), make_worker=WritesToItsParameters)
     report = check(job.history())
     assert "used bytes with checksum" in report.violations[0]

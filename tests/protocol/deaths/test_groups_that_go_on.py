@@ -20,7 +20,7 @@ from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.set_loop import SetLoop
 from psdist.workers.group.shrinking import Agreed
 from psdist.workers.protocol.transfers import Transfers
-from psdist.workers.reforming import Outcome, Standing
+from psdist.workers.shrinking import MemberState, Outcome
 from tests.support.virtual.going_on import (
     play_with_a_death_between_two_ends,
     play_with_groups_that_go_on,
@@ -81,7 +81,7 @@ def play_between(seeds: Iterable[int]) -> Counter[str]:
     """As :func:`play_and_prove`; how often which of the three cases was met."""
     met: Counter[str] = Counter()
 
-    def note(standings: Sequence[Standing]) -> Outcome:
+    def note(standings: Sequence[MemberState]) -> Outcome:
         outcome = outcome_of(standings)
         met["values are given"] += outcome.giver is not None
         met["counts in part"] += outcome.is_given_up
@@ -109,7 +109,7 @@ def test_workers_that_are_not_equally_far_go_on_as_one() -> None:
 def test_who_has_not_ended_an_iteration_and_begins_it_anew_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def without_giver(standings: Sequence[Standing]) -> Outcome:
+    def without_giver(standings: Sequence[MemberState]) -> Outcome:
         return outcome_of(standings)._replace(giver=None)
 
     outcome_of = Outcome.of
@@ -156,10 +156,10 @@ def test_a_server_that_answers_the_dead_is_noticed(monkeypatch: pytest.MonkeyPat
 def test_a_group_that_begins_a_half_pushed_iteration_anew_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def begin_anew(standings: Sequence[Standing]) -> Outcome:
+    def begin_anew(standings: Sequence[MemberState]) -> Outcome:
         return Outcome(max(each.agreed for each in standings), None, is_given_up=False)
 
-    assert Outcome.of([Standing(Agreed(1, "optimizer.step", []), True, [])]).is_given_up
+    assert Outcome.of([MemberState(Agreed(1, "optimizer.step", []), True, [])]).is_given_up
     monkeypatch.setattr(Outcome, "of", begin_anew)
     with pytest.raises((AssertionError, PsdistError, KeyError)):
         play_and_prove(CUT)

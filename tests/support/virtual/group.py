@@ -28,7 +28,7 @@ from psdist.workers.group.channel import (
     T,
     add_in_worker_order,
     check_calls,
-    stretches_of,
+    joined_spans,
 )
 from psdist.workers.group.operations import Operation, Steps
 from tests.support.virtual.network import LinkModel, VirtualNetwork
@@ -128,7 +128,7 @@ class VirtualChannel:
         slices: Slices,
         sums: Sequence[torch.Tensor] | None = None,
     ) -> Pending[None]:
-        stretches_of(flats, slices)  # which refuses what is wrong
+        joined_spans(flats, slices)  # which refuses what is wrong
         parts = [
             (place, flats[span.buffer][span.start : span.stop])
             for place, spans in enumerate(slices)

@@ -210,7 +210,7 @@ def prove_refills(job: RefillJob) -> None:
 def _told_by(job: RefillJob) -> list[Any]:
     """The errors of who is the coordinator; where nobody is left who could be, of all others."""
     assert job.coordinator_log is not None
-    could_be = job.coordinator_at, job.standby, job.coordinator_log._appointed
+    could_be = job.coordinator_at, job.standby, job.coordinator_log._nominee
     living = [peer for peer in could_be if peer not in {*job.network.dead, None}]
     if living:
         return [job.errors.get(living[0])]

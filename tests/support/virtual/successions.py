@@ -81,7 +81,7 @@ def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
     if wanted == "deputy":
         return job.standby if is_at_rest else None
     if wanted == "appointed":
-        return coordinator_log._appointed
+        return coordinator_log._nominee
     if wanted == "entrusted":  # one of the two, while that is under way
         either = job.coordinator_at, coordinator_log.standby
         return pick.choice(either) if coordinator_log.standby not in (None, job.standby) else None

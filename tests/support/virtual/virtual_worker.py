@@ -40,8 +40,8 @@ from psdist.workers.protocol.core import ANY_TIME
 from psdist.workers.trainer import Trainer
 from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
 from tests.support.virtual.reference import Draw
-from tests.support.virtual.reforming import form_anew, note_what_counts
 from tests.support.virtual.self_checks import check_worker_after_every_event
+from tests.support.virtual.shrinking import form_anew, note_what_counts
 
 if TYPE_CHECKING:
     from tests.support.virtual.job import VirtualJob

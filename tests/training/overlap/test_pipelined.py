@@ -137,7 +137,7 @@ def test_what_lands_before_a_device_s_forward_pass_is_not_written_over_by_its_ch
     def lands(job: Job, _model: nn.Module, _step: int) -> None:
         sets_of(job).take_over()
         for trainer in trainers_of(job):
-            trainer.land_late()
+            trainer.wait_pending_pulls()
 
     with on_a_device(seed=0, rate=0.5):
         there = run(training(lands), tmp_path)

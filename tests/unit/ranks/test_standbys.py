@@ -16,7 +16,7 @@ from psdist.ranks.coordinating import Duty
 from psdist.ranks.rank import Rank
 from psdist.ranks.session import JobSession
 from psdist.servers.protocol.coordinator import WriteMetrics
-from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, Entrusted
+from psdist.servers.protocol.failover.coordinator_log import CoordinatorLog, StandbyInstalled
 from psdist.servers.protocol.takeovers import ServerDeath, ShardAlone
 from psdist.transport.lines import LineTransport
 from tests.unit.ranks.test_shared_spares import SPARE, rank_of
@@ -43,7 +43,7 @@ def test_the_next_standby_tells_what_the_coordinator_has_told(
         reports.on_action(told)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="psdist"):
-        reports.on_action(Entrusted(SPARE))
+        reports.on_action(StandbyInstalled(SPARE))
     assert caplog.messages == ["the coordinator, in server 0, has a standby again: spare 1"]
 
     active.standby = SPARE

@@ -316,4 +316,4 @@ def test_the_chief_and_the_server_go_on_from_the_same_or_not_at_all() -> None:
         setup = Setup(partition=b"", optimizer="", hyper=b"", restore=told)
         (failed,) = core.handle(ControlArrived(worker_id(0), setup))
         assert isinstance(failed, Fail)
-        assert "sent Setup that goes on from checkpoint" in str(failed.error)
+        assert "sent Setup that continues from checkpoint" in str(failed.error)

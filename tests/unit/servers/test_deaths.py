@@ -171,12 +171,10 @@ def test_an_answer_of_another_generation_is_refused_and_so_is_a_second_one(
 ) -> None:
     deaths = deaths_of()
     deaths.on_lost(1, WHO, is_ready=True)
-    with pytest.raises(
-        ProtocolError, match=r"server 0 sent EvictAck of generation \d in generation"
-    ):
+    with pytest.raises(ProtocolError, match=r"server 0 sent EvictAck of view number \d in view"):
         deaths.on_ack(0, message)
     buried_by(deaths, 0)
-    with pytest.raises(ProtocolError, match="in generation 1, or twice"):
+    with pytest.raises(ProtocolError, match="in view 1, or twice"):
         buried_by(deaths, 0)
 
 
@@ -581,9 +579,9 @@ def test_a_generation_is_taken_in_once_and_is_the_coordinators_to_give() -> None
     assert only(bury(core, 1, 2, generation=3), MembershipEvent) == [died(2, 0)]
     assert core.generation == 3
     (fail,) = bury(core, 0, generation=4, peer=worker_id(0))
-    assert "sent Evict; server 0 says who is dead" in str(fail.error)
+    assert "sent Evict; server 0 decides who is evicted" in str(fail.error)
     (fail,) = bury(core, 7, generation=4)
-    assert "declared worker 7 dead, who are not all of this run" in str(fail.error)
+    assert "evicted worker 7, which are not all in this run" in str(fail.error)
 
 
 def test_nobody_knows_more_of_the_membership_than_the_coordinator_has_told() -> None:
@@ -594,10 +592,7 @@ def test_nobody_knows_more_of_the_membership_than_the_coordinator_has_told() -> 
         )
         (fail,) = core.handle(Arrived(worker_id(0), header, None))
         assert isinstance(fail, Fail)
-        assert (
-            "worker 0 speaks of generation 1 of the membership; the coordinator has told of 0"
-            in (str(fail.error))
-        )
+        assert "worker 0 sent view number 1; the coordinator's last one is 0" in (str(fail.error))
 
 
 def test_the_next_chief_sets_values_and_counts_its_own_pulls() -> None:

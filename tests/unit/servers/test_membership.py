@@ -12,7 +12,7 @@ from psdist.errors import InvariantError, ProtocolError
 from psdist.protocol.control import Leave, Register, Suspend
 from psdist.protocol.header import NEVER
 from psdist.protocol.ids import server_id, worker_id
-from psdist.servers.protocol.membership import Membership, Standing
+from psdist.servers.protocol.membership import GroupState, Membership
 
 GROUPS = ((0, 1), (2,), (3, 4, 5))
 NUM_CHUNKS = 3
@@ -302,7 +302,7 @@ def miscount_who_has_stopped(membership: Membership) -> None:
 
 
 def let_a_group_come_back(membership: Membership) -> None:
-    membership._standing[1] = Standing.ACTIVE
+    membership._standing[1] = GroupState.ACTIVE
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
-from psdist.servers.protocol.membership import Membership, Standing
+from psdist.servers.protocol.membership import GroupState, Membership
 from psdist.servers.protocol.regroups import Regroups
 from psdist.servers.protocol.round_control import RoundControl
 from psdist.servers.protocol.settings import SettingsOfWorkers
@@ -284,7 +284,7 @@ def test_who_speaks_for_the_group_next_may_say_what_the_dead_had_said() -> None:
     assert made.num_active_workers == 1
     assert not made.leave(worker_id(2), leave, num_chunks=1)
     assert not made.suspend(worker_id(2), Suspend(group=0, clock=0, seq=2), num_chunks=1)
-    assert made.standings[0] is Standing.LEFT
+    assert made.standings[0] is GroupState.LEFT
 
 
 # -- what a server makes of it ---------------------------------------------------------------------

@@ -517,7 +517,7 @@ TWO_GROUPS = pack_hyperparameters([{"lr": 0.1}, {"lr": 0.2}])
             [Register(group=2, workers=[2], clock=0)],
             "registered group 2, for which worker 2 speaks",
         ),
-        (1, [Resume(seq=1)], "sent Resume; server 0 says what is over"),
+        (1, [Resume(seq=1)], "sent Resume; server 0 decides what ends"),
         (1, [Setup(partition=b"", optimizer="", hyper=b"")],
          "sent Setup; worker 0 describes the model"),
         (9, [WhoIsMissing(chunk=0)],

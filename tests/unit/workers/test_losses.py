@@ -8,7 +8,7 @@ import pytest
 
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.errors import UsageError
-from psdist.workers.standing import Losses
+from psdist.workers.progress_reports import Losses
 
 
 def made(*, skips_nonfinite: bool = False, may_be_negative: bool = False) -> Losses:

@@ -24,7 +24,6 @@ from psdist.servers.protocol.actions import (
     EmptyStep,
     Fail,
     Fold,
-    Held,
     HeldBlocks,
     Hold,
     Receipt,
@@ -34,6 +33,7 @@ from psdist.servers.protocol.actions import (
     SlotContent,
     StartSum,
     Step,
+    SumMoved,
     Unchanged,
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
@@ -125,7 +125,7 @@ class Server:
         assert [each for each in actions if isinstance(each, Hold)]
 
     def held(self, chunk: int, *squares: float) -> list[Any]:
-        return self.handle(Held(chunk, squares))
+        return self.handle(SumMoved(chunk, squares))
 
     def told(self, server: int, *values: float, round_: int = 0) -> list[Any]:
         packed = struct.pack(f"<{len(values)}d", *values)

@@ -6,7 +6,7 @@ import pytest
 
 from psdist.errors import ConfigError, InvariantError, ProtocolError
 from psdist.protocol.header import NEVER
-from psdist.servers.protocol.actions import ChangeMode, Held
+from psdist.servers.protocol.actions import ChangeMode, SumMoved
 from psdist.servers.protocol.assembly import rule_for
 from psdist.servers.protocol.chunks.replies import BARRED
 from psdist.servers.protocol.rules import RoundRule
@@ -102,7 +102,7 @@ def test_in_one_mode_a_hold_bars_rounds_until_its_release() -> None:
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
 def test_a_rule_without_held_memory_takes_no_news_of_it(mode: str) -> None:
     with pytest.raises(InvariantError, match="chunk 3 is in held memory, and this rule holds none"):
-        made(rule_for(mode)).on_held(Held(3, ()))
+        made(rule_for(mode)).on_held(SumMoved(3, ()))
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])

@@ -20,12 +20,12 @@ from psdist.servers.protocol.actions import (
     Accept,
     Built,
     Fail,
-    Held,
     HeldBlocks,
     Hold,
     Receipt,
     Reply,
     ReplySent,
+    SumMoved,
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
 
@@ -120,7 +120,7 @@ def iterate(
             if isinstance(action, Accept):
                 events.append(Arrived(action.ticket.sender, action.ticket, action.slot))
             elif isinstance(action, Hold):
-                events.append(Held(action.chunk, (1.0,)))
+                events.append(SumMoved(action.chunk, (1.0,)))
             elif isinstance(action, Receipt):
                 credits[worker_of(action.peer)] += 1
                 received.add((action.peer, action.chunk))

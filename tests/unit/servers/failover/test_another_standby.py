@@ -9,7 +9,7 @@ from psdist.errors import ProtocolError
 from psdist.protocol.control import InstallSnapshot
 from psdist.protocol.events import ControlArrived, Sent
 from psdist.protocol.ids import COORDINATOR, server_id, spare_id
-from psdist.servers.protocol.failover.coordinator_log import Entrusted
+from psdist.servers.protocol.failover.coordinator_log import StandbyInstalled
 from psdist.servers.replication import standby
 from psdist.servers.replication.outbox import RecordFrame
 from tests.support.virtual.job import VirtualJob
@@ -26,7 +26,7 @@ def entrusted_job() -> VirtualJob:
     job = VirtualJob(SCHEDULE, is_watched=False, max_deaths=9)
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
     job.network.crash(COORDINATOR)
-    job.network.run(until=lambda: any(isinstance(each, Entrusted) for each in job.reported))
+    job.network.run(until=lambda: any(isinstance(each, StandbyInstalled) for each in job.reported))
     assert (job.coordinator_at, job.num_successions) == (server_id(1), 1)
     return job
 
@@ -38,7 +38,7 @@ def test_a_spare_goes_on_where_the_second_coordinator_dies(
     monkeypatch.setattr(standby, "_PART_BYTES", part_bytes)
     job = entrusted_job()
     assert job.standby == spare_id(0)
-    assert job.reported.count(Entrusted(spare_id(0))) == 1
+    assert job.reported.count(StandbyInstalled(spare_id(0))) == 1
     assert job.spares[0].transport.coordinator_at == server_id(1)  # type: ignore[attr-defined]
     job.network.crash(server_id(1))
     job.run()

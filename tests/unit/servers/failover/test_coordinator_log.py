@@ -46,10 +46,10 @@ from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import Complete, EndJob, WriteMetrics
 from psdist.servers.protocol.failover.coordinator_log import (
     CoordinatorLog,
-    EntrustAll,
-    Entrusted,
+    InstallAll,
     LogAction,
     Over,
+    StandbyInstalled,
 )
 from psdist.servers.protocol.takeovers import ShardAlone
 from tests.support.coordinators import assemble
@@ -424,11 +424,11 @@ ALL = (server_id(1), worker_id(0), worker_id(1), NEXT)
 """The first two of which are one process: server 1 goes on in that of server 2."""
 
 
-def entrusting() -> tuple[CoordinatorLog, CoordinatorLog, EntrustAll]:
+def entrusting() -> tuple[CoordinatorLog, CoordinatorLog, InstallAll]:
     first = appointing()
     assert receive(first, ALL[:-1]) == []
     (entrust,) = receive(first, ALL[-1:])
-    assert isinstance(entrust, EntrustAll)
+    assert isinstance(entrust, InstallAll)
     return first, restored(entrust.state), entrust
 
 
@@ -448,7 +448,7 @@ def test_who_has_another_copy_of_the_coordinator_s_shard_is_its_standby_when_all
     assert note.peer == NEXT
     assert third.note(note.message) == []
     answered = first.handle(NEXT, AppendAck(number=entrust.number))
-    assert answered == [Entrusted(NEXT)]
+    assert answered == [StandbyInstalled(NEXT)]
     assert first.handle(NEXT, AppendAck(number=note.message.number)) == []
     first.check_invariants()
     third.check_invariants()
@@ -470,7 +470,7 @@ def test_while_somebody_does_not_know_who_is_appointed_nobody_is_entrusted() -> 
     line = first.handle(worker_id(0), metrics(0, 1))
     assert line == [WriteMetrics({"worker": 0, "clock": 1})], "as without a standby"
     (entrust,) = receive(first, ALL[:1])
-    assert isinstance(entrust, EntrustAll)
+    assert isinstance(entrust, InstallAll)
 
 
 def test_who_has_died_needs_not_know_who_is_appointed() -> None:
@@ -486,7 +486,7 @@ def test_who_has_died_needs_not_know_who_is_appointed() -> None:
     first.handle(COORDINATOR, filled(2, server=0))
     receive(first, [server_id(1), NEXT, LIVE, worker_id(0)])
     actions = first.on_lost(OUT, "worker 1")
-    assert isinstance(actions[-1], EntrustAll)
+    assert isinstance(actions[-1], InstallAll)
 
 
 def test_who_is_appointed_dies_and_nobody_is_entrusted() -> None:
@@ -503,13 +503,15 @@ def test_who_is_entrusted_dies_before_it_has_answered() -> None:
     with pytest.raises(ServersLostError):
         first.on_lost(NEXT, "server 2 (rank 2 on n1)")
     assert first.standby is None
-    assert not any(isinstance(each, Entrusted) for _, all_ in first._pending for each in all_)
+    assert not any(
+        isinstance(each, StandbyInstalled) for _, all_ in first._pending for each in all_
+    )
 
 
 def test_who_goes_on_for_another_one_is_told_again_who_is_appointed() -> None:
     first = coordinator_log()
     first.on_lost(STANDBY, LAST_DEAD)
-    first._appointed = NEXT
+    first._nominee = NEXT
     told = sent(first.handle(server_id(2), TakenOver(server=1)))
     assert SendControl(server_id(1), Nominate(deputy=NEXT)) in told
     assert not first._lines.has_received_wanted([server_id(1)])

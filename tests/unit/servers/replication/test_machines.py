@@ -14,7 +14,7 @@ from psdist.protocol.events import Offered
 from psdist.protocol.header import Kind
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.membership import Standing
+from psdist.servers.protocol.membership import GroupState
 from psdist.servers.protocol.replication.pairs import pair
 from psdist.servers.protocol.replication.primary import Primary
 from psdist.servers.protocol.replication.records import (
@@ -298,7 +298,7 @@ def test_a_buddy_knows_who_is_dead_by_one_record() -> None:
     picture = two_groups()
     assert Record.decode(buried().encode()) == buried()
     picture.apply(buried())
-    assert picture.standings == [Standing.ACTIVE, Standing.DEAD]
+    assert picture.standings == [GroupState.ACTIVE, GroupState.DEAD]
     assert (picture.generation, picture.dead) == (1, (1,))
     assert picture.newest_loads == {0: 7, 2: 7}
     picture.apply(step(0, groups=[1], clocks=[1]))
@@ -312,11 +312,11 @@ def test_a_group_that_goes_on_counts_as_before() -> None:
     record = buried(goes_on=[True])
     assert Record.decode(record.encode()) == record
     picture.apply(record)
-    assert picture.standings == [Standing.ACTIVE, Standing.ACTIVE]
+    assert picture.standings == [GroupState.ACTIVE, GroupState.ACTIVE]
     picture.apply(step(0, groups=[1], clocks=[1]))
     both = {"groups": [1, 1], "goes_on": [True, True], "fewest": [0, 0], "workers": [2, 3]}
     picture.apply(buried(generation=2, dead=[1, 2, 3], chunks=[], heirs=[], clocks=[], **both))
-    assert (picture.standings[1], picture.dead) == (Standing.ACTIVE, (1, 2, 3))
+    assert (picture.standings[1], picture.dead) == (GroupState.ACTIVE, (1, 2, 3))
     with pytest.raises(ProtocolError, match="differ in length"):
         Record.decode(buried(goes_on=[]).encode())
 
@@ -331,11 +331,11 @@ def test_the_next_chief_counts_what_it_sets_from_the_start() -> None:
     ("changed", "words"),
     [
         ({"generation": 0}, "generation 0 after 0"),
-        ({"groups": [2]}, "a death in group 2"),
-        ({"fewest": [1]}, "a death in group 1 after 1 iterations"),
-        ({"heirs": [1, 1, 0]}, "iteration 0 of group 0, inherited by chunk 2"),
-        ({"clocks": [1, 1, 0]}, "iteration 1 of group 1, inherited by chunk 0"),
-        ({"clocks": [0, 1, 0]}, "iteration 0 of group 1, inherited by chunk 0"),
+        ({"groups": [2]}, "a failure in group 2"),
+        ({"fewest": [1]}, "a failure in group 1 after 1 iterations"),
+        ({"heirs": [1, 1, 0]}, "iteration 0 of group 0, contained in chunk 2"),
+        ({"clocks": [1, 1, 0]}, "iteration 1 of group 1, contained in chunk 0"),
+        ({"clocks": [0, 1, 0]}, "iteration 0 of group 1, contained in chunk 0"),
         ({"chunks": [0, 0, 1]}, "chunk 1, which is not of its shard"),
     ],
 )

@@ -22,7 +22,7 @@ from psdist.protocol.ids import server_id
 from psdist.protocol.optimizer_state import OneValue, PerElement, Whole
 from psdist.protocol.partition import Partition, Piece
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.membership import Standing
+from psdist.servers.protocol.membership import GroupState
 from psdist.servers.protocol.replication.pairs import next_keeper
 from psdist.servers.protocol.replication.primary import MOST_FILLING, Filling, Primary
 from psdist.servers.protocol.replication.records import (
@@ -233,7 +233,7 @@ def filling_picture() -> ShardState:
 def test_a_picture_is_told_of_a_set_that_has_begun_chunk_by_chunk() -> None:
     picture = filling_picture()
     picture.apply(fill_record())
-    assert picture.standings == [Standing.ACTIVE, Standing.SUSPENDED, Standing.DEAD]
+    assert picture.standings == [GroupState.ACTIVE, GroupState.SUSPENDED, GroupState.DEAD]
     assert (picture.stops, picture.resumed_up_to, picture.dead) == ([0, 4, 0], 3, (2,))
     with pytest.raises(ProtocolError, match="chunk 0 before the chunk itself"):
         picture.apply(step(0, groups=[0], clocks=[5]))
@@ -351,7 +351,7 @@ def test_of_chunks_that_are_not_known_a_death_may_say_less() -> None:
     picture.apply(fill_record())
     picture.apply(chunk_record(0, [5, 4, 1]))
     picture.apply(death)
-    assert picture.standings[0] is Standing.DEAD
+    assert picture.standings[0] is GroupState.DEAD
     assert picture.newest_loads[0] == 0, "the next chief counts from the start"
 
 

@@ -422,7 +422,7 @@ def test_a_worker_whose_group_is_out_ends_whatever_its_script_catches() -> None:
 
 def test_the_coordinator_alone_says_who_is_dead() -> None:
     with pytest.raises(
-        ProtocolError, match="server 1 sent MembershipChanged; server 0 says who is dead"
+        ProtocolError, match="server 1 sent MembershipChanged; server 0 decides who is evicted"
     ):
         control(surviving(), server_id(1), MembershipChanged(generation=1, dead=[0], chief=1))
 

@@ -9,7 +9,7 @@ import pytest
 
 from psdist.protocol.control import LossReported, Progress
 from psdist.workers.data.position import Position
-from psdist.workers.standing import Losses, Standing
+from psdist.workers.progress_reports import Losses, ProgressReports
 
 
 class Network:
@@ -24,7 +24,7 @@ def test_a_wait_of_any_set_is_no_time_of_the_worker_s_own() -> None:
     """A GAN's two optimizers: each round of the first waits 2 s, and then 3 s for the second."""
     network: Any = Network()
     now_s = mock.Mock(return_value=0.0)
-    standing = Standing(0, network, now_s=now_s, tells_rounds=True)
+    standing = ProgressReports(0, network, now_s=now_s, tells_rounds=True)
     first, second = (
         mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0) for _ in "12"
     )
@@ -49,7 +49,7 @@ def test_who_does_not_lead_its_group_tells_of_no_round_and_later_of_those_behind
 ):
     network: Any = Network()
     now_s, leads = mock.Mock(return_value=0.0), mock.Mock(return_value=False)
-    standing = Standing(1, network, now_s=now_s, tells_rounds=True, leads=leads)
+    standing = ProgressReports(1, network, now_s=now_s, tells_rounds=True, leads=leads)
     trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0)
     for clock in range(1, 9):
         now_s.return_value += 0.1
@@ -66,7 +66,7 @@ def test_who_does_not_lead_its_group_tells_of_no_round_and_later_of_those_behind
 def test_what_codecs_have_left_out_is_told_of_each_round_where_that_is_wanted() -> None:
     network: Any = Network()
     now_s = mock.Mock(return_value=0.0)
-    standing = Standing(0, network, now_s=now_s, tells_rounds=True, tells_errors=True)
+    standing = ProgressReports(0, network, now_s=now_s, tells_rounds=True, tells_errors=True)
     trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0)
     for clock in range(1, 5):
         now_s.return_value += 0.1
@@ -83,7 +83,7 @@ def test_only_passes_that_are_as_long_on_all_workers_are_told_as_such(
 ) -> None:
     """Who had more batches than others would be said to have missed a call."""
     network: Any = Network()
-    standing = Standing(0, network, now_s=lambda: 0.0)
+    standing = ProgressReports(0, network, now_s=lambda: 0.0)
     trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0, coding_error=0.0)
     position = Position()
     position.start_pass(epoch=0, num_batches=12)
@@ -100,7 +100,7 @@ def test_only_passes_that_are_as_long_on_all_workers_are_told_as_such(
 def test_losses_are_told_before_what_rounds_have_taken() -> None:
     network: Any = Network()
     losses = Losses(skips_nonfinite=False, may_be_negative=True)
-    standing = Standing(3, network, now_s=lambda: 0.0, losses=losses)
+    standing = ProgressReports(3, network, now_s=lambda: 0.0, losses=losses)
     losses.add(1.0)
     losses.add(-4.0)
     standing.send([])
@@ -112,7 +112,7 @@ def test_losses_are_told_before_what_rounds_have_taken() -> None:
 def test_progress_is_told_when_an_iteration_has_ended_four_times_a_second_at_most() -> None:
     network: Any = Network()
     now_s = mock.Mock(return_value=-7.0)  # whatever the job's clock begins with
-    standing = Standing(0, network, now_s=now_s)
+    standing = ProgressReports(0, network, now_s=now_s)
     trainer = mock.Mock(clock=0, num_samples=0, staleness=0, waited_s=0.0)
     for clock in range(1, 18):
         trainer.clock = clock

@@ -14,24 +14,24 @@ from psdist.workers.group.channel import AloneChannel, Done, GroupChannel, Pendi
 from psdist.workers.group.shrinking import Agreed, ShrinkingChannel
 from psdist.workers.protocol import Seat
 from psdist.workers.protocol.membership import Regrouping
-from psdist.workers.reforming import Outcome, Reforming, Standing
+from psdist.workers.shrinking import GroupShrinker, MemberState, Outcome
 
 STEP = "optimizer.step"
 
 
-def at(number: int, *, is_open: bool) -> Standing:
-    return Standing(Agreed(number, STEP, [[float(number)]]), is_open, [])
+def at(number: int, *, is_open: bool) -> MemberState:
+    return MemberState(Agreed(number, STEP, [[float(number)]]), is_open, [])
 
 
 @pytest.mark.parametrize(
     "standing",
     [
-        Standing(Agreed(0, STEP, []), False, []),
-        Standing(Agreed(7, "save", [[1.5, -2.0], [], [0.1]]), True, [4.0, 2.0**53 - 1]),
+        MemberState(Agreed(0, STEP, []), False, []),
+        MemberState(Agreed(7, "save", [[1.5, -2.0], [], [0.1]]), True, [4.0, 2.0**53 - 1]),
     ],
 )
-def test_what_is_told_is_what_was_told(standing: Standing) -> None:
-    assert Standing.unpack(standing.pack()) == standing
+def test_what_is_told_is_what_was_told(standing: MemberState) -> None:
+    assert MemberState.unpack(standing.pack()) == standing
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_what_is_told_is_what_was_told(standing: Standing) -> None:
 )
 def test_what_nobody_tells_is_refused(values: tuple[float, ...]) -> None:
     with pytest.raises(ProtocolError, match="is damaged"):
-        Standing.unpack(struct.pack(f"={len(values)}d", *values))
+        MemberState.unpack(struct.pack(f"={len(values)}d", *values))
     with pytest.raises(ProtocolError):
-        Standing.unpack(b"abc")
+        MemberState.unpack(b"abc")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ class Late(Done[GroupChannel]):
         return self.is_made
 
 
-class Former:
+class ChannelRebuilder:
     def __init__(self) -> None:
         self.formed: list[Any] = []
         self.error: Exception | None = None
@@ -115,13 +115,13 @@ class Loop:
         self.seat = Seat(worker=1, group=0, members=(1,), num_servers=1, group_reforms=True)
         self.regrouping = Regrouping(self.seat)
         self.core = SimpleNamespace(seat=self.seat, regrouping=self.regrouping)
-        self.told: list[Standing] = []
+        self.told: list[MemberState] = []
 
     def tell_group(self, standing: bytes) -> None:
         self.regrouping.tell(standing)
-        self.told.append(Standing.unpack(standing))
+        self.told.append(MemberState.unpack(standing))
 
-    def answer(self, *standings: Standing) -> None:
+    def answer(self, *standings: MemberState) -> None:
         self.regrouping._answer = [each.pack() for each in standings]
 
 
@@ -134,58 +134,58 @@ class Trainer:
         self.taken.append(is_given_up)
 
 
-def reforming(*, is_open: bool = False) -> tuple[Reforming, Loop, Former, Trainer]:
-    loop, former, trainer = Loop(), Former(), Trainer(is_open=is_open)
+def reforming(*, is_open: bool = False) -> tuple[GroupShrinker, Loop, ChannelRebuilder, Trainer]:
+    loop, rebuilder, trainer = Loop(), ChannelRebuilder(), Trainer(is_open=is_open)
     channel = ShrinkingChannel(AloneChannel())
-    made = Reforming(loop, channel, former, trainers=lambda: [trainer])  # type: ignore[arg-type,list-item]
-    return made, loop, former, trainer
+    made = GroupShrinker(loop, channel, rebuilder, trainers=lambda: [trainer])  # type: ignore[arg-type,list-item]
+    return made, loop, rebuilder, trainer
 
 
 def test_without_a_death_nothing_is_told() -> None:
-    made, loop, former, trainer = reforming()
+    made, loop, rebuilder, trainer = reforming()
     made.advance()
-    assert [*loop.told, *former.formed, *trainer.taken] == []
+    assert [*loop.told, *rebuilder.formed, *trainer.taken] == []
 
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_worker_tells_where_it_stands_and_goes_on_when_all_have_told(is_open: bool) -> None:
-    made, loop, former, trainer = reforming(is_open=is_open)
+    made, loop, rebuilder, trainer = reforming(is_open=is_open)
     loop.regrouping.num_lost = 1
     made.advance()
     assert [(each.is_open, each.offer) for each in loop.told] == [(is_open, [8.0])]
     made.advance()
-    assert not former.formed, "nobody has answered"
-    loop.answer(Standing(Agreed(0, STEP, []), is_open, [8.0]))
+    assert not rebuilder.formed, "nobody has answered"
+    loop.answer(MemberState(Agreed(0, STEP, []), is_open, [8.0]))
     made.advance()
-    assert former.formed == [((1,), 0, [[8.0]])]
+    assert rebuilder.formed == [((1,), 0, [[8.0]])]
     assert trainer.taken == [is_open]
     made.advance()
-    assert len(former.formed) == 1, "once"
+    assert len(rebuilder.formed) == 1, "once"
 
 
 def test_a_death_meanwhile_begins_it_again() -> None:
-    made, loop, former, trainer = reforming()
+    made, loop, rebuilder, trainer = reforming()
     loop.regrouping.num_lost = 1
     made.advance()
     loop.regrouping.num_lost = 2
     made.advance()
     assert len(loop.told) == 2
-    loop.answer(Standing(Agreed(0, STEP, []), False, [8.0]))
+    loop.answer(MemberState(Agreed(0, STEP, []), False, [8.0]))
     made.advance()
-    assert len(former.formed) == len(trainer.taken) == 1
+    assert len(rebuilder.formed) == len(trainer.taken) == 1
 
 
 def test_a_group_that_takes_time_is_formed_once_and_anew_behind_another_death() -> None:
-    made, loop, former, trainer = reforming()
-    first, second = former.late = [Late(), Late()]
-    standing = Standing(Agreed(0, STEP, []), False, [8.0])
+    made, loop, rebuilder, trainer = reforming()
+    first, second = rebuilder.late = [Late(), Late()]
+    standing = MemberState(Agreed(0, STEP, []), False, [8.0])
     for num_lost in (1, 2):
         loop.regrouping.num_lost = num_lost
         made.advance()
         loop.answer(standing)
         made.advance()
         made.advance()
-        assert (len(former.formed), trainer.taken) == (num_lost, [])
+        assert (len(rebuilder.formed), trainer.taken) == (num_lost, [])
     first.is_made = True
     made.advance()
     assert not trainer.taken, "nobody wants that one any more"
@@ -197,18 +197,18 @@ def test_a_group_that_takes_time_is_formed_once_and_anew_behind_another_death() 
 def test_who_is_not_there_any_more_is_waited_for_until_its_death_is_declared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made, loop, former, trainer = reforming()
-    former.error = MemberLostError("its memory cannot be opened")
+    made, loop, rebuilder, trainer = reforming()
+    rebuilder.error = MemberLostError("its memory cannot be opened")
     loop.regrouping.num_lost = 1
     made.advance()
-    loop.answer(Standing(Agreed(0, STEP, []), False, [8.0]))
+    loop.answer(MemberState(Agreed(0, STEP, []), False, [8.0]))
     made.advance()
     made.advance()
     assert [each.message for each in caplog.records] == ["its memory cannot be opened"]
     assert not trainer.taken
-    former.error = None
+    rebuilder.error = None
     loop.regrouping.num_lost = 2
     made.advance()
-    loop.answer(Standing(Agreed(0, STEP, []), False, [8.0]))
+    loop.answer(MemberState(Agreed(0, STEP, []), False, [8.0]))
     made.advance()
     assert trainer.taken == [False]

@@ -12,8 +12,8 @@ the same from them:
 
 The loop calls it in every turn; no call waits.
 
-    reforming = Reforming(loop, channel, former, trainers=lambda: sets.trainers)
-    loop.on_turn = reforming.advance
+    shrinker = GroupShrinker(loop, channel, rebuilder, trainers=lambda: sets.trainers)
+    loop.on_turn = shrinker.advance
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from psdist.workers.trainer import Trainer
 logger = logging.getLogger("psdist")
 
 
-class Former(Protocol):
+class ChannelRebuilder(Protocol):
     """Makes the channel of a group's surviving workers."""
 
     def offer(self, place: int) -> list[float]:
@@ -49,7 +49,7 @@ class Former(Protocol):
         ...
 
 
-class Standing(NamedTuple):
+class MemberState(NamedTuple):
     """The state of one worker when it learned of the failure."""
 
     agreed: Agreed
@@ -64,7 +64,7 @@ class Standing(NamedTuple):
         return array("d", [*numbers, *values]).tobytes()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Standing:
+    def unpack(cls, data: bytes) -> MemberState:
         """Raises :class:`ProtocolError`."""
         try:
             values = array("d", data).tolist()
@@ -97,7 +97,7 @@ class Outcome(NamedTuple):
     """True if the iteration under way counts only with what has been pushed of it."""
 
     @classmethod
-    def of(cls, standings: Sequence[Standing]) -> Outcome:
+    def of(cls, standings: Sequence[MemberState]) -> Outcome:
         newest = max((each.agreed for each in standings), key=lambda agreed: agreed.number)
         there = [each for each in standings if each.agreed.number == newest.number]
         is_open = any(each.is_open for each in there)
@@ -110,12 +110,12 @@ class Outcome(NamedTuple):
         return cls(newest, giver, is_open and giver is None)
 
 
-class Reforming:
+class GroupShrinker:
     def __init__(
         self,
         loop: WorkerLoop,
         channel: ShrinkingChannel,
-        former: Former,
+        rebuilder: ChannelRebuilder,
         *,
         trainers: Callable[[], Sequence[Trainer]],
     ) -> None:
@@ -123,7 +123,7 @@ class Reforming:
         self._core = loop.core
         self._loop = loop
         self._channel = channel
-        self._former = former
+        self._rebuilder = rebuilder
         self._trainers = trainers
         self._given: list[Pending[None]] = []
         """Copies of values that are under way."""
@@ -139,8 +139,8 @@ class Reforming:
         if regrouping.is_due:
             self._given, self._forming, self._formed = [], None, None
             is_open = any(trainer.is_open for trainer in self._trainers())
-            standing = Standing(
-                self._channel.cut(), is_open, self._former.offer(self._core.seat.place)
+            standing = MemberState(
+                self._channel.cut(), is_open, self._rebuilder.offer(self._core.seat.place)
             )
             self._loop.tell_group(standing.pack())
             return
@@ -148,7 +148,7 @@ class Reforming:
             return
         try:
             if self._forming is None:
-                self._forming = self._begin([Standing.unpack(each) for each in answer])
+                self._forming = self._begin([MemberState.unpack(each) for each in answer])
             forming, outcome = self._forming
             if self._formed is None and forming.is_done():
                 self._formed = self._take(forming.result(), outcome)
@@ -159,9 +159,9 @@ class Reforming:
             logger.warning("%s", error)
             self._num_lost = regrouping.num_lost
 
-    def _begin(self, standings: Sequence[Standing]) -> tuple[Pending[GroupChannel], Outcome]:
+    def _begin(self, standings: Sequence[MemberState]) -> tuple[Pending[GroupChannel], Outcome]:
         seat, offers = self._core.seat, [each.offer for each in standings]
-        return self._former.form(seat.members, seat.place, offers), Outcome.of(standings)
+        return self._rebuilder.form(seat.members, seat.place, offers), Outcome.of(standings)
 
     def _take(self, inner: GroupChannel, outcome: Outcome) -> tuple[GroupChannel, Outcome]:
         if outcome.giver is not None:

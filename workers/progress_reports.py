@@ -1,7 +1,7 @@
 """Reports a worker's progress to the coordinator, for the display and for detecting missed
 collective calls.
 
-    standing = Standing(worker, transport, now_s=now_s)
+    standing = ProgressReports(worker, transport, now_s=now_s)
     standing.on_batch(position)                # of a loader that is so far in its pass
     standing.end_iteration(trainers, 0)        # sends a few times a second
     standing.send(trainers)                    # sends now: before every collective, and at the end
@@ -97,7 +97,7 @@ class Rounds:
         return ended - len(own_us), own_us, waits_us, errors_ppm
 
 
-class Standing:
+class ProgressReports:
     def __init__(
         self,
         worker: int,

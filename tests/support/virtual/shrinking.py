@@ -13,7 +13,7 @@ from psdist.workers.group.channel import Done, GroupChannel, Pending
 from psdist.workers.group.shrinking import ShrinkingChannel
 from psdist.workers.loop import Wait
 from psdist.workers.reduction import Row
-from psdist.workers.reforming import Outcome, Reforming
+from psdist.workers.shrinking import GroupShrinker, Outcome
 from tests.support.virtual.group import VirtualChannel
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class VirtualFormer:
         return Done(self._job.form(members, place))
 
 
-class NotingReforming(Reforming):
+class NotingShrinker(GroupShrinker):
     """Notes which iterations count only for what had been pushed of them."""
 
     worker: VirtualWorker
@@ -56,7 +56,7 @@ def form_anew(worker: VirtualWorker) -> None:
     """The worker's group goes on without its dead."""
     channel = worker.job.channels[worker.group][worker.seat.place]
     assert isinstance(channel, ShrinkingChannel)
-    reforming = NotingReforming(
+    reforming = NotingShrinker(
         worker.loop,
         channel,
         VirtualFormer(worker.job, channel),
