@@ -14,7 +14,6 @@ which was not reached.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands import print_json
 from psdist.errors import HistoryError
 from psdist.history import History, Ints, joined_at
 from psdist.history.files import history_folder, read_histories
@@ -422,19 +422,21 @@ def _counts(values: Ints) -> Counter[int]:
 # The command
 
 
-def main(run_dir: Path, *, json_path: Path | None = None) -> int:
+def main(run_dir: Path, *, as_json: bool = False) -> int:
     """Check ``run_dir`` and print the report; 0 proved, 1 violated, 2 unreadable, 3 incomplete."""
     try:
         histories = read_histories(run_dir)
         report = check_run(run_dir, histories)
-        if json_path is not None:
-            _write_json(json_path, report)
     except HistoryError as error:
         Console(stderr=True).print(
             f"psdist check: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
         return error.exit_status
-    _print(Console(), run_dir, [history.run for history in histories], report)
+    if as_json:
+        body = {"verdict": report.verdict.value, "proved": report.proved}
+        print_json("check", body | dataclasses.asdict(report) | {"share_stale": report.share_stale})
+    else:
+        _print(Console(), run_dir, [history.run for history in histories], report)
     return EXIT_STATUS[report.verdict]
 
 
@@ -553,15 +555,6 @@ def _with_attempts(
     return dataclasses.replace(
         joined, is_complete=report.is_complete, notes=(*joined.notes, *notes)
     )
-
-
-def _write_json(path: Path, report: Report) -> None:
-    body = {"verdict": report.verdict.value, "proved": report.proved}
-    body |= dataclasses.asdict(report) | {"share_stale": report.share_stale}
-    try:
-        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HistoryError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: Report) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import psdist
 from psdist import errors
+from psdist.commands.cli import JOB_SCRIPTS
 from psdist.job import Job
 from psdist.workers.model.optimizer import ServedOptimizer
 
@@ -192,6 +193,16 @@ def test_a_wheel_contains_every_module_and_linked_ones_as_files(wheel: Path, sou
     files = {path for folder in folders for path in folder.rglob("*.py")}
     assert packed == {str(path.relative_to(sources)): path.read_bytes() for path in files}
     assert "psdist/servers/protocol/state.py" in packed
+
+
+def test_a_wheel_carries_the_job_scripts(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [each for each in archive.namelist() if each.startswith("psdist/slurm/")]
+        packed = {Path(each).name: archive.read(each) for each in names}
+    assert packed == {
+        name: (REPOSITORY / "slurm" / name).read_bytes() for name in JOB_SCRIPTS.values()
+    }
+    assert os.readlink(REPOSITORY / "psdist" / "slurm") == "../slurm"
 
 
 def test_a_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:
