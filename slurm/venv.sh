@@ -101,7 +101,9 @@ make_venv() {
             "What is there stays; run this again to go on."
         return 1
     }
-    "$directory/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$directory/lib" >/dev/null || true
+    [[ ${PIP_COMPILE:-1} == 0 ]] ||
+        "$directory/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$directory/lib" >/dev/null ||
+        true  # some files of packages are templates
     printf '%s\n%s\n' "$made_from" "$extras" >"$stamp"
 }
 
