@@ -296,7 +296,7 @@ class _Checking:
             told = "; ".join(
                 f"{group} without {sorted(one)}" for group, one in sorted(lost.items())
             )
-            self.notes.append(f"server {server} declared that these groups go on: {told}")
+            self.notes.append(f"server {server} declared that these groups continue: {told}")
         if unsaid:
             self.notes.append(
                 f"of {unsaid} updates on server {server} it is not proved what they weighed: the "
@@ -392,7 +392,7 @@ class _Checking:
             self.notes.append("no bytes were compared: no reply had a checksum")
         if self.history.run.begins_with_state:
             self.notes.append(
-                "it began with optimizer state of the chief: that servers went on with that very "
+                "it began with optimizer state of the chief: that servers continued with that "
                 "state is not proved, as no values are"
             )
         findings = self.findings
@@ -467,7 +467,7 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     report = _with_choices(run_dir, histories[0], rules, observed, summary, report)
     if summary is not None:
         return report
-    note = "there is no summary.json: what the run says of itself was not compared"
+    note = "there is no summary.json: the claims of the run were not compared"
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
 
 
@@ -578,7 +578,7 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
     )
     if report.staleness:
         say()
-        say("staleness: iterations that a use is behind the slowest active group")
+        say("staleness: iterations by which a use lags the slowest active group")
         bar = "█" if console.encoding.startswith("utf") else "#"
         console.print(_histogram(report.staleness, bar=bar))
         say(f"max {report.max_staleness}, {report.share_stale:.1%} of the uses above 0")

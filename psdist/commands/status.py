@@ -31,7 +31,7 @@ def main(run_dir: Path, *, as_json: bool = False) -> int:
     for line in lines_of(status, age_s=age_s):
         print(line)
     if status.phase != "ended" and (run_dir / "summary.json").exists():
-        print("  ended      summary.json is there: the job is over")
+        print("  ended      summary.json exists: the job has ended")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the quickstart and the containers install: its size, and that it works in a clean root.
+"""The environment of the quickstart and of the containers: its size, and that it works.
 
     python -m pytest --all tests/unit/test_installed.py     # needs a package index, 5 minutes, root
 
@@ -23,7 +23,7 @@ from tests.support.mpirun import REPOSITORY
 
 CONTAINERS = REPOSITORY / "containers"
 MOST_BYTES = 1_300_000_000
-"""Of an environment with a CPU build of torch."""
+"""Limit of an environment with a CPU build of torch."""
 STEP = 900.0
 """Seconds that a step may take; each test has several."""
 LIMIT = pytest.mark.timeout(3000)

@@ -37,7 +37,8 @@ def find_folder(path: Path) -> Folder | None:
 
 
 def find(path: Path) -> Checkpoint:
-    """It is whole. Raises :class:`CheckpointError`; what is not used of a run is told."""
+    """Return the newest whole checkpoint, and print why newer ones are not used. Raises
+    :class:`CheckpointError`."""
     folder = find_folder(path)
     if folder is None:
         checkpoint = Checkpoint.open(path)

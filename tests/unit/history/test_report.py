@@ -185,7 +185,7 @@ def test_notes_come_in_order_also_where_there_is_no_summary(
         ),
         "note: the records of worker 1 end early, after 24 uses",
         "note: no bytes were compared: no reply had a checksum",
-        "note: there is no summary.json: what the run says of itself was not compared",
+        "note: there is no summary.json: the claims of the run were not compared",
     ]
 
 

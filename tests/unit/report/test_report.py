@@ -135,7 +135,7 @@ def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path)
     assert str(caught.value) == (
         f"run_dir = {tmp_path}: it holds a run already; choose another directory, remove this "
-        "one, or go on with it (--resume)"
+        "one, or continue it (--resume)"
     )
 
 
