@@ -3,8 +3,9 @@
 # of its own, trains the digits example on 2 servers and 2 worker groups, and proves from the
 # recorded history that no worker read anything staler than allowed.
 #
-#     bash slurm/quickstart.sh
+#     bash slurm/quickstart.sh [--yes]
 #
+# It says what it will install and how large that is; at a terminal it asks, unless --yes is given.
 # Needs git, Python 3.11 or newer and venv; nothing else. What to change: mode and staleness, here
 # or through the environment (PSDIST_MODE=sync bash slurm/quickstart.sh). The environment and the
 # runs (runs/) are made inside the clone. VENV puts the environment elsewhere.
@@ -12,6 +13,15 @@ set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 source "$root/slurm/venv.sh"
+
+case "$*" in
+"") ask_first=yes ;;
+--yes) ask_first="" ;;
+*)
+    printf 'quickstart.sh: %s: expected --yes or nothing\n' "$*" >&2
+    exit 2
+    ;;
+esac
 
 consistency=(--mode "${PSDIST_MODE:-ssp}")
 if [[ ${PSDIST_MODE:-ssp} == ssp ]]; then

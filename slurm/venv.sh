@@ -5,8 +5,8 @@
 #     source slurm/venv.sh
 #     make_venv .venv mpi,examples     # made, completed or reused; then .venv/bin/psdist is there
 #
-# PYTHON names another interpreter. Without a GPU a CPU build of torch is much the smaller
-# download: name an index that has it in PIP_EXTRA_INDEX_URL.
+# PYTHON names another interpreter. With ask_first=yes a person at a terminal is asked before
+# anything is downloaded.
 
 TORCH_PIN="torch==2.13.0"
 
@@ -34,12 +34,34 @@ find_python() {
     return 1
 }
 
+# Says what pip is about to install, how large it is, and how to get less. Sizes: measured on x86-64
+# with Python 3.11 in November 2026.
+_announce() {
+    local name offered=""
+    for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS; do
+        [[ -z ${!name:-} ]] || offered+=" $name"
+    done
+    _say "Installing psdist-mpi[$2] into $1: ${TORCH_PIN/==/ }, numpy, mpi4py and what they need."
+    _say "  5 GB with the CUDA build of torch, the default on Linux; 2.7 GB of that are CUDA libraries."
+    _say "  1.3 GB with a CPU build: set PIP_EXTRA_INDEX_URL to an index that has one (PyTorch's" \
+        "install page names it), or PIP_FIND_LINKS to a folder with its wheel."
+    _say "  Set now:${offered:- none of them}."
+}
+
+# False if a person at the terminal declines. Without a terminal, or without ask_first, true.
+_may_go_on() {
+    local answer
+    [[ -n ${ask_first:-} && -t 0 && -t 2 ]] || return 0
+    read -rp "Continue? [Y/n] " answer
+    [[ ${answer:-y} == [Yy]* ]]
+}
+
 # make_venv DIR EXTRAS: an environment with psdist-mpi (editable) and at least these extras, at the
 # versions of constraints.txt. Reused as it is when it was completed from the same files; an
 # interrupted one is completed. A distribution named psdist is uninstalled: it is psdist-mpi under
 # its old name, or another project with the same import name.
 make_venv() {
-    local directory=$1 extras=$2 root python made_from stamp had="" extra missing=""
+    local directory=$1 extras=$2 root python="" made_from stamp had="" extra missing=""
     local rival="$directory/lib/python*/site-packages/psdist-*.dist-info"
     root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd) || return
     made_from=$(cat -- "$root/setup.cfg" "$root/pyproject.toml" "$root/constraints.txt" |
@@ -58,6 +80,13 @@ make_venv() {
     fi
     if ! "$directory/bin/python" -c 'import pip' 2>/dev/null; then
         python=$(find_python) || return
+    fi
+    _announce "$directory" "$extras"
+    _may_go_on || {
+        _say "Nothing was installed."
+        return 1
+    }
+    if [[ -n $python ]]; then
         _say "Making $directory with $python"
         "$python" -m venv --clear "$directory" || return
     fi
@@ -65,13 +94,16 @@ make_venv() {
         "$directory/bin/python" -m pip uninstall --quiet --disable-pip-version-check --yes \
             psdist || return
     fi
-    _say "Installing psdist-mpi[$extras] into $directory (the first time this downloads torch)"
-    "$directory/bin/python" -m pip install --quiet --disable-pip-version-check \
+    # Compiled below, without the tests that packages bring: 60 MB less.
+    "$directory/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
         --constraint "$root/constraints.txt" "$TORCH_PIN" --editable "$root[$extras]" || {
         _say "pip could not install psdist-mpi into $directory: its message is above." \
             "What is there stays; run this again to go on."
         return 1
     }
+    [[ ${PIP_COMPILE:-1} == 0 ]] ||
+        "$directory/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$directory/lib" >/dev/null ||
+        true  # some files of packages are templates
     printf '%s\n%s\n' "$made_from" "$extras" >"$stamp"
 }
 

@@ -48,7 +48,11 @@ from tests.support.sources import (
 REPOSITORY = Path(__file__).resolve().parents[1]
 RATCHET = REPOSITORY / "tests" / "house.json"
 PRODUCT = ("psdist", "servers", "workers", "topology")
-NOT_WRITTEN_BY_HAND = ("docs/reference/settings.md", "docs/reference/conflicts.md")
+NOT_WRITTEN_BY_HAND = (
+    "docs/reference/settings.md",
+    "docs/reference/conflicts.md",
+    "docs/reference/json.md",
+)
 """Pages that a test generates or compares as a whole with the code."""
 SPECIFICATION = "docs/reference/history.md"
 """What the checker proves: it may be as long as it must."""

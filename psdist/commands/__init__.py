@@ -2,7 +2,8 @@
 
 ``cli`` turns words into calls; every other module is one command, imported only when it is called.
 Exceptions are the modules that choose what ``run`` runs, and ``launch``, the parent of mpirun. This
-module ends a command whose standard output fails: the disk is full, or the reader has left.
+module ends a command whose standard output fails: the disk is full, or the reader has left. It also
+prints the JSON of all commands.
 
     open_missing()
     try:
@@ -17,15 +18,23 @@ nor MPI, so that ``psdist --help`` and ``psdist plan`` answer on a login node.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 from psdist.errors import UserError
 
 READER_LEFT_STATUS: Final = 128 + signal.SIGPIPE
 """As a shell reports it of a program that SIGPIPE has ended."""
+
+
+def print_json(command: str, content: Mapping[str, object]) -> None:
+    """Print what ``psdist COMMAND --json`` shows. docs/reference/json.md lists the keys; a change
+    of them raises the version."""
+    print(json.dumps({"format": f"psdist {command}", "version": 1, **content}, indent=1))
 
 
 def open_missing() -> None:

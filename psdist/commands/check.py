@@ -14,7 +14,6 @@ which was not reached.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands import print_json
 from psdist.errors import HistoryError
 from psdist.history import History, Ints, joined_at
 from psdist.history.files import history_folder, read_histories
@@ -296,7 +296,7 @@ class _Checking:
             told = "; ".join(
                 f"{group} without {sorted(one)}" for group, one in sorted(lost.items())
             )
-            self.notes.append(f"server {server} declared that these groups go on: {told}")
+            self.notes.append(f"server {server} declared that these groups continue: {told}")
         if unsaid:
             self.notes.append(
                 f"of {unsaid} updates on server {server} it is not proved what they weighed: the "
@@ -392,7 +392,7 @@ class _Checking:
             self.notes.append("no bytes were compared: no reply had a checksum")
         if self.history.run.begins_with_state:
             self.notes.append(
-                "it began with optimizer state of the chief: that servers went on with that very "
+                "it began with optimizer state of the chief: that servers continued with that "
                 "state is not proved, as no values are"
             )
         findings = self.findings
@@ -422,19 +422,21 @@ def _counts(values: Ints) -> Counter[int]:
 # The command
 
 
-def main(run_dir: Path, *, json_path: Path | None = None) -> int:
+def main(run_dir: Path, *, as_json: bool = False) -> int:
     """Check ``run_dir`` and print the report; 0 proved, 1 violated, 2 unreadable, 3 incomplete."""
     try:
         histories = read_histories(run_dir)
         report = check_run(run_dir, histories)
-        if json_path is not None:
-            _write_json(json_path, report)
     except HistoryError as error:
         Console(stderr=True).print(
             f"psdist check: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
         return error.exit_status
-    _print(Console(), run_dir, [history.run for history in histories], report)
+    if as_json:
+        body = {"verdict": report.verdict.value, "proved": report.proved}
+        print_json("check", body | dataclasses.asdict(report) | {"share_stale": report.share_stale})
+    else:
+        _print(Console(), run_dir, [history.run for history in histories], report)
     return EXIT_STATUS[report.verdict]
 
 
@@ -465,7 +467,7 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     report = _with_choices(run_dir, histories[0], rules, observed, summary, report)
     if summary is not None:
         return report
-    note = "there is no summary.json: what the run says of itself was not compared"
+    note = "there is no summary.json: the claims of the run were not compared"
     return dataclasses.replace(report, is_complete=False, notes=(*report.notes, note))
 
 
@@ -555,15 +557,6 @@ def _with_attempts(
     )
 
 
-def _write_json(path: Path, report: Report) -> None:
-    body = {"verdict": report.verdict.value, "proved": report.proved}
-    body |= dataclasses.asdict(report) | {"share_stale": report.share_stale}
-    try:
-        path.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise HistoryError(f"cannot write {path}: {error.strerror}") from error
-
-
 def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: Report) -> None:
     run, num_chunks = runs[0], sum(run.num_chunks for run in runs)
 
@@ -585,7 +578,7 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
     )
     if report.staleness:
         say()
-        say("staleness: iterations that a use is behind the slowest active group")
+        say("staleness: iterations by which a use lags the slowest active group")
         bar = "█" if console.encoding.startswith("utf") else "#"
         console.print(_histogram(report.staleness, bar=bar))
         say(f"max {report.max_staleness}, {report.share_stale:.1%} of the uses above 0")

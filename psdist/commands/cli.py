@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Final, Literal, NoReturn, cast
+from typing import Annotated, Final, Literal, NoReturn, TypeAlias, cast
 
 import typer
 
@@ -27,13 +28,25 @@ from psdist.install import detect
 app = typer.Typer(
     name="psdist",
     help="Train PyTorch models on sharded parameter servers over MPI.",
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
 checkpoint_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(checkpoint_app, name="checkpoint")
+
+JOB_SCRIPTS: Final = {
+    "openmpi": "srun-openmpi.sbatch",
+    "mpich": "srun-mpich.sbatch",
+    "mpirun": "mpirun.sbatch",
+    "requeue": "requeue.sbatch",
+    "multi-gpu": "multi-gpu.sbatch",
+    "pbs": "mpirun.pbs",
+    "lsf": "mpirun.lsf",
+}
+"""Name in ``psdist slurm`` -> file. psdist/slurm is a link to slurm/; the wheel has the files."""
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # click's UsageError. Which package has it depends on the version of typer: newer ones bring a
 # click of their own, and export of its exceptions only this child.
@@ -95,7 +108,7 @@ def settings_command(
     conflicts: Annotated[
         bool, typer.Option("--conflicts", help="Print what settings need and exclude.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> Action:
     """List, explain and resolve the settings of psdist run.
 
@@ -116,14 +129,12 @@ def check(
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run made with --record.")
     ],
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the report here as well.")
-    ] = None,
+    as_json: Json = False,
 ) -> Action:
     """Prove from its history that a run kept the rules."""
     from psdist.commands.check import main as check_run
 
-    return lambda: check_run(run_dir, json_path=json_path)
+    return lambda: check_run(run_dir, as_json=as_json)
 
 
 @app.command("trace")
@@ -137,9 +148,7 @@ def trace_command(
     step: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Which iteration; else a middling one.")
     ] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here as well.")
-    ] = None,
+    as_json: Json = False,
 ) -> Action:
     """Put the spans of a run together: a file for Perfetto, and where the time went.
 
@@ -149,7 +158,7 @@ def trace_command(
     """
     from psdist.commands.trace import main as show_trace
 
-    return lambda: show_trace(run_dir, svg=svg, step=step, json_path=json_path)
+    return lambda: show_trace(run_dir, svg=svg, step=step, as_json=as_json)
 
 
 @app.command()
@@ -209,6 +218,7 @@ def status(
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="The folder of a running job.")
     ],
+    as_json: Json = False,
 ) -> Action:
     """Show which ranks wait for which others, since when, and which are slow, in a running job.
 
@@ -216,7 +226,7 @@ def status(
     """
     from psdist.commands.status import main
 
-    return lambda: main(run_dir)
+    return lambda: main(run_dir, as_json=as_json)
 
 
 _CHECKPOINT_HELP = "RUN_DIR, or a checkpoint of it: RUN_DIR/checkpoints/step-N."
@@ -230,34 +240,37 @@ def checkpoint() -> None:
 @checkpoint_app.command("list")
 def list_checkpoints(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
+    as_json: Json = False,
 ) -> Action:
     """List the checkpoints of a run: time, clocks, ranks and size, one in a line."""
     from psdist.commands.checkpoints import list_all
 
-    return lambda: list_all(path)
+    return lambda: list_all(path, as_json=as_json)
 
 
 @checkpoint_app.command("verify")
 def verify_checkpoints(
     path: Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_CHECKPOINT_HELP)],
+    as_json: Json = False,
 ) -> Action:
     """Read every byte and compare checksums; exit status 0 whole, 1 damaged."""
     from psdist.commands.checkpoints import verify
 
-    return lambda: verify(path)
+    return lambda: verify(path, as_json=as_json)
 
 
 @checkpoint_app.command("diff")
 def compare_checkpoints(
     first: Annotated[Path, typer.Argument(metavar="A", help=_CHECKPOINT_HELP)],
     second: Annotated[Path, typer.Argument(metavar="B", help=_CHECKPOINT_HELP)],
+    as_json: Json = False,
 ) -> Action:
     """Which parameters, optimizer state and workers' values differ; exit status 0 none, 1 some."""
 
     def compare() -> int:
         from psdist.commands.checkpoints.comparing import compare
 
-        return compare(first, second)
+        return compare(first, second, as_json=as_json)
 
     return compare
 
@@ -293,7 +306,27 @@ def export(
 
 
 @app.command()
-def doctor() -> Action:
+def slurm(
+    name: Annotated[str, typer.Argument(metavar="|".join(JOB_SCRIPTS), help="Which.")] = "openmpi",
+) -> Action:
+    """Print a job script for Slurm, PBS or LSF. Its first lines say what to change.
+
+    psdist slurm requeue > job.sbatch; sbatch job.sbatch train.py. The scripts for PBS and LSF
+    follow the manuals; they have never run on such a cluster.
+    """
+    if name not in JOB_SCRIPTS:
+        raise typer.BadParameter(f"{name}: expected one of {', '.join(JOB_SCRIPTS)}")
+    script = files("psdist").joinpath("slurm", JOB_SCRIPTS[name])
+
+    def show() -> int:
+        print(script.read_text(encoding="utf-8"), end="")
+        return 0
+
+    return show
+
+
+@app.command()
+def doctor(as_json: Json = False) -> Action:
     """Say what is here and whether it fits together.
 
     MPI, Slurm, hwloc and torch, with the remedy for what does not fit. The exit status is 1 if
@@ -301,7 +334,7 @@ def doctor() -> Action:
     """
     from psdist.commands.doctor import main as examine
 
-    return examine
+    return lambda: examine(as_json=as_json)
 
 
 def _refuse(error: Exception) -> int:

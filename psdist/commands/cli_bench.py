@@ -32,7 +32,7 @@ bench_app = typer.Typer(rich_markup_mode=None)
 
 @bench_app.callback()
 def bench() -> None:
-    """Measure, each figure beside the limit it has on this machine."""
+    """Measure psdist, and the limit of each figure on this machine."""
 
 
 @bench_app.command()
@@ -45,7 +45,7 @@ def pushpull(
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
 ) -> Action:
-    """Push and pull, beside the raw MPI exchange.
+    """Measure push and pull, and the raw MPI exchange.
 
     The same bytes are exchanged between the same ranks in the same run.
 
@@ -71,16 +71,14 @@ def step(
         ),
     ] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 10,
-    steps: Annotated[
-        int, typer.Option(min=1, help="Steps in a turn, one behind the other: their mean.")
-    ] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, in a row: their mean.")] = 1,
     servers: NumServers = None,
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
 ) -> Action:
-    """A training step, beside DDP, MPI_Allreduce and the raw exchange.
+    """Measure a training step, and DDP, MPI_Allreduce and the raw exchange.
 
-    All take turns in one run on the same ranks; the layers sleep in place of an accelerator.
+    All take turns in one run on the same ranks; the layers sleep instead of an accelerator.
 
     Start it under mpirun or srun: mpirun -n 4 psdist bench step --size 4MiB
     """
@@ -116,10 +114,10 @@ def bench_group(
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
 ) -> Action:
-    """A group's reduce-scatter and all-gather, and a whole step, beside torch's.
+    """Measure a group's reduce-scatter, all-gather and whole step, and torch's.
 
-    In shared memory and over gloo, beside MPI_Allreduce, gloo's all-reduce and a step of
-    DistributedDataParallel between the same ranks in the same run.
+    In shared memory and over gloo; compared with MPI_Allreduce, gloo's all-reduce and a step of
+    DistributedDataParallel, between the same ranks in the same run.
 
     Start it under mpirun: mpirun -n 3 psdist bench group
     """
@@ -134,19 +132,21 @@ def bench_group(
 
 @bench_app.command()
 def convergence(
-    task: Annotated[str, typer.Option(help="What is trained: digits or chars.")] = "chars",
+    task: Annotated[str, typer.Option(help="Task: digits or chars.")] = "chars",
     width: Annotated[
         int | None,
         typer.Option(
-            min=4, help="Of the model of chars; 48: 75,984 parameters.", show_default="48"
+            min=4, help="Width of the model of chars; 48: 75,984 parameters.", show_default="48"
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Of every worker, with every scheme.")] = 300,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps of every worker, with every scheme.")
+    ] = 300,
     every: Annotated[
         int, typer.Option(min=1, help="Steps between points of the curves of the loss.")
     ] = 20,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a worker and step.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Of values, samples and codecs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of values, samples and codecs.")] = 0,
     scheme: Annotated[
         list[str] | None,
         typer.Option(
@@ -168,7 +168,7 @@ def convergence(
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, as SVG.")
     ] = None,
 ) -> Action:
-    """Schemes beside sync without a codec: bytes, seconds, loss, staleness, what codecs leave out.
+    """Compare schemes with sync: bytes, seconds, loss, staleness, and the error of codecs.
 
     A small real task is trained with each scheme on the same ranks, and with DDP and its hooks.
 

@@ -109,6 +109,9 @@ class PlanOptions:
         str | None,
         typer.Option(metavar="SCRIPT", help="For the command line of --emit; else train.py."),
     ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print plan.json, not the drawing.")] = (
+        False
+    )
 
 
 def taking(

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from psdist.commands import print_json
 from psdist.errors import LaunchError
 from psdist.install import FAMILY_NAMES, SRUN_MPI, detect
 from psdist.install.distributions import rivals
@@ -70,7 +71,7 @@ class Finding:
     remedy: str = ""
 
 
-def main(console: Console | None = None) -> int:
+def main(console: Console | None = None, *, as_json: bool = False) -> int:
     """Print all findings and the remedies. Returns 1 if training would fail here, else 0.
 
     Raises LaunchError under mpirun or srun, on one rank.
@@ -84,8 +85,12 @@ def main(console: Console | None = None) -> int:
             "run it without mpirun or srun"
         )
     findings = examine(os.environ)
-    _print(findings, console or Console())
-    return 1 if any(finding.state == "error" for finding in findings) else 0
+    can_train = not any(finding.state == "error" for finding in findings)
+    if as_json:
+        print_json("doctor", {"can_train": can_train, "findings": list(map(asdict, findings))})
+    else:
+        _print(findings, console or Console())
+    return 0 if can_train else 1
 
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:

@@ -46,7 +46,7 @@ from psdist.topology.network import catalogue as network
 from psdist.topology.network.host_files import HostFile
 from psdist.topology.network.rack_table import parse_speed
 from psdist.topology.network.sources import build_cluster, read_tree
-from psdist.topology.plan import Plan
+from psdist.topology.plan import Plan, encode
 from psdist.topology.plan.planning import Grouping, PlanRequest, Strategy, plan_ahead
 from psdist.topology.plan.what_if import what_if
 from psdist.topology.text import hostlist
@@ -112,7 +112,7 @@ def run(options: PlanOptions) -> int:
         text += "\n" + _emitted(emission, out, path, width)
     if options.svg is not None:
         _write(options.svg, drawing)
-    _show(text)
+    _show(encode(plan).decode("ascii") if options.as_json else text)
     return 0
 
 

@@ -1,10 +1,10 @@
-"""What workers run: a script's file, or a module as ``python -m`` would run it.
+"""The program of workers: a script's file, or a module as ``python -m`` would run it.
 
     program = Program(name="train.py", arguments=("--epochs", "5"))
     problem = program.problem()          # a LaunchError where there is nothing to run
     program.run_as_main()
 
-Looking for a module imports nothing of it: server ranks and login nodes look, too.
+A search for a module does not import it: server ranks and login nodes search, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Program:
 
     @property
     def words(self) -> list[str]:
-        """What follows ``psdist run`` and its options on a command line."""
+        """Return the words after ``psdist run`` and its options on a command line."""
         # The dashes keep a script whose name begins with one from being read as an option.
         return [*(["-m"] if self.is_module else []), "--", self.name, *self.arguments]
 

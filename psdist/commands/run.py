@@ -167,7 +167,7 @@ def _as_text(value: CommandLineValue) -> str:
 
 _STRATEGIES: Final = ("auto", "block", "cyclic")  # all else is the path of a plan
 SERVERS_ON_ONE_HOST: Final = 1
-"""What the mapper chooses for ``servers = auto`` there: at most one server per host."""
+"""Choice of the mapper for ``servers = auto``: at most one server per host."""
 
 
 def num_ranks_for(num_workers: int, config: RunConfig, environment: Mapping[str, str]) -> int:
@@ -198,6 +198,6 @@ def _num_ranks_of_plan(num_workers: int, placement: str) -> int:
     if len(plan.worker_ranks) != num_workers:
         raise LaunchError(
             f"--workers {num_workers}, but the plan {where} has {len(plan.worker_ranks)}; leave "
-            "--workers out (-n starts as many ranks as planned), or make a new plan"
+            "--workers out (-n starts the planned number of ranks), or make a new plan"
         )
     return len(plan.ranks)

@@ -1,4 +1,4 @@
-"""What a rank does under ``psdist run``: connect, then serve, or run the user's script and finish.
+"""A rank under ``psdist run``: connect, then serve, or run the user's script and finish.
 
 status = run_program(resolved_or_error, Program(name="train.py", arguments=("--epochs", "5")))
 """

@@ -8,13 +8,13 @@ Imports neither torch nor MPI, and writes to standard output alone.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Final
 
+from psdist.commands import print_json
 from psdist.commands.run import RunRequest
 from psdist.config.conflicts import Row, conflicts_table
 from psdist.config.old_names import MERGED, SHORT, why_removed
@@ -67,10 +67,12 @@ def show_settings(
     keys = _keys_of(what)
     if conflicts:
         rows = conflicts_table() if what is None else _conflicts(keys)
-        as_dicts = [row._asdict() for row in rows]
-        print(json.dumps(as_dicts, indent=1) if as_json else "\n".join(map(_line, rows)))
+        if as_json:
+            print_json("settings", {"conflicts": [row._asdict() for row in rows]})
+        else:
+            print("\n".join(map(_line, rows)))
     elif as_json:
-        print(json.dumps({NAMES[key]: _facts(key, resolved) for key in keys}, indent=1))
+        print_json("settings", {"settings": {NAMES[key]: _facts(key, resolved) for key in keys}})
     elif as_toml:
         print(_template() if resolved is None else to_toml(resolved.config), end="")
     elif resolved is not None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from psdist.commands import print_json
 from psdist.protocol.ids import describe_workers
 from psdist.report.status import Status, WorkerStatus, read_status
 
@@ -20,13 +21,17 @@ _OLD_S: Final = 10.0
 _MOST_WORKERS: Final = 64
 
 
-def main(run_dir: Path) -> int:
+def main(run_dir: Path, *, as_json: bool = False) -> int:
     """Print how the job stands; 0."""
     status = read_status(run_dir)
-    for line in lines_of(status, age_s=max(0.0, time.time() - status.at)):
+    age_s = max(0.0, time.time() - status.at)
+    if as_json:
+        print_json("status", {"age_s": age_s, **status.model_dump()})
+        return 0
+    for line in lines_of(status, age_s=age_s):
         print(line)
     if status.phase != "ended" and (run_dir / "summary.json").exists():
-        print("  ended      summary.json is there: the job is over")
+        print("  ended      summary.json exists: the job has ended")
     return 0
 
 

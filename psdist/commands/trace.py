@@ -1,13 +1,12 @@
 """``psdist trace RUN_DIR``: the spans of a run as Perfetto's file, in figures, and as a picture.
 
-    main(run_dir, svg=Path("step.svg"), step=12, json_path=Path("trace-report.json"))
+    main(run_dir, svg=Path("step.svg"), step=12)
 
 Needs neither MPI nor torch: the files may have come from elsewhere.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from psdist.commands import print_json
 from psdist.errors import TraceError
 from psdist.tracing.covered import Times
 from psdist.tracing.files import Trace, read_traces
@@ -45,9 +45,9 @@ def main(
     *,
     svg: Path | None = None,
     step: int | None = None,
-    json_path: Path | None = None,
+    as_json: bool = False,
 ) -> int:
-    """Write RUN_DIR/trace.json and print what it comes to; 0, or 2 with the reason in a line."""
+    """Write RUN_DIR/trace.json and print its figures; 0, or 2 with the reason in a line."""
     notes: list[str] = []
     try:
         traces = read_traces(run_dir, notes)
@@ -56,11 +56,12 @@ def main(
         if svg is not None:
             number = middling_step(traces, from_clock=WATCHED) if step is None else step
             _write(svg, picture(traces, number))
-        if json_path is not None:
-            _write(json_path, json.dumps(report(traces, steps, notes), indent=1) + "\n")
     except TraceError as error:
         print(f"psdist trace: {error}", file=sys.stderr)
         return error.exit_status
+    if as_json:
+        print_json("trace", report(traces, steps, notes))
+        return 0
     for note in notes:
         print(f"note: {note}")
     print(clocks_line(traces))
@@ -140,7 +141,7 @@ def waited_for(steps: Mapping[int, Steps]) -> dict[int, float]:
 def report(
     traces: Sequence[Trace], steps: Mapping[int, Steps], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what ``--json`` writes. Units are in the names; null where there is no figure."""
+    """Return what ``--json`` prints. Units are in the names; null where there is no figure."""
     names = [*COLUMNS.values(), "communication", "hidden"]
     return {
         "notes": list(notes),

@@ -9,7 +9,7 @@ Scripts rely on the old names, so every source still takes the merged ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from psdist.config.codec_rounds import AUTO
 from psdist.config.codec_specs import parse_both
@@ -32,6 +32,28 @@ _AFFINITIES: Final = {
     (False, False): "off",
 }
 """(ranks bind themselves, ranks use near cards) -> hosts.affinity."""
+_INVERSE: Final = "inverse"
+_COMPENSATE: Final = "compensate:"
+_MOST_LAMBDA: Final = 1e6
+STALE_ALLOWED: Final = (
+    "off, inverse, compensate:LAMBDA or inverse+compensate:LAMBDA, with LAMBDA > 0 and <= 1000000"
+)
+
+
+def parse_stale(text: str) -> tuple[Literal["off", "inverse"], float]:
+    """Return how ``consistency.stale_updates`` changes the lr, and lambda of the compensation.
+
+    Raises ValueError for another text.
+    """
+    if text == "off":
+        return "off", 0.0
+    of_lr, _, rest = text.partition("+") if text.startswith(_INVERSE) else ("", "", text)
+    if of_lr == text == _INVERSE:
+        return _INVERSE, 0.0
+    found = float(rest.removeprefix(_COMPENSATE)) if rest.startswith(_COMPENSATE) else 0.0
+    if of_lr not in ("", _INVERSE) or not 0 < found <= _MOST_LAMBDA:
+        raise ValueError("not a way to treat stale updates")
+    return _INVERSE if of_lr else "off", found
 
 
 class Merged(NamedTuple):
@@ -77,6 +99,23 @@ def _set_mode(value: object, now: Mapping[str, object]) -> dict[str, object]:
     return {"consistency_schedule": SCRIPT}
 
 
+def _stale(of_lr: str, strength: float) -> dict[str, object]:
+    parts = [_INVERSE] * (of_lr == _INVERSE) + [f"{_COMPENSATE}{strength!r}"] * (strength != 0)
+    return {"stale_updates": "+".join(parts) or "off"}
+
+
+def _stale_lr(value: object, now: Mapping[str, object]) -> dict[str, object]:
+    return _stale(_one_of(value, "off", _INVERSE), parse_stale(str(now["stale_updates"]))[1])
+
+
+def _delay_compensation(value: object, now: Mapping[str, object]) -> dict[str, object]:
+    is_number = isinstance(value, str | int | float) and not isinstance(value, bool)
+    strength = float(str(value)) if is_number else -1.0  # by str: a huge int is inf, not an error
+    if not 0 <= strength <= _MOST_LAMBDA:
+        raise ValueError("not a strength")
+    return _stale(parse_stale(str(now["stale_updates"]))[0], strength)
+
+
 def _placement(value: object, now: Mapping[str, object]) -> dict[str, object]:
     text = _text(value)
     is_strict = str(now["hosts_placement"]).startswith(STRICT)
@@ -111,6 +150,10 @@ MERGED: Final = {
     "pull_codec": Merged("codec.pull", "", _renamed("codec_pull")),
     "schedule": Merged("consistency.schedule", "", _renamed("consistency_schedule")),
     "set_mode": Merged("consistency.schedule", "refused, or allowed without a schedule", _set_mode),
+    "stale_lr": Merged("consistency.stale_updates", "off or inverse", _stale_lr),
+    "delay_compensation": Merged(
+        "consistency.stale_updates", "a number >= 0 and <= 1000000", _delay_compensation
+    ),
     "placement": Merged(
         "hosts.placement", "auto, block, cyclic, or the path of a plan.json", _placement
     ),

@@ -32,7 +32,7 @@ from psdist.config.codec_specs import parse_codec, parse_pull
 from psdist.config.compatibility import refusal
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
 from psdist.config.modes import parse_schedule
-from psdist.config.old_names import MERGED, SCRIPT, SHORT, STRICT
+from psdist.config.old_names import MERGED, SCRIPT, SHORT, STALE_ALLOWED, STRICT, parse_stale
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
 from psdist.errors import ProtocolError
@@ -197,17 +197,12 @@ class RunConfig(BaseModel):
         "Wait for a group that has missed N-1 rounds in a row.",
         needs="consistency.backup",
     )
-    stale_lr: Literal["off", "inverse"] = _setting(
-        "consistency.stale_lr",
+    stale_updates: Annotated[str, _require(parse_stale)] = _setting(
+        "consistency.stale_updates",
         "off",
-        "inverse: the lr of an update is divided by how stale it is.",
-        needs="mode = ssp or async",
-    )
-    delay_compensation: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = _setting(
-        "consistency.delay_compensation",
-        0.0,
-        "Lambda of the correction that moves a stale gradient to the current parameters; 0: none.",
-        allowed="a number >= 0 and <= 1000000",
+        "inverse: divide the lr of an update by its staleness; compensate:LAMBDA: move a stale "
+        "gradient to the current parameters.",
+        allowed=STALE_ALLOWED,
         needs="mode = ssp or async",
     )
     on_nonfinite: Literal["error", "skip"] = _setting(
@@ -483,6 +478,13 @@ class RunConfig(BaseModel):
         "auto",
         "Display of progress: live (on a terminal), a line now and then, or none.",
     )
+    log: Annotated[str, Field(pattern=r"^(debug|info|warning|error)(\+propagate)?$")] = _setting(
+        "report.log",
+        "info",
+        "Lowest level of the records in RUN_DIR/logs; +propagate: records also reach the "
+        "script's own logging handlers.",
+        allowed="debug, info, warning or error, each also with +propagate",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -549,6 +551,16 @@ class RunConfig(BaseModel):
     def set_mode(self) -> Literal["refused", "allowed"]:
         """``allowed`` if the script may change the mode."""
         return "allowed" if self.consistency_schedule == SCRIPT else "refused"
+
+    @property
+    def stale_lr(self) -> Literal["off", "inverse"]:
+        """``inverse`` if the lr of an update is divided by its staleness."""
+        return parse_stale(self.stale_updates)[0]
+
+    @property
+    def delay_compensation(self) -> float:
+        """Lambda of the delay compensation; 0: none."""
+        return parse_stale(self.stale_updates)[1]
 
     @property
     def placement(self) -> str:

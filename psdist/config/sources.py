@@ -147,6 +147,9 @@ class _Written:
         name = _plain(self.name)
         if name in FIELDS:
             return FIELDS[name]
+        table, _, last = name.rpartition(".")
+        if table and last in MERGED and MERGED[last].instead.startswith(f"{table}."):
+            return last  # it had its table before it was merged
         return name if name in KEYS or name in MERGED else None
 
     @property
@@ -376,7 +379,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> Iterator[_Written]:
     # The new names last: a table and its key may read as the flat name of the same setting.
-    names = {environment_variable(name): name for name in (*KEYS, *MERGED, *FIELDS)}
+    tabled = [f"{each.instead.partition('.')[0]}.{old}" for old, each in MERGED.items()]
+    names = {environment_variable(name): name for name in (*KEYS, *MERGED, *tabled, *FIELDS)}
     for variable in sorted(environment):
         text = environment[variable]
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in NOT_SETTINGS:

@@ -197,12 +197,12 @@ def _connect(
         ),
         parent=parent,
     )
+    start_logs(path, rank=rank.number, who=rank.who_in_logs, setting=config.log)
     rank.exit.watch_hosts()
     atexit.register(rank.exit.end_process)  # after whatever the script registers
     is_coordinator = rank.me == COORDINATOR
     if parent is not None:
         parent.take_role(rank.who, "registrar" if is_coordinator else rank.role)
-    start_logs(path, rank=rank.number, who=rank.who_in_logs)
     logger.info("connected: %d ranks", comm.Get_size())
     if is_coordinator:
         _log_choices(resolved, pairs)
@@ -312,6 +312,6 @@ def _connect_alone(
         core_share=float(len(alone.cores)),
         network=network,
     )
-    start_logs(begun.path, rank=0, who=rank.who_in_logs)
+    start_logs(begun.path, rank=0, who=rank.who_in_logs, setting=outcome.config.log)
     _log_choices(outcome)
     return rank

@@ -85,7 +85,12 @@ class JobSession:
     def begin(self) -> None:
         """Begin the job; collective with ``--trace``."""
         if self.number > 1:
-            start_logs(self.run_directory.path, rank=self.rank.number, who=self.rank.who_in_logs)
+            start_logs(
+                self.run_directory.path,
+                rank=self.rank.number,
+                who=self.rank.who_in_logs,
+                setting=self.config.log,
+            )
             logger.info("job %d of %d ranks begins", self.number, len(self.roles.places))
         self.rank.advance()
         if self.config.trace:

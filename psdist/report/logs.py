@@ -1,8 +1,9 @@
 """Rank-stamped logs: everything into RUN_DIR/logs/rank-N.log, warnings also to standard error.
 
-    start_logs(run_dir, rank=3, who="worker 1 (rank 3 on n2)")
+    start_logs(run_dir, rank=3, who="worker 1 (rank 3 on n2)", setting="info+propagate")
 
-Only the logger "psdist" is set up, and only by :func:`start_logs`; nothing happens at import.
+Only the logger "psdist" is set up, and only by :func:`start_logs`. Before the first job a null
+handler keeps Python from showing its records where the script has no handlers.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ import logging
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from typing import Final
 
 from psdist.whole_writes import append_whole
 
+_BEFORE_THE_START: Final = logging.NullHandler()
+logging.getLogger("psdist").addHandler(_BEFORE_THE_START)
 
-def start_logs(run_dir: Path, *, rank: int, who: str) -> None:
+
+def start_logs(run_dir: Path, *, rank: int, who: str, setting: str = "info") -> None:
+    """Write the log of a rank. ``setting`` is report.log: a level, and perhaps ``+propagate``."""
+    level, _, more = setting.partition("+")
     logger = logging.getLogger("psdist")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    logger.setLevel(level.upper())
+    logger.propagate = bool(more)
+    # Removed for good: between two jobs Python itself shows warnings.
+    logger.removeHandler(_BEFORE_THE_START)
     to_people = logging.StreamHandler()
     to_people.setLevel(logging.WARNING)
     to_people.setFormatter(

@@ -45,7 +45,7 @@ class RunDirectory:
             if (path / "ranks.json").exists():
                 raise ConfigError(
                     f"run_dir = {path}: it holds a run already; choose another directory, remove "
-                    "this one, or go on with it (--resume)"
+                    "this one, or continue it (--resume)"
                 )
         except OSError as error:
             raise ConfigError(f"run_dir = {path}: cannot be made: {error.strerror}") from error

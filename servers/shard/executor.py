@@ -59,7 +59,7 @@ class ShardSpec:
         if self.wire.has_copies and chunks:
             yield "codec.pull_copies = on", sum(each.num_bytes for each in chunks), "holds"
         if self.compensation and chunks:
-            setting = f"consistency.delay_compensation = {self.compensation:g}"
+            setting = f"consistency.stale_updates = compensate:{self.compensation:g}"
             yield setting, sum(each.num_master_bytes for each in chunks), "was given"
 
     @property

@@ -221,7 +221,7 @@ def test_a_run_directory_that_holds_a_run_is_refused(ranks: int, tmp_path: Path)
     line = the_line(run_script(ranks, "x", run_dir=tmp_path))
     assert line.endswith(
         f"run_dir = {tmp_path}: it holds a run already; choose another directory, remove this one, "
-        "or go on with it (--resume)"
+        "or continue it (--resume)"
     )
 
 

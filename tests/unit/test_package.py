@@ -14,6 +14,7 @@ import pytest
 
 import psdist
 from psdist import errors
+from psdist.commands.cli import JOB_SCRIPTS
 from psdist.job import Job
 from psdist.workers.model.optimizer import ServedOptimizer
 
@@ -108,7 +109,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources: a build leaves files in their folders."""
     pytest.importorskip("setuptools", reason="distributions are built with it, without a network")
     sources = tmp_path_factory.mktemp("distribution") / "sources"
-    for name in ("psdist", *LINKED, "docs", "slurm"):
+    for name in ("psdist", *LINKED, "containers", "docs", "slurm"):
         shutil.copytree(
             REPOSITORY / name,
             sources / name,
@@ -149,6 +150,7 @@ def test_a_source_distribution_has_the_job_scripts_the_docs_and_the_pinned_versi
         *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md"),
         *("SECURITY.md", "constraints.txt", "pyproject.toml", "setup.cfg"),
         *("slurm/quickstart.sh", "slurm/venv.sh", "slurm/requeue.sbatch"),
+        *("containers/Dockerfile", "containers/psdist.def"),
         *(
             "docs/dev/design.md",
             "docs/convergence-10mbit.svg",
@@ -192,6 +194,16 @@ def test_a_wheel_contains_every_module_and_linked_ones_as_files(wheel: Path, sou
     files = {path for folder in folders for path in folder.rglob("*.py")}
     assert packed == {str(path.relative_to(sources)): path.read_bytes() for path in files}
     assert "psdist/servers/protocol/state.py" in packed
+
+
+def test_a_wheel_carries_the_job_scripts(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [each for each in archive.namelist() if each.startswith("psdist/slurm/")]
+        packed = {Path(each).name: archive.read(each) for each in names}
+    assert packed == {
+        name: (REPOSITORY / "slurm" / name).read_bytes() for name in JOB_SCRIPTS.values()
+    }
+    assert os.readlink(REPOSITORY / "psdist" / "slurm") == "../slurm"
 
 
 def test_a_wheel_works_without_the_sources(wheel: Path, tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ the quickstart trains and proves its run."""
 from __future__ import annotations
 
 import os
+import pty
 import re
+import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,94 @@ def test_an_environment_keeps_no_second_distribution_of_the_package(
     asked = [line for line in log.read_text().splitlines() if line.startswith("-m pip")]
     wanted = [] if other is None else ["uninstall", "install"]
     assert [line.split()[2] for line in asked] == wanted
+
+
+def fake_environment(tmp_path: Path) -> Path:
+    """An environment in which nothing is installed, and whose programs only note their words."""
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "psdist"):
+        (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "$*" >>"$LOG"\n')
+        (programs / name).chmod(0o755)
+    return programs.parent
+
+
+def quickstart_at_a_terminal(
+    tmp_path: Path, *words: str, answer: str = ""
+) -> tuple[int, str, list[str]]:
+    """(exit status, what was printed, the words of pip and psdist). Nobody answers without
+    ``answer``."""
+    log = tmp_path / "log"
+    log.touch()
+    environment = {
+        "LOG": str(log),
+        "VENV": str(fake_environment(tmp_path)),
+        "PATH": os.environ["PATH"],
+        "PIP_FIND_LINKS": "wheels",
+    }
+    terminal, its_end = pty.openpty()
+    with open(terminal, "w+b", buffering=0) as user:
+        job = subprocess.Popen(
+            ["bash", str(QUICKSTART), *words],
+            env=environment,
+            stdin=its_end,
+            stdout=its_end,
+            stderr=its_end,
+        )
+        os.close(its_end)
+        user.write(answer.encode())
+        text = ""
+        with suppress(OSError):  # the other end is closed
+            while part := user.read(4096):
+                text += part.decode()
+        status = job.wait(30)
+    done = [line for line in log.read_text().splitlines() if line.startswith(("-m pip", "run"))]
+    return status, text.replace("\r\n", "\n"), done
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "status", "num_commands"),
+    [
+        ((), "n\n", 1, 0),
+        ((), "y\n", 0, 2),
+        ((), "\n", 0, 2),
+        (("--yes",), "", 0, 2),
+    ],
+)
+def test_the_quickstart_says_what_it_will_install_and_asks_at_a_terminal(
+    words: tuple[str, ...], answer: str, status: int, num_commands: int, tmp_path: Path
+) -> None:
+    found = quickstart_at_a_terminal(tmp_path, *words, answer=answer)
+    assert found[0] == status, found[1]
+    assert len(found[2]) == num_commands
+    for said in (
+        "Installing psdist-mpi[mpi,examples] into ",
+        "5 GB with the CUDA build of torch, the default on Linux; 2.7 GB of that are CUDA",
+        "1.3 GB with a CPU build: set PIP_EXTRA_INDEX_URL",
+        "Set now: PIP_FIND_LINKS.\n",
+    ):
+        assert said in found[1]
+    assert ("Continue? [Y/n]" in found[1]) == (not words)
+    assert ("Nothing was installed." in found[1]) == (not num_commands)
+
+
+def test_without_a_terminal_the_quickstart_continues(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    env = {"LOG": str(log), "VENV": str(fake_environment(tmp_path)), "PATH": os.environ["PATH"]}
+    done = run_program(["bash", str(QUICKSTART)], timeout_s=30, env=env)
+    assert done.returncode == 0, done.text
+    assert "Continue?" not in done.text
+    assert "1.3 GB with a CPU build" in done.stderr
+    assert "-m pip install" in log.read_text()
+
+
+def test_the_quickstart_refuses_other_words(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "VENV": str(tmp_path)}
+    done = run_program(["bash", str(QUICKSTART), "--no"], timeout_s=30, env=env)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "quickstart.sh: --no: expected --yes or nothing\n",
+    )
 
 
 def lines_of_the_readme() -> list[str]:

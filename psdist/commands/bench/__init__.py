@@ -1,10 +1,11 @@
-"""``psdist bench``: what an exchange costs, beside the limit measured in the same run.
+"""``psdist bench``: the cost of an exchange, and the limit measured in the same run.
 
 One module per benchmark. Each runs the real servers and workers on the ranks of its job and prints
-medians with their spread; nothing in a training run imports this room. Here is what they share: the
-raw MPI exchange that figures stand beside, CPU time and bytes of the hosts, and figures as text.
+medians with their spread; a training run imports nothing of this package. This module has
+the shared parts: the raw MPI exchange for comparison, CPU time and bytes of the hosts, and figures
+as text.
 
-    exchange(comm, pairs, server_ranks)        # on every worker, beside
+    exchange(comm, pairs, server_ranks)        # on every worker, and
     echo(comm, memories, worker_ranks)         # on every server
 
 The lowest worker of each host reads the CPU time in /proc, which counts a process with all its
@@ -128,14 +129,14 @@ class HostCpu:
             self._pids = [place.pid for place in roles.places if place.host == host]
 
     def seconds(self) -> float:
-        """Of CPU time, since these processes have begun; 0 where another rank looks."""
+        """Return the CPU time since these processes began; 0 if another rank counts it."""
         ticks = sum(ticks_of(Path(f"/proc/{pid}/stat").read_text("ascii", "replace"))
                     for pid in self._pids)  # fmt: skip
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def ticks_of(stat: str) -> int:
-    """Of the text of /proc/PID/stat. The command's name, in parentheses, may have spaces."""
+    """Return the CPU ticks in the text of /proc/PID/stat. The command's name may have spaces."""
     fields = ["pid", "name", *stat.rpartition(")")[2].split()]
     return int(fields[_USER]) + int(fields[_SYSTEM])
 

@@ -183,7 +183,7 @@ class _Worker:
         leave(self._context)
 
     def _alone(self) -> float:
-        """What a step takes on this worker without exchange, while the others do the same."""
+        """Return the seconds of a step without exchange, while all workers measure theirs."""
         model = self._task.make_model(self._options.seed)
         optimizer = self._task.make_optimizer(model)
         batches = self._batches()
@@ -209,7 +209,7 @@ class _Worker:
         model, optimizer = job.prepare(model, self._task.make_optimizer(model))
 
         row = self._train(model, optimizer, last=job.barrier)  # then every update is in
-        # What workers have lacks what a pull codec left out; in ssp and async others' last updates.
+        # Workers lack what a pull codec left out; in ssp and async also the last updates of others.
         file = self._context.session.run_directory.path / "model.safetensors"
         job.save(file)
         job.close()
@@ -239,7 +239,7 @@ class _Worker:
         *,
         last: Callable[[], None],
     ) -> dict[str, Any]:
-        """The steps on the clock, with ``last`` behind them; and, on the chief, the loss at points
+        """Time the steps, and ``last`` after them. On the chief also return the loss at points
         before the end."""
         import torch
 
@@ -293,7 +293,8 @@ def _values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _with_hook(ddp: Any, rival: Rival) -> Callable[[int], float]:
-    """Registers the hook; how many float32 values' bytes are reduced in so many steps."""
+    """Register the hook. Return a function: steps -> number of float32 values whose bytes are
+    reduced in them."""
     num = sum(each.numel() for each in ddp.parameters())
     if rival.hook == "fp16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

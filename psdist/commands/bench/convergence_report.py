@@ -1,6 +1,6 @@
-"""What ``psdist bench convergence`` tells: options, the result, a table, plots.
+"""The report of ``psdist bench convergence``: options, the result, a table, plots.
 
-    report(result_of(context, options, everybody), options)
+    report(result_of(context, options, measured), options)
 
 **Measured** are losses, seconds, and bytes: those of schemes by the run's summary, of DDP what
 gloo's ring all-reduce sends for the values that its hook leaves. **Computed**, and marked so, is
@@ -37,7 +37,7 @@ REACHED: Final = 1.02
 class ConvergenceOptions:
     task: str
     width: int | None
-    """Of the model of chars; None: as the task has it."""
+    """Width of the model of chars; None: that of the task."""
     steps: int
     every: int
     """Steps between points of the curves."""
@@ -130,8 +130,8 @@ def _of_summary(summary: dict[str, Any], roles: Roles) -> dict[str, Any]:
 
 
 def _of_ring(values: float, num_workers: int) -> dict[str, Any]:
-    """A ring all-reduce sends every value from worker to worker, once to sum and once to tell, but
-    for each worker's own part; each sends, and receives, as much as the others."""
+    """A ring all-reduce sends every value from worker to worker, once to sum and once to
+    distribute, except each worker's own part. All workers send and receive the same number."""
     each = 4 * values * 2 * (num_workers - 1) / num_workers
     return {
         "bytes": round(each * num_workers),
@@ -161,7 +161,7 @@ def busiest(roles: Roles) -> tuple[float, float]:
 
 
 def compare(result: dict[str, Any]) -> None:
-    """What follows of the rows, into them: against the first one, and over the given links."""
+    """Add to the rows their ratios to the first one, and their times over the given links."""
     steps, alone_s = result["steps"], result["alone_s"]
     base = result["rows"][0]
     wanted = REACHED * base["loss"]
@@ -183,7 +183,8 @@ def compare(result: dict[str, Any]) -> None:
 
 
 def reached(curve: Sequence[Sequence[float]], wanted: float) -> float | None:
-    """The step from which on the loss stays at or below ``wanted``; None where it never does."""
+    """Return the first step after which the loss stays at or below ``wanted``; None if it never
+    does."""
     found = None
     for step, _, loss in reversed(curve):
         if loss > wanted:
@@ -217,8 +218,7 @@ def table(result: dict[str, Any]) -> Table:
     links = result["links"]
     computed = f"; at a link: computed, not measured ({', '.join(links)})" if links else ""
     made = Table(
-        title=f"loss in {result['unit']}, on what nobody trains on; CPU: of all ranks in a step"
-        f"{computed}"
+        title=f"loss in {result['unit']}, on validation data; CPU: of all ranks in a step{computed}"
     )
     made.add_column("", overflow="fold")
     for name in (

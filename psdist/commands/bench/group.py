@@ -1,4 +1,4 @@
-"""``psdist bench group``: what a group's own part of an iteration costs, beside what torch offers.
+"""``psdist bench group``: the cost of a group's part of an iteration, compared with torch.
 
     mpirun -n 3 psdist bench group --sizes 1MiB,16MiB          # 1 server, a group of 2 workers
 
@@ -8,7 +8,7 @@ gloo and over MPI; ``MPI_Allreduce`` and gloo's all-reduce of as many bytes; *st
 iteration of a small network of that size, psdist's and DistributedDataParallel's.
 
 Small sizes are timed several times in a row, so that the barrier before counts little. The slowest
-worker counts. A speed-up is the median over the repetitions, each of which has measured both.
+worker counts. A speed-up is the median over the repetitions. Each repetition measures both.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _why_not(context: Rank) -> str:
     if not context.is_alone and min(map(len, context.roles.groups)) > 1:
         return ""
     return (
-        "bench group measures between the workers of a group, of which every host needs two or "
-        "more beside a server; start it as mpirun -n 3 psdist bench group"
+        "bench group measures between the workers of a group: every host needs two workers or "
+        "more, and a server; start it as mpirun -n 3 psdist bench group"
     )
 
 
@@ -245,7 +245,7 @@ def drawn(rows: Sequence[Row], *, note: str) -> str:
         )
         for row in rows
     ]
-    return plot.plot("A group's part of an iteration, beside torch's", sizes, note=note)
+    return plot.plot("A group's part of an iteration, and torch's", sizes, note=note)
 
 
 def _where(context: Rank, repeats: int) -> str:

@@ -1,4 +1,4 @@
-"""What ``psdist bench convergence`` trains: small real tasks, with the same samples for each.
+"""The tasks of ``psdist bench convergence``: small and real, with the same samples for each scheme.
 
 task = task_of("chars")
 model = task.make_model(seed=1)
@@ -31,7 +31,7 @@ class Task:
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     loss: Callable[[Tensor, Tensor], Tensor]
     validation: Callable[[nn.Module], float]
-    """The loss on what nobody trains on."""
+    """The loss on validation data."""
     rate_factor: Callable[[int, int], float]
     """The learning rate's factor, by step and number of steps."""
 

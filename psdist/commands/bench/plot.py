@@ -4,8 +4,8 @@
     svg = curves("Loss", [Panel("seconds", [Line("none", [(0.5, 3.1), (1.0, 2.7)])])], note="where")
     write(path, svg)
 
-``plot`` has one way in a row, size by size; a limit is a line. ``curves`` has panels beside each
-other, with the same values upwards and a scale of its own to the right. A scale is logarithmic
+``plot`` has one way in a row, size by size; a limit is a line. ``curves`` has panels in a
+row, which share the vertical scale; each has its own horizontal scale. A scale is logarithmic
 where the largest value is many times the smallest.
 """
 
@@ -22,7 +22,7 @@ from psdist.errors import UsageError
 from psdist.topology.draw.svg_canvas import INK, MUTED, Axis, Canvas, wrapped
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6bb1")
-"""Of ways, in the order in which they are first seen; safe for colour-blind readers."""
+"""Colours of ways, in the order of their first use; safe for colour-blind readers."""
 LIMIT: Final = "#1d2433"
 WIDTH: Final = 860
 LEFT: Final = 250
@@ -70,7 +70,7 @@ class Line(NamedTuple):
 
 class Panel(NamedTuple):
     label: str
-    """What stands to the right, with its unit."""
+    """Label of the horizontal axis, with its unit."""
     lines: Sequence[Line]
 
 

@@ -1,4 +1,4 @@
-"""``psdist bench pushpull``: push + pull beside the raw MPI exchange of the same bytes.
+"""``psdist bench pushpull``: push + pull, and the raw MPI exchange of the same bytes.
 
     mpirun -n 2 --mca pml ob1 --mca btl self,sm psdist bench pushpull --sizes 4KiB,1MiB
 
@@ -72,7 +72,7 @@ class Row:
     raw_whole_s: float
     raw_chunks_s: float
     predicted_s: float
-    """What the plan says of the slowest link; 0 where no link is crossed."""
+    """Prediction of the plan for the slowest link; 0 if no link is crossed."""
     all_push_pull_s: tuple[float, ...]
     all_raw_whole_s: tuple[float, ...]
     all_raw_chunks_s: tuple[float, ...]
@@ -131,7 +131,7 @@ def _measure_all(
 
 
 class _Side(Shards):
-    """What both sides share: the model of one tensor, cut as psdist cuts it."""
+    """The part of both sides: the model of one tensor, in psdist's chunks."""
 
     def __init__(self, context: Rank, between: MPI.Comm, num_bytes: int) -> None:
         super().__init__(context, [max(num_bytes // 4, 1)])
@@ -188,7 +188,7 @@ class _ServerSide(_Side):
         return []
 
     def _serve(self, loop: ServerLoop, waiting: Any) -> None:
-        """Serve until every worker has said that its part of the repetition is over."""
+        """Serve until every worker has ended its part of the repetition."""
         self.between.Barrier()
         is_over = self.between.Ibarrier()
         while not is_over.Test():
@@ -306,7 +306,7 @@ def drawn(context: Rank, rows: list[Row], repeats: int) -> str:
         f"{context.roles.num_servers} servers, {context.roles.num_workers} workers; "
         f"{repeats} repetitions, {time.strftime('%Y-%m-%d')}"
     )
-    return plot.plot("Push + pull, beside the raw exchange of the same bytes", sizes, note=note)
+    return plot.plot("Push + pull, and the raw exchange of the same bytes", sizes, note=note)
 
 
 def _report(context: Rank, rows: list[Row], repeats: int, json_path: Path | None) -> None:

@@ -1,10 +1,10 @@
-"""What ``psdist bench convergence`` trains with: psdist's schemes, and DDP's hooks; torch-free.
+"""The schemes of ``psdist bench convergence``: psdist's settings, and DDP's hooks; without torch.
 
     scheme_of("codec=int4/sign local_steps=2")      # settings, as --set has them, with spaces
     rival_of("powersgd:4")                          # DDP with that hook
 
-A scheme's settings go before all other sources, and are those that each job may choose anew. Its
-defaults are the mode sync and no codec.
+A scheme's settings win over all other sources. Only settings that each job may choose again are
+allowed. The defaults are the mode sync and no codec.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def scheme_of(text: str) -> Scheme:
 
 
 def rivals_of(text: str) -> list[Rival]:
-    """With commas between; "none" is none of them. Raises :class:`UsageError`."""
+    """Return the rivals in a list with commas; "none" is the empty list. Raises
+    :class:`UsageError`."""
     if text.strip() == "none":
         return []
     return [rival_of(each.strip()) for each in text.split(",")]

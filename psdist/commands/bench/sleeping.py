@@ -1,4 +1,4 @@
-"""Layers that stand for an accelerator's: they have parameters, take time, and need no core.
+"""Layers that imitate an accelerator: they have parameters, take time, and need no core.
 
 model = Sleepers([1024, 1024])
 model.seconds = 0.3               # of a step: a third in forward, two thirds in backward
@@ -51,7 +51,7 @@ class Sleepers(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(SleepingLayer(size) for size in sizes)
         self.seconds = 0.0
-        """What a step takes, without communication."""
+        """Time of a step, without communication."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         each = self.seconds / 3 / len(self.layers)

@@ -1,4 +1,4 @@
-"""``psdist bench step``: a training step beside DDP, MPI_Allreduce, and the raw exchange.
+"""``psdist bench step``: a training step, and DDP, MPI_Allreduce and the raw exchange.
 
     srun --mpi=pmix -N 4 --ntasks-per-node=2 psdist bench step --size 64MiB --compute 0
 
@@ -8,7 +8,7 @@ and the raw exchange: every worker sends each server its part of the bytes and g
 one message and in psdist's chunks. The faster raw way is the limit.
 
 The model is layers with real parameters that *sleep* in forward and twice as long in backward: they
-stand for accelerators, which leave the cores to communication. A repetition counts as its slowest
+imitate accelerators, which leave the cores to communication. A repetition counts as its slowest
 worker. CPU time of all ranks and bytes that the hosts' interfaces sent are counted. Every worker is
 a group: DDP needs torch's default process group for all of them.
 """
@@ -91,7 +91,7 @@ def _measure(context: Rank, options: StepOptions) -> int:
 
 
 class _Side(Shards):
-    """What both sides share: the bytes, cut as psdist cuts the model, and the turns."""
+    """The part of both sides: the bytes, in psdist's chunks, and the turns."""
 
     def __init__(
         self, context: Rank, between: MPI.Comm, among: MPI.Comm, options: StepOptions
@@ -175,7 +175,7 @@ class _ServerSide(_Side):
         return 0.0
 
     def _serve(self) -> float:
-        """Serve until every worker has said that its part of the turn is over."""
+        """Serve until every worker has ended its part of the turn."""
         is_over = self.between.Ibarrier()
         while not is_over.Test():
             if self._loop.turn():
@@ -304,7 +304,7 @@ class _WorkerSide(_Side):
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """Of this process with all its threads: in user and in kernel mode."""
+    """Return the CPU time of this process and all its threads, in user and in kernel mode."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime, usage.ru_stime
 

@@ -1,6 +1,6 @@
-"""What ``psdist bench step`` compares and tells: options, ways to exchange, the result, a table.
+"""The report of ``psdist bench step``: options, ways to exchange, the result, a table.
 
-report(result_of(context, options, everybody), options)
+report(result_of(context, options, measured), options)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StepOptions:
     json_path: Path | None
     plot_path: Path | None = None
     steps: int = 1
-    """In a row, of which each repetition is the mean."""
+    """Steps in a row; a repetition is their mean."""
 
 
 def result_of(
@@ -104,8 +104,8 @@ def result_of(
 
 
 def ranks_to_cores(context: Rank) -> tuple[int, int]:
-    """Of the machine where they are scarcest: its ranks, and the cores that they share. Hosts of
-    one kernel share theirs, whatever they claim."""
+    """Return the ranks and the cores of the machine with the fewest cores per rank. Hosts of one
+    kernel share their cores, whatever they claim."""
     machines: dict[str, list[tuple[int, ...]]] = {}
     for place in context.roles.places:
         machines.setdefault(place.kernel or place.host, []).append(place.cores)
@@ -134,11 +134,11 @@ def drawn(result: dict[str, Any]) -> str:
         f"{ranks} ranks on {cores} cores, {result['mode']}, {result['compute_s']:.3g} s of sleep a "
         f"step; {result['mpi']}; {result['repeats']} repetitions, {result['date']}"
     )
-    return plot.plot("A training step, beside what exchanges as many bytes", [size], note=note)
+    return plot.plot("A training step, and other exchanges of as many bytes", [size], note=note)
 
 
 def header(result: dict[str, Any]) -> str:
-    """What was measured, where, and what carried the bytes."""
+    """Return the lines on what was measured, where, and over which components."""
     components = ", ".join(f"{key} {name}" for key, name in result["components"].items())
     hosts = result["hosts"]
     carried = "nothing left a host" if hosts == 1 else "bytes sent are those of the hosts' links"

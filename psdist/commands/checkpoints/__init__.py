@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from psdist.checkpoint import index as indexes
 from psdist.checkpoint.folder import FOLDER, Folder
 from psdist.checkpoint.index import Index
 from psdist.checkpoint.reading import Checkpoint
 from psdist.checkpoint.strict import quoted
+from psdist.commands import print_json
 from psdist.errors import CheckpointError
 from psdist.topology.draw import size
 
@@ -35,7 +37,8 @@ def find_folder(path: Path) -> Folder | None:
 
 
 def find(path: Path) -> Checkpoint:
-    """It is whole. Raises :class:`CheckpointError`; what is not used of a run is told."""
+    """Return the newest whole checkpoint, and print why newer ones are not used. Raises
+    :class:`CheckpointError`."""
     folder = find_folder(path)
     if folder is None:
         checkpoint = Checkpoint.open(path)
@@ -51,17 +54,42 @@ WHOLE, DAMAGED = 0, 1
 """Exit status of a proof."""
 
 
-def list_all(path: Path) -> int:
-    """One line for each checkpoint; only the indexes are read."""
+def list_all(path: Path, *, as_json: bool = False) -> int:
+    """Print a line for each checkpoint. Only the indexes are read."""
     folder = find_folder(path)
     latest = folder.latest() if folder is not None else ""
-    for checkpoint in [path] if folder is None else [folder.path / name for name in folder.names()]:
+    facts: list[dict[str, Any]] = []
+    for checkpoint in _checkpoints(path, folder):
+        is_latest = checkpoint.name == latest
         try:
-            words = _describe(Checkpoint.open(checkpoint).index)
+            index = Checkpoint.open(checkpoint).index
+            words, more, problem = _describe(index), _facts(index), ""
         except CheckpointError as error:
-            words = f"damaged: {error}"
-        print(f"{checkpoint.name}  {words}{'  latest' if checkpoint.name == latest else ''}")
+            words, more, problem = f"damaged: {error}", {}, str(error)
+        facts.append({"name": checkpoint.name, "is_latest": is_latest, "problem": problem} | more)
+        if not as_json:
+            print(f"{checkpoint.name}  {words}{'  latest' * is_latest}")
+    if as_json:
+        print_json("checkpoint list", {"checkpoints": facts})
     return 0
+
+
+def _checkpoints(path: Path, folder: Folder | None) -> list[Path]:
+    return [path] if folder is None else [folder.path / name for name in folder.names()]
+
+
+def _facts(index: Index) -> dict[str, Any]:
+    """Return what ``list --json`` shows of a checkpoint that can be read."""
+    return {
+        "time": index.time,
+        "attempt": index.attempt,
+        "mode": index.mode,
+        "num_workers": index.num_workers,
+        "num_groups": len(index.groups),
+        "num_servers": index.servers,
+        "clocks": [list(each.clocks) for each in index.sets],
+        "num_bytes": index.num_bytes,
+    }
 
 
 def _describe(index: Index) -> str:
@@ -86,28 +114,42 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def verify(path: Path) -> int:
-    """Reads every byte of one checkpoint or of all of a run; the exit status."""
+def verify(path: Path, *, as_json: bool = False) -> int:
+    """Read every byte of one checkpoint or of all of a run, and return the exit status."""
     folder = find_folder(path)
-    if folder is None:
-        return WHOLE if _is_whole(path) else DAMAGED
-    verdicts = {name: _is_whole(folder.path / name) for name in folder.names()}
-    latest = _problem_of_latest(folder)
-    if latest:
-        print(latest)
-    return WHOLE if all(verdicts.values()) and not latest else DAMAGED
+    facts: list[dict[str, Any]] = []
+    for each in _checkpoints(path, folder):
+        facts.append(_proof(each))
+        if not as_json:
+            print(f"{each.name}: {facts[-1]['problem'] or _whole(facts[-1])}")
+    problem = "" if folder is None else _problem_of_latest(folder)
+    is_whole = not problem and all(each["is_whole"] for each in facts)
+    if as_json:
+        content = {"is_whole": is_whole, "problem": problem, "checkpoints": facts}
+        print_json("checkpoint verify", content)
+    elif problem:
+        print(problem)
+    return WHOLE if is_whole else DAMAGED
 
 
-def _is_whole(path: Path) -> bool:
+def _proof(path: Path) -> dict[str, Any]:
+    """Return what ``verify --json`` shows of a checkpoint."""
+    facts: dict[str, Any] = {"name": path.name, "is_whole": False, "problem": ""}
     try:
         checkpoint = Checkpoint.open(path)
         checkpoint.verify()
     except CheckpointError as error:
-        print(f"{path.name}: {error}")
-        return False
+        return facts | {"problem": str(error)}
     index = checkpoint.index
-    print(f"{path.name}: whole: {_count(len(index.files), 'file')}, {size(index.num_bytes)}")
-    return True
+    return facts | {
+        "is_whole": True,
+        "num_files": len(index.files),
+        "num_bytes": index.num_bytes,
+    }
+
+
+def _whole(facts: dict[str, Any]) -> str:
+    return f"whole: {_count(facts['num_files'], 'file')}, {size(facts['num_bytes'])}"
 
 
 def _problem_of_latest(folder: Folder) -> str:

@@ -16,6 +16,7 @@ import torch
 from psdist.checkpoint import tree
 from psdist.checkpoint.index import PieceRecord
 from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
+from psdist.commands import print_json
 from psdist.commands.checkpoints import find
 from psdist.protocol.optimizer_state import PerElement, Whole
 from psdist.protocol.optimizers import difference
@@ -27,21 +28,32 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """A dtype by the bytes of an item."""
 
 
-def compare(first: Path, second: Path) -> int:
-    """Prints a line for each difference; the exit status."""
+def compare(first: Path, second: Path, *, as_json: bool = False) -> int:
+    """Print a line for each difference, and return the exit status."""
     one, other = find(first), find(second)
     lines = list(differences(one, other))
+    num_pieces = sum(len(each.pieces) for each in one.index.sets)
+    workers = len(set(one.workers) & set(other.workers))
+    status = DIFFERENT if lines else SAME
+    if as_json:
+        content = {
+            "first": one.name,
+            "second": other.name,
+            "num_parameters": num_pieces,
+            "num_workers": workers,
+            "differences": lines,
+        }
+        print_json("checkpoint diff", content)
+        return status
     for line in lines[:_MOST_LINES]:
         print(line)
     if len(lines) > _MOST_LINES:
         print(f"and {len(lines) - _MOST_LINES} more")
-    num_pieces = sum(len(each.pieces) for each in one.index.sets)
-    workers = len(set(one.workers) & set(other.workers))
     print(
         f"{one.name} and {other.name}: {num_pieces} parameters and what {workers} workers kept: "
         + (f"{len(lines)} differences" if lines else "the same, bit by bit")
     )
-    return DIFFERENT if lines else SAME
+    return status
 
 
 def differences(one: Checkpoint, other: Checkpoint) -> Iterator[str]:

@@ -52,7 +52,7 @@ def export(
 
 
 Names = dict[str, "tuple[int, int] | torch.Tensor"]
-"""Of a model's state_dict: (set, piece) of what is trained, else the tensor."""
+"""Name in a model's state_dict -> (set, piece) if it is trained, else the tensor."""
 
 
 def _names_of(checkpoint: Checkpoint, number: int | None) -> Names:
@@ -170,7 +170,7 @@ def _optimizers(checkpoint: Checkpoint, names: Names) -> dict[str, Any]:
 
 
 def _defaults(optimizer: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
-    """What the class adds to a group: those keys that choose how a step is computed."""
+    """Return the keys that the class adds to a group and that choose how a step is computed."""
     if not is_torch(optimizer):
         return {}
     try:

@@ -153,7 +153,7 @@ class Parent:
                 self._end_ranks_left_behind()
                 return self._conclude()
             finally:
-                # Nothing goes on without its parent, whatever has happened to that.
+                # Nothing may run without this parent, whatever has happened.
                 if self._launcher.poll() is None:
                     self._launcher.kill()
                     self._launcher.wait()
@@ -344,7 +344,7 @@ class Parent:
         return len(self._ranks.all) < self._num_ranks
 
     def _stop(self) -> None:
-        """Ctrl-Z: the job first, then ourselves; whoever continues us continues the job."""
+        """Handle Ctrl-Z: stop the job, then this process. The job continues with this process."""
         self._screen.erase()
         for rank in self._ranks.all:
             rank.process.signal_group(signal.SIGSTOP)

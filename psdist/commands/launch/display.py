@@ -69,7 +69,7 @@ class View:
         self._is_blind = True
 
     def restart(self) -> None:
-        """The job was stopped, and goes on."""
+        """Continue after the job was stopped."""
         self._meter.restart()
 
     @property
@@ -153,7 +153,7 @@ def _rendered(console: Console, text: Text) -> str:
 _LIVE_EVERY_S: Final = 0.1
 _LINES_EVERY_S: Final = 1.0
 _PHASE_S: Final = 1.0
-"""A phase that is over sooner needs no line."""
+"""A shorter phase needs no line."""
 _PROMPT_S: Final = 2.0
 
 
@@ -182,7 +182,7 @@ class Display:
         self._lines.update(fact)
 
     def restart(self) -> None:
-        """The job was stopped, and goes on."""
+        """Continue after the job was stopped."""
         self.view.restart()
         self._lines.restart()
 
@@ -204,7 +204,7 @@ class Display:
                 self._lines.say(self.view.phase_text())
 
     def _pass_prompt(self, now_s: float) -> None:
-        """Somebody has answered what looked like a prompt, once every group has gone on."""
+        """Treat what looked like a prompt as answered once every group has moved."""
         if not self._screen.is_mid_line:
             self._prompt = None
         elif self._prompt is None:

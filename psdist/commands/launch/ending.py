@@ -6,11 +6,11 @@
     verdict = judge(returncode=137, deaths=noise.deaths, ...)
     verdict.status, verdict.line     # the exit status; the one line if no rank has given the reason
 
-First the scripts are told, and may save what they want; then the coordinator ends the job; then the
-launcher ends its ranks; then all are killed. Each stage has its time, and another signal cuts it
+First the scripts get a notice and may save; then the coordinator ends the job; then the launcher
+ends its ranks; then all are killed. Each stage has its time, and another signal cuts it
 short. :class:`Ending` and :func:`judge` are pure; psdist.commands.launch carries the steps
 out. Launchers report the signals by which they end ranks, and a rank that fails names the reason
-and the status, so what ranks have told counts before what launchers return.
+and the status, so the reports of ranks count before the statuses of launchers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Step: TypeAlias = TellRanks | EndByCoordinator | SignalLauncher | KillRanks
 
 class Ending:
     GRACE_S = 30.0
-    """For the scripts, as much as Slurm gives."""
+    """Time for the scripts: the default of Slurm."""
     COORDINATOR_S = 3.0
     LAUNCHER_S = 5.0
     _STAGES = ("running", "scripts", "registrar", "launcher", "killed")
@@ -157,8 +157,8 @@ class Signals:
             return []
 
     def stop_here(self) -> list[int]:
-        """Be stopped as by Ctrl-Z, until somebody continues this process; what came meanwhile,
-        without the SIGCONT that did. Where nobody could (no shell), this returns at once."""
+        """Stop as after Ctrl-Z until a SIGCONT. Return the other signals that came meanwhile.
+        Without a shell that could continue this process, return at once."""
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, _take_note)
@@ -204,9 +204,9 @@ def judge(
 ) -> Verdict:
     """``returncode``: the launcher's, negative for a signal; ``told``: statuses that ranks have
     given; ``vanished``: names of ranks that ended without a word, the first one first;
-    ``num_vanished_first``: how many of them before any rank told a failure; ``num_started``: ranks
-    that have had a line; ``max_deaths``: of how many the job may go on without, and says so;
-    ``lost_hosts``: those that the launcher says it does not reach any more."""
+    ``num_vanished_first``: how many of them before any rank reported a failure; ``num_started``:
+    ranks that have had a line; ``max_deaths``: number of ranks that may fail while the job
+    continues; ``lost_hosts``: those that the launcher does not reach any more."""
     failures = [status for status in told if status]
     if failures:
         if not num_vanished_first or interrupted_by is not None:
@@ -220,11 +220,11 @@ def judge(
         return Verdict(
             returncode if returncode > 0 else 1,
             f"psdist: error: mpirun has lost {', '.join(lost_hosts)}, cut off or gone, and ends "
-            "the job: start it again on hosts that reach each other (--resume goes on from the "
-            "last checkpoint)",
+            "the job: start it again on hosts that reach each other (--resume continues from "
+            "the last checkpoint)",
         )
     if returncode == 0:
-        # Of a rank that has left without a word nobody knows whether it has finished.
+        # A rank that vanished may have finished or not.
         is_survived = len(vanished) <= max_deaths
         return Verdict(0) if is_survived else _unexplained(vanished[0], 1, returncode)
     if interrupted_by is not None:
@@ -251,7 +251,7 @@ def judge(
         return Verdict(
             returncode,
             f"psdist: error: mpirun ended with status {returncode} before any rank had started; "
-            "what it said stands above",
+            "its output is above",
         )
     return Verdict(returncode, f"psdist: error: mpirun ended with status {returncode}")
 

@@ -1,4 +1,4 @@
-"""What a launcher prints around the end of a job, taken out of what it prints. Pure.
+"""Filter that removes a launcher's messages around the end of a job from its output. Pure.
 
     noise = LauncherNoise()
     shown = noise.feed(data, now_s=1.0) + noise.close()
@@ -161,7 +161,7 @@ class LauncherNoise:
     BLOCK_S = 2.0
     """So long the beginning of a block does: a launcher may print it line by line."""
     MAX_LINE_BYTES = 4096
-    """What is longer is nobody's noise."""
+    """Longer lines are no noise."""
 
     def __init__(self) -> None:
         self.deaths: list[Death] = []
@@ -180,7 +180,7 @@ class LauncherNoise:
         return self._deadline_s
 
     def feed(self, data: bytes, *, now_s: float) -> bytes:
-        """What of it is to be shown now."""
+        """Return the part to show now."""
         shown = bytearray()
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = rest
@@ -196,7 +196,7 @@ class LauncherNoise:
         return bytes(shown)
 
     def overdue(self, *, now_s: float) -> bytes:
-        """What has waited in vain for the rest of its block or line."""
+        """Return what has waited too long for the rest of its block or line."""
         if self._deadline_s is None or now_s < self._deadline_s:
             return b""
         return self._release()
@@ -220,7 +220,7 @@ class LauncherNoise:
             return line
         self._held.append(line)
         shown = bytearray()
-        # What is no block from its first line on may be one from its second.
+        # A block may begin at the second line.
         while self._held:
             fitting = [block for block in _BLOCKS if _begins(block, self._held)]
             if not fitting:

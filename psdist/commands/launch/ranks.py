@@ -7,10 +7,10 @@
         rank.process.signal_group(signal.SIGSTOP)
 
 mpirun gets a session of its own: the terminal's Ctrl-C then reaches the parent only, which passes
-it on once. mpirun dies with its parent, whatever ends that. A line is a socket in a folder that
+it on once. The kernel ends mpirun with its parent. A line is a socket in a folder that
 only this user can enter; the kernel says which process each rank is. Owns the folder, the
-connections, and the pipes that stand for a rank's standard output and error. What facts mean is
-psdist.commands.launch's.
+connections, and the pipes of each rank's standard output and error. psdist.commands.launch
+interprets the facts.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _BACKLOG: Final = 4096
 _LONGEST_PATH: Final = 100
 _CREDENTIALS: Final = struct.Struct("3i")
 _MAX_PACKETS: Final = 64
-"""Of one rank in a row: the others, and the terminal, are to be served as well."""
+"""Most packets of one rank in a row: the others and the terminal wait meanwhile."""
 
 
 class Rank:
@@ -131,7 +131,7 @@ class Rank:
         self.connection = connection
         self.process = process
         self.number: int | None = None
-        """Its rank in MPI, once it has said so."""
+        """Its rank in MPI, once reported."""
         self.who = ""
         """``worker 1 (rank 3 on n2)``, once it has a role."""
         self.is_worker = self.is_coordinator = False
@@ -176,9 +176,9 @@ class Rank:
         self._send(order, [])
 
     def receive(self) -> Iterator[Fact]:
-        """What it has said; :attr:`is_connected` is False once it has gone.
+        """Yield the facts that have arrived; :attr:`is_connected` is False after the rank has left.
 
-        Raises ProtocolError if it says what no rank of this version does.
+        Raises ProtocolError for a fact of another version.
         """
         for _ in range(_MAX_PACKETS):
             try:
@@ -216,7 +216,7 @@ class Ranks:
         """``num_bytes``: of what others will write into the folder. Raises LaunchError where no
         folder has room for it."""
         self.folder = _private_folder(num_bytes)
-        """The job's own on this host, and nobody else's to read."""
+        """The job's folder on this host; only this user can read it."""
         self._path = self.folder / "parent"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(str(self._path))
@@ -233,7 +233,7 @@ class Ranks:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def environment(self) -> dict[str, str]:
-        """What ranks need to find us."""
+        """Return the variables by which ranks find this parent."""
         return {PARENT_VARIABLE: str(self._path), KERNEL_VARIABLE: boot_id()}
 
     def accept(self) -> Rank | None:

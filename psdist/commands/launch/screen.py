@@ -8,8 +8,8 @@
 
 Every byte comes out, in the order in which one rank wrote it. Lines of different ranks do not run
 into each other, unless one of them waits in the middle of a line, as a prompt does. No write
-blocks. Owns the cursor. What is drawn goes to standard error; without a terminal there nothing is,
-and no control character is ever written.
+blocks. Owns the cursor. Drawings go to standard error. Without a terminal there, nothing is drawn
+and no control character is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRITE_BYTES: Final = 4096
 
 
 class Filter(Protocol):
-    """What stands between a descriptor that is read and an outlet."""
+    """A filter between a descriptor that is read and an outlet."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -142,7 +142,7 @@ class Screen:
         self.is_live = is_live
         self._drawn: tuple[str, ...] = ()
         self.is_mid_line = False
-        """The cursor stands behind text, such as a prompt, that nothing is drawn over."""
+        """True if the cursor is after text, such as a prompt, that no drawing may cover."""
 
     @property
     def waiting(self) -> list[Outlet]:
@@ -184,14 +184,14 @@ class Screen:
 
     @property
     def is_in_foreground(self) -> bool:
-        """Whether the terminal is ours to draw on: not while a shell has put us behind it."""
+        """True if this process may draw: a shell has not put it into the background."""
         try:
             return os.tcgetpgrp(self._outlets[2].descriptor) == os.getpgrp()
-        except OSError:  # not our controlling terminal: somebody has given it to us to write on
+        except OSError:  # not the controlling terminal: it was given to write on
             return True
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show these below all text, in place of what was drawn before."""
+        """Show these lines below all text, instead of the previous drawing."""
         if not self.is_live or self.is_mid_line or self.waiting or not self.is_in_foreground:
             return
         if self._drawn == tuple(lines):
@@ -210,7 +210,7 @@ class Screen:
             self.flush()
 
     def end_line(self) -> None:
-        """Whatever stands before the cursor has been there long enough."""
+        """Treat the text before the cursor as a whole line."""
         if self.is_mid_line:
             self.is_mid_line = False
             self._outlets[2].put(b"\n")

@@ -164,7 +164,7 @@ class _Run:
 
 
 def _said_changes(path: Path, old: Network, found: Network) -> list[str]:
-    """What changed since ``path`` was written, in lines."""
+    """Return lines on what changed since ``path`` was written."""
     try:
         lines = changes.lines(changes.compare(old, found))
     except PlacementError as error:  # of another cluster: it is replaced all the same
@@ -202,7 +202,7 @@ def _racks(places: Sequence[Place], path: str | None) -> dict[str, str]:
 
 
 def _older(path: Path) -> Network | None:
-    """What is in the file that is to be written; what is no catalogue is not overwritten."""
+    """Return the content of the file that is to be written. Another kind of file is an error."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise PlacementError(
             f"{path}: no file can be written there: name one in a folder that is yours"

@@ -27,7 +27,7 @@ from psdist.topology.text.hostlist import listed
 SLOWER: Final = 1
 """The exit status where something got slower."""
 _ROWS: Final = 20
-"""Of a section, each for slower and faster."""
+"""Most rows of a section, each for slower and faster."""
 _WIDTH: Final = 100
 
 
@@ -83,7 +83,7 @@ def table(old: Network, new: Network, found: Comparison) -> Table:
 
 
 def remarks(old: Network, new: Network, found: Comparison) -> list[str]:
-    """What the table does not say: hosts of one file only, other software, the verdict."""
+    """Return the lines below the table: hosts of one file only, other software, the verdict."""
     lines = []
     for word, hosts in (("new", found.new_hosts), ("gone", found.gone_hosts)):
         if hosts:

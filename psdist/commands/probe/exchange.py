@@ -1,4 +1,4 @@
-"""What one rank does in a step: round trips for the latency, exchanges both ways for the bandwidth.
+"""A rank's part of a step: round trips for the latency, exchanges both ways for the bandwidth.
 
     line = Line(comm)
     latency_s = line.latency(peer, leads=True)
@@ -7,7 +7,7 @@
     flow.bytes_per_s                # of this pair alone
     together([flow, other])         # what all of them carried at the same time
 
-Of a pair one rank leads and decides. A rank in no pair sleeps in ``wait_for_all``; those that
+One rank of a pair leads and decides. A rank in no pair sleeps in ``wait_for_all``; those that
 exchange yield their CPU whenever there is nothing to do yet. That and Python add about a
 microsecond to a latency, and keep figures meaningful where CPUs are shared. The first blocks of a
 flow and the last do not count: there the network fills and empties.
@@ -42,10 +42,10 @@ _LAST, _MORE = 2, 1
 
 
 REPEATS: Final = 10
-"""Measurements of which a median is taken, at least."""
+"""Least number of measurements for a median."""
 DEPTH: Final = 8
-"""Blocks that fly at once, each way. One is not enough: what a rank says about the block that it
-is to receive waits behind the blocks that it sends, and the two ways would take turns."""
+"""Blocks in flight at once, each way. One is not enough: the request for the block to receive waits
+for the blocks that are sent, and the two ways would take turns."""
 FEWEST: Final = REPEATS + 3 * DEPTH
 """Blocks of a flow, at least: a measured stretch is DEPTH of them, and as many are left out at
 either end."""
@@ -70,7 +70,7 @@ class Flow:
         return DEPTH * self.num_bytes / statistics.median(stretches)
 
     def bytes_until(self, at_s: float) -> float:
-        """What had arrived by then, blocks on their way counted in part."""
+        """Return the bytes that had arrived by then; blocks in flight count in part."""
         after = bisect.bisect_right(self.done_s, at_s)
         if after in (0, len(self.done_s)):
             return float(after * self.num_bytes)
@@ -119,8 +119,8 @@ class Line:
         return statistics.median(times[_WARM_UP:])
 
     def prepare(self, peer: int, *, leads: bool, window_s: float) -> int:
-        """Bytes of a block, of which the two can exchange a good number in ``window_s``, other
-        pairs doing the same meanwhile."""
+        """Return the bytes of a block. The two can exchange a good number of such blocks in
+        ``window_s`` while other pairs do the same."""
         num_bytes = _FIRST_BYTES
         while True:
             self._reserve(num_bytes)
@@ -134,7 +134,7 @@ class Line:
         return num_bytes
 
     def stream(self, peer: int, *, leads: bool, num_bytes: int, window_s: float) -> Flow:
-        """What flows each way while both ways are full, for about ``window_s``."""
+        """Measure what flows each way while both ways are full, for about ``window_s``."""
         parts = [slice(at * num_bytes, (at + 1) * num_bytes) for at in range(DEPTH)]
         for part in parts:
             self._sent[part.start] = _MORE
@@ -160,7 +160,7 @@ class Line:
         return Flow(num_bytes=num_bytes, done_s=tuple(at - started_s for at in done_s))
 
     def _begin(self, peer: int, part: slice) -> list[MPI.Request]:
-        """Receive and send a block; those that fly at once lie beside each other."""
+        """Receive and send a block; those in flight at once are adjacent."""
         from mpi4py import MPI
 
         return [
@@ -205,6 +205,6 @@ class Line:
 
     def _reserve(self, num_bytes: int) -> None:
         if len(self._sent) < num_bytes:
-            # Written to, all of it: pages that nobody wrote are one page of zeros, in the cache.
+            # Every page is written: unwritten ones are one page of zeros, in the cache.
             self._sent = memoryview(bytearray(b"\1" * num_bytes))
             self._received = memoryview(bytearray(b"\1" * num_bytes))

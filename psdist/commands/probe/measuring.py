@@ -4,7 +4,7 @@
     results = measuring.steps(schedule(ranks, racks))
     copies = measuring.gpus()
 
-A rank that is in no pair of a step sleeps until the step is over.
+A rank that is in no pair of a step sleeps until the step ends.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from psdist.topology.network.catalogue import Kind, Network, Pair, Speed
 from psdist.topology.text.hostlist import natural_key
 from psdist.version import VERSION
 
-# Of what the nodes' links can carry: at this share they, not the uplink, are taken for the limit.
+# At this share of the capacity of the nodes' links, these links are the limit, not the uplink.
 FULL_SHARE = 0.9
 _NAMES: Mapping[Kind, str] = {
     "core": "within a socket",
@@ -42,7 +42,7 @@ _NAMES: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Of one pair in one step."""
+    """Figures of one pair in one step."""
 
     step: int
     first: int
@@ -210,7 +210,7 @@ def _uplinks(
 
 
 def _components(library: str) -> tuple[str, ...]:
-    """What carries the messages, as far as the settings or the library's version text say."""
+    """Return the components that carry messages, from the settings or the library's version."""
     if family_of(library) == "openmpi":
         chosen = ((key, os.environ.get(f"OMPI_MCA_{key}", "")) for key in ("pml", "mtl", "btl"))
         return tuple(f"{key}/{value}" for key, value in chosen if value)

@@ -1,4 +1,4 @@
-"""Who exchanges with whom, when: every rank makes the same list of steps from the same facts. Pure.
+"""The schedule of exchanges: every rank makes the same list of steps from the same facts. Pure.
 
     for step in schedule(ranks, racks):
         step.kind, step.pairs        # "rack", ((0, 4), ...): ranks that exchange at the same time
@@ -41,7 +41,7 @@ class Step:
     kind: StepKind
     pairs: tuple[_Numbers, ...]
     cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """What a rank binds itself to meanwhile; a rank that is not here stays where it is."""
+    """CPUs that a rank binds itself to meanwhile; other ranks keep theirs."""
     packages: Mapping[int, int] = field(default_factory=dict)
     """The packages of those CPUs, by rank."""
     racks: frozenset[str] = frozenset()

@@ -138,7 +138,7 @@ def test_a_run_is_configured_without_torch_or_mpi(tmp_path: Path) -> None:
 def test_a_full_disk_behind_standard_output_is_one_line_and_a_failure(
     words: list[str], has_buffer: bool
 ) -> None:
-    code = "from psdist.commands import cli, doctor; doctor.main = lambda: print('well') or 0; "
+    code = "from psdist.commands import cli, doctor; doctor.main = lambda **_: print('well') or 0; "
     python = [sys.executable, *([] if has_buffer else ["-u"]), "-c", f"{code} cli.main()", *words]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -155,7 +155,7 @@ def test_a_full_disk_behind_standard_output_is_one_line_and_a_failure(
 def test_a_reader_that_has_left_ends_a_command_without_a_word() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    code = "from psdist.commands import cli, doctor; doctor.main = lambda: print('well') or 0; "
+    code = "from psdist.commands import cli, doctor; doctor.main = lambda **_: print('well') or 0; "
     words = [sys.executable, "-c", f"{code} cli.main(['doctor'])"]
     try:
         done = subprocess.run(
@@ -169,7 +169,7 @@ def test_a_reader_that_has_left_ends_a_command_without_a_word() -> None:
 def test_closed_standard_streams_take_no_files_and_end_no_command(tmp_path: Path) -> None:
     code = (
         "import os; from psdist.commands import cli, doctor\n"
-        "doctor.main = lambda: print('lost', flush=True) or os.open('new', os.O_CREAT) < 3\n"
+        "doctor.main = lambda **_: print('lost', flush=True) or os.open('new', os.O_CREAT) < 3\n"
         "cli.main(__import__('sys').argv[1:])"
     )
     closed = ["bash", "-c", 'exec "$@" >&- 2>&-', "bash", sys.executable, "-c", code]
@@ -183,7 +183,7 @@ def test_closed_standard_streams_take_no_files_and_end_no_command(tmp_path: Path
 def test_another_file_that_fails_keeps_its_traceback() -> None:
     code = (
         "from psdist.commands import cli, doctor\n"
-        "doctor.main = lambda: open('/dev/full', 'wb', buffering=0).write(b'x')\n"
+        "doctor.main = lambda **_: open('/dev/full', 'wb', buffering=0).write(b'x')\n"
         "cli.main(['doctor'])"
     )
     done = subprocess.run(
@@ -541,7 +541,7 @@ def test_check_and_bench_pass_on_their_options_and_status(monkeypatch: pytest.Mo
     ):
         monkeypatch.setitem(sys.modules, name, command_module(name, attribute, record))
     assert status_of("check", "runs/a") == 1
-    assert status_of("check", "runs/a", "--json", "report.json") == 1
+    assert status_of("check", "runs/a", "--json") == 1
     assert (
         status_of(
             *("bench", "pushpull", "--sizes", "4KiB, 1MiB", "--repeats", "3", "--servers", "2"),
@@ -550,7 +550,33 @@ def test_check_and_bench_pass_on_their_options_and_status(monkeypatch: pytest.Mo
         == 1
     )
     assert calls == [
-        (Path("runs/a"), ("json_path", None)),
-        (Path("runs/a"), ("json_path", Path("report.json"))),
+        (Path("runs/a"), ("as_json", False)),
+        (Path("runs/a"), ("as_json", True)),
         ([4096, 1 << 20], 3, 2, Path("out.json"), Path("out.svg")),
     ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str) -> None:
+    words = {"bash": "source_bash", "zsh": "source_zsh", "fish": "source_fish"}
+    program = "from psdist.commands.cli import main; main([])"
+    environment = os.environ | {"_PSDIST_COMPLETE": words[shell]}
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert "_PSDIST_COMPLETE" in told.stdout, told.stderr
+    asked = {
+        "_PSDIST_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "psdist checkpoint ve",
+        "COMP_CWORD": "2",
+        "_TYPER_COMPLETE_ARGS": "psdist checkpoint ve",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | asked,
+    )
+    assert "verify" in told.stdout, told.stderr

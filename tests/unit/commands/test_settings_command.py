@@ -110,6 +110,7 @@ def test_show_takes_the_words_of_run(
         f"{len(KEYS) - 8} settings have their defaults; --json --show prints all",
     ]
     facts = json.loads(output_of(capsys, "settings", "--json", "--show", *words))
+    facts = facts["settings"]
     assert facts["seed"] == {"value": 5, "source": str(file)}
     assert set(facts) == set(FIELDS)
     of_table = output_of(capsys, "settings", "local", "--show", *words).splitlines()
@@ -133,7 +134,9 @@ def test_the_template_is_toml_whose_lines_are_the_defaults(
 
 
 def test_conflicts_have_a_reason_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    rows: list[dict[str, Any]] = json.loads(output_of(capsys, "settings", "--conflicts", "--json"))
+    rows: list[dict[str, Any]] = json.loads(output_of(capsys, "settings", "--conflicts", "--json"))[
+        "conflicts"
+    ]
     assert len(rows) > 30
     assert all(row["pair"] and row["reason"] and row["remedy"] for row in rows)
     of_backup = output_of(capsys, "settings", "backup", "--conflicts").splitlines()

@@ -162,7 +162,7 @@ def test_the_command_prints_and_says_when_the_job_is_over(
     assert command.main(tmp_path) == 0
     told = capsys.readouterr().out
     assert "worker 3 missing; workers 0, 1, 2 there" in told
-    assert "the job is over" in told
+    assert "the job has ended" in told
 
 
 def test_spares_that_wait_are_counted(tmp_path: Path) -> None:

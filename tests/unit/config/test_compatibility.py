@@ -246,8 +246,8 @@ def test_a_run_that_is_impossible_is_refused_at_the_start(given: dict[str, str],
 def test_a_codec_is_named_by_the_setting_that_gives_it() -> None:
     for given in ({"codec": "int8"}, {"codec": "int8", "schedule": "0: ssp:2; 9: async"}):
         wrong = contradiction(RunConfig(**{"mode": "ssp", "stale_lr": "inverse", **given}))
-        assert wrong.startswith("consistency.stale_lr = inverse with codec.push = int8: ")
-        assert "set codec.push = none, or leave consistency.stale_lr out" in wrong
+        assert wrong.startswith("consistency.stale_updates = inverse with codec.push = int8: ")
+        assert "set codec.push = none, or leave consistency.stale_updates out" in wrong
     assert "codec.push" in contradiction(RunConfig(backup=1, codec="int8"))
     assert not contradiction(RunConfig(backup=1, codec="none/sign"))
     shrinking = {"on_group_death": "reform", "max_deaths": 1}
@@ -266,7 +266,7 @@ def test_a_codec_is_named_by_the_setting_that_gives_it() -> None:
 def test_a_mode_is_named_by_the_setting_that_decides_it(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         resolve(command_line={**given, "stale_lr": "inverse"}, environment={})
-    assert f"consistency.stale_lr = inverse {said}" in str(raised.value)
+    assert f"consistency.stale_updates = inverse {said}" in str(raised.value)
 
 
 def test_a_schedule_without_sync_takes_what_sync_excludes() -> None:
@@ -277,8 +277,8 @@ def test_a_schedule_without_sync_takes_what_sync_excludes() -> None:
 def test_codecs_of_a_schedule_are_refused_as_others_are() -> None:
     schedule = "0: ssp:2 none; 9: async int8"
     said = (
-        r"consistency.stale_lr = inverse with consistency.schedule = 0: .*; set codec.push = "
-        r"none, or leave consistency.stale_lr out"
+        r"consistency.stale_updates = inverse with consistency.schedule = 0: .*; set codec.push = "
+        r"none, or leave consistency.stale_updates out"
     )
     with pytest.raises(ConfigError, match=said):
         resolve(command_line={"schedule": schedule, "stale_lr": "inverse"}, environment={})
@@ -286,7 +286,7 @@ def test_codecs_of_a_schedule_are_refused_as_others_are() -> None:
 
 def test_any_number_turns_on_what_a_number_turns_on() -> None:
     buddy: dict[str, Any] = {"replication": "buddy", "servers": 2, "mode": "async"}
-    assert ("consistency.delay_compensation = 0.04") in contradiction(
+    assert ("consistency.stale_updates = compensate:0.04") in contradiction(
         RunConfig(**buddy, delay_compensation=0.04)
     )
     assert "training.global_batch = 8" in contradiction(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from psdist.config.old_names import MERGED
+from psdist.config.old_names import MERGED, parse_stale
 from psdist.config.settings import FIELDS, KEYS, NAMES, TABLES, RunConfig
 from psdist.config.sources import (
     PROFILES,
@@ -121,10 +122,45 @@ def test_old_names_of_several_sources_are_parts_of_one_setting(tmp_path: Path) -
     assert of(nics="off").hosts_affinity == "cores"
 
 
+@pytest.mark.parametrize(
+    ("given", "stale_updates"),
+    [
+        ({"stale_lr": "inverse"}, "inverse"),
+        ({"delay_compensation": "0.04"}, "compensate:0.04"),
+        ({"stale_lr": "inverse", "delay_compensation": 2}, "inverse+compensate:2.0"),
+        ({"stale_lr": "off", "delay_compensation": 0}, "off"),
+        ({"consistency.stale_lr": "inverse"}, "inverse"),
+        ({"consistency.stale_updates": "inverse+compensate:1e-3"}, "inverse+compensate:1e-3"),
+    ],
+)
+def test_stale_updates_has_two_old_names(given: dict[str, Any], stale_updates: str) -> None:
+    config = of(mode="async", **given)
+    assert config.stale_updates == stale_updates
+    assert (config.stale_lr == "inverse") == ("inverse" in stale_updates)
+    assert bool(config.delay_compensation) == ("compensate" in stale_updates)
+    variables = {
+        f"PSDIST_{name.replace('.', '_').upper()}": str(value) for name, value in given.items()
+    }
+    assert resolve(command_line={"mode": "async"}, environment=variables).config == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "on", "inverse+", "compensate", "compensate:0", "compensate:x", "compensate:1e7",
+     "compensate:nan", "compensate:1+inverse", "inverse+inverse", "inversecompensate:1"],
+)  # fmt: skip
+def test_a_wrong_way_to_treat_stale_updates_is_refused(text: str) -> None:
+    if text:
+        with pytest.raises(ConfigError, match=r"consistency.stale_updates = .* must be off, inver"):
+            of(**{"consistency.stale_updates": text})
+    with pytest.raises(ValueError):
+        parse_stale(text)
+
+
 @pytest.mark.parametrize("key", MERGED)
 @pytest.mark.parametrize("value", ["\0", 10**400, True, [], 1.5])
 def test_a_wrong_value_of_an_old_name_is_one_line(key: str, value: object) -> None:
-    if (key, value) == ("strict_placement", True):
+    if (key, value) in (("strict_placement", True), ("delay_compensation", 1.5)):
         return
     with pytest.raises(ConfigError) as caught:
         of(**{key: value})

@@ -776,11 +776,12 @@ def test_the_command_proves_a_recorded_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = recorded(tmp_path)
-    assert main(run_dir, json_path=tmp_path / "report.json") == 0
+    assert main(run_dir) == 0
     out = capsys.readouterr().out
     assert "proved: the run kept the rules of ssp, staleness <= 2" in out
     assert "█" in out
-    body = json.loads((tmp_path / "report.json").read_text())
+    assert main(run_dir, as_json=True) == 0
+    body = json.loads(capsys.readouterr().out)
     assert body["verdict"] == "proved"
     assert body["proved"] is True
     assert body["num_violations"] == 0
@@ -798,9 +799,10 @@ def test_the_command_tells_violations_and_fails(
         )
         run.run()
         if run.is_fault_made:
-            assert main(tmp_path / str(seed), json_path=tmp_path / "report.json") == 1
+            assert main(tmp_path / str(seed), as_json=True) == 1
+            assert json.loads(capsys.readouterr().out)["verdict"] == "violated"
+            assert main(tmp_path / str(seed)) == 1
             break
-    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "violated"
     out = capsys.readouterr().out
     assert "violation: worker" in out
     assert "VIOLATED: " in out
@@ -845,9 +847,10 @@ def test_without_a_summary_the_run_did_not_complete(
 ) -> None:
     run_dir = recorded(tmp_path)
     (run_dir / "summary.json").unlink()
-    assert main(run_dir, json_path=tmp_path / "report.json") == 3
+    assert main(run_dir) == 3
     assert "there is no summary.json" in capsys.readouterr().out
-    body = json.loads((tmp_path / "report.json").read_text())
+    assert main(run_dir, as_json=True) == 3
+    body = json.loads(capsys.readouterr().out)
     assert (body["verdict"], body["proved"], body["is_complete"]) == ("incomplete", False, False)
 
 

@@ -116,19 +116,21 @@ def test_staleness_is_reported_in_ascending_order_whichever_was_met_first() -> N
     assert (staleness[6], staleness[7]) == (1, 1)
 
 
-def test_the_report_as_json_is_whole(tmp_path: Path) -> None:
+def test_the_report_as_json_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toy = ToyRun(seed=1, empty_rate=0.0, path_dir=tmp_path / "history")
     toy.run()
     events = tmp_path / "history" / "server-0.events"
     data = bytearray(events.read_bytes())
     data[24] = 1  # the clock of the first JOIN
     events.write_bytes(data)
-    assert main(tmp_path, json_path=tmp_path / "report.json") == 1
-    told = json.loads((tmp_path / "report.json").read_text())
+    assert main(tmp_path, as_json=True) == 1
+    told = json.loads(capsys.readouterr().out)
 
     assert sum(told.pop("staleness").values()) == told["num_uses"]
     assert told.pop("share_stale") > 0
     assert told == {
+        "format": "psdist check",
+        "version": 1,
         "verdict": "violated",
         "proved": False,
         "is_complete": True,
@@ -183,7 +185,7 @@ def test_notes_come_in_order_also_where_there_is_no_summary(
         ),
         "note: the records of worker 1 end early, after 24 uses",
         "note: no bytes were compared: no reply had a checksum",
-        "note: there is no summary.json: what the run says of itself was not compared",
+        "note: there is no summary.json: the claims of the run were not compared",
     ]
 
 

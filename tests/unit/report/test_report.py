@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +37,32 @@ def test_every_line_of_a_log_names_its_rank(tmp_path: Path, logger: logging.Logg
     logger.debug("not for a log")
     (line,) = (tmp_path / "logs" / "rank-3.log").read_text().splitlines()
     assert line.endswith(" INFO worker 1 (rank 3 on n2): connected: 4 ranks")
+
+
+def test_the_setting_names_the_lowest_level_and_whether_records_go_on(
+    tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = {}
+    for rank, setting in enumerate(("debug", "warning", "error+propagate")):
+        start_logs(tmp_path, rank=rank, who="server 0", setting=setting)
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            logger.log(level, "level %d", level)
+        stop_logs()
+        lines[setting] = len((tmp_path / "logs" / f"rank-{rank}.log").read_text().splitlines())
+    assert lines == {"debug": 4, "warning": 2, "error+propagate": 1}
+    assert caplog.messages == ["level 40"]
+
+
+def test_before_the_first_job_records_reach_only_the_handlers_of_the_script() -> None:
+    program = (
+        "import logging, psdist.report.logs\n"
+        "logger = logging.getLogger('psdist')\n"
+        "logger.warning('unheard')\n"
+        "logging.basicConfig(format='heard: %(message)s')\n"
+        "logger.warning('by the script')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "heard: by the script\n")
 
 
 def test_warnings_also_reach_people_and_other_lines_do_not(
@@ -107,7 +135,7 @@ def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path)
     assert str(caught.value) == (
         f"run_dir = {tmp_path}: it holds a run already; choose another directory, remove this "
-        "one, or go on with it (--resume)"
+        "one, or continue it (--resume)"
     )
 
 

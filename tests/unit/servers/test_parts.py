@@ -151,6 +151,6 @@ def test_a_spec_names_the_settings_that_keep_memory_for_each_group(server: int) 
     spec = options.spec(replace(RAW_WIRE, has_copies=True), built)
     expected = [
         ("codec.pull_copies = on", partition.num_bytes, "holds"),
-        ("consistency.delay_compensation = 0.5", partition.num_bytes, "was given"),
+        ("consistency.stale_updates = compensate:0.5", partition.num_bytes, "was given"),
     ]
     assert list(spec.kept_per_group()) == (expected if server == 0 else [])

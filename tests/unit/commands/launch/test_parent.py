@@ -72,8 +72,8 @@ def test_what_a_launcher_prints_passes_but_for_its_noise_and_its_status_counts()
     assert lines == [
         LINE.strip(),
         "advice",
-        "psdist: error: mpirun ended with status 7 before any rank had started; what it said "
-        "stands above",
+        "psdist: error: mpirun ended with status 7 before any rank had started; its output is "
+        "above",
     ]
 
 

@@ -112,8 +112,8 @@ def test_an_end_that_nobody_explains_is_explained_as_far_as_it_is_known() -> Non
     assert verdict(0, vanished=["a rank"]).status == 1
     assert verdict(183, num_started=0) == Verdict(
         183,
-        "psdist: error: mpirun ended with status 183 before any rank had started; what it said "
-        "stands above",
+        "psdist: error: mpirun ended with status 183 before any rank had started; its output is "
+        "above",
     )
     assert verdict(1) == Verdict(1, "psdist: error: mpirun ended with status 1")
 
