@@ -99,8 +99,11 @@ class Job:
         self.mpi_rank = session.rank.number
         """This process's rank in MPI's world, where servers have ranks too."""
         self.group = roles.group_of_worker[self.worker]
+        """Index of this worker's group, 0 .. num_groups - 1."""
         self.num_groups = roles.num_groups_beginning
+        """Number of groups at the start of the job."""
         self.num_servers = self.servers = roles.num_servers
+        """Number of ranks that serve."""
         torch.set_num_threads(num_threads(session.rank))
         self.device = device_of_job(session)
         """Where the model of this worker belongs: its own GPU, else the CPU."""
@@ -273,7 +276,7 @@ class Job:
         may be called again for another model. DataLoaders come back after them, each as a loader
         of this worker's part; their batch size is per worker. ``max_grad_norm``: every step
         clips the gradient of the parameters of each optimizer to that L2 norm, as torch's
-        clip_grad_norm_ does: in sync the gradient of the joint batch, in ssp and async the mean
+        ``clip_grad_norm_`` does: in sync the gradient of the joint batch, in ssp and async the mean
         gradient of the worker's group. ``overlap``: instead of the setting of that name, whether
         gradients may leave during backward (and with "full" replies come during forward).
 
@@ -489,8 +492,8 @@ class Job:
         """Clip the mean gradient of this worker's group to the L2 norm ``max_norm``; its norm
         before, a float64 of no dimension, the same on every worker of the group.
 
-        In place of torch.nn.utils.clip_grad_norm_, which sees this worker's gradient alone. Call it
-        last before ``step()``, on every worker of the group; ``p.grad`` stays as it is. With
+        Call it instead of ``torch.nn.utils.clip_grad_norm_``, which sees this worker's gradient
+        alone: last before ``step()``, on every worker of the group; ``p.grad`` stays as it is. With
         several groups in sync each clips its own gradient, not that of the joint batch. Where
         several optimizers were prepared, ``optimizer`` says whose gradients.
         """
@@ -779,6 +782,7 @@ class Job:
 
     @property
     def is_closed(self) -> bool:
+        """True after :meth:`close`, and after the end of the script."""
         return self._is_finished
 
     def close(self) -> None:
