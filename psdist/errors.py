@@ -102,8 +102,6 @@ class TransportError(PsdistError):
 
 
 class PeerLostError(TransportError):
-    """A rank of the job has failed."""
-
     def __init__(self, who: str, why: str = "") -> None:
         """``who`` as people know it: "worker 1 (rank 3 on n2)"; ``why`` the job does not go on
         without it, and what to do."""
@@ -135,8 +133,6 @@ class BuriedError(PsdistError):
 
 
 class JobEndedError(PsdistError):
-    """Another rank has ended the job and reported the reason: this rank ends, too."""
-
     def __init__(self, exit_status: int) -> None:
         """``exit_status``: of the job, which another rank has ended."""
         super().__init__("the job has ended; another rank has said why")
@@ -144,8 +140,6 @@ class JobEndedError(PsdistError):
 
 
 class ServersLostError(TransportError):
-    """A shard and its replica are lost."""
-
     def __init__(self, who: str, others: Sequence[str], *, of: str = "a part of the model") -> None:
         """Both copies of something are gone: ``who`` died last, ``others`` before."""
         super().__init__(
