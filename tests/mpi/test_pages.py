@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mpirun import REPOSITORY, run_program
-from tests.support.pages import execute, python_blocks, read_notebook, whole_scripts
+from tests.support.pages import blocks, execute, python_blocks, read_notebook, whole_scripts
 
 TUTORIALS = sorted(
     path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("docs/tutorials/*.md")
@@ -21,6 +21,16 @@ SCRIPTS = REPOSITORY / "tests" / "support" / "programs" / "page_scripts.py"
 def test_code_of_a_tutorial_is_python(page: str) -> None:
     for block in python_blocks(page):
         ast.parse(block)
+
+
+def test_settings_that_a_tutorial_shows_are_settings(tmp_path: Path) -> None:
+    shown = [block for page in TUTORIALS for block in blocks(page, "toml")]
+    assert len(shown) == 1
+    (tmp_path / "run.toml").write_text(shown[0])
+    command = [sys.executable, "-m", "psdist", "settings", "--show", "--config", "run.toml", "a.py"]
+    done = run_program(command, timeout_s=60, cwd=tmp_path, env={"PYTHONPATH": str(REPOSITORY)})
+    assert done.returncode == 0, done.text
+    assert "report.record = true  (run.toml)" in done.stdout
 
 
 def test_each_page_for_those_who_come_from_another_library_has_one_script() -> None:

@@ -20,17 +20,22 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def python_blocks(page: str) -> list[str]:
-    return _BLOCK.findall((REPOSITORY / page).read_text(encoding="utf-8"))
+    return blocks(page, "python")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    found = _BLOCK.findall((REPOSITORY / page).read_text(encoding="utf-8"))
+    return [text for its_language, text in found if its_language == language]
 
 
 def whole_scripts(page: str) -> list[str]:
     """Return the blocks that are scripts of psdist with their own data."""
-    blocks = python_blocks(page)
-    return [each for each in blocks if "psdist.init(" in each and "import torch" in each]
+    scripts = python_blocks(page)
+    return [each for each in scripts if "psdist.init(" in each and "import torch" in each]
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
