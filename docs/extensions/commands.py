@@ -1,6 +1,6 @@
 """The directive ``psdist-commands``: a section with the help text of each psdist command.
 
-Runs the application that users run, so that the page is right without anybody's work.
+Reads the application that users run, so that the page needs no maintenance.
 """
 
 from __future__ import annotations

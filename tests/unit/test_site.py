@@ -1,7 +1,7 @@
 """The site of docs/ builds from a clean copy without a warning, and its links lead somewhere.
 
-Sphinx itself warns about links between pages, headings and pages that no toctree has. What it
-cannot see are links in HTML that autodoc and docutils have made: they are followed here.
+Sphinx itself warns about links between pages, headings and pages that no toctree has. It
+does not check links that autodoc and docutils write into the HTML; this module follows them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     source = tmp_path_factory.mktemp("clone")
     for name in filter(None, listed.stdout.split("\0")):
-        # Pages link to scripts beside docs/, and Sphinx wants to see them.
+        # Pages link to scripts outside docs/, so Sphinx must find them.
         if (REPOSITORY / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, source / name, follow_symlinks=False)
