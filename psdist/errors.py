@@ -40,63 +40,65 @@ class PsdistError(Exception):
 
 
 class UserError(PsdistError):
+    """A mistake of the user: one line, exit status 2."""
+
     exit_status = 2
 
 
 class ConfigError(UserError):
-    pass
+    """A setting has an unknown name, a wrong type or a value out of range."""
 
 
 class CodecError(UserError):
-    pass
+    """A codec of the user's own cannot be imported, or breaks a codec's contract."""
 
 
 class LaunchError(UserError):
-    pass
+    """The ranks were started in a way that psdist cannot run."""
 
 
 class ModelError(UserError):
-    pass
+    """Workers disagree about the model, or it cannot be partitioned."""
 
 
 class OptimizerRefusedError(UserError):
-    pass
+    """This optimizer would be wrong on a parameter server."""
 
 
 class HyperparameterError(UserError):
-    pass
+    """Groups disagree on the hyperparameters of one sync iteration."""
 
 
 class NonFiniteGradientError(UserError):
-    pass
+    """A gradient held NaN or infinity."""
 
 
 class CollectiveError(UserError):
-    pass
+    """Some workers called a collective that others did not call."""
 
 
 class UsageError(UserError):
-    pass
+    """The API was called in a wrong order, or with values that it does not take."""
 
 
 class HistoryError(UserError):
-    pass
+    """A recorded history is missing, damaged or of another version."""
 
 
 class TraceError(UserError):
-    pass
+    """The spans of a run are missing, damaged or of another version."""
 
 
 class CheckpointError(UserError):
-    pass
+    """A checkpoint is damaged, missing, or of another model."""
 
 
 class PlacementError(UserError):
-    pass
+    """A machine, a cluster or a plan cannot be read or cannot be satisfied."""
 
 
 class TransportError(PsdistError):
-    pass
+    """The network, a rank or a host has failed."""
 
 
 class PeerLostError(TransportError):
@@ -147,12 +149,12 @@ class ServersLostError(TransportError):
 
 
 class WaitTimeoutError(TransportError):
-    pass
+    """A wait exceeded ``wait_timeout_s``."""
 
 
 class ProtocolError(PsdistError):
-    pass
+    """A message that the protocol does not allow."""
 
 
 class InvariantError(PsdistError):
-    pass
+    """A bug in psdist: please report it with the text of the error."""

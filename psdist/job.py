@@ -78,8 +78,9 @@ def _tracer_of(job: Job) -> Tracer | None:
 
 
 class Job:
-    """A worker's part in the job. Collectives (prepare, push, save, optimizer_state, mean, any,
-    all, barrier, and pull within a group) must be called by every worker, in the same order."""
+    """A worker's part in the job. Every worker must call the collectives (prepare, push, save,
+    checkpoint, optimizer_state, set_mode, mean, any, all, barrier) in the same order, and all
+    workers of a group must call pull."""
 
     def __init__(self, session: JobSession) -> None:
         if wrong := contradiction(session.config):
@@ -87,23 +88,27 @@ class Job:
         roles, number = session.roles, worker_of(session.rank.me)
         self._session, self._config, self._number = session, session.config, number
         self.worker = number if session.replace is None else session.replace.worker
-        """Index of this worker, 0 .. num_workers - 1; in a spare that of the one whose place it has
-        taken."""
+        """Index of this worker, 0 .. num_workers - 1. A spare has the index of the failed worker
+        whose place it has taken."""
         self.num_workers = roles.num_beginning
+        """Number of workers at the start of the job."""
         self.rank = self.worker
-        """The same as ``worker``: what scripts written for torchrun take for their rank."""
+        """The same as ``worker``, under the name that scripts for torchrun use."""
         self.world_size = self.num_workers
         """The same as ``num_workers``: servers do not count."""
         self.local_rank = roles.local_index(number)
         """Index of this worker among the workers of its host."""
         self.mpi_rank = session.rank.number
-        """This process's rank in MPI's world, where servers have ranks too."""
+        """Rank of this process in MPI_COMM_WORLD, which includes servers."""
         self.group = roles.group_of_worker[self.worker]
+        """Index of this worker's group, 0 .. num_groups - 1."""
         self.num_groups = roles.num_groups_beginning
+        """Number of groups at the start of the job."""
         self.num_servers = self.servers = roles.num_servers
+        """Number of ranks that serve."""
         torch.set_num_threads(num_threads(session.rank))
         self.device = device_of_job(session)
-        """Where the model of this worker belongs: its own GPU, else the CPU."""
+        """Device for the model of this worker: its own GPU, else the CPU."""
         self._mode: ModeFrom | None = None
         """Mode that the script has set in the run, also in attempts before."""
         if self._config.set_mode == "allowed" and session.fidelity is not None:
@@ -195,7 +200,7 @@ class Job:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the first worker that lives: it writes what is written once."""
+        """True on the first worker that has not failed: the worker that writes files and prints."""
         return self._loop.core.chief == self._number
 
     @property
@@ -208,7 +213,7 @@ class Job:
 
     @property
     def staleness(self) -> int | None:
-        """The bound of mode ssp, else None; of one that moves (staleness_to) the highest."""
+        """Bound of mode ssp, None in other modes. With a range (``staleness_to``) the upper end."""
         if self._config.staleness_to is not None and self.mode == "ssp":
             return self._config.staleness_to
         now = self._mode_now
@@ -262,27 +267,32 @@ class Job:
         max_grad_norm: float | None = None,
         overlap: Setting | None = None,
     ) -> tuple[Any, ...]:
-        """Share ``model`` among the servers. Returns it, and the optimizer to use instead of yours.
+        """Move the parameters of ``model`` to the servers, and return what to train with.
 
-        The same module object, its parameters now in flat memory with the chief's values, and an
-        optimizer that shares ``optimizer.param_groups``; ``step()`` of yours is an error from now
-        on. State of the chief's ``optimizer``, loaded or of earlier steps, moves to the servers,
-        and ``optimizer.state`` is empty from then on; the state of other workers' optimizers may
-        differ, their hyperparameters must not. Several optimizers, for parts of the model, are
-        passed and come back as a list. Each is a parameter set with clocks of its own; ``prepare``
-        may be called again for another model. DataLoaders come back after them, each as a loader
-        of this worker's part; their batch size is per worker. ``max_grad_norm``: every step
-        clips the gradient of the parameters of each optimizer to that L2 norm, as torch's
-        clip_grad_norm_ does: in sync the gradient of the joint batch, in ssp and async the mean
-        gradient of the worker's group. ``overlap``: instead of the setting of that name, whether
-        gradients may leave during backward (and with "full" replies come during forward).
+        Returns the model, the optimizer to use from now on, and a loader for each loader:
+        ``model, optimizer, loader = job.prepare(model, optimizer, loader)``.
 
-        Raises :class:`ModelError` where workers' models or optimizers differ, two optimizers hold
-        a parameter, a trained parameter shares memory with another tensor or servers cannot hold
-        the model; :class:`OptimizerRefusedError` for an optimizer that servers refuse, whose
-        ``step`` was replaced, or whose state cannot be cut by element (Adafactor's);
-        :class:`UsageError` for a model that is wrapped (DistributedDataParallel, fully_shard) and
-        for what cannot be shared out or clipped.
+        - The model is the same object. Its parameters have the chief's values.
+        - The optimizer shares ``param_groups`` with yours, whose ``step()`` is an error from now
+          on. Optimizer state of the chief moves to the servers. Hyperparameters must agree on all
+          workers.
+        - Each loader gives this worker's part of the data. Its batch size is per worker.
+
+        Pass several optimizers, for parts of the model, as a list; they return as a list. Each is a
+        parameter set with its own clock. Call ``prepare`` again for another model.
+
+        ``max_grad_norm``: every step clips the gradient of each optimizer's parameters to this L2
+        norm. In sync it clips the gradient of the joint batch, in ssp and async the mean gradient
+        of the worker's group.
+
+        ``overlap``: replaces the setting ``transfer.overlap`` for this model.
+
+        Raises :class:`ModelError` if models or optimizers differ between workers, if two optimizers
+        hold a parameter, if a trained parameter shares memory with another tensor, or if servers
+        cannot hold the model. Raises :class:`OptimizerRefusedError` for an optimizer that servers
+        refuse, an optimizer whose ``step`` was replaced, and state that cannot be cut by element
+        (Adafactor's). Raises :class:`UsageError` for a wrapped model (DistributedDataParallel,
+        fully_shard), and for loaders and norms that cannot be used.
         """
         self._require_open("prepare")
         self._require_between_steps("prepare")
@@ -326,27 +336,30 @@ class Job:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The script's own values, in every checkpoint; a resumed run begins with them.
+        """Values of the script that every checkpoint contains; a resumed run starts with them.
 
-        Dicts, lists, tuples, strings, numbers, bools, None, bytes, tensors and numpy arrays. Each
-        worker has its own. docs/guides/checkpoints.md says when they are given back.
+        A dict of dicts, lists, tuples, strings, numbers, bools, None, bytes, tensors and numpy
+        arrays. Each worker has its own. docs/guides/checkpoints.md says when psdist restores them.
         """
         return self._checkpoints.script.values
 
     def attach(self, **objects: Any) -> None:
-        """Keep the state of these objects in every checkpoint: schedulers, a GradScaler, anything
-        with ``state_dict()`` and ``load_state_dict()``, under the names given here.
+        """Keep the state of these objects in every checkpoint, under the names given here.
 
-        Call it behind ``prepare``, before the loop, on every worker. In a resumed run each gets its
-        state at once. Raises :class:`UsageError` for what has no such methods, and once training
-        has begun.
+        For schedulers, a GradScaler, and other objects with ``state_dict()`` and
+        ``load_state_dict()``. Call it after ``prepare``, before the loop, on every worker. In a
+        resumed run each object gets its state at once. Raises :class:`UsageError` for an object
+        without these methods, and after training has begun.
         """
         self._require_open("attach")
         self._checkpoints.script.attached.add(objects, has_begun=self._checkpoints.has_trained)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """``for epoch in job.epochs(10)``: 0 to 9; in a resumed run from the epoch on in which the
-        checkpoint was made, whose loader gives the batches that are left."""
+        """Return the epochs to train: ``for epoch in job.epochs(10)`` gives 0 to 9.
+
+        A resumed run starts with the epoch of the checkpoint, and its loader gives the batches that
+        are left.
+        """
         self._require_open("epochs")
         return self._checkpoints.epochs.loop(num_epochs)
 
@@ -363,12 +376,12 @@ class Job:
 
     @property
     def clock(self) -> int:
-        """Iterations this worker's group has finished, of the first parameter set."""
+        """Iterations that this worker's group has finished, for the first parameter set."""
         return self.clocks[0] if self._sets.sets else 0
 
     @property
     def clocks(self) -> list[int]:
-        """Iterations this worker's group has finished, of each parameter set."""
+        """Iterations that this worker's group has finished, for each parameter set."""
         return [trainer.clock for trainer in self._sets.trainers]
 
     def loader(
@@ -383,15 +396,17 @@ class Job:
         epochs: int | None = None,
         **options: Any,
     ) -> EpochLoader:
-        """A DataLoader over this worker's part of ``dataset``.
+        """Return a DataLoader over this worker's part of ``dataset``.
 
-        ``batch_size`` is per worker; the setting ``global_batch``, of all together, takes its
-        place. Every sample once per epoch, shuffled by (seed, epoch), the same number of batches on
-        every worker; with ``shard=False`` every worker gets all samples.
-        ``epoch``: by default each pass has another order than those before it, also over a new
-        dataset object. ``epochs``:
-        how many passes the script will make, which only the display of progress uses. Other options
-        go to torch.utils.data.DataLoader.
+        Each epoch has every sample once, in an order that follows from the seed and the epoch, and
+        the same number of batches on every worker.
+
+        - ``batch_size``: samples per worker. The setting ``training.global_batch``, the samples of
+          all workers together, replaces it.
+        - ``shard``: with False every worker gets all samples.
+        - ``epoch``: the epoch whose order to use; by default each pass has another one.
+        - ``epochs``: the number of passes that the script will make. Only the display uses it.
+        - Other options go to torch.utils.data.DataLoader.
         """
         self._require_open("loader")
         return self._loaders.make(
@@ -413,10 +428,10 @@ class Job:
         drop_last: bool = False,
         epoch: int | None = None,
     ) -> WorkerSampler:
-        """A sampler of this worker's part of ``dataset``, for a DataLoader of your own.
+        """Return a sampler of this worker's part of ``dataset``, for a DataLoader of your own.
 
-        As many samples on every worker, shuffled by (seed, epoch): like torch's DistributedSampler
-        it gives some twice at the end of a pass, or with ``drop_last`` leaves some out.
+        All workers get the same number of samples. As with torch's DistributedSampler, some samples
+        occur twice at the end of a pass; with ``drop_last`` some are left out instead.
         """
         self._require_open("sampler")
         return self._loaders.sampler(dataset, shuffle=shuffle, drop_last=drop_last, epoch=epoch)
@@ -435,14 +450,15 @@ class Job:
     # -- what is decided by the loss -----------------------------------------------------------
 
     def report(self, loss: float | torch.Tensor) -> None:
-        """Tell psdist the loss, of a batch or of a validation: ``job.report(loss.item())``.
+        """Report the loss of a batch or of a validation: ``job.report(loss.item())``.
 
-        With ``steps_by = loss`` rounds become shorter as it falls, with ``loss_patience`` codecs
-        that psdist chooses less lossy where it stands still; nothing else reads it. No collective:
-        every worker may report, or the chief alone, as often as it likes; what counts is the mean
-        of all reports since the last decision. A number, or a tensor of one value (of a GPU, that
-        waits for it). Raises :class:`UsageError` with ``steps_by = loss`` for a loss below 0, and
-        without ``on_nonfinite = skip`` for NaN and infinity.
+        ``local.steps_by = loss``, ``training.loss_patience`` and ``training.rollback`` use it. This
+        is no collective: each worker may report, or the chief alone, as often as it likes. psdist
+        uses the mean of all reports since its last decision. ``loss`` is a number or a tensor of
+        one value; reading a tensor on a GPU waits for the GPU.
+
+        Raises :class:`UsageError` for a loss below 0 with ``local.steps_by = loss``, and for NaN
+        and infinity unless ``training.on_nonfinite = skip``.
         """
         self._require_open("report")
         value = metrics.number("job.report", loss)
@@ -468,12 +484,12 @@ class Job:
 
     @span_of_call(Span.PULL_ALL, _tracer_of)
     def pull(self, *, exact: bool = False) -> None:
-        """Get the newest parameters that the mode allows; all workers of a group must call it.
+        """Get the newest parameters that the mode allows. All workers of a group must call it.
 
-        With a pull codec workers hold what it has made of the servers' parameters. ``exact`` brings
-        the servers' own, as ``job.save`` writes them, to evaluate with; the values to train with
-        come back with the next ``job.pull()``, without which a forward pass with gradients, or
-        ``step()``, raises :class:`UsageError`. Each worker then gets the whole model.
+        With a pull codec, workers hold encoded and decoded parameters. ``exact`` gets the servers'
+        own values, as ``job.save`` writes them, for an evaluation. Call ``job.pull()`` before
+        training continues: until then ``step()`` and a forward pass with gradients raise
+        :class:`UsageError`.
         """
         sets = self._prepared_between_steps("pull")
         refuse_call_of_group(self._session, "job.pull")
@@ -486,13 +502,14 @@ class Job:
     def clip_grad_norm_(
         self, max_norm: float, optimizer: ServedOptimizer | None = None
     ) -> torch.Tensor:
-        """Clip the mean gradient of this worker's group to the L2 norm ``max_norm``; its norm
-        before, a float64 of no dimension, the same on every worker of the group.
+        """Clip the mean gradient of this worker's group to the L2 norm ``max_norm``.
 
-        In place of torch.nn.utils.clip_grad_norm_, which sees this worker's gradient alone. Call it
-        last before ``step()``, on every worker of the group; ``p.grad`` stays as it is. With
-        several groups in sync each clips its own gradient, not that of the joint batch. Where
-        several optimizers were prepared, ``optimizer`` says whose gradients.
+        Returns the norm before clipping (float64, no dimension), the same on every worker of the
+        group. It replaces ``torch.nn.utils.clip_grad_norm_``, which sees the gradient of one worker
+        only. Call it last before ``step()``, on every worker of the group; ``p.grad`` keeps its
+        values. In sync with several groups each group clips its own gradient, not the gradient of
+        the joint batch: use ``max_grad_norm`` of :meth:`prepare` for that. With several optimizers,
+        ``optimizer`` names the one whose gradients to clip.
         """
         refuse_call_of_group(self._session, "job.clip_grad_norm_")
         why = "a norm is of the gradients of one: job.clip_grad_norm_(max_norm, optimizer)"
@@ -515,9 +532,9 @@ class Job:
         return float(norm)
 
     def log(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """One line in metrics.jsonl: numbers (also tensors of one value) and strings.
+        """Write one line to metrics.jsonl: numbers, tensors of one value, and strings.
 
-        A dict is for names that are no identifiers: ``job.log({"loss/train": x}, epoch=1)``.
+        Use a dict for names that are no identifiers: ``job.log({"loss/train": x}, epoch=1)``.
         """
         self._require_open("log")
         plain = metrics.logged({} if values is None else values, more)
@@ -536,36 +553,39 @@ class Job:
     # -- collectives ---------------------------------------------------------------------------
 
     def mean(self, tree: Any) -> Any:
-        """The mean over all workers of a number or a tensor, or of a tree of them.
+        """Return the mean over all workers of a number, a tensor, or a tree of them.
 
-        Dicts, lists and tuples come back as they are, with means in them: a tensor with dimensions
-        stays a tensor, everything else becomes a float. The same bits on every worker. Raises
-        :class:`CollectiveError` where the workers' trees differ.
+        Dicts, lists and tuples keep their structure. A tensor with dimensions stays a tensor;
+        everything else becomes a float. All workers get the same bits. Raises
+        :class:`CollectiveError` if the trees of workers differ.
         """
         described, values = metrics.pack(tree, num_workers=self.num_workers)
         return metrics.mean_of(tree, self._collective("mean", described, values=values))
 
     def any(self, flag: Any) -> bool:
-        """Whether ``flag`` is true on any worker: the same answer on all of them.
+        """Return True on all workers if ``flag`` is true on any worker.
 
-        For what all workers must do in the same iteration, such as to stop. ``flag`` is a bool, a
-        number or a tensor of one value; :class:`UsageError` for anything else.
+        For decisions that all workers must take in the same iteration, such as to stop. ``flag`` is
+        a bool, a number or a tensor of one value; other values raise :class:`UsageError`.
         """
         return bool(self._collective("any", metrics.packed_flag("any", flag)).unlike(metrics.FALSE))
 
     def all(self, flag: Any) -> bool:
-        """Whether ``flag`` is true on all workers; see :meth:`any`."""
+        """Return True on all workers if ``flag`` is true on each of them; see :meth:`any`."""
         return not self._collective("all", metrics.packed_flag("all", flag)).unlike(metrics.TRUE)
 
     def set_mode(self, mode: str, *, staleness: int | None = None) -> None:
-        """Change the mode of the run: ``job.set_mode("ssp", staleness=3)``; a collective, which
-        every worker must call, between two iterations, with the same values.
+        """Change the mode of the run: ``job.set_mode("ssp", staleness=3)``.
 
-        It takes effect after the next iteration, because the parameters for that one are here
-        already; if groups are at different iterations, after the next one of the fastest group.
-        The configuration must allow it (``set_mode = allowed``). Raises :class:`UsageError`
-        otherwise, and for an unknown mode. A resumed run continues with the mode that was set last:
-        the calls that the script repeats before the place of its checkpoint change nothing.
+        A collective: every worker must call it between two iterations, with the same values. The
+        setting ``consistency.schedule = script`` must allow it.
+
+        The mode changes after the next iteration, because the parameters for that iteration have
+        arrived already. If groups are at different iterations, it changes after the next iteration
+        of the fastest group. A resumed run continues with the mode that was set last; calls that
+        the script repeats before the place of its checkpoint have no effect.
+
+        Raises :class:`UsageError` if the setting does not allow it, and for an unknown mode.
         """
         if self._config.set_mode != "allowed":
             raise UsageError(
@@ -597,10 +617,10 @@ class Job:
     def save(self, path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> None:
         """Write the whole model as safetensors, under the names of its own ``state_dict()``.
 
-        ``path`` must end in ``.safetensors``; folders above it are made. Trained parameters come
-        from the servers, with every update pushed before; buffers and frozen parameters from the
-        chief. Returns on all workers when the file is complete. ``model`` says which one, where
-        several were prepared.
+        ``path`` must end in ``.safetensors``; missing folders are made. Trained parameters come
+        from the servers, with every update pushed before the call; buffers and frozen parameters
+        come from the chief. Returns on all workers when the file is complete. With several models,
+        ``model`` names the one to save.
         """
         sets = self._prepared_between_steps("save")
         check_suffix(path)
@@ -644,14 +664,14 @@ class Job:
 
     @span_of_call(Span.OPTIMIZER_STATE, _tracer_of)
     def optimizer_state(self, optimizer: ServedOptimizer | None = None) -> dict[str, Any] | None:
-        """The optimizer's state, with every update pushed before, as torch's ``state_dict()``: on
-        the chief; None on other workers, which call it, too.
+        """Return the optimizer state on the chief, as torch's ``state_dict()``; None elsewhere.
 
-        A plain optimizer of the same class and parameter groups continues from it with
-        ``load_state_dict``, and so does the next job whose ``prepare`` gets that. Groups are as
-        ``optimizer.param_groups`` is now. Tensors are new, on the CPU, in the dtype that servers
-        compute in (float32 for float16 and bfloat16). In ssp and async every chunk's state
-        is its server's newest. ``optimizer`` says whose, where several were prepared.
+        It contains every update pushed before the call. A plain optimizer of the same class and
+        parameter groups continues from it with ``load_state_dict``, and so does the next job whose
+        ``prepare`` gets that optimizer. Parameter groups are those of ``optimizer.param_groups``
+        now. Tensors are new, on the CPU, in the dtype that servers compute in (float32 for float16
+        and bfloat16). In ssp and async the state of each chunk is the newest one of its server.
+        With several optimizers, ``optimizer`` names the one to return.
 
         Raises :class:`OptimizerRefusedError` for state that cannot be put together (Adafactor's).
         """
@@ -682,17 +702,17 @@ class Job:
 
     @span_of_call(Span.CHECKPOINT, _tracer_of)
     def checkpoint(self) -> str:
-        """Write a checkpoint to RUN_DIR/checkpoints, to resume from here; return its name.
+        """Write a checkpoint to RUN_DIR/checkpoints and return its name.
 
-        Every worker must call it, between two iterations. Training waits while servers copy their
-        parameters and the optimizer's state in memory; files are written meanwhile. One that
-        cannot be written (a full disk) is a warning, and the one before stays the newest. ``psdist
-        run --resume --run-dir RUN_DIR`` starts from the newest complete one, on any number
-        of servers and workers; ``checkpoint_keep`` says how many stay.
+        Every worker must call it, between two iterations. Training waits while servers copy
+        parameters and optimizer state in memory; psdist writes the files while training continues.
+        If a checkpoint cannot be written (a full disk), a warning says so and the previous one
+        stays the newest. ``psdist run --resume --run-dir RUN_DIR`` starts from the newest complete
+        checkpoint, on any number of servers and workers. ``checkpoint.keep`` says how many stay.
 
-        Raises :class:`UsageError` between backward() and step() where gradients have left, or
-        where a round of accumulated gradients would end; with ``steps_by = speed`` within a round,
-        and in other modes than sync.
+        Raises :class:`UsageError` between backward() and step() if gradients have left, and where a
+        round of accumulated gradients would end. With ``local.steps_by = speed`` it raises that
+        error within a round, and in other modes than sync.
         """
         self._prepared("checkpoint")
         self._checkpoints.require_may_be_cut()
@@ -701,11 +721,11 @@ class Job:
 
     @span_of_call(Span.SET_VALUES, _tracer_of)
     def push(self, model: torch.nn.Module | None = None) -> None:
-        """The chief's values of the whole model become the servers' and every worker's.
+        """Send the chief's values of the whole model to the servers and to every worker.
 
-        For what the script has written since ``prepare``, with load_state_dict() or otherwise; what
-        other workers have written is replaced. The servers keep the optimizer's state. ``model``
-        says which one, where several were prepared.
+        Call it after the script has written parameters, with load_state_dict() or otherwise. Values
+        that other workers have written are replaced. The servers keep the optimizer state. With
+        several models, ``model`` names the one to send.
         """
         refuse_call_of_group(self._session, "job.push")
         if self._session.roles.num_substitutes:
@@ -779,15 +799,16 @@ class Job:
 
     @property
     def is_closed(self) -> bool:
+        """True after :meth:`close`, and after the end of the script."""
         return self._is_finished
 
     def close(self) -> None:
-        """End the job and wait for all workers, which must call it, too; the script continues.
+        """End the job and wait until all workers have called it. The script continues.
 
-        The run's files are complete then; the next psdist.init() begins another job of the same
-        ranks.
-        The script's end does the same where this is not called. The model stays as it is now;
-        everything of the job but its numbers is an error from then on. A second call does nothing.
+        Afterwards the files of the run are complete, and the next psdist.init() starts another job
+        of the same ranks. The end of the script does the same if the script does not call it. The
+        model keeps its values; calls to the job are errors, except reading its numbers. A second
+        call has no effect.
         """
         if self.failure is not None:
             raise UsageError(

@@ -39,18 +39,20 @@ def init(
     checksum_every: int | None = None,
     **others: Any,
 ) -> Job:
-    """Take part in the job; returns on workers only, once every worker has called it.
+    """Join the job. Returns on workers only, after every worker has called it.
 
-    Server ranks started as ``mpirun python train.py`` serve here and exit; under ``psdist run``
-    they never run the script. Settings then come from the environment (PSDIST_MODE, ...; a TOML
-    file by PSDIST_CONFIG). Command line, environment and file win over the settings passed here;
-    every worker must pass the same. ``others`` are tables of settings, such as
-    ``consistency={"pipeline": 1}``. A second call returns the same Job, after :meth:`Job.close`
-    another one. Until then RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE count workers, as
-    under torchrun.
+    Under ``psdist run`` servers never run the script. Under ``mpirun python train.py`` servers
+    serve inside this call, and then exit. Settings then come from the environment (PSDIST_MODE,
+    ...; a TOML file by PSDIST_CONFIG).
 
-    Raises :class:`ConfigError` for a wrong value or settings that exclude each other,
-    :class:`UsageError` for a setting that must be known before scripts run,
+    Command line, environment and file replace the settings passed here. Every worker must pass the
+    same settings. ``others`` are tables of settings, such as ``consistency={"pipeline": 1}``.
+
+    A second call returns the same Job; after :meth:`Job.close` it starts another one. Until then
+    RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE count workers, as under torchrun.
+
+    Raises :class:`ConfigError` for a wrong value and for settings that exclude each other,
+    :class:`UsageError` for a setting that must be known before scripts run, and
     :class:`CollectiveError` if workers pass different settings.
     """
     global _job, _settings, _is_plain

@@ -43,9 +43,17 @@ _Result = TypeVar("_Result")
 class OwnCodec(Protocol):
     """The methods of a user's codec."""
 
-    def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor: ...
-    def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor: ...
-    def bound(self, num_values: int) -> int: ...
+    def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:
+        """Return the payload (1-D, uint8) of ``values`` (1-D, float32, on the CPU)."""
+        ...
+
+    def decode(self, payload: torch.Tensor, num_values: int) -> torch.Tensor:
+        """Return ``num_values`` values of float32."""
+        ...
+
+    def bound(self, num_values: int) -> int:
+        """Return the maximum bytes of a payload of ``num_values`` values."""
+        ...
 
 
 @functools.cache
