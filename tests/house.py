@@ -318,7 +318,7 @@ def pages() -> dict[str, str]:
 
 
 def words_by_hand(texts: dict[str, str]) -> dict[str, int]:
-    """Return the words of each page of docs/ that somebody wrote and keeps true. A word has a letter
+    """Return the words of each page of docs/ that is written by hand. A word has a letter
     or a digit; the bars of tables have none."""
     left_out = (*NOT_WRITTEN_BY_HAND, SPECIFICATION)
     return {
