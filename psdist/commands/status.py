@@ -25,12 +25,14 @@ def main(run_dir: Path, *, as_json: bool = False) -> int:
     """Print how the job stands; 0."""
     status = read_status(run_dir)
     age_s = max(0.0, time.time() - status.at)
+    has_summary = (run_dir / "summary.json").exists()
     if as_json:
-        print_json("status", {"age_s": age_s, **status.model_dump()})
+        facts = {"age_s": age_s, "has_summary": has_summary}
+        print_json("status", facts | status.model_dump())
         return 0
     for line in lines_of(status, age_s=age_s):
         print(line)
-    if status.phase != "ended" and (run_dir / "summary.json").exists():
+    if status.phase != "ended" and has_summary:
         print("  ended      summary.json exists: the job has ended")
     return 0
 

@@ -8,6 +8,7 @@ Scripts rely on the old names, so every source still takes the merged ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple
 
@@ -32,8 +33,7 @@ _AFFINITIES: Final = {
     (False, False): "off",
 }
 """(ranks bind themselves, ranks use near cards) -> hosts.affinity."""
-_INVERSE: Final = "inverse"
-_COMPENSATE: Final = "compensate:"
+_STALE: Final = re.compile(r"off|(inverse)|(inverse\+)?compensate:(.+)")
 _MOST_LAMBDA: Final = 1e6
 STALE_ALLOWED: Final = (
     "off, inverse, compensate:LAMBDA or inverse+compensate:LAMBDA, with LAMBDA > 0 and <= 1000000"
@@ -45,15 +45,11 @@ def parse_stale(text: str) -> tuple[Literal["off", "inverse"], float]:
 
     Raises ValueError for another text.
     """
-    if text == "off":
-        return "off", 0.0
-    of_lr, _, rest = text.partition("+") if text.startswith(_INVERSE) else ("", "", text)
-    if of_lr == text == _INVERSE:
-        return _INVERSE, 0.0
-    found = float(rest.removeprefix(_COMPENSATE)) if rest.startswith(_COMPENSATE) else 0.0
-    if of_lr not in ("", _INVERSE) or not 0 < found <= _MOST_LAMBDA:
+    match = _STALE.fullmatch(text)
+    strength = float(match[3]) if match and match[3] else 0.0
+    if match is None or (match[3] and not 0 < strength <= _MOST_LAMBDA):
         raise ValueError("not a way to treat stale updates")
-    return _INVERSE if of_lr else "off", found
+    return "inverse" if match[1] or match[2] else "off", strength
 
 
 class Merged(NamedTuple):
@@ -100,12 +96,14 @@ def _set_mode(value: object, now: Mapping[str, object]) -> dict[str, object]:
 
 
 def _stale(of_lr: str, strength: float) -> dict[str, object]:
-    parts = [_INVERSE] * (of_lr == _INVERSE) + [f"{_COMPENSATE}{strength!r}"] * (strength != 0)
+    parts = [] if of_lr == "off" else [of_lr]
+    if strength:
+        parts.append(f"compensate:{strength!r}")
     return {"stale_updates": "+".join(parts) or "off"}
 
 
 def _stale_lr(value: object, now: Mapping[str, object]) -> dict[str, object]:
-    return _stale(_one_of(value, "off", _INVERSE), parse_stale(str(now["stale_updates"]))[1])
+    return _stale(_one_of(value, "off", "inverse"), parse_stale(str(now["stale_updates"]))[1])
 
 
 def _delay_compensation(value: object, now: Mapping[str, object]) -> dict[str, object]:
