@@ -35,7 +35,9 @@ PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/data/*/*.md"))
 )
-PATH = re.compile(r"`((?:psdist|servers|workers|topology|tests|slurm|docs|\.ci)/[\w./-]*)`")
+PATH = re.compile(
+    r"`((?:psdist|servers|workers|topology|examples|tests|slurm|docs|\.ci)/[\w./-]*)`"
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SHOWING_COMMANDS = [
     page
