@@ -33,9 +33,16 @@ from psdist.protocol.header import HEADER_BYTES, PROTOCOL_VERSION, Header
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/data/*/*.md"))
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("tests/data/*/*.md"),
+    )
 )
-PATH = re.compile(r"`((?:psdist|servers|workers|topology|tests|slurm|docs|\.ci)/[\w./-]*)`")
+PATH = re.compile(
+    r"`((?:psdist|servers|workers|topology|examples|tests|slurm|docs|\.ci)/[\w./-]*)`"
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SHOWING_COMMANDS = [
     page

@@ -109,7 +109,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources: a build leaves files in their folders."""
     pytest.importorskip("setuptools", reason="distributions are built with it, without a network")
     sources = tmp_path_factory.mktemp("distribution") / "sources"
-    for name in ("psdist", *LINKED, "containers", "docs", "slurm"):
+    for name in ("psdist", *LINKED, "containers", "docs", "examples", "slurm"):
         shutil.copytree(
             REPOSITORY / name,
             sources / name,
@@ -132,7 +132,7 @@ def wheel(sources: Path) -> Path:
     return built
 
 
-def test_a_source_distribution_has_the_job_scripts_the_docs_and_the_pinned_versions(
+def test_a_source_distribution_has_job_scripts_examples_docs_and_pinned_versions(
     sources: Path, wheel: Path
 ) -> None:
     program = (
@@ -150,7 +150,7 @@ def test_a_source_distribution_has_the_job_scripts_the_docs_and_the_pinned_versi
         *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md"),
         *("SECURITY.md", "constraints.txt", "pyproject.toml", "setup.cfg"),
         *("slurm/quickstart.sh", "slurm/venv.sh", "slurm/requeue.sbatch"),
-        *("containers/Dockerfile", "containers/psdist.def"),
+        *("containers/Dockerfile", "containers/psdist.def", "examples/language_model.py"),
         *(
             "docs/dev/design.md",
             "docs/convergence-10mbit.svg",

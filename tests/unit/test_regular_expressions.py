@@ -25,7 +25,17 @@ SIGNS = re.compile(r"[*+?}]\+|\(\?>")
 
 def sources() -> list[Path]:
     """Python files, by their content: scripts may have no suffix."""
-    folders = ("psdist", "servers", "topology", "workers", "tests", "docs", "slurm", ".ci")
+    folders = (
+        "psdist",
+        "servers",
+        "topology",
+        "workers",
+        "tests",
+        "docs",
+        "examples",
+        "slurm",
+        ".ci",
+    )
     files = [path for name in folders for path in sorted((REPOSITORY / name).rglob("*"))]
     return [
         path
