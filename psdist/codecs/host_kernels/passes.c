@@ -56,15 +56,19 @@ static inline uint32_t bits_of(float value) { return raw_of(value) & 0x7fffffffu
 
 static inline uint32_t larger(uint32_t one, uint32_t other) { return one > other ? one : other; }
 
+/* Both most: the bits of the largest magnitudes of the gradient and of what is asked for. */
 static inline void ask_part(const float *restrict gradient, const float *restrict kept, float times,
-                            float *restrict asked, int64_t num, uint32_t *most_given) {
-    uint32_t most = *most_given;
+                            float *restrict asked, int64_t num, uint32_t *most_given,
+                            uint32_t *most_asked) {
+    uint32_t given = *most_given, most = *most_asked;
     for (int64_t i = 0; i < num; i++) {
         float residual = kept[i] * times;
         asked[i] = gradient[i] + residual;
-        most = larger(most, bits_of(gradient[i]));
+        given = larger(given, bits_of(gradient[i]));
+        most = larger(most, bits_of(asked[i]));
     }
-    *most_given = most;
+    *most_given = given;
+    *most_asked = most;
 }
 
 static inline int64_t next_part(cursor_t *cursor, int64_t most, int64_t *at) {
@@ -80,37 +84,28 @@ static inline int64_t next_part(cursor_t *cursor, int64_t most, int64_t *at) {
 }
 
 static inline void ask(const push_t *push, cursor_t *cursor, float *asked, int64_t num,
-                       uint32_t *most_given) {
+                       uint32_t *most_given, uint32_t *most_asked) {
     if (num < BLOCK) memset(asked, 0, BLOCK * sizeof(float));
     for (int64_t done = 0, at; done < num;) {
         int64_t part = next_part(cursor, num - done, &at);
         const float *gradient = push->gradient + at, *kept = push->kept + at;
         if (part == BLOCK) /* the usual case, of a known length */
-            ask_part(gradient, kept, push->times, asked, BLOCK, most_given);
+            ask_part(gradient, kept, push->times, asked, BLOCK, most_given, most_asked);
         else
-            ask_part(gradient, kept, push->times, asked + done, part, most_given);
+            ask_part(gradient, kept, push->times, asked + done, part, most_given, most_asked);
         done += part;
     }
 }
 
-static inline void leave(const push_t *push, cursor_t *cursor, const float *missed, int64_t num) {
-    for (int64_t done = 0, at; done < num;) {
-        int64_t part = next_part(cursor, num - done, &at);
-        memcpy(push->left + at, missed + done, (size_t)part * sizeof(float));
-        done += part;
-    }
-}
-
-/* seen becomes what is left out; outside the coded values both are equal or zero. */
-static inline void miss(const float *restrict asked, float *restrict seen, int64_t num,
-                        numbers_t *numbers, uint32_t *most_missed) {
+/* What is left out of one block goes to left. */
+static inline void miss_block(const float *restrict asked, const float *restrict seen,
+                              float *restrict left, numbers_t *numbers, uint32_t *most_missed) {
     float missed[16] = {0}, wanted[16] = {0};
     uint32_t most = *most_missed;
-    if (num < BLOCK) memcpy(seen + num, asked + num, (size_t)(BLOCK - num) * sizeof(float));
     for (int i = 0; i < BLOCK; i += 16)
         for (int j = 0; j < 16; j++) {
             float value = asked[i + j], rest = value - seen[i + j];
-            seen[i + j] = rest;
+            left[i + j] = rest;
             missed[j] += rest * rest;
             wanted[j] += value * value;
             most = larger(most, bits_of(rest));
@@ -122,6 +117,25 @@ static inline void miss(const float *restrict asked, float *restrict seen, int64
     *most_missed = most;
 }
 
+static inline void miss(const push_t *push, cursor_t *cursor, const float *asked, float *seen,
+                        int64_t num, numbers_t *numbers, uint32_t *most_missed) {
+    int64_t at, part = next_part(cursor, num, &at);
+    if (part == BLOCK) {
+        miss_block(asked, seen, push->left + at, numbers, most_missed);
+        return;
+    }
+    float left[BLOCK];
+    /* Nothing is left out where there are no values. */
+    memcpy(seen + num, asked + num, (size_t)(BLOCK - num) * sizeof(float));
+    miss_block(asked, seen, left, numbers, most_missed);
+    for (int64_t done = 0;;) {
+        memcpy(push->left + at, left + done, (size_t)part * sizeof(float));
+        done += part;
+        if (done == num) return;
+        part = next_part(cursor, num - done, &at);
+    }
+}
+
 static inline float sum_of(const float *values) {
     float sums[BLOCK / 2];
     for (int i = 0; i < BLOCK / 2; i++) sums[i] = values[i] + values[i + BLOCK / 2];
@@ -131,9 +145,7 @@ static inline float sum_of(const float *values) {
 }
 
 /* The scale of whole multiples; *divisor is 0 if a value is not finite. */
-static inline float scale_of(const float *asked, float levels, float cap, float *divisor) {
-    uint32_t most = 0;
-    for (int i = 0; i < BLOCK; i++) most = larger(most, bits_of(asked[i]));
+static inline float scale_of(uint32_t most, float levels, float cap, float *divisor) {
     *divisor = 0;
     if (most >= INFINITE) return NAN;
     float scale = float_of(most) / levels;
@@ -144,8 +156,8 @@ static inline float scale_of(const float *asked, float levels, float cap, float 
 }
 
 static inline float multiples(const float *restrict asked, float *restrict seen, int8_t *restrict to,
-                              float levels, float cap) {
-    float divisor, scale = scale_of(asked, levels, cap, &divisor);
+                              uint32_t most, float levels, float cap) {
+    float divisor, scale = scale_of(most, levels, cap, &divisor);
     if (divisor == 0) {
         memset(to, 0, BLOCK);
         for (int i = 0; i < BLOCK; i++) seen[i] = NAN;
@@ -164,21 +176,25 @@ static inline float cap_of(double levels) {
     return (float)((double)LARGEST * (1.0 - 0x1p-20) / levels);
 }
 
-static inline float int8_block(const float *asked, float *seen, uint8_t *codes, int64_t num) {
+static inline float int8_block(const float *asked, float *seen, uint8_t *codes, int64_t num,
+                               uint32_t most) {
     (void)num;
-    return multiples(asked, seen, (int8_t *)codes, 127.0f, cap_of(127.0));
+    return multiples(asked, seen, (int8_t *)codes, most, 127.0f, cap_of(127.0));
 }
 
-static inline float int4_block(const float *asked, float *seen, uint8_t *codes, int64_t num) {
+static inline float int4_block(const float *asked, float *seen, uint8_t *codes, int64_t num,
+                               uint32_t most) {
     (void)num;
     int8_t each[BLOCK];
-    float scale = multiples(asked, seen, each, 7.0f, cap_of(7.0));
+    float scale = multiples(asked, seen, each, most, 7.0f, cap_of(7.0));
     for (int i = 0; i < BLOCK / 2; i++)
         codes[i] = (uint8_t)((each[i] + 8) | ((each[i + BLOCK / 2] + 8) << 4));
     return scale;
 }
 
-static inline float int2_block(const float *asked, float *seen, uint8_t *codes, int64_t num) {
+static inline float int2_block(const float *asked, float *seen, uint8_t *codes, int64_t num,
+                               uint32_t most) {
+    (void)most;
     float magnitudes[BLOCK], kept[BLOCK], count = (float)num, times = 1;
     int8_t each[BLOCK];
     for (int i = 0; i < BLOCK; i++) magnitudes[i] = fabsf(asked[i]);
@@ -210,7 +226,9 @@ static inline float int2_block(const float *asked, float *seen, uint8_t *codes, 
     return scale;
 }
 
-static inline float sign_block(const float *asked, float *seen, uint8_t *codes, int64_t num) {
+static inline float sign_block(const float *asked, float *seen, uint8_t *codes, int64_t num,
+                               uint32_t most) {
+    (void)most;
     float magnitudes[BLOCK], count = (float)num;
     for (int i = 0; i < BLOCK; i++) magnitudes[i] = fabsf(asked[i]);
     float scale = sum_of(magnitudes) / count;
@@ -230,24 +248,24 @@ static inline float sign_block(const float *asked, float *seen, uint8_t *codes, 
     return scale;
 }
 
-#define PUSH(name, bytes)                                                               \
-    void name##_push(const push_t *push, numbers_t *numbers) {                          \
-        int64_t num_blocks = (push->num + BLOCK - 1) / BLOCK;                           \
-        uint8_t *codes = push->payload + 4 * num_blocks;                                \
-        cursor_t from = {push->stretches, push->stretches[0]}, to = from;               \
-        uint32_t most_missed = 0, most_given = 0;                                       \
-        float asked[BLOCK], seen[BLOCK];                                                \
-        numbers->missed = numbers->wanted = 0;                                          \
-        for (int64_t block = 0; block < num_blocks; block++) {                          \
+#define PUSH(name, bytes)                                                                \
+    void name##_push(const push_t *push, numbers_t *numbers) {                           \
+        int64_t num_blocks = (push->num + BLOCK - 1) / BLOCK;                            \
+        uint8_t *codes = push->payload + 4 * num_blocks;                                 \
+        cursor_t from = {push->stretches, push->stretches[0]}, to = from;                \
+        uint32_t most_missed = 0, most_given = 0;                                        \
+        float asked[BLOCK], seen[BLOCK];                                                 \
+        numbers->missed = numbers->wanted = 0;                                           \
+        for (int64_t block = 0; block < num_blocks; block++) {                           \
             int64_t rest = push->num - block * BLOCK, num = rest < BLOCK ? rest : BLOCK; \
-            ask(push, &from, asked, num, &most_given);                                  \
-            float scale = name##_block(asked, seen, codes + block * (bytes), num);      \
-            memcpy(push->payload + 4 * block, &scale, 4);                               \
-            miss(asked, seen, num, numbers, &most_missed);                              \
-            leave(push, &to, seen, num);                                                \
-        }                                                                               \
-        numbers->most_missed = float_of(most_missed);                                   \
-        numbers->most_given = float_of(most_given);                                     \
+            uint32_t most = 0;                                                           \
+            ask(push, &from, asked, num, &most_given, &most);                            \
+            float scale = name##_block(asked, seen, codes + block * (bytes), num, most); \
+            memcpy(push->payload + 4 * block, &scale, 4);                                \
+            miss(push, &to, asked, seen, num, numbers, &most_missed);                    \
+        }                                                                                \
+        numbers->most_missed = float_of(most_missed);                                    \
+        numbers->most_given = float_of(most_given);                                      \
     }
 
 PUSH(int8, BLOCK)
