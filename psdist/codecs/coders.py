@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from psdist.codecs import Codec, MatrixCodec, OnDevice
+from psdist.codecs import MatrixCodec, OnDevice
 from psdist.codecs.layout import Division
 from psdist.protocol.memory import as_tensor
 from psdist.protocol.partition import Partition
@@ -62,7 +62,7 @@ class HostCoder:
         """Return a coder with the kernels of this host for these codecs; compiles them once."""
         from psdist.codecs.host_kernels import kernels_for  # only ranks that encode need it
 
-        return cls(host_kernels=kernels_for(_codecs_of(codings)))
+        return cls(host_kernels=kernels_for(codings.codecs))
 
     def begin(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
         """Call ``compute`` and make its copies, after these marks."""
@@ -130,7 +130,7 @@ class DeviceCoder(HostCoder):
         dtypes = {chunk.dtype for chunk in partition.chunks}
         if transfers.device.type != "cuda":
             return cls(transfers)
-        return cls(transfers, kernels_for(transfers.device, _codecs_of(codings), dtypes))
+        return cls(transfers, kernels_for(transfers.device, codings.codecs, dtypes))
 
     def begin(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
         def counted() -> Pairs:
@@ -181,8 +181,3 @@ class DeviceCoder(HostCoder):
             memory = as_tensor(self.transfers.allocate(4 * num), "float32", num)
             self._memory[use, chunk] = memory
         return memory[:num], [(values, memory[:num])]
-
-
-def _codecs_of(codings: ChunkCodings) -> list[Codec]:
-    """Return the codecs of all rounds, each once."""
-    return list({id(each.codec): each.codec for each in codings.levels}.values())

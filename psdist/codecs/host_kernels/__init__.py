@@ -1,4 +1,4 @@
-"""Pushes that the host encodes with error feedback in one pass over memory, in C.
+"""Pushes that the host encodes with error feedback, and decodes, in one pass over memory, in C.
 
 The codecs in torch read and write the values of a chunk 10 to 20 times, into new memory each time.
 ``passes.c`` has the same arithmetic in one loop, with the same bits. It is compiled for the
@@ -8,10 +8,11 @@ bits, the codec in torch encodes.
     kernels = kernels_for(codecs)                             # None: torch encodes all
     made = kernels.push(division, gradient, kept, times, into)
     made.left, made.number("missed")
+    kernels.decode(coding, payload, into)                     # False: torch decodes it
 
 The compiled library is kept in ``~/.cache/psdist`` (or ``XDG_CACHE_HOME``). Its name contains
 the source, the compiler and the processor, so hosts of several kinds share a home. Where nothing
-can be written there, the library is loaded from memory. Imported by ranks that encode pushes only.
+can be written there, the library is loaded from memory. Imported by ranks with a codec only.
 
 Measured against numba and torch with ``out=``: tests/benchmarks/schemes/host_codecs.py.
 """
@@ -36,10 +37,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from psdist.codecs.chunks import taken
+from psdist.codecs.chunks import HEAD, ChunkCoding, Form, Places, put, taken
 from psdist.codecs.layout import Division, Stretch, num_values
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
+from psdist.protocol.memory import as_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +114,9 @@ class HostKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._proven: dict[str, Any] = {}
-        """Codec -> its pass."""
+        """Codec -> its pass over a push."""
+        self._decoders: dict[str, Any] = {}
+        """Codec -> its pass over a payload."""
         self._buffers = _Buffers()
         self._tables: dict[tuple[Stretch, ...], np.ndarray[Any, Any]] = {}
         self.num_pushes = 0
@@ -124,8 +128,12 @@ class HostKernels:
             encode = getattr(self._library, f"{codec.name}_push")
             encode.argtypes, encode.restype = [ctypes.c_void_p] * 2, None
             self._proven[codec.name] = encode
+            decode = getattr(self._library, f"{codec.name}_decode")
+            decode.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+            decode.restype = ctypes.c_int
+            self._decoders[codec.name] = decode
             if not self._has_same_bits(codec):
-                self._proven[codec.name] = None
+                self._proven[codec.name] = self._decoders[codec.name] = None
                 _log.warning("host kernel disabled: codec=%s: its bits differ from those of torch; "
                              "torch encodes instead", codec.name)  # fmt: skip
         return self._proven[codec.name] is not None
@@ -141,7 +149,12 @@ class HostKernels:
             pushed = self.push(division, gradient, kept, 0.7, payload)
             asked = gradient + kept * 0.7
             expected = codec.encode(asked, seed=0)
-            missed = asked - codec.decode(expected, _TRIAL)
+            seen, decoded = codec.decode(expected, _TRIAL), torch.empty(_TRIAL)
+            missed = asked - seen
+            if not self._decode(division, expected, decoded):
+                return False
+            if not torch.equal(decoded.view(torch.int32), seen.view(torch.int32)):
+                return False
             if pushed is None or not torch.equal(payload, expected):
                 return False
             if not torch.equal(pushed.left.view(torch.int32), missed.view(torch.int32)):
@@ -186,11 +199,48 @@ class HostKernels:
 
         return Pushed(left, number)
 
+    def decode(self, coding: ChunkCoding, payload: memoryview, into: Tensor) -> bool:
+        """Write the values of a payload of pushes to ``into`` (float32, of the chunk), zero where
+        nothing was sent. Return False if torch must do it, which finds what is wrong with it."""
+        places = _whole(coding, payload)
+        if places is None or into.dtype != torch.float32 or into.device.type != "cpu":
+            return False
+        division, num_exact = places.division, num_values(places.division.exact)
+        if num_values(division.coded) < len(into):
+            into.zero_()
+        part = torch.frombuffer(
+            payload, dtype=torch.uint8, offset=places.coded_at, count=places.coded_bytes
+        )
+        if not self._decode(division, part, into):
+            return False
+        if num_exact:
+            given = as_tensor(payload[places.exact_at :], coding.chunk.dtype, num_exact)
+            put(into, division.exact, given)
+        return True
+
+    def _decode(self, division: Division, payload: Tensor, into: Tensor) -> bool:
+        decode = self._decoders.get(division.codec.name)
+        if decode is None:
+            return False
+        stretches, num = self._table(tuple(division.coded)), num_values(division.coded)
+        return not decode(payload.data_ptr(), stretches.ctypes.data, num, into.data_ptr())
+
     def _table(self, stretches: tuple[Stretch, ...]) -> np.ndarray[Any, Any]:
         found = self._tables.get(stretches)
         if found is None:
             found = self._tables[stretches] = np.array(stretches, np.int64)
         return found
+
+
+def _whole(coding: ChunkCoding, payload: memoryview) -> Places | None:
+    """Return the places of a payload that leaves nothing out and needs no comparison; else None."""
+    if len(payload) < HEAD.size or coding.all.length_bytes or not coding.all.coded:
+        return None
+    if HEAD.unpack_from(payload)[:3] != (Form.VALUES, 0, 0):
+        return None
+    places = coding.places()
+    is_whole = places.form is Form.VALUES and places.num_bytes == len(payload)
+    return places if is_whole else None
 
 
 def kernels_for(codecs: Iterable[Any]) -> HostKernels | None:

@@ -1,5 +1,5 @@
 /* The passes over a push on the host: one read and one write of memory encode a chunk with error
- * feedback. psdist/codecs/host_kernels/__init__.py compiles and calls them.
+ * feedback, or decode its payload. psdist/codecs/host_kernels/__init__.py compiles and calls them.
  *
  * The bits are those of the codecs in torch (psdist/codecs/schemes):
  * - compile with -ffp-contract=off and without -ffast-math: every operation rounds by itself;
@@ -272,3 +272,80 @@ PUSH(int8, BLOCK)
 PUSH(int4, BLOCK / 2)
 PUSH(int2, BLOCK / 4)
 PUSH(sign, BLOCK / 8)
+
+/* Decoding: each returns true if a code is one that no sender uses. */
+
+static inline int int8_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+    int is_bad = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        int8_t code = (int8_t)codes[i];
+        is_bad |= code == -128;
+        values[i] = (float)code * scale;
+    }
+    return is_bad;
+}
+
+static inline int int4_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+    int is_bad = 0;
+    for (int i = 0; i < BLOCK / 2; i++) {
+        int low = codes[i] & 15, high = codes[i] >> 4;
+        is_bad |= (low == 0) | (high == 0);
+        values[i] = (float)(low - 8) * scale;
+        values[i + BLOCK / 2] = (float)(high - 8) * scale;
+    }
+    return is_bad;
+}
+
+static inline int int2_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+    int is_bad = 0;
+    for (int place = 0; place < 4; place++)
+        for (int i = 0; i < BLOCK / 4; i++) {
+            int code = codes[i] >> (2 * place) & 3;
+            is_bad |= code == 0;
+            values[place * (BLOCK / 4) + i] = (float)(code - 2) * scale;
+        }
+    return is_bad;
+}
+
+static inline int sign_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+    uint32_t bits = raw_of(scale);
+    for (int i = 0; i < BLOCK / 8; i++) {
+        uint32_t packed = (uint32_t)codes[i] << 24;
+        for (int j = 0; j < 8; j++)
+            values[8 * i + j] = float_of(bits ^ (packed << j & 0x80000000u));
+    }
+    return 0;
+}
+
+/* Returns 0, or 1 if no sender makes such a payload. Values outside the stretches stay. */
+#define DECODE(name, bytes)                                                                \
+    int name##_decode(const uint8_t *payload, const int64_t *stretches, int64_t total,     \
+                      float *into) {                                                       \
+        int64_t num_blocks = (total + BLOCK - 1) / BLOCK;                                  \
+        const uint8_t *codes = payload + 4 * num_blocks;                                   \
+        cursor_t to = {stretches, stretches[0]};                                           \
+        for (int64_t block = 0; block < num_blocks; block++) {                             \
+            int64_t rest = total - block * BLOCK, num = rest < BLOCK ? rest : BLOCK, at;   \
+            float scale, values[BLOCK];                                                    \
+            memcpy(&scale, payload + 4 * block, 4);                                        \
+            if (scale < 0) return 1;                                                       \
+            int64_t part = next_part(&to, num, &at);                                       \
+            if (part == BLOCK) {                                                           \
+                if (name##_values(codes + block * (bytes), scale, into + at)) return 1;    \
+                continue;                                                                  \
+            }                                                                              \
+            if (name##_values(codes + block * (bytes), scale, values)) return 1;           \
+            for (int64_t done = 0;;) {                                                     \
+                memcpy(into + at, values + done, (size_t)part * sizeof(float));            \
+                done += part;                                                              \
+                if (done == num) break;                                                    \
+                part = next_part(&to, num - done, &at);                                    \
+            }                                                                              \
+        }                                                                                  \
+        return 0;                                                                          \
+    }
+
+DECODE(int8, BLOCK)
+DECODE(int4, BLOCK / 2)
+DECODE(int2, BLOCK / 4)
+DECODE(sign, BLOCK / 8)

@@ -17,9 +17,16 @@ from psdist.codecs import host_kernels
 from psdist.codecs.coders import HostCoder
 from psdist.codecs.feedback import PushTerms
 from psdist.codecs.host_kernels import HostKernels, kernels_for
-from psdist.errors import NonFiniteGradientError
+from psdist.errors import NonFiniteGradientError, ProtocolError
 from psdist.transfers import Transfers
-from tests.support.device_cases import FORMS, LARGEST, Pair, hard_vector, require_same_steps
+from tests.support.device_cases import (
+    FORMS,
+    LARGEST,
+    Pair,
+    hard_vector,
+    require_same_steps,
+    same_bits,
+)
 
 CODECS = {name: FORMS[name] for name in ("int8", "int4", "int2", "sign")}
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -112,6 +119,54 @@ def test_a_gradient_that_is_not_finite_is_not_pushed(
             with pytest.raises(NonFiniteGradientError):
                 encoder.encode(0, values, into, clock=1, terms=terms)
     pair.require_same_residuals()
+
+
+@needs_compiler
+@pytest.mark.parametrize("exact", [(), ("a",), ("b",), ("a", "c")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@ALL
+def test_payloads_are_decoded_as_torch_does(
+    codec: Any, dtype: str, exact: tuple[str, ...], kernels: HostKernels
+) -> None:
+    for shape, scale in (((1, 1), 1.0), ((60, 77), 1e-44), ((60, 77), 1e36), ((300, 257), 1e-3)):
+        pair = Pair([(0, codec)], Transfers(), dtype=dtype, exact=exact, shape=shape)
+        coding, terms = pair.host.codings[0], PushTerms(1.0, ())
+        gradient = hard_vector(pair.chunk.length, seed=1, scale=scale).to(pair.there.dtype)
+        payload = pair.memories[0]
+        for clock in (1, 2):
+            num = pair.host.encode(0, gradient, payload, clock=clock, terms=terms)
+            found = torch.full((pair.chunk.length,), 7.0)
+            assert kernels.decode(coding, payload[:num], found)
+            assert same_bits(found, coding.read(payload[:num]).values())
+
+
+@needs_compiler
+def test_torch_decodes_payloads_of_other_forms_and_refuses_wrong_ones(
+    kernels: HostKernels,
+) -> None:
+    for codec in CODECS.values():
+        kernels.prove(codec)
+    pair = Pair([(0, CODECS["int4"])], Transfers(), compare_every=3)  # type: ignore[list-item] # it is a codec
+    coding, payload, gradient = pair.host.codings[0], pair.memories[0], pair.there + 1.0
+    into = torch.empty(pair.chunk.length)
+
+    def pushed(clock: int, absent: set[int]) -> memoryview:
+        terms = PushTerms(1.0, absent)
+        return payload[: pair.host.encode(0, gradient, payload, clock=clock, terms=terms)]
+
+    assert kernels.decode(coding, pushed(1, set()), into)
+    assert not kernels.decode(coding, pushed(3, set()), into), "with a checksum"
+    assert not kernels.decode(coding, pushed(1, {1}), into), "without a piece"
+    assert not kernels.decode(coding, payload[: coding.encode_raw(gradient, payload)], into)
+    good = bytes(pushed(1, set()))
+    for place, value in ((len(good) - 1, 0), (11, 0x80)):  # no code of int4; a scale below 0
+        bad = bytearray(good)
+        bad[place] = value
+        assert not kernels.decode(coding, memoryview(bad), into)
+        with pytest.raises(ProtocolError):
+            coding.read(memoryview(bad))
+    for num in (0, 7, len(good) - 8):
+        assert not kernels.decode(coding, memoryview(bytearray(good[:num])), into)
 
 
 @needs_compiler
