@@ -1,4 +1,4 @@
-"""Speed of encoding with error feedback on one core of the host: float32 of gradients per second.
+"""Speed of encoding with error feedback, and of decoding, on one core: float32 per second.
 
     python -m tests.benchmarks.schemes.host_codecs [--mib 4] [--codec int8] [--json FILE]
 
@@ -9,6 +9,8 @@ kernels    PushEncoder, with psdist/codecs/host_kernels (C)
 out        torch operators into memory that exists already, without a PushEncoder
 numba      one loop, compiled by numba (if it is installed), without a PushEncoder
 memcpy     a copy of the gradient, for comparison
+
+decode_torch, decode_kernels: a server's read of such a payload, added to a sum.
 
 Medians of seconds of the core, which other processes disturb less than those of the clock.
 """
@@ -193,6 +195,28 @@ def with_numba(
     return lambda: quantize(*given, codes, np.float32(LEVELS[name]), name == "int8")
 
 
+def decoders(
+    codings: ChunkCodings, coder: HostCoder, gradient: Tensor
+) -> dict[str, Callable[[], None]]:
+    coding = codings[0]
+    memory, total = memoryview(bytearray(codings.largest(0))), torch.zeros(len(gradient))
+    payload = memory[: coding.encode(gradient, memory, whole=gradient, seed=0)]
+
+    def by_torch() -> None:
+        values = torch.empty(len(gradient)).zero_()
+        coding.read(payload).set(values)
+        total.add_(values)
+
+    def by_kernels() -> None:
+        values = torch.empty(len(gradient))
+        assert coder.host_kernels is not None
+        assert coder.host_kernels.decode(coding, payload, values)
+        total.add_(values)
+
+    found = {"decode_torch": by_torch}
+    return found if coder.host_kernels is None else found | {"decode_kernels": by_kernels}
+
+
 def copied(to: Tensor, source: Tensor) -> None:
     to.copy_(source)
 
@@ -220,6 +244,7 @@ def measure(name: str, num: int, repeat: int) -> dict[str, Any]:
             if not torch.equal(payload, expected):
                 raise RuntimeError(f"{name}: the payload of {way} differs")
     ways["memcpy"] = lambda: copied(left, gradient)
+    ways |= decoders(codings, coder, gradient)
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for round_number in range(repeat + 3):
         for way, call in ways.items():
