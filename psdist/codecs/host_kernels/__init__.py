@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 _SOURCE: Final = Path(__file__).with_name("passes.c")
-_COMPILERS: Final = ("cc", "gcc", "clang")
+_COMPILERS: Final = ("gcc", "clang", "cc")  # the cc of a Cray compiles for other nodes
 _FLAGS: Final = (
     *("-std=c99", "-O3", "-march=native", "-shared", "-fPIC"),
     "-ffp-contract=off",  # a product and a sum round one after the other
