@@ -1,5 +1,5 @@
 """Pushes that the host's compiled kernels encode: the bytes and residuals of torch; and where the
-compiled library is kept. Skipped without a compiler, but for the last tests."""
+compiled library is kept. Skipped without a compiler, except the last tests."""
 
 from __future__ import annotations
 
