@@ -217,9 +217,6 @@ def transforms_of(
         checksums.append(ChecksumPush(wire.checks))
     if codings is None:
         return RawPush(frames), checksums
-    coder = HostCoder()
-    if on_device is not None:
-        coder = DeviceCoder.of(on_device.transfers, codings, partition)
     encoder = PushEncoder(
         codings,
         mine=core.mine,
@@ -227,7 +224,9 @@ def transforms_of(
         group=core.seat.group,
         has_feedback=wire.has_feedback,
         skips=wire.skips,
-        coder=coder,
+        coder=HostCoder.compiled(codings)
+        if on_device is None
+        else DeviceCoder.of(on_device.transfers, codings, partition),
     )
     encoding = EncodePush(encoder, core, frames, on_device=on_device, has_skips=bool(wire.skips))
     return encoding, [encoding, *checksums]

@@ -45,7 +45,7 @@ from psdist.protocol.rounds import Turns
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HEAD: Final = struct.Struct("<BBHI")
+HEAD: Final = struct.Struct("<BBHI")
 _LENGTH: Final = struct.Struct("<Q")
 _MOST_LEFT_OUT: Final = (1 << 16) - 1
 
@@ -68,8 +68,7 @@ class Content(NamedTuple):
     given: Tensor
     """In the workers' dtype, of the exact stretches."""
     checksum: int | None
-    """CRC-32 of what the receiver holds afterwards, of a push of ``decoded``, where it is to be
-    compared."""
+    """CRC-32 of what the receiver holds afterwards, or of a push's ``decoded``, to compare."""
 
     def values(self) -> Tensor:
         """New float32 values of the chunk; zero where nothing was sent."""
@@ -128,8 +127,8 @@ class Places(NamedTuple):
     def finish(self, into: memoryview) -> None:
         """Write the head, the length and the padding; coded and exact values are written."""
         num = len(self.left_out)
-        _HEAD.pack_into(into, 0, self.form, 0, num, 0)
-        struct.pack_into(f"<{num}I{num % 2 * 4}x", into, _HEAD.size, *self.left_out)
+        HEAD.pack_into(into, 0, self.form, 0, num, 0)
+        struct.pack_into(f"<{num}I{num % 2 * 4}x", into, HEAD.size, *self.left_out)
         if self.division.length_bytes:
             _LENGTH.pack_into(into, self.coded_at - _LENGTH.size, self.coded_bytes)
         coded_stop, exact_stop = self.coded_at + self.coded_bytes, self.exact_at + self.exact_bytes
@@ -141,8 +140,7 @@ class ChunkCoding:
     def __init__(
         self, codec: Codec, chunk: Chunk, *, exact: Collection[int], matrices: Sequence[Matrix]
     ) -> None:
-        """``exact``: pieces that the codec leaves alone; ``matrices``: by segment, its place in its
-        piece."""
+        """``exact``: pieces without the codec; ``matrices``: by segment, its place in its piece."""
         self.codec = codec
         self.chunk = chunk
         self.exact = frozenset(exact)
@@ -183,12 +181,12 @@ class ChunkCoding:
         """Bytes of the smallest and of the largest payload."""
         left_out = filled(4 * len(self.chunk.segments))
         coded = left_out + self.num_bytes(self.all)
-        return _HEAD.size, _HEAD.size + max(coded, self.chunk.num_bytes)
+        return HEAD.size, HEAD.size + max(coded, self.chunk.num_bytes)
 
     @property
     def usual_bytes(self) -> int:
         """Bytes of a payload that leaves nothing out."""
-        return _HEAD.size + self.num_bytes(self.all)
+        return HEAD.size + self.num_bytes(self.all)
 
     def places(self, absent: Collection[int] = (), form: Form = Form.VALUES) -> Places:
         """Return the places of a payload without the pieces in ``absent``."""
@@ -204,7 +202,7 @@ class ChunkCoding:
             form=form,
             left_out=left_out,
             division=division,
-            coded_at=_HEAD.size + filled(4 * len(left_out)) + division.length_bytes,
+            coded_at=HEAD.size + filled(4 * len(left_out)) + division.length_bytes,
             coded_bytes=division.codec.num_bytes(num) if num else 0,
             exact_bytes=num_values(division.exact) * self.item_bytes,
         )
@@ -216,7 +214,7 @@ class ChunkCoding:
             form=Form.RAW,
             left_out=(),
             division=Division([], every, self.codec, ()),
-            coded_at=_HEAD.size,
+            coded_at=HEAD.size,
             coded_bytes=0,
             exact_bytes=self.chunk.num_bytes,
         )
@@ -258,17 +256,17 @@ class ChunkCoding:
     @staticmethod
     def add_checksum(payload: memoryview, held: Tensor) -> None:
         """The receiver is to compare what it holds afterwards with ``held``."""
-        form, _, num_left_out, _ = _HEAD.unpack_from(payload)
-        _HEAD.pack_into(payload, 0, form, 1, num_left_out, zlib.crc32(as_bytes(held)))
+        form, _, num_left_out, _ = HEAD.unpack_from(payload)
+        HEAD.pack_into(payload, 0, form, 1, num_left_out, zlib.crc32(as_bytes(held)))
 
     def read(self, payload: memoryview) -> Content:
         """Raises :class:`ProtocolError` where no encoder makes such a payload."""
         chunk, num_bytes = self.chunk, len(payload)
-        self._require(num_bytes >= _HEAD.size, f"{num_bytes} bytes are less than a head")
-        number, has_checksum, num_left_out, checksum = _HEAD.unpack_from(payload)
+        self._require(num_bytes >= HEAD.size, f"{num_bytes} bytes are less than a head")
+        number, has_checksum, num_left_out, checksum = HEAD.unpack_from(payload)
         is_known = number <= Form.CHANGE and has_checksum <= 1
         self._require(is_known, f"form {number} and flag {has_checksum} are not known")
-        form, compared, at = Form(number), checksum if has_checksum else None, _HEAD.size
+        form, compared, at = Form(number), checksum if has_checksum else None, HEAD.size
         if form is Form.RAW:
             self._require_bytes(num_bytes, at + chunk.num_bytes)
             given = as_tensor(payload[at:], chunk.dtype, chunk.length)
@@ -350,6 +348,11 @@ class ChunkCodings:
     def is_burst(self, clock: int) -> bool:
         """Return True if messages of this round are coded otherwise than in the rounds around."""
         return self.turns is not None and self.turns.is_burst(clock)
+
+    @property
+    def codecs(self) -> list[Codec]:
+        """The codecs of all rounds, each once."""
+        return list({id(each.codec): each.codec for each in self.levels}.values())
 
     def largest(self, chunk: int) -> int:
         """Return the bytes of the largest payload of a chunk, in any round."""

@@ -25,6 +25,7 @@ from psdist.transfers import Copy, Mark, Pairs, Transfers
 if TYPE_CHECKING:
     from psdist.codecs.chunks import ChunkCodings
     from psdist.codecs.device_kernels import DeviceKernels
+    from psdist.codecs.host_kernels import HostKernels
 
 Measures: TypeAlias = Mapping[str, Callable[[], Tensor]]
 """Name of a number -> what computes it: a tensor of one element."""
@@ -35,35 +36,56 @@ Starts: TypeAlias = MutableMapping[int, Tensor | None]
 class Encoded(NamedTuple):
     """A push that was encoded in one pass over its values."""
 
-    payload: Tensor
     left: Tensor
     """float32, of the chunk: the new residual of its coded values; zero elsewhere."""
     number: Callable[[str], float]
     """Reads a number by its name, once the copies are done; 0 if it has no measure."""
     copies: Pairs
-    """Copies that bring the numbers to the host."""
+    """Copies that bring the payload and the numbers to the host."""
 
 
 class HostCoder:
     """Encodes at once; a number is computed when it is read."""
 
-    def __init__(self, transfers: Transfers | None = None) -> None:
-        """``transfers``: to the memory that MPI reads; by default the values lie there."""
+    def __init__(
+        self, transfers: Transfers | None = None, host_kernels: HostKernels | None = None
+    ) -> None:
+        """``transfers``: to the memory that MPI reads; by default the values lie there;
+        ``host_kernels``: encode most pushes in one pass; None: the codecs in torch encode all."""
         self.transfers = Transfers() if transfers is None else transfers
+        self.host_kernels = host_kernels
         self.num_bytes_to_host = 0
         """Bytes that were copied from a device."""
+
+    @classmethod
+    def compiled(cls, codings: ChunkCodings) -> HostCoder:
+        """Return a coder with the kernels of this host for these codecs; compiles them once."""
+        from psdist.codecs.host_kernels import kernels_for  # only ranks that encode need it
+
+        return cls(host_kernels=kernels_for(codings.codecs))
 
     def begin(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
         """Call ``compute`` and make its copies, after these marks."""
         return self.transfers.begin_computed(compute, after=after)
 
     def encode_at_once(
-        self, chunk: int, division: Division, gradient: Tensor, kept: Tensor, times: float
+        self,
+        chunk: int,
+        division: Division,
+        gradient: Tensor,
+        *,
+        kept: Tensor,
+        times: float,
+        into: Tensor,
     ) -> Encoded | None:
         """Encode ``gradient`` + ``kept`` x ``times`` in one pass; return None if no kernel does it.
-        ``gradient``: of the chunk, in the workers' dtype; ``kept``: float32."""
-        del chunk, division, gradient, kept, times
-        return None
+        ``gradient``: of the chunk, in the workers' dtype; ``kept``: float32; ``into``: memory of
+        the host for the payload."""
+        del chunk
+        if self.host_kernels is None:
+            return None
+        pushed = self.host_kernels.push(division, gradient, kept, times, into)
+        return None if pushed is None else Encoded(pushed.left, pushed.number, [])
 
     def code(
         self, division: Division, values: Tensor, *, seed: int, starts: Starts
@@ -105,10 +127,10 @@ class DeviceCoder(HostCoder):
         """Return a coder with the kernels that a GPU has for these codecs; compiles them."""
         from psdist.codecs.device_kernels import kernels_for  # only ranks with a GPU need it
 
-        codecs = {id(each.codec): each.codec for each in codings.levels}.values()
         dtypes = {chunk.dtype for chunk in partition.chunks}
-        is_gpu = transfers.device.type == "cuda"
-        return cls(transfers, kernels_for(transfers.device, codecs, dtypes) if is_gpu else None)
+        if transfers.device.type != "cuda":
+            return cls(transfers)
+        return cls(transfers, kernels_for(transfers.device, codings.codecs, dtypes))
 
     def begin(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
         def counted() -> Pairs:
@@ -119,16 +141,23 @@ class DeviceCoder(HostCoder):
         return super().begin(counted, after=after)
 
     def encode_at_once(
-        self, chunk: int, division: Division, gradient: Tensor, kept: Tensor, times: float
+        self,
+        chunk: int,
+        division: Division,
+        gradient: Tensor,
+        *,
+        kept: Tensor,
+        times: float,
+        into: Tensor,
     ) -> Encoded | None:
         if self.kernels is None:
             return None
         pushed = self.kernels.push(division, gradient, kept, times)
         if pushed is None:
             return None
-        numbers = pushed.numbers.view(-1)
-        memory, copies = self._on_host("parts of numbers", chunk, numbers)
-        return Encoded(pushed.payload, pushed.left, pushed.reader(memory), copies)
+        memory, copies = self._on_host("parts of numbers", chunk, pushed.numbers.view(-1))
+        pairs = [(pushed.payload, into), *copies]
+        return Encoded(pushed.left, pushed.reader(memory), pairs)
 
     def code(
         self, division: Division, values: Tensor, *, seed: int, starts: Starts

@@ -353,15 +353,14 @@ class PushEncoder:
         if self._is_compared(number, made.clock):
             return None
         times = last.rate / made.terms.rate
+        division, at = made.places.division, made.places.coded_at
+        target = torch.frombuffer(into, dtype=torch.uint8, offset=at, count=made.places.coded_bytes)
         encoded = self.coder.encode_at_once(
-            number, made.places.division, gradient, last.values, times
+            number, division, gradient, kept=last.values, times=times, into=target
         )
         if encoded is None:
             return None
-        payload, left = encoded.payload, encoded.left
-        at = made.places.coded_at
-        target = torch.frombuffer(into, dtype=torch.uint8, offset=at, count=len(payload))
-        pairs = [(payload, target), *encoded.copies]
+        left, pairs = encoded.left, list(encoded.copies)
         if exact:
             wanted = taken(gradient, exact).to(torch.float32) + taken(last.values, exact) * times
             given = wanted.to(torch_dtype(coding.chunk.dtype))

@@ -155,14 +155,19 @@ class CodedGradients(RawGradients):
     """The gradients that slots contain in the form of a codec."""
 
     def __init__(self, slots: Slots, codings: ChunkCodings) -> None:
+        from psdist.codecs.host_kernels import kernels_for  # compiles; only for a codec
+
         super().__init__(slots)
         self.codings = codings
+        self._kernels = kernels_for(codings.codecs)
 
     def read(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
         """Raise :class:`ProtocolError` if the codec decodes other values than at the sender."""
         coding = self.codings.at(clock)[chunk.index]
 
         def decode(payload: memoryview, into: torch.Tensor) -> None:
+            if self._kernels is not None and self._kernels.decode(coding, payload, into):
+                return
             content = coding.read(payload)
             if not content.is_as_sent:
                 raise ProtocolError(

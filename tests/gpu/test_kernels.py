@@ -62,7 +62,13 @@ def test_payloads_and_residuals_are_the_hosts(
         if dtype == "float16" and scale > 1.0:
             continue  # not finite in this dtype, so not pushed
         num = require_same_steps(
-            codec, transfers, kernels, dtype=dtype, shape=shape, scale=scale, ties=ties
+            codec,
+            DeviceCoder(transfers, kernels),
+            kernels,
+            dtype=dtype,
+            shape=shape,
+            scale=scale,
+            ties=ties,
         )
         assert num == 4, "all but the first, and one with a checksum"
 
@@ -73,7 +79,14 @@ def test_pieces_that_codecs_leave_alone_go_as_they_are(
     codec: OnDevice, exact: tuple[str, ...], kernels: DeviceKernels, transfers: ToGpu
 ) -> None:
     for dtype in DTYPES:
-        require_same_steps(codec, transfers, kernels, dtype=dtype, exact=exact, shape=(77, 100))
+        require_same_steps(
+            codec,
+            DeviceCoder(transfers, kernels),
+            kernels,
+            dtype=dtype,
+            exact=exact,
+            shape=(77, 100),
+        )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -81,7 +94,7 @@ def test_pieces_that_codecs_leave_alone_go_as_they_are(
 def test_a_gradient_that_is_not_finite_is_not_pushed(
     codec: Any, value: float, kernels: DeviceKernels, transfers: ToGpu
 ) -> None:
-    pair = Pair([(0, codec)], transfers, kernels=kernels)
+    pair = Pair([(0, codec)], transfers, coder=DeviceCoder(transfers, kernels))
     gradient, terms = hard_vector(pair.chunk.length, seed=1), PushTerms(1.0, ())
     pair.begin(gradient, terms)
     pair.push(gradient, terms)
@@ -98,7 +111,7 @@ def test_no_answer_of_the_gpu_is_waited_for_while_an_encoding_begins(
     codec: Any, kernels: DeviceKernels, transfers: ToGpu
 ) -> None:
     """torch raises where it would; Triton asks the GPU for nothing after the trial."""
-    pair = Pair([(0, codec)], transfers, shape=(300, 256), kernels=kernels)
+    pair = Pair([(0, codec)], transfers, shape=(300, 256), coder=DeviceCoder(transfers, kernels))
     gradient, terms = hard_vector(pair.chunk.length, seed=1), PushTerms(1.0, ())
     for _ in range(2):
         pair.begin(gradient, terms)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from psdist.codecs import Codec, OnDevice
 from psdist.codecs.chunks import ChunkCodings
-from psdist.codecs.coders import DeviceCoder
+from psdist.codecs.coders import DeviceCoder, HostCoder
 from psdist.codecs.device_kernels import DeviceKernels
 from psdist.codecs.feedback import PushEncoder, PushTerms
+from psdist.codecs.host_kernels import HostKernels
 from psdist.codecs.layout import CodecOf
 from psdist.codecs.schemes.plain import Cast, Exact
 from psdist.codecs.schemes.quantized import Quantized
@@ -81,11 +82,12 @@ class Pair:
         exact: Sequence[str] = (),
         burst: int = 0,
         shape: tuple[int, ...] = (20, 16),
-        kernels: DeviceKernels | None = None,
+        coder: HostCoder | None = None,
         **options: Any,
     ) -> None:
         """``parts``: codecs, each from its round on; ``exact``: of the pieces a, b and c those that
-        codecs leave alone; ``burst``: every so many rounds of the first codec go in full."""
+        codecs leave alone; ``burst``: every so many rounds of the first codec go in full;
+        ``coder``: of the second encoder, by default the device's without kernels."""
         pieces = [
             Piece(name=name, shape=shape, stride=(shape[1], 1), dtype=dtype, optimizer_group=0)
             for name in "abc"
@@ -105,7 +107,7 @@ class Pair:
         given: dict[str, Any] = {"mine": [0], "seed": 5, "group": 1, "has_feedback": True} | options
         self.copies = copies
         self.host = PushEncoder(codings[0], **given)
-        self.device = PushEncoder(codings[1], coder=DeviceCoder(copies, kernels), **given)
+        self.device = PushEncoder(codings[1], coder=coder or DeviceCoder(copies), **given)
         self.memories = (
             memoryview(bytearray(codings[0].largest(0))),
             copies.allocate(codings[0].largest(0)),
@@ -145,9 +147,9 @@ class Pair:
 
 
 def require_same_steps(
-    codec: OnDevice,
-    copies: Transfers,
-    kernels: DeviceKernels,
+    codec: Any,
+    coder: HostCoder,
+    kernels: DeviceKernels | HostKernels,
     *,
     dtype: str = "float32",
     shape: tuple[int, ...] = (20, 16),
@@ -156,18 +158,20 @@ def require_same_steps(
     scale: float = 1e-3,
     ties: bool = False,
 ) -> int:
-    """Push with kernels and on the host: the same bytes, residuals and reported numbers. Return how
-    many pushes the kernels have encoded."""
-    parts: list[Any] = [(0, codec)]
+    """Push by a coder with these kernels and by torch on the host: the same bytes, residuals and
+    reported numbers. Return the number of pushes that the kernels have encoded."""
     pair = Pair(
-        parts, copies, dtype=dtype, exact=exact, shape=shape, kernels=kernels, compare_every=5
-    )
+        [(0, codec)], coder.transfers, dtype=dtype, exact=exact, shape=shape, coder=coder,
+        compare_every=5,
+    )  # fmt: skip
     before = kernels.num_pushes
     for step in range(steps):
         gradient = hard_vector(pair.chunk.length, seed=step, scale=scale, ties=ties)
         gradient[:: 1 + pair.chunk.length // 7] = -0.0
-        pair.begin(gradient.to(pair.there.dtype), terms := PushTerms((1.0, 0.3, 0.3)[step % 3], ()))
-        one, other = pair.push(gradient.to(pair.there.dtype), terms)
+        gradient = gradient.to(pair.there.dtype).nan_to_num_()  # float16 has made some infinite
+        terms = PushTerms((1.0, 0.3, 0.3)[step % 3], ())
+        pair.begin(gradient, terms)
+        one, other = pair.push(gradient, terms)
         assert one == other
         pair.require_same_residuals()
     for ours, theirs in (

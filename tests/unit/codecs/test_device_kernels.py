@@ -57,7 +57,9 @@ def test_every_codec_passes_its_trial(codec: OnDevice, kernels: DeviceKernels) -
 def test_step_by_step_payloads_and_residuals_are_the_hosts(
     codec: OnDevice, dtype: str, kernels: DeviceKernels
 ) -> None:
-    num = require_same_steps(codec, Transfers(), kernels, dtype=dtype, shape=(60, 77))
+    num = require_same_steps(
+        codec, DeviceCoder(Transfers(), kernels), kernels, dtype=dtype, shape=(60, 77)
+    )
     assert num == 4, "all but the first, and one with a checksum"
 
 
@@ -68,7 +70,9 @@ def test_pieces_that_codecs_leave_alone_go_as_they_are(
     codec: OnDevice, exact: tuple[str, ...], kernels: DeviceKernels
 ) -> None:
     for dtype in ("float32", "bfloat16"):
-        num = require_same_steps(codec, Transfers(), kernels, dtype=dtype, exact=exact)
+        num = require_same_steps(
+            codec, DeviceCoder(Transfers(), kernels), kernels, dtype=dtype, exact=exact
+        )
         assert num == (0 if len(exact) == 3 else 4)
 
 
@@ -78,7 +82,13 @@ def test_pieces_that_codecs_leave_alone_go_as_they_are(
 def test_ties_and_values_of_any_size(codec: OnDevice, scale: float, kernels: DeviceKernels) -> None:
     for shape in ((1, 1), (1, 85), (86, 1), (30, 300)):
         require_same_steps(
-            codec, Transfers(), kernels, shape=shape, scale=scale, ties=True, steps=3
+            codec,
+            DeviceCoder(Transfers(), kernels),
+            kernels,
+            shape=shape,
+            scale=scale,
+            ties=True,
+            steps=3,
         )
 
 
@@ -88,7 +98,7 @@ def test_ties_and_values_of_any_size(codec: OnDevice, scale: float, kernels: Dev
 def test_a_gradient_that_is_not_finite_is_not_pushed(
     codec: Any, value: float, kernels: DeviceKernels
 ) -> None:
-    pair = Pair([(0, codec)], Transfers(), kernels=kernels)
+    pair = Pair([(0, codec)], Transfers(), coder=DeviceCoder(Transfers(), kernels))
     gradient, terms = hard_vector(pair.chunk.length, seed=1), PushTerms(1.0, ())
     pair.begin(gradient, terms)
     pair.push(gradient, terms)

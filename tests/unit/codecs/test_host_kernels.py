@@ -1,0 +1,258 @@
+"""Pushes that the host's compiled kernels encode: the bytes and residuals of torch; and where the
+compiled library is kept. Skipped without a compiler, except the last tests."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from psdist.codecs import host_kernels
+from psdist.codecs.coders import HostCoder
+from psdist.codecs.feedback import PushTerms
+from psdist.codecs.host_kernels import HostKernels, kernels_for
+from psdist.errors import NonFiniteGradientError, ProtocolError
+from psdist.transfers import Transfers
+from tests.support.device_cases import (
+    FORMS,
+    LARGEST,
+    Pair,
+    hard_vector,
+    require_same_steps,
+    same_bits,
+)
+
+CODECS = {name: FORMS[name] for name in ("int8", "int4", "int2", "sign")}
+ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no compiler on PATH"
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    # Each call looks for the library again, as another process would.
+    monkeypatch.setattr(host_kernels, "of_this_process", host_kernels.of_this_process.__wrapped__)
+
+
+@pytest.fixture
+def kernels() -> HostKernels:
+    found = kernels_for(CODECS.values())
+    assert found is not None
+    return found
+
+
+@needs_compiler
+@ALL
+def test_every_codec_passes_its_trial(codec: Any, kernels: HostKernels) -> None:
+    assert kernels.prove(codec)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@ALL
+def test_step_by_step_payloads_and_residuals_are_those_of_torch(
+    codec: Any, dtype: str, kernels: HostKernels
+) -> None:
+    coder = HostCoder(host_kernels=kernels)
+    for shape, scale, ties in (
+        ((1, 1), 1.0, False),
+        ((1, 85), 1e-38, True),
+        ((60, 77), 1e-44, False),
+        ((60, 77), 1e36, True),
+        ((300, 256), 1e-3, False),
+        ((300, 257), 1e-3, True),
+    ):
+        num = require_same_steps(
+            codec, coder, kernels, dtype=dtype, shape=shape, scale=scale, ties=ties
+        )
+        assert num == 4, "all but the first, and one with a checksum"
+
+
+@needs_compiler
+@pytest.mark.parametrize("exact", [("a",), ("b",), ("a", "c"), ("a", "b", "c")])
+@ALL
+def test_pieces_that_codecs_leave_alone_go_as_they_are(
+    codec: Any, exact: tuple[str, ...], kernels: HostKernels
+) -> None:
+    coder = HostCoder(host_kernels=kernels)
+    for dtype, shape in (("float32", (20, 16)), ("bfloat16", (77, 5)), ("float32", (1, 3))):
+        num = require_same_steps(codec, coder, kernels, dtype=dtype, exact=exact, shape=shape)
+        assert num == (0 if len(exact) == 3 else 4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), LARGEST])
+@ALL
+def test_a_gradient_that_is_not_finite_is_not_pushed(
+    codec: Any, value: float, kernels: HostKernels
+) -> None:
+    pair = Pair([(0, codec)], Transfers(), coder=HostCoder(host_kernels=kernels))
+    gradient, terms = hard_vector(pair.chunk.length, seed=1), PushTerms(1.0, ())
+    pair.begin(gradient, terms)
+    pair.push(gradient, terms)
+    gradient[700] = value
+    num = kernels.num_pushes
+    pair.begin(gradient, terms)
+    assert kernels.num_pushes == num + 1
+    assert pair.device.is_finite(0) == (value == LARGEST)
+    for encoder, values, into in (
+        (pair.host, gradient, pair.memories[0]),
+        (pair.device, pair.there, pair.memories[1]),
+    ):
+        if value == LARGEST:
+            encoder.encode(0, values, into, clock=1, terms=terms)
+        else:
+            with pytest.raises(NonFiniteGradientError):
+                encoder.encode(0, values, into, clock=1, terms=terms)
+    pair.require_same_residuals()
+
+
+@needs_compiler
+@pytest.mark.parametrize("exact", [(), ("a",), ("b",), ("a", "c")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@ALL
+def test_payloads_are_decoded_as_torch_does(
+    codec: Any, dtype: str, exact: tuple[str, ...], kernels: HostKernels
+) -> None:
+    for shape, scale in (((1, 1), 1.0), ((60, 77), 1e-44), ((60, 77), 1e36), ((300, 257), 1e-3)):
+        pair = Pair([(0, codec)], Transfers(), dtype=dtype, exact=exact, shape=shape)
+        coding, terms = pair.host.codings[0], PushTerms(1.0, ())
+        gradient = hard_vector(pair.chunk.length, seed=1, scale=scale).to(pair.there.dtype)
+        payload = pair.memories[0]
+        for clock in (1, 2):
+            num = pair.host.encode(0, gradient, payload, clock=clock, terms=terms)
+            found = torch.full((pair.chunk.length,), 7.0)
+            assert kernels.decode(coding, payload[:num], found)
+            assert same_bits(found, coding.read(payload[:num]).values())
+
+
+@needs_compiler
+def test_torch_decodes_payloads_of_other_forms_and_refuses_wrong_ones(
+    kernels: HostKernels,
+) -> None:
+    for codec in CODECS.values():
+        kernels.prove(codec)
+    pair = Pair([(0, CODECS["int4"])], Transfers(), compare_every=3)  # type: ignore[list-item] # it is a codec
+    coding, payload, gradient = pair.host.codings[0], pair.memories[0], pair.there + 1.0
+    into = torch.empty(pair.chunk.length)
+
+    def pushed(clock: int, absent: set[int]) -> memoryview:
+        terms = PushTerms(1.0, absent)
+        return payload[: pair.host.encode(0, gradient, payload, clock=clock, terms=terms)]
+
+    assert kernels.decode(coding, pushed(1, set()), into)
+    assert not kernels.decode(coding, pushed(3, set()), into), "with a checksum"
+    assert not kernels.decode(coding, pushed(1, {1}), into), "without a piece"
+    assert not kernels.decode(coding, payload[: coding.encode_raw(gradient, payload)], into)
+    good = bytes(pushed(1, set()))
+    for place, value in ((len(good) - 1, 0), (11, 0x80)):  # no code of int4; a scale below 0
+        bad = bytearray(good)
+        bad[place] = value
+        assert not kernels.decode(coding, memoryview(bad), into)
+        with pytest.raises(ProtocolError):
+            coding.read(memoryview(bad))
+    for num in (0, 7, len(good) - 8):
+        assert not kernels.decode(coding, memoryview(bytearray(good[:num])), into)
+
+
+@needs_compiler
+def test_memory_is_used_again_only_when_no_tensor_refers_to_it(kernels: HostKernels) -> None:
+    pair = Pair([(0, CODECS["int8"])], Transfers(), coder=HostCoder(host_kernels=kernels))  # type: ignore[list-item] # it is a codec
+    terms, places = PushTerms(1.0, ()), set()
+    gradient = hard_vector(pair.chunk.length, seed=1)
+    for _ in range(2):
+        pair.begin(gradient, terms)
+        pair.push(gradient, terms)
+    collected = pair.device.collect()["0"]["values"]  # of a checkpoint that is being written
+    kept = collected.clone()
+    for _ in range(10):
+        pair.begin(gradient, terms)
+        pair.push(gradient, terms)
+        gc.collect()
+        places.add(pair.device.residuals()[0].values.data_ptr())
+    assert torch.equal(collected, kept)
+    assert collected.data_ptr() not in places
+    assert len(places) == 2
+
+
+@needs_compiler
+def test_a_library_is_compiled_once_for_a_kind_of_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernels_for(CODECS.values()) is not None
+    (library,) = (tmp_path / "psdist").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", None)  # nothing is compiled
+        assert kernels_for(CODECS.values()) is not None
+    monkeypatch.setattr("platform.machine", lambda: "other")
+    assert kernels_for(CODECS.values()) is not None
+    assert len(list((tmp_path / "psdist").iterdir())) == 2, library
+
+
+@needs_compiler
+def test_a_library_that_others_may_have_written_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernels_for(CODECS.values()) is not None
+    (library,) = (tmp_path / "psdist").iterdir()
+    library.unlink()  # this process has loaded it
+    library.write_bytes(b"no library")
+    library.chmod(0o666)
+    assert kernels_for(CODECS.values()) is not None
+    assert library.stat().st_size > 100
+    assert library.stat().st_mode & 0o022 == 0
+
+
+@needs_compiler
+def test_without_a_folder_to_write_to_the_library_is_loaded_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    num = len(os.listdir("/proc/self/fd"))
+    assert kernels_for(CODECS.values()) is not None
+    assert len(os.listdir("/proc/self/fd")) == num
+
+
+def test_without_a_compiler_torch_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert kernels_for(CODECS.values()) is None
+
+
+@needs_compiler
+def test_a_compiler_that_fails_leaves_the_push_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(host_kernels, "_FLAGS", ("--no-such-flag",))
+    assert kernels_for(CODECS.values()) is None
+    assert not (tmp_path / "psdist").exists()
+
+
+@needs_compiler
+def test_a_kernel_with_other_bits_leaves_the_push_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(HostKernels, "push", lambda *_: None)
+    assert kernels_for([CODECS["sign"]]) is None
+    assert "codec=sign: its bits differ" in caplog.text
+
+
+def test_there_are_kernels_for_some_codecs_only() -> None:
+    assert kernels_for([FORMS["fp16"], FORMS["topk:0.01"]]) is None
