@@ -3,7 +3,7 @@
 Rooms, each importing only those before it: ``text`` (what comes from outside), ``machine`` (a
 host), ``network`` (hosts and switches), ``solver`` (the problem in numbers), ``plan`` (who sits
 where), then ``draw`` and ``emit``. Needs neither torch nor MPI, so that ``psdist plan`` runs on a
-login node. Of psdist it imports errors only. Imported as ``psdist.topology``.
+login node. Its only import from psdist is ``errors``. Imported as ``psdist.topology``.
 """
 
 if __name__ != "psdist.topology":

@@ -55,7 +55,7 @@ _SELF_BINDING = "each rank binds itself to the cores that plan.json has for it"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What one launcher adds to plan.json; ``command`` ends where the program begins."""
+    """The arguments and files of one launcher; ``command`` ends where the program begins."""
 
     files: dict[str, str]
     command: tuple[str, ...]
@@ -91,7 +91,7 @@ def openmpi(plan: Plan, cluster: Cluster, *, version: int) -> Parts:
 
     Where one rank cannot be told its cores, none is. Version 4 refuses a rankfile without cores
     (rmaps_rank_file.c, "no-slot-list"), and takes a host per rank from its sequential mapper.
-    Version 5 takes one, binds nobody then, and refuses to be told so (``--bind-to none``).
+    Version 5 takes one, binds no rank then, and refuses an explicit ``--bind-to none``.
     """
     _check_short_names(plan)
     start = ("mpirun", "-n", str(len(plan.ranks)))
@@ -182,9 +182,9 @@ def hostfile(plan: Plan, _cluster: Cluster) -> Parts:
 
 
 def pbs(plan: Plan, cluster: Cluster) -> Parts:
-    """A host a line for each of its ranks, as in $PBS_NODEFILE; MPICH's and Intel MPI's mpiexec
-    fill it in order. To Open MPI 5 a host that is there once has as many slots as cores. PBS
-    itself takes words (-l select), and no file; without ncpus a chunk has one."""
+    """A machine file with one line per rank, as in $PBS_NODEFILE; MPICH's and Intel MPI's mpiexec
+    fill it in order. Open MPI 5 gives a host that is listed once a slot per core. PBS itself takes
+    words (-l select), not a file; a chunk without ncpus has one core."""
     cores = {node.name: len(node.machine.cores) for node in cluster.nodes}
     chunks = [
         f"1:host={host}:ncpus={cores[host]}:mpiprocs={count}"
@@ -197,7 +197,7 @@ def pbs(plan: Plan, cluster: Cluster) -> Parts:
         },
         command=("mpiexec", "-n", str(len(plan.ranks)), "-machinefile", "pbs.nodes"),
         notes=(
-            "in place of $PBS_NODEFILE, for MPICH and Intel MPI; Open MPI reads it otherwise: "
+            "instead of $PBS_NODEFILE, for MPICH and Intel MPI; Open MPI reads it otherwise: "
             f"--emit hostfile or openmpi5; {_SELF_BINDING}",
             "a job that gets these hosts: qsub $(cat pbs.select)",
         ),
@@ -316,14 +316,14 @@ def _lines(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Emission:
-    """What a launcher needs for a plan."""
+    """Everything a launcher needs for a plan."""
 
     files: dict[str, str]
     """Content by name; all belong into one directory."""
     commands: tuple[str, ...]
     """Lines for a shell whose working directory is that one; any one of them starts the job."""
     notes: tuple[str, ...]
-    """What the user must know, and what the launcher cannot be told; a sentence each."""
+    """Notes for the user, and what the launcher cannot be given; a sentence each."""
 
 
 def files(

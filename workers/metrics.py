@@ -1,8 +1,8 @@
-"""What a script reports and asks: values of a line of metrics.jsonl, means over all workers, flags.
+"""Values a script reports and reads: lines of metrics.jsonl, means over all workers, flags.
 
-A mean is of a tree: dicts, lists and tuples of numbers and tensors. What leaves a worker is a row
-of float64 and a description of the tree, so that workers whose trees differ hear where. Nothing is
-sent from here.
+A mean is of a tree: dicts, lists and tuples of numbers and tensors. A worker sends a row of float64
+and a description of the tree, so that an error names where trees of workers differ. This module
+sends nothing.
 
     logged({"loss/train": tensor}, {"epoch": 1})       # {"loss/train": 0.5, "epoch": 1}
     payload = pack({"loss": 0.5, "per_class": torch.zeros(10)}, num_workers=4)
@@ -31,7 +31,7 @@ Row = npt.NDArray[np.float64]
 TRUE: Final = b"1"
 FALSE: Final = b"0"
 OWN_NAMES: Final = ("time_s", "rank", "worker", "group", "clock")
-"""What every line of metrics.jsonl has of its own."""
+"""Names that every line of metrics.jsonl has."""
 
 
 def logged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,9 +73,9 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def pack(tree: Any, *, num_workers: int) -> tuple[bytes, bytes]:
-    """What this worker brings: a description of the tree, and its values. Raises
+    """Return this worker's contribution: a description of the tree, and its values. Raises
     :class:`UsageError` for what is neither number, tensor, dict, list nor tuple, and where the
-    values of all workers are more than the server keeps that sums them."""
+    values of all workers exceed what the server that sums them stores."""
     leaves = _sorted_leaves(tree)
     values = np.concatenate([np.empty(0), *(_row(leaf) for leaf in leaves.values())])
     described = [f"{place or 'it'} is {_describe(leaf)}" for place, leaf in leaves.items()]
@@ -104,7 +104,7 @@ def number(call: str, value: Any) -> float:
 
 
 def packed_flag(call: str, flag: Any) -> bytes:
-    """What this worker brings to ``job.any`` or ``job.all``. Raises :class:`UsageError`."""
+    """Return this worker's flag for ``job.any`` or ``job.all``. Raises :class:`UsageError`."""
     if isinstance(flag, torch.Tensor | np.ndarray | np.generic):
         size = flag.numel() if isinstance(flag, torch.Tensor) else flag.size
         if size != 1:

@@ -210,7 +210,7 @@ class Membership:
         """The group of ``peer``, a worker of this run."""
         group = self.group_of.get(peer)
         if group is None:
-            self._refuse(peer, "sent what workers of this run send, and is none of them")
+            self._refuse(peer, "sent what workers of this run send but is not one of them")
         return group
 
     def require_pushing(self, peer: int) -> None:

@@ -1,7 +1,7 @@
 """Changing the mode of a run: the coordinator's machine of proposals; pure.
 
-Every server decides by itself what it sends, so all must agree from which round on a new mode
-rules. It takes two phases. *Propose*: each server answers, for each parameter set, the highest
+Every server decides by itself what it sends, so all must agree on the first round of a new mode.
+It takes two phases. *Propose*: each server answers, for each parameter set, the highest
 round for which it has sent parameters, and from then on keeps back what is for later rounds.
 *Commit*: the new mode rules from the round after the highest of these. So no server has sent
 parameters of such a round under the old rule, nor judges those of an earlier one by the new rule.
@@ -12,8 +12,8 @@ parameters of such a round under the old rule, nor judges those of an earlier on
     modes.on_proposed(1, ModeProposed(number=1, server=1, rounds=[9]))
                                                                   # CommitMode from round 10 on
 
-One change at a time; servers get the messages of one before those of the next. Where psdist
-chooses the codecs they change in the same way, and the mode stays. What ruled when is part of a
+One change at a time; servers get the messages of one before those of the next. Where psdist chooses
+the codecs they change in the same way, and the mode stays. The history of modes is part of a
 checkpoint.
 """
 

@@ -1,10 +1,10 @@
 """Pauses: all workers hold at an iteration boundary without a call of the script; pure.
 
 A worker with a reason (a checkpoint is due, a signal came) holds at its next boundary and reports
-that. The others are asked to hold at theirs. A worker may be blocked: it waits in a step, or in a
-collective, for a worker that holds. It reports what it waits in, and the workers in its way proceed
-to their next boundary. When all hold, the pause begins. A worker whose script has finished never
-holds again, so the pause is aborted.
+that. The other workers get a request to hold at theirs. A worker may be blocked: it waits in a
+step, or in a collective, for a worker that holds. It reports what it waits in, and the workers in
+its way proceed to their next boundary. When all hold, the pause begins. A worker whose script has
+finished never holds again, so the pause is aborted.
 
     pauses = Pauses(num_workers=2, groups=((0,), (1,)), waits=[waits_within(0)])
     held = Held(worker=0, number=1, hold=1, what="checkpoint", clocks=[7])

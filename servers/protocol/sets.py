@@ -2,7 +2,7 @@
 
 Every set has a :class:`~psdist.servers.protocol.state.ServerCore` of its own on every server:
 clocks, slots, settings and membership of one set never meet those of another, so that no push of
-one waits for another's. What they have in common is decided here: sets are numbered from 0 without
+one waits for another's. This module decides what they share: sets are numbered from 0 without
 gaps, in the order of the ``prepare`` calls, which all workers share.
 
     sets = SetNumbers(server=0)

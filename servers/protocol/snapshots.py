@@ -25,7 +25,7 @@ class OnWire:
                 raise ValueError(f"{type(data).__name__} instead of a message")
             message = decode_control(data)
             if not isinstance(message, source):
-                raise ValueError(f"{type(message).__name__} in place of {source.__name__}")
+                raise ValueError(f"{type(message).__name__} instead of {source.__name__}")
             return message
 
         return core_schema.no_info_plain_validator_function(

@@ -561,7 +561,7 @@ class ServerCore:
         self._refuse(
             peer,
             f"pushed iteration {clock} of chunk {index} after iteration {newest} of chunk {last}; "
-            "all groups push in the order that the chief has told",
+            "all groups push in the chief's order",
         )
 
     def _on_arrived(self, event: Arrived) -> list[Action]:
@@ -616,8 +616,8 @@ class ServerCore:
     def _refuse_version(self, chunk: ChunkState, peer: int, header: Header) -> NoReturn:
         self._refuse(
             peer,
-            f"says that it holds version {header.chunk_version} of chunk {chunk.index}, of which "
-            f"there are {chunk.version} so far",
+            f"says that it holds version {header.chunk_version} of chunk {chunk.index}; its newest "
+            f"version is {chunk.version}",
         )
 
     def _on_values(self, chunk: ChunkState, peer: int, header: Header, slot: Frame) -> list[Action]:

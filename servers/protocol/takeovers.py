@@ -1,7 +1,7 @@
 """Replace failed servers by their replicas, and make new replicas; pure.
 
 Only the coordinator declares a server failed. The process with the replica of its shard takes its
-place (``TakeOver``, ``TakenOver``). Then every rank is told (``Moved``). Workers send unanswered
+place (``TakeOver``, ``TakenOver``). Then every rank gets ``Moved``. Workers send unanswered
 messages again, and a server whose replica has failed continues without one. The coordinator asks
 the new server again for what the failed one owed.
 

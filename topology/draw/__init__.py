@@ -25,7 +25,7 @@ from psdist.topology.text.hostlist import compress
 TIE = 0.99
 """A link with at least this share of the worst link's time is as good as the worst."""
 ACROSS, UNBOUND = "across packages", "not bound to cores"
-"""Headings for ranks that sit on no one package."""
+"""Headings for ranks that are not inside one package."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Place:
         return (each for each in self.ranks if each.package not in known)
 
     def rank_of_core(self) -> dict[int, PlannedRank]:
-        """By logical core number; cores that nobody has are absent."""
+        """Rank by logical core number; unused cores are absent."""
         return {core: each for each in self.ranks for core in each.cores}
 
     def users(self, device: Device) -> list[PlannedRank]:
@@ -200,7 +200,7 @@ def percent(share: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """Of two durations: ``2.63 times``."""
+    """Format a ratio of two durations: ``2.63 times``."""
     return f"{ratio:.2f} times"
 
 
@@ -273,7 +273,7 @@ def gain_words(plan: Plan) -> list[str]:
 
 
 def limit_words(plan: Plan) -> str:
-    """What takes that long, and how long the rest of it takes."""
+    """Name the limit, and the slowest link's time if links are not the limit."""
     if plan.limit == "links":
         return "the links limit"
     return f"the {plan.limit} limit; the slowest link takes {duration(plan.cost_s)}"

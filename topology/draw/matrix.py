@@ -3,7 +3,7 @@
     print(matrix.tables(plan, cluster, width=100))
 
 A table for each host, once for hosts that are alike: GPUs and network cards against each other, the
-cores and NUMA node near each, and the ranks that use it. A table that is too wide goes on below.
+cores and NUMA node near each, and the ranks that use it. A table that is too wide continues below.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _draw_title(canvas: Canvas, scene: Scene, title: str, width: float) -> float
 
 
 def _draw_legend(canvas: Canvas, scene: Scene, level: Level, y: float, width: float) -> float:
-    """Swatches with words behind them, as many in a line as have room."""
+    """Draw swatches, each followed by its words; a line takes all that fit."""
     x, height = MARGIN, 14.0
 
     def room_for(words: str, swatch: float) -> None:

@@ -153,7 +153,7 @@ def text_width(words: str, size: float, *, bold: bool = False) -> float:
 
 
 def fitted(words: str, size: float, room: float, *, bold: bool = False) -> str:
-    """The words, or as many characters as have room with an ellipsis behind them."""
+    """Return the words, cut to the room with an ellipsis at the end if they are too long."""
     if text_width(words, size, bold=bold) <= room:
         return words
     words = words[: int(room / (0.3 * size)) + 1]

@@ -45,7 +45,7 @@ NODE_HEADER, PACKAGE_HEADER = 28.0, 20.0
 NOWHERE = "near no package that is known"
 NO_NODE = "near no NUMA node of it"
 MAX_DEVICES = 8
-"""Of a kind and package; what more there is (virtual functions) is only counted."""
+"""Maximum devices drawn per kind and package; further ones (virtual functions) are counted."""
 
 
 def full_size(place: Place) -> tuple[float, float]:
@@ -66,7 +66,7 @@ class _Part:
     gpus: tuple[Device, ...] = ()
     nics: tuple[Device, ...] = ()
     inner: tuple[_Part, ...] = ()
-    """Its NUMA nodes where there are several, and what is near none of them."""
+    """Its NUMA nodes if it has several, and a last part for what is near no node."""
     is_inner: bool = False
 
     @property
@@ -75,13 +75,13 @@ class _Part:
 
     @property
     def per_row(self) -> int:
-        """Cores side by side: so many that there are at most 4 rows, or 8 of small cells."""
+        """Cores in a row: the fewest that need at most 4 rows, or 8 rows of small cells."""
         num_cores = -(-len(self.cores) // self.columns)
         return self.columns * (8 if num_cores <= 32 else 16 if num_cores <= 128 else 32)
 
 
 def _rows(place: Place) -> list[list[_Part]]:
-    """Packages two a row, or one as wide as the node; below that what is on none of them."""
+    """Two packages a row, or one as wide as the node; the last row is outside all packages."""
     machine = place.node.machine
     parts = [_package(place, index) for index in range(len(machine.packages))]
     known = range(len(machine.packages))

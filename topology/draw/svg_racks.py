@@ -3,9 +3,9 @@
     racks = Racks(canvas, scene, "boxes")
     racks.draw(x, y)                        # racks.width, racks.height
 
-A switch is a bar with what hangs on it in rows below; the bar goes on as a thin line to further
-rows. A link is a stroke down from there, coloured by its load, with the load beside it. No
-recursion: trees may be very deep.
+A switch is a bar; its children are in rows below. The bar continues as a thin line to further
+rows. A link is a stroke down from the bar, coloured by its load and labelled with it. The code has
+no recursion: trees may be very deep.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Style:
     words: float
     """Font size of a load."""
     gap: float
-    """Between nodes, and between racks beside one another."""
+    """Space between nodes, and between neighbouring racks."""
     rack_gap: float
     pad: float
 
@@ -84,7 +84,7 @@ class _Grid:
     pitch: float
     """From a cell's left edge to that of the next."""
     width: float
-    """Of the whole box of the switch."""
+    """Width of the whole box of the switch."""
     height: float
 
 
@@ -139,7 +139,7 @@ class Racks:
         ]
 
     def _link_height(self, switch: int) -> float:
-        """Of the strokes below a bar; all in a box are as high as the highest."""
+        """Height of the strokes below a bar: that of the highest one in the box."""
         return self._style.uplink if self._switches[switch] else self._style.link
 
     def _row_gap(self, switch: int) -> float:
@@ -242,7 +242,8 @@ class Racks:
     def _draw_link(
         self, link: LinkLoad | None, x: float, y: float, height: float, room: float
     ) -> None:
-        """The stroke that ends at (x, y), where the lower thing begins, with its load beside it."""
+        """Draw the stroke ending at (x, y), the top of the lower element, labelled with its
+        load."""
         canvas, scene, style = self._canvas, self._scene, self._style
         is_worst = scene.is_worst(link)
         left, top = x + STROKE_INSET, y - height

@@ -29,7 +29,7 @@ Level = Literal["full", "boxes"]
 
 SERVER, WORKER, FREE = "#1f3a5f", "#a9d0ee", "#eef1f5"
 NEXT_WORKER = "#8dbfe6"
-"""Of every other worker, so that it is seen where one ends and the next begins."""
+"""Every other worker has this colour, so that neighbouring workers are told apart."""
 ON_SERVER, ON_WORKER = "#ffffff", "#12304d"
 EDGE, FRAME = "#c3cad5", "#8791a3"
 NIC = "#e4def2"
@@ -68,7 +68,7 @@ def load_title(scene: Scene, link: LinkLoad) -> str:
 
 
 def fills(place: Place) -> dict[int, str]:
-    """The colour of each rank (by its number); workers beside one another differ in shade."""
+    """The colour of each rank (by its number); neighbouring workers differ in shade."""
     found: dict[int, str] = {}
     num_workers: dict[int, int] = {}
     for each in place.ranks:

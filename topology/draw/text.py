@@ -41,7 +41,7 @@ from psdist.topology.plan import LinkLoad, Plan
 MAX_TREE_LINES = 160
 MAX_NOTES = 20
 MAX_INDENT = 30
-"""Columns; a deeper tree goes on at this one."""
+"""Maximum indent in columns; deeper levels stay at it."""
 LABEL_COLUMN = 12
 """Columns before the text of a line of the summary."""
 BAR = 8
@@ -147,7 +147,7 @@ def _network_entries(scene: Scene) -> list[tuple[str, str]]:
 
 
 def _parts_words(plan: Plan) -> str:
-    """What is known of a limit that is not the links."""
+    """Describe a limit that is not the links."""
     if plan.limit == "servers" and plan.has_equal_parts:
         return "each holds an equal part"
     return "of them nothing is proved"
@@ -206,7 +206,7 @@ def explain(
 
 
 def _other_limits(plan: Plan) -> list[str]:
-    """What limits instead of the links, if anything does."""
+    """Lines about the limit if it is not the links, else no lines."""
     if plan.limit == "links":
         return []
     if plan.limit == "network cards":

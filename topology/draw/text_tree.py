@@ -1,8 +1,8 @@
-"""The lines of a plan's tree: switches, hosts, packages and ranks, in as much detail as asked for.
+"""The lines of a plan's tree: switches, hosts, packages and ranks, at the given level of detail.
 
     lines = Tree(scene, Detail.ALIKE_FOLDED).lines()
 
-In a group of alike hosts or switches the first is told in full and stands for the others
+In a group of alike hosts or switches the first is printed in full, for all of them
 (``n[2-16]  as n1``); the one with the worst link always comes first in its group.
 """
 
@@ -33,7 +33,7 @@ from psdist.topology.plan import LinkLoad, PlannedRank
 from psdist.topology.text.bitmap import format_list
 
 MAX_INDENT = 30
-"""Columns; what is deeper goes on at this one."""
+"""Maximum indent in columns; deeper levels stay at it."""
 MAX_LIST = 14
 """Characters of a list of cores; the plan itself has all of them."""
 
@@ -87,7 +87,7 @@ class Tree:
                     waiting.append((*_branch(below, is_last), group, True))
                 waiting.append((*_branch(below, is_last and len(group) == 1), group[:1], False))
 
-    # What is alike
+    # Keys by which equal subtrees are found
 
     def _number(self, key: Hashable) -> int:
         """Equal numbers for equal keys, so that a key of a subtree is not as deep as the tree."""

@@ -73,7 +73,7 @@ class Package:
 class NumaNode:
     os_index: OsIndex
     cpus: CpuSet
-    """The PUs near it; several nodes may name the same ones (HBM beside DRAM)."""
+    """The PUs near it; several nodes may name the same ones (HBM next to DRAM)."""
     memory_bytes: Count
     is_dram: Truth
     """Ordinary memory; False for HBM, CXL or GPU memory that the system shows as a node."""
@@ -100,7 +100,7 @@ class Device:
     port_bytes_per_s: Speed = 0.0
     """Speed of a network card's active ports together, in one direction; 0 if unknown."""
     bridges: Annotated[tuple[Text, ...], MANY] = ()
-    """What identifies the PCI bridges above it, that of the host first; () where not told."""
+    """Names of the PCI bridges above it, the host's bridge first; () if unknown."""
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ class Machine:
     devices: Annotated[tuple[Annotated[Device, row_of(Device)], ...], MANY] = ()
     links: Annotated[tuple[Annotated[DeviceLink, row_of(DeviceLink)], ...], MANY] = ()
     notes: Annotated[tuple[Text, ...], MANY] = ()
-    """What was missing or guessed, a sentence each, for people."""
+    """Facts that were missing or guessed, a sentence each, for people."""
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -185,7 +185,7 @@ class Machine:
 
 
 def flat_machine(cpus: Iterable[int], *, name: str = "", note: str = "") -> Machine:
-    """A machine of which nothing is known but its PUs: each is a core, all in one package."""
+    """Return a machine known only by its PUs: each is a core, all in one package."""
     ordered = sorted(set(cpus))
     everything = frozenset(ordered)
     return Machine(
@@ -247,7 +247,7 @@ def _names(declared: Any) -> tuple[str, ...]:
 
 
 def _check(machine: Machine) -> None:
-    """What several members say together: indices that exist, and no PU in two cores."""
+    """Check members against each other: indices exist, and no PU is in two cores."""
     sizes = {
         "package": len(machine.packages),
         "numa": len(machine.numa_nodes),

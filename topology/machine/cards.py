@@ -1,4 +1,4 @@
-"""Network cards: which of them MPI uses, how fast they are, and how a rank is told to use one.
+"""Network cards: which ones MPI uses, how fast they are, and how to confine a rank to one.
 
     network_cards(machine)                    # those of the fast fabric, fastest first
     link_bytes_per_s(machine)                 # what they bring to the host together
@@ -47,7 +47,7 @@ class Port:
     number: int
     pci: str
     fabric: str
-    """Ports with equal ones reach each other; "" where nobody knows."""
+    """Ports with equal fabrics reach each other; "" if unknown."""
     is_slingshot: bool = False
 
 
@@ -64,9 +64,9 @@ def fabric_cards(machine: Machine) -> tuple[Device, ...]:
 
 
 def link_bytes_per_s(machine: Machine) -> float:
-    """What its cards bring to the host, one direction; 0 where that of one is not known.
+    """Bandwidth of the host's cards, one direction; 0 if the speed of one is not known.
 
-    The cards of a fast fabric together; of others, which may be on several networks, the fastest.
+    A fast fabric's cards count together; of others, maybe on several networks, the fastest counts.
     """
     fast = fabric_cards(machine)
     if fast:
@@ -130,7 +130,7 @@ def _subnet(port: Path) -> str:
 
 
 def selectable(machine: Machine, ports: Sequence[Port]) -> tuple[Device, ...]:
-    """Cards each of which reaches what the others reach; () where that is not certain of all."""
+    """Return the cards if each reaches what the others reach; () if that is uncertain for one."""
     known = {port.pci: port for port in ports}
     cards = tuple(card for card in fabric_cards(machine) if card.pci in known)
     fabrics = {port.fabric for port in ports}
@@ -142,7 +142,8 @@ def selectable(machine: Machine, ports: Sequence[Port]) -> tuple[Device, ...]:
 
 
 def variables(chosen: Sequence[Device], ports: Sequence[Port]) -> Mapping[str, str]:
-    """What confines MPI (UCX, Open MPI 4, libfabric) and NCCL to cards; before they start."""
+    """Return variables, set before the start, that confine MPI (UCX, Open MPI 4, libfabric) and
+    NCCL to cards."""
     mine = [port for card in chosen for port in ports if port.pci == card.pci]
     names = list(dict.fromkeys(port.device for port in mine))
     if not mine:

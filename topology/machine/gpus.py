@@ -1,6 +1,6 @@
 """Which of the host's NVIDIA GPUs this process can see, by PCI bus id, without loading CUDA.
 
-    visible_gpus(os.environ)        # ("0000:3b:00.0",), () for none, None where nobody knows
+    visible_gpus(os.environ)        # ("0000:3b:00.0",), () for none, None if unknown
 
 The driver's files say what there is and whether a cgroup lets this process open it;
 ``CUDA_VISIBLE_DEVICES`` says what the user lets it use. Order never matters here: torch's devices
@@ -39,7 +39,7 @@ def visible_gpus(
 
     ``CUDA_VISIBLE_DEVICES`` may hold UUIDs (or their beginnings) or numbers. A number means a GPU
     only where all are of one model or CUDA_DEVICE_ORDER=PCI_BUS_ID: CUDA's own order is "fastest
-    first", which nobody outside of CUDA knows. MIG slices are not whole GPUs: None.
+    first", an order that only CUDA can compute. MIG slices are not whole GPUs: None.
     """
     found = _driver_gpus(driver)
     if found is None:

@@ -2,7 +2,7 @@
 
 machine = this_machine()                         # from lstopo, else from /sys
 machine.name, machine.cores, machine.notes
-bind((4, 5, 6, 7))       # before torch starts its threads: they inherit it
+bind((4, 5, 6, 7))       # before torch starts its threads: threads get the same cores
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LSTOPO_TIMEOUT_S: Final = 5.0
 
 _PROGRAMS: Final = ("lstopo", "lstopo-no-graphics")
 # These would start the GPUs' compute runtimes, once in each rank: seconds. NVML and RSMI stay;
-# they tell names, UUIDs and links without that.
+# they report names, UUIDs and links.
 _COMPONENTS: Final = "-opencl,-cuda,-levelzero,-gl"
 
 
@@ -37,7 +37,7 @@ def this_machine(
 ) -> Machine:
     """This host, restricted to ``affinity`` (of this process if None); named as the host is.
 
-    lstopo first, for it knows GPUs' UUIDs and links, HBM, and the numbers that Open MPI counts;
+    lstopo first, for it reports GPUs' UUIDs and links, HBM, and the numbers that Open MPI counts;
     it takes 10 to 90 ms. Where it is missing, fails, or takes more than ``LSTOPO_TIMEOUT_S``, /sys
     below ``root`` answers, and where that says nothing, each PU counts as a core; with notes.
     Never raises for what a machine lacks: PUs of the affinity that the answer does not know make
@@ -89,7 +89,7 @@ def _from_lstopo(notes: list[str]) -> Machine | None:
 
 def _run(program: str) -> bytes:
     """lstopo's XML. Raises PlacementError where it fails, hangs or writes too much."""
-    # The user's HWLOC_XMLFILE and the like would have it tell of another machine.
+    # HWLOC_XMLFILE and similar variables of the user would make it describe another machine.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HWLOC_")}
     environment["HWLOC_COMPONENTS"] = _COMPONENTS
     name = Path(program).name

@@ -35,7 +35,7 @@ class MemoryNode:
 def ordinary(found: Sequence[MemoryNode]) -> tuple[NumaNode, ...]:
     """The same nodes in the same order, each marked as ordinary memory or not.
 
-    A node with a subtype is what that says. Of the others, those that share their PUs are ranked:
+    A subtype decides if there is one. The other nodes that share their PUs are ranked:
     by bandwidth where all have it, else by size; one is ordinary, and for a node of its own that
     is decided by whether it has PUs at all (on a device or beyond a link it has none).
     """

@@ -17,10 +17,10 @@ from typing import Final
 
 from psdist.topology.machine import UNKNOWN, Device, Machine
 
-# Of one NVLink, in one direction, by generation.
+# Bandwidth of one NVLink, in one direction, by generation.
 _LINK_SPEEDS: Final = (25e9, 20e9, 26.5625e9)
 PCI_BYTES_PER_S: Final = 12e9
-"""Of a way over PCI of which nothing else is known."""
+"""Assumed bandwidth of a PCI path without other information."""
 
 LEGEND: Final = {
     "X": "itself",
@@ -51,7 +51,7 @@ class Paths:
         return all(abs(each - round(each)) < 0.02 for each in counts)
 
     def linked_bytes_per_s(self, one: Device, other: Device) -> float:
-        """Of the direct links between two GPUs, one direction; 0 where there are none."""
+        """Bandwidth of the direct links between two GPUs, one direction; 0 if there are none."""
         return self._speeds.get(frozenset((one.pci, other.pci)), 0.0)
 
     def word(self, one: Device, other: Device) -> str:
@@ -104,8 +104,8 @@ class Paths:
         return best
 
     def ring_bytes_per_s(self, gpus: Sequence[Device]) -> float:
-        """What can pass through all of ``gpus`` in turn, one direction: the widest way's slowest
-        part, over links where they join all of them, else over PCI."""
+        """Bandwidth of a ring through all of ``gpus``, one direction: the slowest part of the
+        widest ring, over links where they join all GPUs, else over PCI."""
         joined, widest = {gpus[0].pci}, float("inf")
         while len(joined) < len({gpu.pci for gpu in gpus}):
             speed, name = max(

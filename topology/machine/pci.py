@@ -1,4 +1,4 @@
-"""What PCI numbers mean to the mapper: which function is a GPU or a network card, and how fast.
+"""Interpret PCI numbers: which function is a GPU or a network card, and how fast it is.
 
 Facts of the PCI standard, for both readers of machines; it reads nothing itself.
 
@@ -15,13 +15,13 @@ from typing import Final, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["gpu", "nic"]
 MAX_DEVICES: Final = 4096
-"""Of a machine; more are left out."""
+"""Maximum devices of a machine; more are left out."""
 MAX_NAMED: Final = 8
 """Devices in a note."""
 MAX_BRIDGES: Final = 16
 """Levels of them above a device; deeper ones are as one."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
-"""What a device may be called."""
+"""Valid device names."""
 _GID: Final = re.compile(r"(?:[0-9a-fA-F]{4}:){7}[0-9a-fA-F]{4}")
 
 _BUS_ID: Final = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
@@ -29,7 +29,7 @@ _SPEED: Final = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) ?GT/s")
 
 _DISPLAY: Final = 0x03
 _VGA, _3D, _OTHER_DISPLAY = 0x0300, 0x0302, 0x0380
-# Whose VGA controllers compute as well: AMD, NVIDIA, Intel. Everybody else's only draw.
+# VGA controllers of AMD, NVIDIA and Intel compute as well; those of other vendors only draw.
 _COMPUTE_VENDORS: Final = frozenset({0x1002, 0x10DE, 0x8086})
 _NETWORK: Final = 0x02
 # The display chips of management controllers and of virtual machines draw a console and compute
@@ -88,12 +88,12 @@ def guid_of(gid: str) -> int:
 def link_bytes_per_s(speed: str, width: str) -> float:
     """One direction, after the line code: 8b/10b below 8 GT/s, 128b/130b from there on (PCIe).
 
-    ``speed`` and ``width`` as /sys has them; 0.0 where it says ``Unknown``.
+    ``speed`` and ``width`` as /sys has them; 0.0 where /sys has ``Unknown``.
     """
     match = _SPEED.match(speed)
     if not match or not (width.isascii() and width.isdecimal() and len(width) < 4):
         return 0.0
     transfers = float(match[1])
     payload = 128 / 130 if transfers >= 8 else 8 / 10
-    lanes = int(width) if int(width) <= 32 else 0  # 63 and 255 stand for "unknown"
+    lanes = int(width) if int(width) <= 32 else 0  # 63 and 255 mean "unknown"
     return transfers * 1e9 * payload * lanes / 8

@@ -1,4 +1,4 @@
-"""What /sys tells of this machine, where lstopo is missing: processors, memory, devices.
+"""Read this machine's processors, memory and devices from /sys, where lstopo is missing.
 
     package_of_affinity()   # 0, or -1 where /sys does not say
     read_machine().cores    # all that the cgroup allows; restrict it to the affinity

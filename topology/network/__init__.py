@@ -6,10 +6,10 @@
 
 Here are the types that planning and drawing read. ``sources`` makes a cluster out of machines and a
 ``tree``, which ``slurm``, ``topology_yaml``, ``infiniband`` (with ``fabric``) or ``rack_table``
-read from files and environment; without one, :func:`one_rack` stands in. ``host_files`` are hosts
+read from files and environment; without one, :func:`one_rack` is used. ``host_files`` are hosts
 and slots without racks. ``catalogue`` is network.json, the speeds that psdist probe measured, and
 ``changes`` what got slower between two of them; ``same_host`` says which names mean one host.
-Measures nothing and places nobody: imports machine, text and errors only.
+Measures nothing and chooses no places: imports machine, text and errors only.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Switch:
 
     name: str
     parent: int
-    """Index of the switch above; -1 for the root, of which there is exactly one."""
+    """Index of the switch above; -1 for the root. There is exactly one root."""
     bytes_per_s: float
-    """Of its uplinks together, one direction; no meaning at the root."""
+    """Sum of its uplinks' bandwidths, one direction; no meaning at the root."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Node:
     machine: Machine
     switch: int
     bytes_per_s: float
-    """Of its network cards together, one direction."""
+    """Sum of its network cards' bandwidths, one direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Cluster:
 
     @property
     def has_racks(self) -> bool:
-        """Whether somebody has told which switch each host is under."""
+        """True if a source named the switch of each host."""
         return self.source != ONE_FLAT_RACK
 
     def path(self, node: int) -> tuple[int, ...]:

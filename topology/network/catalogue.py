@@ -40,7 +40,7 @@ Kind = Literal["node", "rack", "socket", "core", "gpu"]
 """Between nodes of a rack, nodes of different racks, sockets of a node, cores of a socket, a GPU
 and its host."""
 
-# Whatever JSON spends least text on: so that 10 MB of it do not become a gigabyte of objects.
+# The shortest texts that make objects are limited, so that 10 MB of JSON cannot become 1 GB.
 _LIMITS = strict_json.Limits(depth=8, brackets=300_000, commas=1_000_000)
 _REMEDY = "give what psdist probe of this version wrote"
 
@@ -69,7 +69,7 @@ _Place: TypeAlias = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Of a link or a class of links, one direction; 0 where it was not measured."""
+    """Speed of a link or a class of links, one direction; 0 if not measured."""
 
     __pydantic_config__ = CLOSED
 
@@ -105,7 +105,7 @@ def _each_pair_once(pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What one run of the probe found."""
+    """Result of one run of the probe."""
 
     __pydantic_config__ = CLOSED
 
@@ -115,9 +115,9 @@ class Network:
     mpi: _Label
     """The MPI library's own words."""
     components: Annotated[tuple[_Label, ...], FIRST_FAULT, EACH_ONCE]
-    """What carried the messages, where the library says: ``ucx``, ``btl/tcp``."""
+    """Components that carried the messages, where the library names them: ``ucx``, ``btl/tcp``."""
     versions: Annotated[dict[_Label, _Label], TABLE]
-    """Of psdist and of what it stands on."""
+    """Versions of psdist and of its dependencies."""
     classes: Annotated[dict[Kind, Speed], TABLE]
     """Typical (median) speed of each kind of pair."""
     node_links: Annotated[dict[HostName, Speed], TABLE]

@@ -1,4 +1,4 @@
-"""What got slower, and what faster, between two measurements of a network.
+"""Compare two measurements of a network: which links got slower, and which got faster.
 
     found = compare(old, new)
     for change in found.compared: print(change)       # n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)
@@ -24,11 +24,11 @@ from psdist.topology.text.hostlist import listed, natural_key
 
 BANDWIDTH_THRESHOLD: Final = 0.1
 LATENCY_THRESHOLD: Final = 0.25
-"""At least: a scheduler's turn is long beside a microsecond."""
+"""Minimum for latencies: a scheduler's turn is long compared with a microsecond."""
 _LEAST: Final = 1e-30
 """Anything above 0 is taken for measured, but ratios must have a logarithm."""
 _FEWEST: Final = 5
-"""Ratios from which a scatter is taken."""
+"""Minimum number of ratios for a scatter."""
 _LEAST_DEVIATIONS: Final = 3.0
 _CHANCE: Final = 0.01
 """That noise alone has one link of a kind called slower."""
@@ -53,7 +53,7 @@ _SECTIONS: Final[dict[Group, Section]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Of one thing that both measured."""
+    """One quantity that both measured, before and after."""
 
     name: str
     """``n3 -> n4``, ``link of n3``, ``typical node pair``."""
@@ -128,8 +128,8 @@ def compare(
     """All that both measured. ``threshold`` is a share (0.1: 10 %); that of latencies is the larger
     of it and LATENCY_THRESHOLD where none is given.
 
-    What only one of the two measured is not compared, nor a bandwidth of which one gives a lower
-    bound that the other does not contradict. Raises PlacementError where no host is in both.
+    Skips what only one of the two measured, and a bandwidth with a lower bound on one side that the
+    other side does not contradict. Raises PlacementError where no host is in both.
     """
     before, after = set(old.hosts), set(new.hosts)
     if not before & after:

@@ -27,7 +27,7 @@ _MAX_COMPARISONS = 2_000_000
 
 @dataclass(slots=True)
 class Fabric:
-    """What the text says. Switches by GUID; rates in bytes/s."""
+    """Content of the text. Switches by GUID; rates in bytes/s."""
 
     switches: dict[str, str] = field(default_factory=dict)  # GUID: description
     cards: Counter[str] = field(default_factory=Counter)  # switch: its card ports
@@ -84,8 +84,8 @@ def grouped(fabric: Fabric, where: str) -> list[Group]:
 def _levels(fabric: Fabric) -> dict[str, int]:
     """0 for leaves, and for the others how many cables they are above the nearest leaf.
 
-    A leaf has cards. A spine may have some too (a subnet manager's host, a gateway): a switch most
-    of whose neighbours have more cards than itself is no leaf.
+    A leaf has cards. A spine may have some too (a subnet manager's host, a gateway): a switch is no
+    leaf if most of its neighbours have more cards than itself.
     """
     cards, cables = fabric.cards, fabric.cables
     leaves = []

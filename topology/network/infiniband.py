@@ -38,8 +38,8 @@ SDR 2.5, DDR 5, QDR 10 Gbit/s less 8b/10b coding; FDR10 10.3125, FDR 14.0625, ED
 the rates by which the links are sold."""
 
 MAX_PORTS = 250_000
-"""Of switches: both ends of each cable between them, and one of each card's. Some 5,000 hosts with
-eight cards each have as many."""
+"""Maximum ports of switches: both ends of each cable between them, and one end of each card's.
+Some 5,000 hosts with eight cards each have this number."""
 
 _MAX_LINE = 4096
 _SWITCH = re.compile(r'Switch\s+\d+\s+"S-([0-9a-fA-F]{1,16})"(?:\s+#\s+"(.*?)")?')

@@ -100,7 +100,7 @@ def parse_tree(
 def port_guids(machines: Mapping[str, Machine]) -> dict[int, str]:
     """Host names by port GUID, as far as the machines' network cards tell theirs.
 
-    A GUID that several hosts have is left out: one lstopo file stands for all of them.
+    A GUID that several hosts have is left out: one lstopo file was given for all of them.
     """
     found: dict[int, str] = {}
     shared: set[int] = set()
@@ -128,9 +128,9 @@ def build_cluster(
     A link's speed (bytes/s, one direction): measured for it in ``network``, else of the tree, else
     for hosts' links typical between nodes in ``network``, else ``default_bytes_per_s``, else that
     of the host's network cards, else DEFAULT_LINK_BYTES_PER_S; of the tree's no more than the cards
-    of a fast fabric carry. An uplink of which nothing is known carries all that is below it (no
-    oversubscription). A measurement that is a lower bound only raises what would be taken without
-    it. Without a tree: one flat rack. What was assumed is in the notes.
+    of a fast fabric carry. An uplink of unknown speed carries all that is below it (no
+    oversubscription). A measurement that is a lower bound only raises the speed otherwise taken.
+    Without a tree: one flat rack. The notes list the assumptions.
 
     Raises PlacementError for no or repeated names, a host without a machine, and if none of the
     hosts is in the tree.
@@ -230,7 +230,7 @@ def _pruned(tree: Tree, homes: set[str]) -> tuple[list[Switch], dict[str, int]]:
 
 
 def _slower(first: float, second: float) -> float:
-    """Of two speeds, 0 for unknown ones."""
+    """Return the slower of two speeds; 0 means unknown."""
     return min(first, second) if first and second else first or second
 
 
@@ -273,8 +273,8 @@ def _with_node_speeds(
 
 
 def _most(machine: Machine) -> float:
-    """Bytes/s that the cards of its fast fabric carry; of others, which may be joined to one link,
-    nobody knows."""
+    """Bandwidth of a fast fabric's cards, in bytes/s; inf for other cards, which may be joined to
+    one link."""
     of_cards = cards.link_bytes_per_s(machine) if cards.fabric_cards(machine) else 0.0
     return of_cards or math.inf
 
@@ -324,7 +324,7 @@ def _with_uplink_speeds(
 
 
 def _known(measured: Speed, listed: float) -> float:
-    """Of a link, from what was measured and what the tree says; 0 where neither tells."""
+    """Speed of a link, from the measurement and the tree; 0 if neither has it."""
     if measured.is_lower_bound:
         return max(measured.bytes_per_s, listed) if listed else 0.0
     return measured.bytes_per_s or listed

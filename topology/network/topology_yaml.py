@@ -1,4 +1,4 @@
-"""Racks from Slurm's topology.yaml: one file, several topologies, one of which is meant.
+"""Racks from Slurm's topology.yaml: one of the topologies in the file.
 
     tree = parse(text, where="topology.yaml", name="fast")
 

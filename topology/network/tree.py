@@ -19,7 +19,7 @@ MAX_SWITCHES = 20_000
 MAX_NODES = 100_000
 
 ROOT = "network"
-"""Name of the root that stands in where a source has several, or none."""
+"""Name of the root that is added where a source has several roots, or none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class TreeSwitch:
     parent: str
     """Name of the switch above; "" for the root."""
     bytes_per_s: float
-    """Of its uplinks together, one direction; 0 unknown."""
+    """Sum of its uplinks' bandwidths, one direction; 0 unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class TreeNode:
     name: str
     switch: str
     bytes_per_s: float
-    """Of its links to the switches together, one direction; 0 unknown."""
+    """Sum of the bandwidths of its links to the switches, one direction; 0 unknown."""
     port_guids: tuple[int, ...] = ()
 
 

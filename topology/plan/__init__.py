@@ -1,11 +1,11 @@
-"""Who sits where: role, group, cores and GPU of every rank, and what an exchange costs.
+"""The seats of a job: role, group, cores and GPU of every rank, and the cost of an exchange.
 
     plan = decode(Path("plan.json").read_bytes(), where="plan.json")
     plan.ranks[3].host, plan.ranks[3].role, plan.cost_s / plan.bound_s
     assert decode(encode(plan), where="plan.json") == plan
 
 Here is the type that goes to all ranks, and its JSON: what ``psdist plan --emit json`` writes and
-``psdist run --placement FILE`` reads. What comes from a file is not trusted. ``planning`` makes a
+``psdist run --placement FILE`` reads. Files are not trusted. ``planning`` makes a
 plan, with ``serving_hosts`` for which hosts serve and ``seating`` for the seats inside a host;
 ``what_if`` plans changes. Pure: reads no file, starts nothing, and knows no launcher. Imports
 solver, network, machine, text and errors only.
@@ -58,7 +58,7 @@ class PlannedRank:
     index: Whole
     """Its number among those of its role."""
     group: Whole
-    """Of a worker; -1 for all others."""
+    """Group of a worker; -1 for all other ranks."""
     cores: _Cpus
     """Logical core numbers on its host; () where it is not to be bound."""
     cpus: _Cpus
@@ -113,8 +113,8 @@ class Plan:
     cost_s: Amount
     """Predicted time that one exchange needs on the slowest link."""
     bound_s: Amount
-    """No placement of as many servers is faster (proved, docs/guides/placement.md): in a job none
-    that makes other ranks serve either. 0 where nothing is proved."""
+    """No placement of the same number of servers is faster (proved, docs/guides/placement.md); in a
+    running job, also none that makes other ranks serve. 0 where nothing is proved."""
     compared: Annotated[dict[Text, Amount], TABLE]
     """Seconds of an exchange, judged as this one is, placed otherwise: ``block``, ``cyclic``."""
     source: Text
@@ -141,14 +141,14 @@ class Plan:
 
     @property
     def limit(self) -> Literal["links", "servers", "network cards"]:
-        """What is slowest; links where others are as slow."""
+        """Return the slowest part; links if others are equally slow."""
         if self.cost_s == self.exchange_s:
             return "links"
         return "servers" if self.servers_s == self.exchange_s else "network cards"
 
     @property
     def has_equal_parts(self) -> bool:
-        """Whether each server holds as much as every other one."""
+        """True if all servers hold the same share."""
         return max(self.weights) < 1.0005 * min(self.weights)
 
     @property
@@ -179,7 +179,7 @@ class Plan:
 
 
 WEIGHTS_TOLERANCE: Final = 1e-6
-"""How far from 1 the sum of the weights may be: rounding, also of somebody who types them."""
+"""Maximum distance of the sum of the weights from 1: rounding, also in a file typed by a user."""
 REMEDY: Final = "correct it or make the plan again"
 FORMAT: Final = "psdist plan"
 VERSION: Final = 2
@@ -271,9 +271,9 @@ def encode(plan: Plan) -> bytes:
 def decode(data: bytes, *, where: str) -> Plan:
     """The plan that ``data`` is; ``where`` names it in messages, such as the path of its file.
 
-    Ranks may stand in any order. Raises PlacementError for anything that is not a whole and sound
-    plan: members of another type, keys that are unknown, missing
-    or there twice, what :func:`check` refuses, more than 32 MiB.
+    Ranks may be in any order. Raises PlacementError for anything but a whole and sound plan:
+    members of another type, keys that are unknown, missing or there twice, what :func:`check`
+    refuses, more than 32 MiB.
     """
     text = decoded(data, where=where, max_bytes=MAX_BYTES)
     content = parse(text, where=where, made_by="psdist plan", limits=LIMITS)

@@ -1,4 +1,4 @@
-"""What an exchange takes on links, servers and network cards: one judge of all placements. Pure.
+"""Time of an exchange on links, servers and network cards: one judge of all placements. Pure.
 
 times = judged(cluster, ranks, weights, groups, shares, request)
 times.links_s, times.servers_s, times.cards_s
@@ -30,7 +30,7 @@ class Times:
 
     @property
     def within_s(self) -> float:
-        """Of what groups of several hosts reduce and hand round between them."""
+        """Time in which groups of several hosts reduce and distribute among them."""
         return max((link.group_seconds for link in self.links), default=0.0)
 
     @property
@@ -46,7 +46,8 @@ def judged(
     shares: Sequence[float],
     request: PlanRequest,
 ) -> Times:
-    """Of seated ranks; ``weights`` are the servers', ``groups`` and ``shares`` the nodes'."""
+    """Times for seated ranks; ``weights`` are the servers', ``groups`` and ``shares`` the
+    nodes'."""
     cores = [len(each.cores) for each in ranks if each.role == "server"]
     within = host_groups.loads(cluster, ranks, model_bytes=request.planned_bytes)
     return Times(

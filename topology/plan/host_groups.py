@@ -2,7 +2,7 @@
 
     of_hosts(cluster, [2, 2, 2, 0], "rack")        # [[0, 1], [2]]: nodes with workers, by group
     parts(cluster, [2, 2, 2, 0], "rack")           # [0.5, 0.5, 1.0, 0.0]: of a group on each node
-    loads(cluster, ranks, model_bytes=4e9)         # bytes over each link, beside the exchange's
+    loads(cluster, ranks, model_bytes=4e9)         # bytes over each link, besides the exchange
 
 Every worker's slice comes to it once from each other host of its group, and returns once. Below a
 link are n of the group's N workers on h of its H hosts, so it carries (n (H - h) + (N - n) h) / N
@@ -25,7 +25,7 @@ def spans_hosts(group: Grouping) -> bool:
 
 
 def require_racks(cluster: Cluster, group: Grouping) -> None:
-    """Raise PlacementError where racks are asked for of which nothing is known."""
+    """Raise PlacementError if racks are requested but none are known."""
     if group == "rack" and len(cluster.nodes) > 1 and not cluster.has_racks:
         raise PlacementError(
             "group = rack: nothing is known of racks; give a table of switches (psdist plan "
@@ -48,7 +48,7 @@ def of_hosts(cluster: Cluster, workers: Sequence[int], group: Grouping) -> list[
 
 
 def parts(cluster: Cluster, workers: Sequence[int], group: Grouping) -> list[float]:
-    """What part of a group each node counts: its part of the group's workers."""
+    """Return the part of a group that each node counts: its part of the group's workers."""
     found = [0.0] * len(workers)
     for nodes in of_hosts(cluster, workers, group):
         total = sum(workers[node] for node in nodes)
@@ -58,7 +58,7 @@ def parts(cluster: Cluster, workers: Sequence[int], group: Grouping) -> list[flo
 
 
 def size_notes(cluster: Cluster, workers: Sequence[int], group: Grouping) -> list[str]:
-    """What is to be said of groups with fewer hosts than were asked for."""
+    """Return notes on groups with fewer hosts than requested."""
     if not isinstance(group, int):
         return []
     smaller = Counter(

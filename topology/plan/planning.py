@@ -44,14 +44,14 @@ __all__ = ["Grouping", "PlanRequest", "RankFacts", "Strategy", "on_hosts", "plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFacts:
-    """What is known of a rank that runs already."""
+    """Facts about a running rank."""
 
     rank: int
     host: str
     cpus: frozenset[int]
     """OS numbers of the PUs it may use."""
     gpus: tuple[str, ...] | None = None
-    """PCI bus ids of the GPUs it can see; None where nobody could ask."""
+    """PCI bus ids of the GPUs it can see; None if unknown."""
     kernel: str = ""
     """Boot id of its kernel: hosts that have the same one share their processors."""
     nic: str = ""
@@ -125,8 +125,8 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
     serving = [host for host in chosen if len(host.ranks) == host.num_servers > 1]
     if serving and request.placement == "auto":
         notes.append(
-            f"{len(serving)} of {len(chosen)} hosts only serve: for as many workers that is the "
-            "faster exchange; --placement cyclic spreads the servers over all hosts"
+            f"{len(serving)} of {len(chosen)} hosts only serve: with this number of workers "
+            "that is the faster exchange; --placement cyclic spreads the servers over all hosts"
         )
     return _assemble(hosts, hosts_with, sizes, choice, notes)
 
@@ -134,7 +134,8 @@ def plan_job(cluster: Cluster, ranks: Sequence[RankFacts], request: PlanRequest)
 def _faster(
     cluster: Cluster, request: PlanRequest, plan_with: Callable[[PlanRequest], Plan]
 ) -> Plan:
-    """The faster one of the plans with groups of hosts and of racks; it says both times."""
+    """Return the faster one of the plans with groups of hosts and of racks; a note has both
+    times."""
     of_nodes = plan_with(replace(request, group="node"))
     if len(of_nodes.hosts) == 1:
         return of_nodes
@@ -158,7 +159,7 @@ def plan_ahead(
     workers: Sequence[int],
     server_nodes: Iterable[str] = (),
 ) -> Plan:
-    """A plan for a job that is still to be started, with so many workers on each node.
+    """Return a plan for a job that is still to be started, with ``workers[i]`` workers on node i.
 
     Servers come in addition, on cores that the workers leave. Where ``server_nodes`` are named,
     only those have any. Raises PlacementError where cores or memory do not suffice.
@@ -270,7 +271,7 @@ def on_hosts(plan: Plan, cluster: Cluster, hosts: Sequence[str]) -> Plan:
 
 
 def _notes(cluster: Cluster) -> list[str]:
-    """What was guessed of the network matters only where there is one; the machine's notes do."""
+    """Return the cluster's notes if there is a network to guess, and the notes of the machines."""
     notes = list(cluster.notes) if len(cluster.nodes) > 1 else []
     return notes + list(
         dict.fromkeys(note for each in cluster.nodes for note in each.machine.notes)
@@ -287,7 +288,8 @@ def _hosts_with_one_kernel(ranks: Sequence[RankFacts]) -> set[str]:
 
 
 def _home(seat: Seat, group: Grouping) -> tuple[int, int]:
-    """What the workers of a group have in common. A rank on several NUMA nodes has a package."""
+    """Return the place that workers of a group share; a package for a rank on several NUMA
+    nodes."""
     return seat.package, seat.numa if group == "numa" else UNKNOWN
 
 
@@ -320,7 +322,7 @@ class _Hosts:
         self._found: dict[tuple[object, ...], tuple[tuple[Role, Seat], ...]] = {}
 
     def groups_on(self, node: int, num_servers: int) -> float:
-        """Return the number of groups that the workers of a node make beside so many servers."""
+        """Return the number of groups on ``node`` if it has ``num_servers`` servers."""
         key = (node, num_servers)
         if key not in self._groups:
             self._groups[key] = self._num_groups(self._host_with(node, num_servers))
@@ -361,7 +363,7 @@ class _Hosts:
 
 
 def _without_names(machine: Machine) -> Machine:
-    """What seats depend on."""
+    """Keep only what decides the seats."""
     return replace(
         machine,
         name="",
@@ -372,7 +374,7 @@ def _without_names(machine: Machine) -> Machine:
 
 
 def _roles(machine: Machine, host: _Host) -> list[Role]:
-    """The host's first ranks serve; where a launcher bound them, those beside the network card."""
+    """The first ranks of the host serve; if a launcher bound them, those near the network card."""
     order = list(range(len(host.ranks)))
     masks = [facts.cpus for facts in host.facts]
     if seating.are_disjoint(masks):
@@ -475,13 +477,13 @@ def _wide_groups(
 
 
 def _limit_notes(plan: Plan, request: PlanRequest) -> list[str]:
-    """What to know where links are not all that limits, by the judge of everything: the plan."""
+    """Return notes for a plan whose time is not limited by links only."""
     notes = []
     if plan.limit != "links":
         more = "; ask for more servers" if request.servers != "auto" else ""
         notes.append(
-            f"the {plan.limit}, not the links, limit an exchange: "
-            f"{_times(plan.exchange_s, plan.cost_s)} as long as the slowest link"
+            f"the {plan.limit}, not the links, limit an exchange: it takes "
+            f"{_times(plan.exchange_s, plan.cost_s)} the time of the slowest link"
             + (more if plan.limit == "servers" else "")
             + _parts_advice(plan, request)
         )
@@ -513,7 +515,7 @@ def _times(longer_s: float, shorter_s: float) -> str:
 
 
 def _seat_notes(seats: _Hosts, hosts: Sequence[_Host]) -> list[str]:
-    """What people should know of shares: cores that nobody gets, a share across packages."""
+    """Return notes on shares: cores that no rank uses, a share across packages."""
     idle: dict[tuple[int, int], list[str]] = {}
     wide: list[str] = []
     for host in hosts:
@@ -532,7 +534,7 @@ def _seat_notes(seats: _Hosts, hosts: Sequence[_Host]) -> list[str]:
     ]
     if wide:
         notes.append(
-            f"{_some_hosts(wide)}: one rank on several packages, since nobody else is there; its "
+            f"{_some_hosts(wide)}: one rank on several packages, since it is alone there; its "
             "memory is near some of its cores only"
         )
     return notes

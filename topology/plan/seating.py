@@ -5,9 +5,9 @@
 
 Workers come first: whole cores, equal shares up to one core, never across packages. A worker with a
 GPU begins in the GPU's NUMA node; the others are spread. Servers get what they need where workers
-lose least, beside the network card where that is open. What is left over idles. A worker that is
-alone on its host gets all of it. Disjoint PUs from a launcher are kept, and a GPU is chosen for
-them. Where there are more ranks than cores nobody is bound.
+lose least, near the network card if possible. Cores left over are idle. A worker that is alone on
+its host gets all of it. Disjoint PUs from a launcher are kept, and a GPU is chosen for them. With
+more ranks than cores no rank is bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Seat:
     """The place of one rank; fields as in :class:`psdist.topology.plan.PlannedRank`."""
 
     cores: tuple[int, ...]
-    """Of several NUMA nodes that first where its GPU is."""
+    """Cores; on several NUMA nodes, the node of its GPU comes first."""
     cpus: tuple[int, ...]
     package: int
     numa: int
@@ -42,7 +42,7 @@ class Seat:
 
 
 def are_disjoint(masks: Sequence[frozenset[int]]) -> bool:
-    """Whether no PU is in two masks, and none is empty: somebody has bound the ranks already."""
+    """True if no PU is in two masks and no mask is empty: ranks are bound already."""
     return bool(masks) and all(masks) and sum(map(len, masks)) == len(frozenset().union(*masks))
 
 
@@ -106,7 +106,7 @@ def seat(
 
 
 def nearest_to_network(machine: Machine, masks: Sequence[frozenset[int]]) -> list[int]:
-    """Indices of ``masks``, those beside a network card first; else in order."""
+    """Indices of ``masks``: those near a network card first, else in order."""
     near = {nic.package for nic in network_cards(machine) if nic.package != UNKNOWN}
 
     def distance(index: int) -> tuple[bool, int]:
@@ -161,7 +161,7 @@ class _Room:
         return self.workers[place] + self.served[package] < self.cores[place]
 
     def _is_node(self, package: int, numa: int) -> bool:
-        """Whether it is one of the package's nodes; the package itself where it knows of none."""
+        """True for a node of the package, and for the package itself if it has no known nodes."""
         return numa != UNKNOWN or all(
             node == UNKNOWN for each, node in self.cores if each == package
         )
@@ -170,7 +170,8 @@ class _Room:
         return (self.workers[place] + 1) / self.cores[place]
 
     def seat_server(self, card: Device | None, num_cores: int) -> tuple[int, int]:
-        """(package, number of cores): where workers lose least, there beside the network card."""
+        """Return (package, number of cores): where workers lose least, then near the network
+        card."""
         near = UNKNOWN if card is None else card.package
 
         def loss(package: int) -> tuple[int, bool, float, int]:
@@ -187,7 +188,7 @@ class _Room:
         return package, num_cores
 
     def level(self, served: Counter[int]) -> int:
-        """Cores that each worker can have in its package, beside servers that have so many."""
+        """Cores per worker within its package, if ``served`` cores of each package serve."""
         return min(
             (
                 (self.cores[package, UNKNOWN] - served[package]) // workers
@@ -230,11 +231,11 @@ def _choose_cores(
     own_cards: Sequence[Device | None],
     server_cores: int,
 ) -> list[tuple[Core, ...]]:
-    """Workers first: equal shares up to one core, each in one package, begun beside its GPU.
+    """Workers first: equal shares up to one core, each in one package, starting near its GPU.
 
-    A rank without a GPU sits beside the card that it is confined to, if it is to any.
+    A rank without a GPU sits near the card that it is confined to, if any.
     """
-    if list(roles) == ["worker"]:  # nobody else is here
+    if list(roles) == ["worker"]:  # no other rank is here
         gpu = gpus[0]
         return [_from(UNKNOWN if gpu is None else gpu.numa, machine.cores)]
     room = _Room(machine)
@@ -309,7 +310,7 @@ def _cost(
     crowd: int,
     is_light: bool,
 ) -> tuple[int, ...]:
-    """Of taking cores from a cell: kind, distance from home, fit, then the machine's own order.
+    """Sort key for taking cores from a cell: kind, distance from home, fit, the machine's order.
 
     A light rank (a server) leaves the powerful cores of a hybrid processor to the others.
     """
@@ -333,7 +334,7 @@ def _cost(
 def _nearest(
     nics: Sequence[Device], package: int, numa: int, used: Counter[str], taken: Sequence[str]
 ) -> Device:
-    """Of those that are equally near, ``taken`` or the one that fewest ranks have yet."""
+    """Return ``taken`` if it is among the nearest, else the one of them with the fewest ranks."""
     return min(
         nics,
         key=lambda nic: (

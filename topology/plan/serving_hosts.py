@@ -25,37 +25,37 @@ from psdist.topology.solver.filling import lower_bound_s
 
 Strategy: TypeAlias = Literal["auto", "block", "cyclic"]
 PLAIN: Final[tuple[Strategy, ...]] = ("block", "cyclic")
-"""What the mapper is compared with."""
+"""The placements that the mapper's is compared with."""
 _NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 UNKNOWN_MODEL_BYTES = 1e9
-"""What a plan is made for where nobody knows the model yet."""
+"""Model size of a plan where the model is not known yet."""
 ALMOST_ALL = 0.9
 """Where more than this part of the servers that there could be is needed, all are taken."""
 MOST_WAYS = 5000
-"""Ways to choose among running ranks, modulo hosts that are alike, up to which all are compared
-(at most some 0.1 s)."""
+"""Maximum ways to choose among running ranks, modulo equal hosts, for which all are compared (at
+most some 0.1 s)."""
 WAYS_NUMBERS = 1_000_000
 """Those ways times the vertices of the tree: in large jobs fewer ways are compared."""
 AGAIN_NUMBERS = 2_000_000
 """As divisions.CLIMB_NUMBERS, where ``auto`` tries other numbers of servers."""
 MOST_JUDGED = 50
-"""Of the fastest ones that many are compared by all that counts."""
+"""Maximum ways, the fastest ones, that are compared in full."""
 JUDGED_NODES = 1000
 """The same times the nodes of each: fewer in a large cluster, where judging takes long."""
 LEAST_SHARE = 1e-3
-"""Of an equal share, what a server must hold that ``auto`` plans."""
+"""Minimum share of a server that ``auto`` plans, as a part of an equal share."""
 MANY_NODES = 200
-"""Of larger jobs fewer choices are tried."""
+"""Larger jobs try fewer choices."""
 MOST_TRIES = 2
 """Smaller numbers of servers that ``auto`` tries where some would hold nothing."""
 IDLE_IS_WORTH = 2.0
 """How many times longer an exchange may take, for each worker, before ``auto`` lets ranks idle as
-servers that hold nothing: those on hosts that everybody would have to wait for."""
+servers that hold nothing: those on hosts that would slow every exchange."""
 MEMORY_SHARE = 0.8
-"""Of a host's ordinary memory that shards may fill."""
+"""Part of a host's ordinary memory that shards may fill."""
 APPLY_BYTES_PER_S = 4e9
-"""Pushed bytes that a server applies in a second where nobody measured it: torch's fused Adam on
-one core (docs/performance.md)."""
+"""Pushed bytes a server applies per second, if not measured: torch's fused Adam on one core
+(docs/dev/performance.md)."""
 STATE_PER_BYTE = 2.0
 """Optimizer state for each byte of parameters: two moments, as Adam has. A guess where the
 optimizer is not known yet, on the safe side."""
@@ -67,8 +67,8 @@ class PlanRequest:
     group: Grouping = "node"
     placement: Strategy = "auto"
     model_bytes: float | None = None
-    """Of the model's parameters on the wire; None: not known yet. Times and bytes of a plan are
-    proportional to it; the placement depends on it only where memory is short."""
+    """Bytes of the model's parameters on the wire; None: not known yet. Times and bytes of a plan
+    are proportional to it; the placement depends on it only where memory is short."""
     may_bind: bool = True
     apply_bytes_per_s: float | None = None
     """Measured: pushed bytes that a server applies in a second with one core. Servers' parts are
@@ -76,17 +76,17 @@ class PlanRequest:
 
     @property
     def applied_bytes_per_s(self) -> float:
-        """Of one core, measured or guessed."""
+        """Bytes that one core applies per second, measured or guessed."""
         return self.apply_bytes_per_s or APPLY_BYTES_PER_S
 
     @property
     def planned_bytes(self) -> float:
-        """What times and bytes of the plan are for."""
+        """Model size for which times and bytes are planned."""
         return UNKNOWN_MODEL_BYTES if self.model_bytes is None else self.model_bytes
 
 
 class Hosts(Protocol):
-    """The hosts to choose from: what sits there beside servers."""
+    """The hosts to choose from: the ranks there other than servers."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -95,7 +95,7 @@ class Hosts(Protocol):
     def request(self) -> PlanRequest: ...
 
     def groups_on(self, node: int, num_servers: int) -> float:
-        """Return the number of groups that the workers of a node make beside so many servers."""
+        """Return the number of groups on ``node`` if it has ``num_servers`` servers."""
         ...
 
     def groups_beside(self, servers_at: Sequence[int]) -> list[float]:
@@ -114,9 +114,9 @@ class Choice:
     shares: list[float]
     """The part of the model on each node."""
     best_s: float | None = None
-    """That no other choice of as many servers is faster than this was proved; None: it was not."""
+    """Proved: no other choice with the same number of servers is faster; None: not proved."""
     seconds: float = 0.0
-    """Of the slowest of links and servers in one exchange; in a job."""
+    """Time of the slowest of links and servers in one exchange; in a job."""
     tried: int = 0
     """Where not all choices were compared, how many were; in a job."""
 
@@ -187,8 +187,8 @@ def _idle(servers_at: Sequence[int], shares: Sequence[float]) -> list[int]:
 def choose_among_ranks(hosts: Hosts, sizes: Sequence[int]) -> Choice:
     """Return the same where ``sizes[node]`` ranks run already, and each that serves is no worker.
 
-    So the groups depend on the answer. All ways to choose the servers are compared where, but for
-    hosts that are alike, there are at most MOST_WAYS; then the time is proved to be the best.
+    So the groups depend on the answer. All ways to choose the servers are compared if, modulo equal
+    hosts, there are at most MOST_WAYS; then the time is proved to be the best.
     Beyond that the best of some starts is climbed from. Both are bounded by
     numbers of steps and not by the clock: the same job has the same plan. Among equals in time the
     one with the most groups is taken, then the most even one.
@@ -234,8 +234,7 @@ def _best_choice(
     *,
     numbers: int | None = None,
 ) -> Choice:
-    """Return the best way to choose so many servers of the ranks, ``room`` on each node at
-    most."""
+    """Return the best way to choose ``num_servers`` of the ranks, at most ``room`` on each node."""
     if spans_hosts(hosts.request.group):
         found = _some_ways(hosts, room, wanted)
     else:
@@ -361,8 +360,8 @@ def link_loads(
     request: PlanRequest,
     within: Mapping[str, float] = _NOTHING,
 ) -> tuple[LinkLoad, ...]:
-    """What one exchange sends over every link; no links where all sit on one host. ``within``: what
-    groups send in addition (:func:`host_groups.loads`)."""
+    """Bytes of one exchange on every link; no links where all sit on one host. ``within``: bytes
+    that groups send in addition (:func:`host_groups.loads`)."""
     if len(cluster.nodes) == 1:
         return ()
     num_nodes = len(cluster.nodes)

@@ -3,8 +3,8 @@
     spares = choose_spares(["n1", "n1", "n2", "n2", "n3"], 1)     # (4,): a host of its own
     plan = with_spares(plan_job(cluster, others, request), hosts, spares)
 
-What fails together is a host, so spares are first whole hosts, as long as two others are left for
-the servers and their replicas, then the last ranks of the hosts that have most. They are not bound.
+A host fails as a whole, so spares are first whole hosts, if two others remain for the servers and
+their replicas, then the last ranks of the hosts that have most. They are not bound.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from psdist.topology.machine import UNKNOWN
 from psdist.topology.plan import Plan, PlannedRank
 
 LEAST_BESIDE = 3
-"""Two servers and a worker, or two workers and a server: what a job with spares has at least beside
-them."""
+"""Minimum ranks of a job besides its spares: two servers and a worker, or two workers and a
+server."""
 
 
 def choose_spares(hosts: Sequence[str], count: int) -> tuple[int, ...]:
@@ -26,9 +26,9 @@ def choose_spares(hosts: Sequence[str], count: int) -> tuple[int, ...]:
     left."""
     if count and len(hosts) - count < LEAST_BESIDE:
         raise PlacementError(
-            f"failures.spares = {count} with {len(hosts)} ranks: beside spares a job has 2 servers "
-            "and a worker at least, or for workers' places 2 workers and a server; start "
-            f"{count + LEAST_BESIDE} ranks or more, or ask for fewer spares"
+            f"failures.spares = {count} with {len(hosts)} ranks: besides spares, a job needs "
+            "2 servers and a worker, or, if workers are to be replaced, 2 workers and a server; "
+            f"start {count + LEAST_BESIDE} ranks or more, or ask for fewer spares"
         )
     here: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):

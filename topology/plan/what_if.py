@@ -1,4 +1,4 @@
-"""What a change would make of a plan's predicted time: more servers, another node, faster links.
+"""Predict a plan's time after a change: more servers, another node, faster links.
 
     what_if(cluster, plan, request, workers=[8, 8])     # [("one more server", 0.12), ...]
 

@@ -45,7 +45,7 @@ class Problem:
     parent: tuple[int, ...]
     """``parent[0]`` is -1, ``0 <= parent[v] < v`` for all others."""
     bytes_per_s: tuple[float, ...]
-    """Of the edge of v, in each direction; may be inf; no meaning at the root."""
+    """Bandwidth of the edge of v, in each direction; may be inf; no meaning at the root."""
     groups: tuple[float, ...]
     """How many groups push and pull from v; a group of several vertices counts in fractions."""
     capacity: tuple[int, ...]
@@ -102,7 +102,7 @@ class Problem:
         if held < self.model_bytes:
             raise PlacementError(
                 f"placement: with servers = {self.num_servers} there is memory for "
-                f"{held / 1e9:.3g} GB of the model's {self.model_bytes / 1e9:.3g} GB, beside its "
+                f"{held / 1e9:.3g} GB of the model's {self.model_bytes / 1e9:.3g} GB besides its "
                 "optimizer state; use servers on more nodes, or nodes with more memory"
             )
 

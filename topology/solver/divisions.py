@@ -36,14 +36,14 @@ PRECISION = 1e-10
 BATCH = 1 << 20
 """Numbers in one array: ways times vertices."""
 EPSILON = 1e-12
-"""Of the model: what rounding may leave over."""
+"""Part of the model that rounding may leave over."""
 PATIENCE = 8
 """Steps of a climb that gain nothing, one after the other; a step that looks at some of the moves
 only counts for that part."""
 MOST_AMOUNTS = 8
 """Moves between two kinds of places."""
 WIDTH = 8
-"""Equally good ways from which a climb goes on."""
+"""Number of equally good ways that a climb follows."""
 CLIMB_NUMBERS = 8_000_000
 """Ways times vertices that a climb looks at, at most, so that large jobs try fewer: below 1 s."""
 STEP_NUMBERS = 200_000
@@ -51,7 +51,7 @@ STEP_NUMBERS = 200_000
 LIST_STEPS = 60
 """Parts of ways that are looked at to list all of them, for each way that there may be."""
 MOST_DOUBLINGS = 40
-"""Of the best time, to find that of a step that gains nothing."""
+"""Maximum doublings of the best time, to find the time of a step that gains nothing."""
 GAIN = 1e-6
 """Relative: what a step of a climb gains at least."""
 
@@ -66,7 +66,7 @@ class Division:
     sizes: tuple[int, ...]
     """Ranks at each vertex that may serve; 0 for a switch."""
     groups_with: Callable[[int, int], float]
-    """Groups at a vertex of which so many ranks serve; 0 for a switch."""
+    """``groups_with(v, k)``: groups at vertex v if k of its ranks serve; 0 for a switch."""
     model_bytes: float
     num_servers: int
 
@@ -111,7 +111,7 @@ class Division:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fastest:
     seconds: float
-    """Of one exchange, in the best of the ways."""
+    """Time of one exchange, in the best of the ways."""
     tied: tuple[Way, ...]
     """All of them that are as fast, in the order in which they were given."""
     tried: int = 0
@@ -126,7 +126,7 @@ def all_ways(division: Division, *, most: int) -> list[Way] | None:
     below: list[list[int]] = [[] for _ in ranks]
     for v in range(1, len(ranks)):
         below[division.parent[v]].append(v)
-    # By kind and then by number, so that those that are alike stand beside each other.
+    # By kind and then by number, so that equal ones are neighbours.
     order: list[int] = []
     pending = [0]
     while pending:
@@ -291,7 +291,7 @@ def climb(
 
 
 def most_groups_first(division: Division, ways: Sequence[Way]) -> list[Way]:
-    """In that order; of those with as many groups the most even one first."""
+    """Sort ``ways``: most groups first, then the most even one."""
     table = np.array(ways, dtype=np.int64).reshape(len(ways), len(division.parent))
     groups = division.groups[np.arange(table.shape[1]), table].sum(axis=1)
     order = np.lexsort(((table * table).sum(axis=1), -groups))
@@ -303,14 +303,14 @@ def _neighbours(division: Division, way: Way, *, most: int, turn: int) -> tuple[
     ones move. Where they are many more than ``most``, other ones in each ``turn``."""
     place: list[tuple[int, ...]] = [()] * len(way)
     same: dict[tuple[object, ...], list[int]] = {}
-    # Equal: under one switch, of one kind, with as many servers; and switches alike in the same.
+    # Equal: under one switch, of one kind, with the same number of servers; so too equal switches.
     content = _content_kinds(division, way)
     for v, size in enumerate(division.sizes):
         up = division.parent[v]
         place[v] = (content[up] if up >= 0 else -1, division.kinds[v], way[v])
         if size:
             same.setdefault((up, *place[v]), []).append(v)
-    # Of switches that are alike in all, one to take from and another one to give to.
+    # Between equal switches: one to take from, another one to give to.
     by_place: dict[tuple[int, ...], list[list[int]]] = {}
     for vertices in same.values():
         by_place.setdefault(place[vertices[0]], []).append(vertices)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from psdist.topology.solver import Problem, subtree_sums
 
 TOLERANCE = 1e-12
-"""Of the model: what rounding may leave over."""
+"""Part of the model that rounding may leave over."""
 PRECISION = 1e-10
 """Relative: a search over times stops when it cannot gain more than this."""
 
@@ -170,9 +170,9 @@ def even_masses(
 ) -> list[float]:
     """Bytes at each vertex, spread over ``counts`` servers as evenly as the caps allow.
 
-    All servers fill up at one rate; those below an edge stop when its cap is reached. Of all ways
-    to hold the model this has the least maximum, then the least second one, and so on. If only
-    part of the model fits, that part.
+    All servers fill up at one rate; those below an edge stop when its cap is reached. No other way
+    to hold the model has a smaller maximum, then a smaller second one, and so on. If only part of
+    the model fits, that part.
     """
     # Per vertex (level at which servers stop, how many stop there), by level.
     lists: list[list[tuple[float, int]]] = [[] for _ in tree.up]
@@ -209,7 +209,7 @@ class Bound:
     """Lower bounds on the time of one exchange."""
 
     divisible_s: float
-    """Servers wherever one may sit, as many as there is room for: the linear program."""
+    """With servers wherever one may sit, up to the room there: the linear program."""
     seconds: float
     """At most ``num_servers`` places hold anything; at least ``divisible_s``. Reached by
     :func:`placement.solve`, so this is the optimum itself."""
@@ -223,7 +223,7 @@ def lower_bound_s(problem: Problem) -> Bound:
 
 
 def own_bytes(problem: Problem, vertices: Sequence[int]) -> list[float]:
-    """What each vertex can take: up to the whole model at ``vertices``, nothing elsewhere."""
+    """Bytes each vertex can take: up to the whole model at ``vertices``, 0 elsewhere."""
     own = [0.0] * len(problem.parent)
     for v in vertices:
         own[v] = min(problem.max_bytes[v], problem.model_bytes)

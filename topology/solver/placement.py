@@ -43,7 +43,7 @@ SLACK = 1e-10
 objective does not decide over the second."""
 
 MOST_ENUMERATED = 300
-"""Ways to put servers on vertices, up to which all are compared (about 30 ms)."""
+"""Maximum ways to put servers on vertices for which all are compared (about 30 ms)."""
 
 ENOUGH, MOST_HALVINGS = 0.02, 8
 """How near to the best masses for links and servers together is near enough; rounds at most."""
@@ -87,7 +87,7 @@ def solve(problem: Problem, *, allowed_s: float = 0.0) -> Solution:
 
 
 def solve_with_servers(problem: Problem, *, apply_bytes_per_s: Sequence[float]) -> Solution:
-    """The same for the slowest of links and servers: the links may take as long as the servers do.
+    """Solve for the slowest of links and servers: links may take up to the time of the servers.
 
     ``apply_bytes_per_s[v]`` are the pushed bytes that a server at v applies in a second. Where all
     are as fast, it is within 2 % of the best masses; else never slower than ``solve``'s.

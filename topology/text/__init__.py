@@ -19,8 +19,8 @@ from pathlib import Path
 from psdist.errors import PlacementError
 
 HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
-"""What a host name may be, whole: it reaches files for launchers, and so no shell's characters,
-and no leading "-" that a launcher would take for an option."""
+"""A valid host name, whole: files for launchers contain it, so it has no character special to a
+shell, and no leading "-" that a launcher would take for an option."""
 
 MAX_SHOWN = 48
 MAX_LINES = 500_000
@@ -41,7 +41,7 @@ def shown(value: object) -> str:
 def file_bytes(path: Path, *, max_bytes: int) -> tuple[bytes, str]:
     """(content, the path as messages name it), one byte over the limit at most.
 
-    Whatever is there is read, a pipe too (``--racks <(scontrol show topology)``). Raises
+    Reads any file, a pipe too (``--racks <(scontrol show topology)``). Raises
     PlacementError where that fails.
     """
     where = str(path) if str(path).isprintable() else shown(str(path))

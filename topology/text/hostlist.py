@@ -35,7 +35,7 @@ _TRAILING_NUMBER = re.compile(rf"(.*?)([0-9]{{1,{MAX_DIGITS}}})", re.DOTALL)
 
 
 def expand(text: str, *, max_hosts: int = 100_000, where: str = "") -> list[str]:
-    """The names that a host list stands for, in its order; a name given twice is there twice.
+    """Return the names in a host list, in its order; a name given twice is there twice.
 
     A range keeps the width of its first number (``08-10``: 08, 09, 10). Names are separated by
     commas or blanks; empty ones are skipped, as Slurm does. Raises PlacementError for a bracket or
@@ -96,7 +96,7 @@ def natural_key(name: str) -> tuple[tuple[int, str | int], ...]:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Return ``n1, n2 and 3 more`` for names of which at most so many are named."""
+    """Return ``n1, n2 and 3 more``: at most ``most`` names, then the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 

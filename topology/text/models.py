@@ -45,7 +45,7 @@ MAX_TABLE: Final = 1 << 16
 
 
 def fault(words: str) -> PydanticCustomError:
-    """What a validator raises: ``words`` follow the name of the place."""
+    """Return the error a validator raises: ``words`` follow the name of the place."""
     return PydanticCustomError("fault", "{words}", {"words": words})
 
 
@@ -86,7 +86,7 @@ Text: TypeAlias = Annotated[
         f"at most {MAX_CHARACTERS} characters without control characters",
     ),
 ]
-"""What a message or a terminal may show."""
+"""Text that a message or a terminal may show."""
 HostName: TypeAlias = Annotated[
     String,
     fits(
@@ -103,7 +103,7 @@ TABLE: Final = BeforeValidator(_within_table)
 
 
 _ADAPTERS: Final[dict[type, TypeAdapter[Any]]] = {}
-"""Of the types that were read; making one takes milliseconds."""
+"""Adapters of the types read so far; making one takes milliseconds."""
 
 
 def validated(

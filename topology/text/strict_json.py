@@ -1,4 +1,4 @@
-"""JSON from outside, with limits and without JSON's liberties. What it means is its reader's.
+"""Read untrusted JSON, with limits and without JSON's liberties. The reader interprets it.
 
 content = parse(text, where="plan.json", made_by="psdist plan", limits=Limits(depth=8, ...))
 """

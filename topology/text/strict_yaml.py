@@ -1,9 +1,9 @@
-"""YAML from outside, with limits and without YAML's liberties. What it means is its reader's.
+"""Read untrusted YAML, with limits and without YAML's liberties. The reader interprets it.
 
     found = parse(text, where="topology.yaml", limits=Limits(depth=8, nodes=100_000))
     for item in found.items("the file"): ...
 
-A tag that would make an object is refused, and so are an alias (a few lines of them stand for
+A tag that would make an object is refused, and so are an alias (a few lines of them become
 gigabytes), a second document, a key that is no text or is there twice. Every scalar stays the text
 that was written, with its line.
 """

@@ -63,8 +63,8 @@ class LocalDifferences(LocalSteps):
         self._anchor = anchor
         """The values with which the round began."""
         self._has_progress = False
-        """True if the anchor is the progress of the round, until the values come to which it is
-        added."""
+        """True if the anchor is the progress of the round, until the values come that it is added
+        to."""
         self._is_scaled = False
         """True if the gradients of the step were scaled when they were collected."""
         if inner.lands_aside:

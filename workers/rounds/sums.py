@@ -6,8 +6,8 @@ group's workers,
     sum_i w_i g_i / sum_i w_i
 
 as if one iteration had been of all these samples (gradient accumulation). It weighs sum_i w_i / H:
-a round of H full batches as much as an iteration with one, a shorter round less. The
-group reduces once a round; in each step its workers only say whether it counts.
+a round of H full batches has the weight of an iteration with one, a shorter round less. The group
+reduces once a round; in each step its workers only report whether it counts.
 
     strategy = SummedGradients(Blocking(...), Rounds(...), steps=16, has_pending=..., clips_to=0.0)
 """

@@ -385,7 +385,7 @@ def test_what_comes_again_need_not_come_in_order_and_all_else_must() -> None:
     core = server("async", chunks=2)
     push(core, 0, clock=0, chunk=1)
     (failed,) = only(push(core, 0, clock=0, chunk=0, flags=0), Fail)
-    assert "all groups push in the order that the chief has told" in str(failed.error)
+    assert "all groups push in the chief's order" in str(failed.error)
 
 
 def test_settings_may_be_told_from_any_version_on_by_who_goes_on_for_others() -> None:

@@ -299,8 +299,7 @@ def test_nobody_holds_a_version_that_there_has_not_been(kind: Kind) -> None:
             continue
         (fail,) = actions
         assert str(fail.error) == (
-            "server 0: worker 1 says that it holds version 3 of chunk 0, of which there are 2 so "
-            "far"
+            "server 0: worker 1 says that it holds version 3 of chunk 0; its newest version is 2"
         )
 
 
@@ -521,7 +520,7 @@ TWO_GROUPS = pack_hyperparameters([{"lr": 0.1}, {"lr": 0.2}])
         (1, [Setup(partition=b"", optimizer="", hyper=b"")],
          "sent Setup; worker 0 describes the model"),
         (9, [WhoIsMissing(chunk=0)],
-         "sent what workers of this run send, and is none of them"),
+         "sent what workers of this run send but is not one of them"),
         (2, [NEW_SETTINGS], "told its settings, but group 2 has not registered"),
         (1, [NEW_SETTINGS, Settings(version=2, hyper=HYPER, absent=[1])],
          "sent version 2 of its settings after version 2"),

@@ -1,9 +1,9 @@
 """lstopo's XML, of hwloc 1, 2 or 3, as a :class:`~psdist.topology.machine.Machine`.
 
-Here is what the tree means for processors and memory, and what stands in for levels that are
-missing. ``elements`` parses it under limits, ``walk`` goes through the tree in hwloc's order,
-``devices`` reads what is attached. What arrives is not trusted. Starts no program: that is
-:mod:`psdist.topology.machine.live`'s.
+This module interprets the tree for processors and memory, and replaces levels that are missing.
+``elements`` parses it under limits, ``walk`` goes through the tree in hwloc's order, ``devices``
+reads attached devices. The input is not trusted. No module here starts a program:
+:mod:`psdist.topology.machine.live` does that.
 
     machine = read(Path("node.xml"))
     machine.restricted({0, 1, 2, 3}).cores
@@ -126,7 +126,7 @@ def _memory_bytes(element: Element) -> int:
 def _packages(
     found: Found, numa_nodes: Sequence[NumaNode], cpu_sets: CpuSets, notes: list[str]
 ) -> list[Place]:
-    """The packages; where that level is missing, what stands in for it. Every core gets one."""
+    """Return the packages, or a substitute if that level is missing. Every core gets one."""
     if not found.packages:
         return _made_up_packages(found, numa_nodes, cpu_sets, notes)
     packages = [each for each in found.packages if each.cpus or each.has_memory]

@@ -22,11 +22,11 @@ from psdist.topology.machine.numa import nearest, node_of
 _GUID: Final = re.compile(r"Port[0-9]{1,2}GID0")
 _PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
 _UUIDS: Final = ("NVIDIAUUID", "AMDUUID", "LevelZeroUUID")
-# Of the names of one GPU, the one by which users know it comes first.
+# A GPU has several names; the one that users know comes first.
 _NAME_ORDER: Final = ("cuda", "rsmi", "ze", "nvml", "opencl", "card", "renderD")
 _COMPUTE: Final = ("CUDA", "NVML", "RSMI", "LevelZero")
-# What a compute runtime calls a GPU. The names of a screen's driver (card0, controlD64, :0.0) make
-# none: a console's chip has them, too.
+# Only compute runtimes name GPUs here. A display driver's names (card0, controlD64, :0.0) do not
+# count: a console's chip has them, too.
 _COMPUTE_NAMES: Final = ("cuda", "rsmi", "ze", "nvml", "opencl")
 _SCREEN_NAMES: Final = ("card", "render", "controlD", ":")
 
@@ -180,7 +180,7 @@ def _add_names(function: _Function, element: Element, kind: pci.Kind) -> None:
 
 
 class _Places:
-    """What is near an element; the answers are kept, for many devices share one."""
+    """Finds what is near an element; caches the answers, for many devices share an element."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ MAX_TEXT: Final = 4 << 20
 """Characters of all distance matrices together."""
 
 _BLOCK_BYTES: Final = 128 << 10
-"""No tag is as long as this; one of twice the length has a whole block to itself."""
+"""Every tag is shorter; a tag of twice the length contains a whole block."""
 _MAX_VALUE: Final = 256
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 # All others (firmware, sizes, dates) are dropped while reading.
@@ -90,14 +90,14 @@ class Document:
     root: Element = field(init=False)
     version: int = 1
     allowed: int | None = None
-    """PUs that the exporting process was allowed, and those online, where it says."""
+    """PUs allowed to the exporting process, and those online; None where the file has neither."""
     allowed_nodes: int | None = None
     infos: dict[str, str] = field(default_factory=dict)
     """HostName and the like, from the machine (hwloc 1, 2) or from the top level (3)."""
     distances: list[Distances] = field(default_factory=list)
     kinds: list[CpuKind] = field(default_factory=list)
     bandwidths: dict[str, int] = field(default_factory=dict)
-    """Of memory by the gp_index of its node, in MB/s."""
+    """Bandwidth of memory in MB/s, by the gp_index of its node."""
 
 
 def read_document(data: bytes | str, *, where: str) -> Document:
@@ -122,7 +122,7 @@ def read_document(data: bytes | str, *, where: str) -> Document:
 
 
 def _check_size(data: bytes, where: str) -> None:
-    """What has to be seen before expat reads it: it holds all of a tag in memory, many times over.
+    """Check sizes before expat reads the data: it holds a whole tag in memory, many times over.
 
     No tag has a "<" inside, and in UTF-8 no other character has that byte.
     """
@@ -147,7 +147,7 @@ class _Reader:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        # Whatever it declares: lstopo writes UTF-8, and the checks before this rely on it.
+        # Always UTF-8, whatever the file declares: lstopo writes it, and the checks above need it.
         self.parser = expat.ParserCreate("utf-8")
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.end
@@ -289,7 +289,7 @@ class _Reader:
             raise self.fail("an object without a type")
         if text == "Group" and attributes.get("subtype") == "Die":
             return "Die"
-        if text == "Cache":  # hwloc 1: the level stands in an attribute
+        if text == "Cache":  # hwloc 1: the level is an attribute
             instruction = "i" if attributes.get("cache_type") == "2" else ""
             return f"L{self.number(attributes, 'depth')}{instruction}Cache"
         return _OLD_KINDS.get(text, text[:_MAX_VALUE])

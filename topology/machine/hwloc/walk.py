@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inside:
-    """What an element is inside of, the nearest of each."""
+    """The nearest enclosing element of each kind."""
 
     package: Place | None = None
     die: Place | None = None
@@ -116,7 +116,7 @@ class _Walk:
                     memory.append(child)
                 elif child.kind not in IO_KINDS:
                     normal.append(child)
-            # A stack: what is to be visited first goes on last.
+            # A stack: the element to visit first is pushed last.
             for child in reversed(in_order(normal) + sorted(memory, key=_first_node)):
                 waiting.append((child, inside))
         return self.found
@@ -189,6 +189,6 @@ class _Walk:
 
 
 def _first_node(element: Element) -> int:
-    """Memories beside each other stand in the order of node numbers."""
+    """Sort key: neighbouring memories are in the order of node numbers."""
     nodes = element.nodes or 0
     return nodes & -nodes

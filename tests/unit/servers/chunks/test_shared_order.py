@@ -46,7 +46,7 @@ def iterate(
     is_empty: bool = False,
 ) -> int:
     """Every group, of one worker, pushes all chunks in its order, ``times`` times in turn; how many
-    replies come before nothing happens any more. ``told``: the order that the chief has told;
+    replies come before nothing happens any more. ``told``: the chief's order;
     ``is_refusing``: whether the server refuses another one."""
     groups = range(len(orders))
     core = assemble_core(
@@ -186,7 +186,7 @@ def test_a_push_out_of_the_order_that_all_share_is_refused_whatever_the_slots(
     orders: tuple[Sequence[int], ...], told: Sequence[int], words: str, slots: int, is_empty: bool
 ) -> None:
     with pytest.raises(
-        ProtocolError, match=f"server 0: {words}; all groups push in the order that the chief has"
+        ProtocolError, match=f"server 0: {words}; all groups push in the chief's order"
     ):
         iterate(*orders, told=told, slots=slots, is_empty=is_empty)
 
