@@ -1,4 +1,4 @@
-"""What psdist changes within a run by itself: from what was observed to what is decided.
+"""Changes that psdist makes within a run by itself: from observations to decisions.
 
 Lives here: when to change between sync and bounded staleness (``mode``), which bound staleness has
 (``bound``), which codecs to send with (``codec``, with what an exchange is of a window of rounds in

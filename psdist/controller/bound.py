@@ -35,7 +35,7 @@ class BoundControl(Controller):
 
     def __init__(self, *, num_groups: int, lowest: int, highest: int) -> None:
         """The run begins with the ``lowest``."""
-        # What round 0 has taken nobody knows: it begins before there is an iteration.
+        # The duration of round 0 is unknown: it begins before there is an iteration.
         self.window = Window(num_groups=num_groups, first=1)
         super().__init__(self.window)
         self._lowest, self._highest = lowest, highest
@@ -45,7 +45,7 @@ class BoundControl(Controller):
         first = self.window.first
         if (found := self.window.take()) is None:
             return None
-        # What a group waits at least in a round is the exchange.
+        # A group's shortest wait in a round is the exchange.
         rounds_us = []
         for group in found:
             exchange_us = min(each.wait_us for each in group)
@@ -75,8 +75,8 @@ class BoundControl(Controller):
         self.window.begin(max(round_number, self.window.first))
 
     def go_on(self, kept: KeptModes | None, first_round: int) -> None:
-        """Before anything is observed: a run whose groups have all made ``first_round`` rounds, or
-        fewer, and that goes on with these modes, or (None) as every run begins."""
+        """Restore before anything is observed: all groups have made at most ``first_round`` rounds,
+        and the run continues with these modes, or (None) as every run begins."""
         self.window.begin(first_round + 1)
         if kept is not None:
             self.bound = kept.last.staleness
@@ -84,9 +84,9 @@ class BoundControl(Controller):
 
 
 def bounded_us(rounds_us: Sequence[Sequence[int]], bound: int) -> int:
-    """When the last group has made these rounds, all of which begin together. ``rounds_us``:
-    [groups][rounds], what each takes without waiting for others. A round c begins when every group
-    has made its first c - ``bound``."""
+    """Return the time at which the last group has made these rounds; all groups begin at 0.
+    ``rounds_us``: [groups][rounds], time of each without waiting for others. A round c begins when
+    every group has made its first c - ``bound``."""
     ends, opened = [0] * len(rounds_us), [0]
     for number, taken in enumerate(zip(*rounds_us, strict=True)):
         gate = opened[max(0, number - bound)]

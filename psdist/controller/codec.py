@@ -16,9 +16,9 @@ make rounds at the sum of their rates. The level to be at is the least lossy one
 most :data:`SLACK` longer than the shortest; to what was not seen it goes back one level at a time,
 for what hides now may not hide there.
 
-What was seen counts for :data:`LASTS` windows, twice as long for each time that a level was gone to
-in vain, and no longer than until the level of now takes half or twice as much waiting as before,
-because then the network is another one. So a level that was too slow is tried again, ever less
+An observation counts for :data:`LASTS` windows, twice as long for each time that a level was tried
+without success. It is dropped when waiting at the current level halves or doubles, because then the
+network is another one. So a level that was too slow is tried again, ever less
 often. With an error budget only levels count whose ||p - C(p)|| / ||p|| is not above it; what has
 not been seen of a level is found out one level at a time.
 
@@ -45,26 +45,26 @@ from psdist.controller.snapshots import Fields, Nested
 from psdist.mode_names import Mode
 
 SLACK: Final = 0.10
-"""Of the shortest round: so much longer one may be with a less lossy level,"""
+"""Part of the shortest round by which a round may be longer at a less lossy level."""
 SLACK_BACK: Final = 0.05
-"""and so much where that level is to be gone back to: less, so that in between nothing changes."""
+"""The same for returning to a less lossy level: smaller, so that nothing changes in between."""
 FIRST: Final = 5
 """Where the first window begins: memory is made and connections are opened before."""
 SETTLES: Final = 2
-"""Rounds behind a change that say nothing: parameters come in full once."""
+"""Rounds after a change that do not count: parameters come in full once."""
 LASTS: Final = 8
-"""Windows for which it counts what was seen of a level that is not the one of now."""
+"""Windows for which an observation of another level than the current one counts."""
 _MOST_VAIN: Final = 6
-"""After so many vain trials of a level running it is not tried less often."""
+"""Failed trials of a level in a row after which it is not tried less often any more."""
 _MILLION: Final = 1e6
 
 
 _JOINT: Final = -1
-"""All groups, in place of one of them."""
+"""Key for all groups together, instead of one of them."""
 
 
 class _Look(NamedTuple):
-    """What a window says."""
+    """Result of a window."""
 
     first: int
     last: int
@@ -99,7 +99,7 @@ class CodecControl(Controller):
         loss_patience: int | None = None,
         freeze_step: int = 0,
     ) -> None:
-        """``names``: of the levels, the first of which the run begins with; ``mode``,
+        """``names``: of the levels; the run begins with the first; ``mode``,
         ``staleness``: the run's, which stay; ``error_budget``: the most that pushes may leave out,
         relative to what they were to bring; ``loss_patience``: for how many windows the loss may
         stand still under a level, where losses are reported; ``freeze_step``: rounds before this
@@ -118,7 +118,7 @@ class CodecControl(Controller):
         self._budget = error_budget
         self._guard = LossGuard(loss_patience) if loss_patience is not None else None
         self._lossiest = len(names) - 1
-        """Of the levels that the loss allows."""
+        """Lossiest level that the loss allows."""
         self.level = 0
         self.starts = [(0, 0)]
         """(round, level): which rules from when on."""
@@ -176,7 +176,7 @@ class CodecControl(Controller):
         self._begin(round_number, round_number + SETTLES)
 
     def _begin(self, round_number: int, first: int) -> None:
-        """What rules from this round on is looked at from ``first`` on."""
+        """Observe the choice of this round from round ``first`` on."""
         first = max(first, self._freeze_step)
         if isinstance(self.window, OwnWindow):
             self.window.change(round_number, first)
@@ -186,8 +186,8 @@ class CodecControl(Controller):
     # -- from attempt to attempt ----------------------------------------------------------------
 
     def kept(self, clock: int) -> KeptCodecs:
-        """For a checkpoint of ``clock`` rounds. Of rounds that no window has looked at yet nothing
-        is kept; and nothing of how long rounds of single groups take, which may be others then."""
+        """Return the content of a checkpoint of ``clock`` rounds, without rounds that no window has
+        taken yet, and without round times of single groups, which may be others after a restart."""
         times = self.times.get(_JOINT, LevelTimes())
         return KeptCodecs(
             names=tuple(self._names),
@@ -297,8 +297,8 @@ class CodecControl(Controller):
         return harmonic_mean([times.round_us(level, self._sizes) for times in self.times.values()])
 
     def _waiting_us(self) -> float:
-        """Of a round under the level of now: what of it is exposed, each group's part as often as
-        it makes a round."""
+        """Waiting per round at the current level: the exposed time of each group, weighted by how
+        often it makes a round."""
         of_groups = self.times.values()
         rounds = [max(1.0, each.round_us(self.level, self._sizes)) for each in of_groups]
         exposed = [each.exposed_us(self.level, self._sizes) for each in of_groups]
@@ -353,5 +353,5 @@ class CodecControl(Controller):
 
 
 def _error(rounds: Sequence[Times]) -> int:
-    """What a group's pushes have left out, in millionths."""
+    """Return the part that a group's pushes have left out, in millionths."""
     return median_low(each.error_ppm for each in rounds)

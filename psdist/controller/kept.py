@@ -1,5 +1,5 @@
-"""What a checkpoint keeps of what psdist has chosen within the run, so that ``--resume`` goes on
-with it.
+"""State of psdist's choices within the run, in a checkpoint, so that ``--resume`` continues with
+them.
 
     kept = Fidelity(codecs=control.kept(clock=120))
     control.go_on(kept.codecs, first_round=120)         # of another attempt; ValueError: of none
@@ -55,7 +55,7 @@ class KeptCodecs:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptSteps:
-    """Of local steps by the loss (:class:`psdist.controller.loss_steps.LossStepControl`)."""
+    """State of local steps by the loss (:class:`psdist.controller.loss_steps.LossStepControl`)."""
 
     __pydantic_config__ = CLOSED
     starts: tuple[tuple[int, int], ...]
@@ -71,13 +71,13 @@ class KeptSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPass:
-    """Of a pass that some worker may be in: the steps by speed that were fixed of it."""
+    """State of a pass that some worker may be in: its steps by speed that are fixed so far."""
 
     __pydantic_config__ = CLOSED
     loader: int
     number: int
     starts: tuple[tuple[int, tuple[int, ...]], ...]
-    """(block, steps by group), ascending: from which block on, until block"""
+    """(first block, steps by group), ascending: in force until block"""
     num_fixed: int
     """which was not fixed then."""
 
@@ -93,7 +93,7 @@ class KeptPass:
         return replace(self, starts=(*self.starts, *more), num_fixed=block + 1)
 
     def is_of(self, num_groups: int) -> bool:
-        """Whether there can be such a pass of so many groups."""
+        """True if a job of ``num_groups`` groups can have such a pass."""
         blocks = [start for start, _ in self.starts]
         return (
             bool(blocks)
@@ -105,7 +105,7 @@ class KeptPass:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPaces:
-    """Of local steps by speed (:class:`psdist.controller.steps.StepControl`)."""
+    """State of local steps by speed (:class:`psdist.controller.steps.StepControl`)."""
 
     __pydantic_config__ = CLOSED
     sizes: tuple[int, ...]
@@ -134,7 +134,7 @@ class KeptMode:
     """By set, of those that there were then; in sets that came later from round 0 on."""
     mode: Mode
     staleness: int
-    """0 but for ssp."""
+    """0 except for ssp."""
 
     def start(self, set_index: int) -> int:
         return self.rounds[set_index] if set_index < len(self.rounds) else 0
@@ -142,7 +142,7 @@ class KeptMode:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptModes:
-    """Of a run whose mode changes by no schedule (:mod:`psdist.controller.mode`,
+    """State of a run whose mode changes by no schedule (:mod:`psdist.controller.mode`,
     :mod:`psdist.controller.bound`, or the script's ``set_mode``)."""
 
     __pydantic_config__ = CLOSED
@@ -169,8 +169,8 @@ class KeptModes:
         return self.starts[-1]
 
     def are_of(self, *, by: str, mode: str, staleness: int, highest: int | None) -> bool:
-        """Whether a run may go on with them that would begin with this mode, and in which (``by``
-        auto) psdist may go up to ssp with the bound ``highest``, or moves the bound up to it."""
+        """True if a run that would begin with this mode may continue with this state. With ``by``
+        auto, psdist may choose ssp up to the bound ``highest``, or moves the bound up to it."""
         first = self.starts[0]
         if (self.by, first.mode, first.staleness) != (by, mode, staleness):
             return False
@@ -209,7 +209,7 @@ class Fidelity:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback:
-    """The loss has blown up: what the run is to go on with, and from when."""
+    """The loss has blown up: the choices with which the run continues, and the last good round."""
 
     __pydantic_config__ = CLOSED
     round: int
@@ -218,7 +218,7 @@ class Rollback:
     good: int
     """As of :class:`psdist.controller.rollback.Rise`."""
     names: tuple[str, ...]
-    """Of the codecs among which psdist chooses; nothing where it chooses local steps."""
+    """Names of the codecs among which psdist chooses; empty where it chooses local steps."""
     lossiest: int
     """Level, or local steps, since the loss was good,"""
     allowed: int
@@ -228,8 +228,8 @@ class Rollback:
 def rolled_back(
     round_number: int, rise: Rise, lossiest: int, *, names: tuple[str, ...] = ()
 ) -> Rollback:
-    """What follows from a loss that has blown up in this round: one step less lossy than the
-    ``lossiest`` level, or, without ``names``, half as many local steps."""
+    """Return the rollback after the loss has blown up in this round: one step less lossy than the
+    ``lossiest`` level, or, without ``names``, half the local steps."""
     return Rollback(
         round=round_number,
         loss=rise.loss,
@@ -242,7 +242,7 @@ def rolled_back(
 
 
 def within(fidelity: Fidelity, rollback: Rollback) -> Fidelity:
-    """What is left of it behind this rollback: all where nothing less lossy was left."""
+    """Return the tuning state after this rollback, unchanged if nothing less lossy was left."""
     most, codecs, steps = rollback.allowed, fidelity.codecs, fidelity.steps
     if most < 0:
         return fidelity
@@ -259,7 +259,7 @@ def within(fidelity: Fidelity, rollback: Rollback) -> Fidelity:
 
 
 def within_all(fidelity: Fidelity, rollbacks: Iterable[Rollback]) -> Fidelity:
-    """What is left of it behind all of them."""
+    """Return the tuning state after all of these rollbacks."""
     return reduce(within, rollbacks, fidelity)
 
 
@@ -272,14 +272,14 @@ def _limited(starts: tuple[tuple[int, int], ...], most: int) -> tuple[tuple[int,
 
 
 def at_place(starts: tuple[tuple[int, int], ...], place: int) -> int:
-    """What rules in this round or block; ``starts``: as :attr:`KeptCodecs.starts`."""
+    """Return the choice in this round or block; ``starts``: as :attr:`KeptCodecs.starts`."""
     return [what for start, what in starts if start <= place][-1]
 
 
 def from_place(
     starts: tuple[tuple[int, int], ...] | list[tuple[int, int]], place: int
 ) -> tuple[tuple[int, int], ...]:
-    """What rules from this round or block on, as if it had done so from the beginning."""
+    """Return the choices from this round or block on; the first one gets the start 0."""
     now = [what for start, what in starts if start <= place][-1]
     return ((0, now), *((start, what) for start, what in starts if start > place))
 

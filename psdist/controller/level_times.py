@@ -1,11 +1,11 @@
-"""What a round takes at each level of codecs, as it was seen or as is expected; pure.
+"""Time of a round at each level of codecs, observed or predicted; pure.
 
     times = LevelTimes()
     times.take_in(0, Seen(own_us=1000, exposed_us=9000, window=1), sizes)
     times.round_us(3, sizes)                                # of another level
 
-Of levels that were tried own and exposed time are known. Of others own time is as of the nearest
-level that was, and exposed time follows the bytes: on the line through the two levels whose bytes
+Own and exposed time of tried levels are known. For another level, own time is that of the nearest
+tried level, and exposed time follows the bytes: on the line through the two levels whose bytes
 are nearest; where one is known, on that through it and the exposed time that an earlier line has
 shown to be there without bytes, 0 at first.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 _COUNTS: Final = 0.10
-"""Of a round: so much more or less waiting is a part of it that counts."""
+"""Part of a round: a change of waiting by less does not count."""
 
 
 class Seen(NamedTuple):
@@ -50,8 +50,8 @@ class LevelTimes:
         return is_another
 
     def keep(self, counts: Callable[[int, int], bool], sizes: Sequence[int]) -> None:
-        """What was seen of a level in a window stays if ``counts(level, window)``, as it does in
-        the last one. ``sizes``: bytes of an exchange, by level."""
+        """Keep an observation of a level if ``counts(level, window)``, and so for the last line.
+        ``sizes``: bytes of an exchange, by level."""
         self.seen = {level: seen for level, seen in self.seen.items() if counts(level, seen.window)}
         known = self._known(sizes)
         if len(known) > 1:
@@ -87,7 +87,7 @@ class LevelTimes:
 
 
 def _is_another_network(before: Seen, now: Seen) -> bool:
-    """Whether waiting takes half as much or twice as much as before, and is a part of the round
-    that counts."""
+    """True if waiting has halved or doubled since then, and the change is a part of the round that
+    counts."""
     least, most = sorted((before.exposed_us, now.exposed_us))
     return most >= 2 * least and most - least > _COUNTS * max(before.round_us, now.round_us)

@@ -19,7 +19,7 @@ from psdist.controller.kept import KeptGuard
 from psdist.controller.snapshots import Fields, HasSnapshot
 
 LEAST_FALL: Final = 1e-4
-"""Of the least loss: so much lower is lower."""
+"""Part of the least loss: a fall by less does not count."""
 
 
 class LossGuard(HasSnapshot):
@@ -49,7 +49,7 @@ class LossGuard(HasSnapshot):
         return self._num_vain >= self._patience
 
     def begin(self) -> None:
-        """Another level rules: what was reported under the one before says nothing of it."""
+        """Start at another level: reports under the level before do not count for it."""
         self._count, self._total, self._num_vain = 0, 0.0, 0
 
     def kept(self) -> KeptGuard:
@@ -68,5 +68,5 @@ class LossGuard(HasSnapshot):
 
     @property
     def words(self) -> str:
-        """Of a loss that stands still."""
+        """Describe a loss that does not fall."""
         return f"the loss not below {self._least:.4g} for {self._num_vain} windows"

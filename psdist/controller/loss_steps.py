@@ -27,12 +27,12 @@ from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.controller.steps import Choice
 
 MOST_LOSS: Final = 1e100
-"""The largest loss there may be: sums of as many as there are stay finite."""
+"""The largest loss there may be: sums of all reports stay finite."""
 
 
 def counts_nonfinite(total: float) -> bool:
-    """Whether there was a NaN or an infinity among losses with this sum, each of which counts as
-    :data:`MOST_LOSS` where ``rollback`` is set. Nothing else than that is decided by them: one
+    """True if a NaN or an infinity was among losses with this sum. Each of them counts as
+    :data:`MOST_LOSS` where ``rollback`` is set. They decide nothing else: one
     would be the first loss, or the least fall, of all others."""
     return total >= MOST_LOSS
 
@@ -51,8 +51,8 @@ class LossStepControl(HasSnapshot):
         self._num_groups = num_groups
         self._at_first = self._now = local_steps
         self._totals = [0.0] * num_workers
-        """By worker: the sum of what it has reported since the last decision, so that the order in
-        which workers are heard changes no bit."""
+        """By worker: the sum of its reports since the last decision, so that the order in which
+        reports arrive changes no bit."""
         self._count = 0
         self._first_loss: float | None = None
 
@@ -72,8 +72,8 @@ class LossStepControl(HasSnapshot):
         )
 
     def go_on(self, kept: KeptSteps) -> None:
-        """From a checkpoint, before anything is reported. Raises ValueError for what none of such
-        a run has. Other workers go on with the sum of what those had reported."""
+        """Restore from a checkpoint, before anything is reported. Raises ValueError for what no
+        such run has. Other workers continue with the sum of those reports."""
         losses = [*kept.totals, kept.first_loss or 0.0]
         if (
             not are_starts(kept.starts, least=1, most=self._at_first)
@@ -94,7 +94,7 @@ class LossStepControl(HasSnapshot):
         self._count += count
 
     def choose(self) -> Choice:
-        """What every group makes from now on."""
+        """Return the steps of every group from now on."""
         if not self._count:
             return self._choice("")
         loss = sum(self._totals) / self._count

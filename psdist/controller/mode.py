@@ -8,11 +8,11 @@ feeds it what was recorded and must get the same decisions.
     decision = control.judge()                                # None, or the mode to change to
     control.committed(decision, 140)                          # it rules from round 140 on
 
-Of each round every group tells its *own* time (computing, and whatever else is not waiting for
-servers) and its *wait*. In sync a round takes as long as the slowest group's own time and the
-exchange, for which the last to come waits as well, so its wait is the least of that round. With
-bounded staleness groups go on at their mean pace, so that in the long run the slowest in the mean
-decides:
+For each round every group reports its *own* time (computing, and whatever else is not waiting for
+servers) and its *wait*. In sync a round takes the slowest group's own time and the exchange. The
+last group waits for the exchange, too, so the exchange is the least wait of that round. With
+bounded staleness groups proceed at their mean pace, so that in the long run the group with the
+slowest mean decides:
 
     sync = mean over rounds (max over groups own + min over groups wait)
     ssp  = max over groups (mean over rounds own) + mean over rounds (min over groups wait)
@@ -23,7 +23,7 @@ help, and where all are alike. Own times are the same in either mode, so it is c
 Each window of rounds is judged once. One in sync is judged with every round that all groups have
 told of, too, from :data:`EARLY` on, for sync costs most while now this group is slow and now that
 one: of few rounds the slowest in the mean has more than its share, so that their gain is less than
-that of many. What one or two bad rounds could bring (a checkpoint here, an evaluation there) is
+that of many. A gain from one or two bad rounds (a checkpoint here, an evaluation there) is
 left out: the :data:`LEFT_OUT` that are longest in sync. Back to sync takes a whole window: in few
 rounds there may be none that is slow.
 """
@@ -39,13 +39,13 @@ from psdist.controller.snapshots import Fields, Nested
 from psdist.mode_names import Mode
 
 TO_SSP: Final = 0.15
-"""The gain from which on sync gives way,"""
+"""Minimum gain for a change from sync to ssp."""
 TO_SYNC: Final = 0.05
-"""and up to which it comes back: less, so that a gain in between changes nothing."""
+"""Maximum gain for a change back: smaller, so that a gain in between changes nothing."""
 EARLY: Final = 6
-"""Rounds with which sync may give way,"""
+"""Minimum number of rounds for a change to ssp."""
 LEFT_OUT: Final = 2
-"""and so many of them do not count."""
+"""Rounds of these that do not count."""
 
 
 class ModeControl(Controller):
@@ -59,7 +59,7 @@ class ModeControl(Controller):
 
     def __init__(self, *, num_groups: int, staleness: int) -> None:
         """``staleness``: the bound of ssp; the run begins in sync."""
-        # What round 0 has taken nobody knows: it begins before there is an iteration.
+        # The duration of round 0 is unknown: it begins before there is an iteration.
         self.window = Window(num_groups=num_groups, first=1)
         super().__init__(self.window)
         self._staleness = staleness
@@ -84,8 +84,8 @@ class ModeControl(Controller):
         self.window.begin(max(round_number, self.window.first))
 
     def go_on(self, kept: KeptModes | None, first_round: int) -> None:
-        """Before anything is observed: a run whose groups have all made ``first_round`` rounds, or
-        fewer, and that goes on with these modes, or (None) as every run begins."""
+        """Restore before anything is observed: all groups have made at most ``first_round`` rounds,
+        and the run continues with these modes, or (None) as every run begins."""
         self.window.begin(first_round + 1)
         if kept is not None:
             self.mode = kept.last.mode
@@ -109,7 +109,7 @@ def _in_sync_us(each: _Round) -> int:
 
 
 def _gain(first: int, rounds: Sequence[_Round], num_seen: int = WINDOW) -> tuple[float, str]:
-    """Of these among the ``num_seen`` from ``first`` on, and in words."""
+    """Return the gain from these among the ``num_seen`` rounds from ``first`` on, and its words."""
     sync_us = sum(map(_in_sync_us, rounds))
     own_us = [[group.own_us for group in each] for each in rounds]
     ssp_us = max(map(sum, zip(*own_us, strict=True))) + sum(map(_exchange_us, rounds))

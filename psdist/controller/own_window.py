@@ -6,8 +6,8 @@ latest of its own; pure.
     window.take()                     # {group: Latest(...)}, or None
     window.change(140, first=142)     # from round 140 on something else rules
 
-What rules a round, its number says, so a group that is behind comes to a change later. Of each
-group that was told last counts: all of it is of one time then, whatever the rounds' numbers are.
+A round's number decides which choice it was made under, so a slow group comes to a change later.
+Each group's last reports count: they are of one time then, whatever the rounds' numbers are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Latest(NamedTuple):
     """WINDOW rounds of a group, from ``first`` on."""
 
     since: int
-    """The round from which on there is what rules them."""
+    """The first round of the current choice."""
     first: int
     rounds: list[Times]
 
@@ -43,9 +43,9 @@ class _Told:
     first: int = 0
     """Rounds before this one do not count."""
     next: int = 0
-    """The round that it tells of next."""
+    """Number of the next round that it reports."""
     since: int = 0
-    """Of the rounds that it has told of, the change from which on they are ruled as they are."""
+    """First round of the choice under which its last reported rounds were made."""
     rounds: Annotated[deque[Times], AfterValidator(_latest)] = field(default_factory=_latest)
 
 
@@ -58,9 +58,9 @@ class OwnWindow(HasSnapshot):
     )
 
     def __init__(self, *, num_groups: int, first: int, waits_for_all: bool) -> None:
-        """``waits_for_all``: for all groups to come to what rules now; else for one of them: where
-        nobody waits for who is behind, that may take it very long, and its rounds of now are under
-        what ruled before."""
+        """``waits_for_all``: wait until all groups have come to the current choice; else until one
+        has: where no group waits for slow ones, that may take very long, and their current rounds
+        are made under the choice before."""
         self._waits_for_all = waits_for_all
         self._starts = [(0, first)]
         """(round, the first one to be looked at), ascending: what rules from when on."""
@@ -68,20 +68,20 @@ class OwnWindow(HasSnapshot):
 
     @property
     def groups(self) -> frozenset[int]:
-        """Whose rounds are waited for."""
+        """Groups whose rounds are awaited."""
         return frozenset(self._told)
 
     @property
     def first(self) -> int:
-        """Of the rounds under what rules now the first one to be looked at."""
+        """The first round to be looked at of those under the current choice."""
         return self._starts[-1][1]
 
     def lose(self, group: int) -> None:
-        """It has died: what it has told is dropped, and nothing more of it is waited for."""
+        """The group has failed: drop its reports, and wait for no more of them."""
         del self._told[group]
 
     def admit(self, group: int, first_round: int) -> None:
-        """It has joined, and makes its first round there, of which it tells nothing."""
+        """The group has joined: it makes its first round there, which it does not report."""
         self._told[group] = _Told(first=first_round + 1, next=first_round)
 
     def change(self, round_number: int, first: int) -> None:
@@ -103,7 +103,8 @@ class OwnWindow(HasSnapshot):
             told.rounds.append(each)
 
     def take(self) -> dict[int, Latest] | None:
-        """By group, once each has told of so many rounds; the next window begins behind them."""
+        """Return the rounds by group, once each has reported WINDOW rounds; the next window
+        follows."""
         now = self._starts[-1][0]
         here = [told.since == now for told in self._told.values()]
         is_enough = all(here) if self._waits_for_all else any(here)

@@ -1,26 +1,26 @@
-"""What of a window of rounds is an exchange that everybody waits for, and what is not; pure.
+"""Split a window of rounds: an exchange that every group waits for, and the rest; pure.
 
 in_sync(rounds)          # rounds: [groups][rounds] of the same rounds
 in_ssp(rounds)           # of each group's own
 alone(rounds)            # of one group that waits for no other: async
 
 All return a :class:`Pace`, in microseconds. ``exposed`` is what fewer bytes can make shorter; what
-a group waits for slower groups is none of that.
+a group waits for slower groups is not part of it.
 
-In sync a round takes as long as its slowest group; what no group computes meanwhile is exposed:
+In sync a round takes the time of its slowest group; time in which no group computes is exposed:
 
     round = max over groups (own + wait),    exposed = round - max over groups own
 
-each the median of the window. With bounded staleness every group goes on at the pace of the slowest
-in the mean, so that
+each the median of the window. With bounded staleness every group proceeds at the pace of the
+slowest in the mean, so that
 
     round = max over groups (mean of own + wait),    exposed = min over the slowest (median of wait)
 
 where the slowest are those whose mean is at most :data:`NEAR` below the largest, and exposed is at
 most what the largest mean of own times leaves of the round. A group that is held back by the bound
 waits for others in most rounds; one for which others wait does not, and of groups that are slow by
-turns none does in most. Means leave out the :data:`LONGEST` longest rounds:
-who evaluates, or saves, does that in one round of many. Where no group waits for another one,
+turns none does in most. Means leave out the :data:`LONGEST` longest rounds: a group evaluates or
+saves in one round of many. Where no group waits for another one,
 a group's wait is its exchange, and its pace its own.
 """
 
@@ -35,7 +35,7 @@ from psdist.controller import Times
 LONGEST: Final = 2
 """Rounds of a group that its mean leaves out."""
 NEAR: Final = 0.10
-"""Of the slowest group's round: who is so near to it is as slow."""
+"""Part of the slowest group's round: a group within it of the slowest counts as slow."""
 
 
 class Pace(NamedTuple):

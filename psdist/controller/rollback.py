@@ -3,11 +3,11 @@
     guard = RiseGuard(factor=2.0)
     guard.report(round_number=5, count=20, total=31.5)      # None, or a Rise
 
-Losses are looked at in *looks* of :data:`LOOK` rounds at least, each of which has the mean of all
-that was reported in it. A look is *high* whose loss is above ``factor`` times the least one of
-any above 0, of which there is no multiple; the loss has blown up when :data:`HIGH` looks running
-are. It was still good in the last look that had come a quarter of the way there at most: a
-checkpoint of that time or earlier is good.
+Losses are compared in *looks* of at least :data:`LOOK` rounds; the loss of a look is the mean of
+all reports in it. A look is *high* if its loss is above ``factor`` times the least loss above 0 of
+any look. The loss has blown up after :data:`HIGH` high looks in a row. It was still good in the
+last look that had come at most a quarter of the way there: a checkpoint of that time or earlier is
+good.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ LOOK: Final = 4
 HIGH: Final = 3
 """Looks running that must be high."""
 GOOD: Final = 0.25
-"""Of the way from the least loss to what is high: up to there a loss is good."""
+"""Part of the way from the least loss to a high one: up to there a loss is good."""
 
 
 class Rise(NamedTuple):
     loss: float
-    """Of the last look,"""
+    """Loss of the last look."""
     best: float
-    """and the least one of any."""
+    """Least loss of any look."""
     good: int
-    """A checkpoint of so many rounds or fewer is of before."""
+    """Rounds before the rise: a checkpoint of at most that number is good."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRise:
-    """What a checkpoint has of it."""
+    """State of the guard in a checkpoint."""
 
     __pydantic_config__ = CLOSED
     best: float | None
@@ -90,9 +90,9 @@ class RiseGuard(HasSnapshot):
         return KeptRise(best=self._best, good=self._good)
 
     def go_on(self, kept: KeptRise | None, first_round: int) -> None:
-        """From a checkpoint of ``first_round`` rounds. Raises ValueError for what none has. None
-        where nobody had looked until then: the checkpoint is taken as good, for nothing else is
-        known of it, and losses are compared with those to come."""
+        """Restore from a checkpoint of ``first_round`` rounds. Raises ValueError for what none has.
+        None if no guard was active until then: the checkpoint counts as good, since nothing else is
+        known of it, and losses are compared with later ones."""
         if kept is None:
             kept = KeptRise(best=None, good=first_round)
         if not 0 <= (kept.best or 0.0) < float("inf") or kept.good < 0:

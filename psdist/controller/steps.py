@@ -8,9 +8,9 @@ check`` feeds it what was recorded and must get the same decisions.
     control.choose()                         # Choice((16, 16, 16), "")
     control.go_on(kept)                      # another run's control.kept(), from a checkpoint
 
-The slowest group makes a whole number of steps, and every other one as many as it can in that time.
-The number is that with which a round is of about as many samples as with ``local_steps`` on every
-group: so the exchange costs as much of a sample as it did.
+The slowest group makes a whole number of steps, and every other group the largest number that fits
+into that time. A round then has about the samples of a round with ``local_steps`` on every group:
+so the cost of the exchange per sample stays the same.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from psdist.controller.snapshots import Fields, HasSnapshot
 KEPT: Final = 3
 """Rounds of a group whose median is its pace."""
 LEAST_GAIN: Final = 0.05
-"""Of a step's time, predicted, for which the numbers change."""
+"""Part of a step's time that new numbers must save, as predicted, to be chosen."""
 
 HANDS: Final = 4
-"""Of a term, but of the first of a pass, which has one."""
+"""Number of hands in a term; the first term of a pass has one hand."""
 
 
 class Term(NamedTuple):
     """Rounds for which the coordinator fixes the steps of every group."""
 
     loader: int
-    """Of the script's, counted from 1; 0: rounds of batches that are the script's own."""
+    """Number of the script's loader, from 1; 0: rounds with batches of the script's own."""
     number: int
-    """Of the pass over it."""
+    """Number of the pass over it."""
     block: int
-    """Of the hands that the pass is dealt in, of one hand and then of :data:`HANDS` each."""
+    """Number of the block of hands in the pass: of one hand first, then of :data:`HANDS` each."""
 
 
 def block_of(hand: int) -> int:
-    """Of which block of its pass the hand is, or the round of a script's own batches."""
+    """Return the block of this hand in its pass, or of a round with the script's own batches."""
     return (hand + HANDS - 1) // HANDS
 
 
@@ -104,9 +104,9 @@ class StepControl(HasSnapshot):
         )
 
     def go_on(self, kept: KeptPaces) -> None:
-        """From a checkpoint, before anything is observed. Until something is, terms have the
-        steps that were chosen last; with another number of steps they are chosen anew, and of other
-        groups nothing is known. Raises ValueError for what no such run has."""
+        """Restore from a checkpoint, before anything is observed. Until then terms have the steps
+        chosen last. With another total of steps they are chosen again; other groups start without
+        observations. Raises ValueError for what no such run has."""
         if (
             not len(kept.sizes) == len(kept.steps) == len(kept.step_us)
             or min(*kept.sizes, *kept.steps) < 1
@@ -127,7 +127,7 @@ class StepControl(HasSnapshot):
         self._step_us[group].append(max(1, step_us))
 
     def choose(self) -> Choice:
-        """What each group makes from now on: as before, until all groups have told something, and
+        """Return the steps of each group from now on: unchanged until all groups have reported, and
         while other numbers would not save :data:`LEAST_GAIN`."""
         if self._is_fixed or not all(self._step_us):
             return Choice(self._steps, "")
