@@ -1,4 +1,4 @@
-"""What servers and workers share: messages, events, ids, and how parameters are cut.
+"""The protocol that servers and workers share: messages, events, ids, cutting of parameters.
 
 ``header`` and ``control`` are what travels, ``events`` what a rank sees of it, ``ids`` and
 ``roles`` who is who, ``partition`` pieces, chunks and shards, ``optimizers`` what is known of each

@@ -1,4 +1,4 @@
-"""What ranks tell one another about checkpoints: names, and the clocks of a cut; pure.
+"""Parts of messages about checkpoints: names, and the clocks of a cut; pure.
 
 checkpoint_name(17)                   # "step-00000017"
 unpack_clocks(pack_clocks([17, 4]))   # (17, 4): one clock for each parameter set
@@ -18,7 +18,7 @@ CHECKPOINT: Final = "checkpoint"
 WRITTEN: Final = "written"
 """The collective that ends when its files are there, or cannot be."""
 MOST_PROBLEM_CHARACTERS: Final = 2000
-"""Of what a rank says about a file that it could not write."""
+"""Maximum length of a rank's report on a file that it could not write."""
 _NAME: Final = re.compile(r"step-([0-9]{8,18})")
 _CLOCKS: Final = re.compile(rb"[0-9]{1,18}( [0-9]{1,18})*")
 
@@ -35,7 +35,7 @@ class Misses:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstClocks:
-    """Where the groups of a parameter set begin that goes on from a checkpoint."""
+    """First clocks of the groups of a parameter set that is restored from a checkpoint."""
 
     checkpoint: str
     clocks: tuple[int, ...]
@@ -45,7 +45,7 @@ class FirstClocks:
 
 
 def checkpoint_name(clock: int) -> str:
-    """Of the cut whose lowest clock in the first set is ``clock``."""
+    """Return the name of the cut whose lowest clock in the first set is ``clock``."""
     return f"step-{clock:08d}"
 
 

@@ -34,7 +34,7 @@ MOST_TOLD = 8
 """Different payloads in an answer."""
 VALUE = np.dtype("<f8")
 PREPARED = b"prepared"
-"""What all bring to the last collective of ``prepare``: from then on the job may lose workers."""
+"""Payload of all workers in the last collective of ``prepare``: then the job may lose workers."""
 ABSENT = -1
 """In ``Collected.runs``, of workers that are not in the job any more."""
 
@@ -67,8 +67,8 @@ def _sum(entered: Sequence[Enter]) -> bytes:
     if wrong or num_bytes % VALUE.itemsize:
         raise ProtocolError(
             f"to {entered[0].name} worker {entered[0].worker} brought {num_bytes} bytes of numbers "
-            f"and {describe_workers(wrong or [entered[0].worker])} other ones; numbers "
-            f"have {VALUE.itemsize} bytes, and whoever brings the same payload brings as many"
+            f"and {describe_workers(wrong or [entered[0].worker])} a different number; numbers "
+            f"have {VALUE.itemsize} bytes, and equal payloads have equally many"
         )
     total = np.zeros(num_bytes // VALUE.itemsize)
     with np.errstate(all="ignore"):  # infinities and their differences are the user's
@@ -79,7 +79,7 @@ def _sum(entered: Sequence[Enter]) -> bytes:
 
 @dataclass(frozen=True)
 class Brought:
-    """What the workers of the job have brought to a collective."""
+    """Contributions of the job's workers to a collective."""
 
     payloads: tuple[bytes, ...]
     """The different ones, at most a few, in the order of the workers that brought them first."""
@@ -108,8 +108,8 @@ class Brought:
         return sum(length for index, length in self.runs if index != ABSENT)
 
     def of(self, worker: int) -> bytes | None:
-        """What ``worker`` brought; None if it is one of too many different payloads to be told, or
-        nothing was brought."""
+        """Return the contribution of ``worker``; None if there was none, or if there were too many
+        different payloads to pass on."""
         for index, length in self.runs:
             if worker < length:
                 return self.payloads[index] if 0 <= index < len(self.payloads) else None
@@ -157,8 +157,8 @@ class JoinBrought(NamedTuple):
     clocks: tuple[int, ...]
     """Its own, by parameter set."""
     state: str
-    """Name of the state that the chief has written, from which a substitute's script continues; ""
-    from other workers, and if the chief could not write it."""
+    """Name of the state that the chief has written, for the script of a substitute; "" from other
+    workers, and if the chief could not write it."""
 
 
 def pack_join(clocks: Sequence[int], state: str = "") -> bytes:

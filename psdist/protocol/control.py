@@ -54,12 +54,12 @@ def decode_control(data: bytes | bytearray | memoryview) -> Control:
 
 class Setup(Control):
     """Chief to every server: how parameters are cut and which optimizer runs
-    (psdist.protocol.partition). ``max_norm``: to which servers clip the joint gradient of every
-    iteration, where they sum it (sync); 0 for none. ``state``: what the optimizer's state
-    holds that servers go on with (psdist.protocol.optimizer_state), nothing for a fresh one; its
-    elements follow as :class:`StateValues`. ``order``: the set's chunks in the order in which all
-    groups send them (psdist.protocol.send_order); none of them for ascending. ``restore``: the
-    checkpoint that values and state come from, nothing where the chief sends them."""
+    (psdist.protocol.partition). ``max_norm``: limit to which servers clip the joint gradient of
+    every iteration, where they sum it (sync); 0 for none. ``state``: the optimizer state with which
+    servers begin (psdist.protocol.optimizer_state), empty for a fresh one; its elements follow as
+    :class:`StateValues`. ``order``: the set's chunks in the order in which all groups send them
+    (psdist.protocol.send_order); empty for ascending. ``restore``: the checkpoint that values and
+    state come from, nothing where the chief sends them."""
 
     partition: bytes
     optimizer: str
@@ -107,8 +107,8 @@ class StateHeld(Control):
 
 
 class Register(Control):
-    """A group's leader to every server: from now on this group has a clock, which stands at
-    ``clock``: 0, or where the checkpoint has it that the job goes on from."""
+    """A group's leader to every server: from now on this group has a clock, which begins at
+    ``clock``: 0, or the clock in the checkpoint from which the job resumes."""
 
     group: int
     workers: Numbers
@@ -266,18 +266,18 @@ class Progress(SaidToCoordinator):
     """Batches of this pass that were used; ``batches``: how many it has."""
     batches: int = 0
     staleness: int = 0
-    """Of what it uses next, at its stalest."""
+    """Staleness of the parameters that it uses next, at most."""
     waited_s: float = 0.0
     """Seconds that it has waited for servers in ``optimizer.step()``."""
     first_round: int = 0
     own_us: Numbers = dataclasses.field(default_factory=list)
-    """Of a group's leader where psdist chooses the mode: what each round from ``first_round`` on
-    has taken, of the first set, without waiting for servers, in microseconds;"""
+    """From a group's leader where psdist chooses the mode: time of each round from ``first_round``
+    on, of the first set, without waiting for servers, in microseconds."""
     waits_us: Numbers = dataclasses.field(default_factory=list)
-    """and that waiting."""
+    """Time of that waiting, in microseconds."""
     errors_ppm: Numbers = dataclasses.field(default_factory=list)
-    """Of a group's leader where psdist chooses the codecs: ||p - C(p)|| / ||p|| of what it has
-    pushed in each of these rounds, in millionths."""
+    """From a group's leader where psdist chooses the codecs: ||p - C(p)|| / ||p|| of its pushes in
+    each of these rounds, in millionths."""
 
 
 class Finish(SaidByCoordinator):
@@ -304,8 +304,8 @@ class Failure(ForCoordinator):
 
 
 class Ended(Control):
-    """Who ends the job to everybody, where MPI's Abort ends nobody else: people know why; end
-    now."""
+    """The rank that ends the job to every other rank, where MPI's Abort ends only itself: the error
+    is printed already; end now."""
 
     exit_status: int
 
@@ -389,7 +389,7 @@ class PauseAborted(SaidByCoordinator, sent_as="Cancel"):
 
 
 class TakeOver(SaidByCoordinator):
-    """Coordinator to the replica of a failed server: serve its shard in its place."""
+    """Coordinator to the replica of a failed server: serve its shard instead."""
 
     server: int
 
@@ -530,7 +530,7 @@ class Regrouped(SaidByCoordinator):
 
 
 class TakePlace(SaidByCoordinator, sent_as="Replace"):
-    """Coordinator to a spare worker: run the script and join the job in place of ``worker``, which
+    """Coordinator to a spare worker: run the script and join the job instead of ``worker``, which
     has failed."""
 
     worker: int
@@ -557,7 +557,7 @@ class JoinAccepted(SaidByCoordinator, sent_as="Welcome"):
     """Coordinator to a spare worker, when all servers have taken :class:`AdmitWorker`: you are in
     the job and continue at ``clocks`` (by set). ``seq``: number of the last collective;
     ``generation``, ``dead``, ``chief``: as in :class:`MembershipChanged`; ``meeting``: number of
-    the last pause; ``state``: name of the state from which the script continues."""
+    the last pause; ``state``: name of the state for the script to load."""
 
     worker: int
     clocks: Numbers
@@ -615,7 +615,7 @@ class RoundTook(SaidToCoordinator):
 
 
 class LossReported(SaidToCoordinator):
-    """Worker to coordinator, before it asks for the steps of ``round``: the script has reported
+    """Worker to coordinator, before it requests the steps of ``round``: the script has reported
     ``count`` losses with sum ``total`` since the last such message."""
 
     worker: int

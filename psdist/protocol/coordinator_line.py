@@ -1,10 +1,10 @@
-"""A rank's side of its line to the coordinator, which may die and have a successor; pure.
+"""A rank's connection to the coordinator, which may fail over to a standby; pure.
 
-With buddies the coordinator has a *standby*, the buddy of server 0, which takes its place when it
-dies. So that nothing is lost then, and nothing taken twice, both sides of the line between a rank
-and the coordinator count what they say, and keep it until the other side has it (and of what the
-coordinator has heard the standby knows). The network keeps the order of a pair, and what comes of
-somebody who dies is a beginning of what left him: numbers need not be sent.
+With replicas the coordinator has a *standby*, the replica of server 0, which takes its place when
+it fails. No message may be lost then, or processed twice. So each rank and the coordinator count
+their messages to each other, and keep them until the other side has them (and until the standby
+stores what the coordinator has received). Messages between two ranks arrive in order. When a sender
+fails, a prefix of its messages has arrived. Messages therefore need no sequence numbers.
 
     line = CoordinatorLine(me=worker_id(0), standby=server_id(1))
     line.say(enter)                             # True: send it now
@@ -12,12 +12,13 @@ somebody who dies is a beginning of what left him: numbers need not be sent.
     line.handle(ControlArrived(server_id(1), LeaderChanged(heard=0, is_over=False, host=1)))
                                                 # Follow(1), Say(Rejoined(received=0)), Say(enter)
 
-Whoever goes on with the standby has heard both: from the network that the coordinator has died, so
-that nothing of it comes any more, and from the standby that it has its place. Nobody obeys two.
+A rank continues with the standby after two events. The network reports that the coordinator has
+failed, so that none of its messages can arrive any more; and the standby reports that it is the
+coordinator now. So no rank ever obeys two coordinators.
 
-A coordinator without a standby may appoint another one (``Nominate``). Before that is entrusted
-with anything every line has received who it is: so whoever hears of a coordinator's death knows for
-whom to wait. Who is appointed and not entrusted yet says that nobody goes on.
+A coordinator without a standby may nominate another one (``Nominate``). Every rank receives the
+name before the nominee receives a snapshot, so each rank stores which process to wait for after a
+failure. A nominee without a snapshot reports that it cannot take over.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, describe_peer
 
 TOLD_EVERY: Final = 16
-"""After so many messages the other side is told that they need not be kept any more."""
+"""Number of messages after which an ack tells the other side to keep them no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,15 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The coordinator is found in the process of this server or spare from now on; that in which it
-    was, ``died``, has died."""
+    """The coordinator is now in the process of this server or spare; the process that it was in,
+    ``died``, has failed."""
 
     host: int
     died: int
 
 
 LineAction: TypeAlias = ControlArrived | PeerLost | Say | Follow
-"""An event is for whoever owns the line."""
+"""An event is for the owner of the line."""
 
 
 def lost_coordinator(who: str, others: Iterable[str]) -> ServersLostError:
@@ -73,8 +74,8 @@ def lost_coordinator(who: str, others: Iterable[str]) -> ServersLostError:
 
 
 def num_done(done: Sequence[Any], wanted: Sequence[Any]) -> int:
-    """How many of ``wanted``, which the coordinator was to do in this order behind all others, are
-    the last that it has ``done``."""
+    """Return how many of ``wanted``, which the coordinator was to do in this order after all
+    others, are the last that it has ``done``."""
     for count in range(min(len(done), len(wanted)), 0, -1):
         if list(done[len(done) - count :]) == list(wanted[:count]):
             return count
@@ -85,24 +86,23 @@ class CoordinatorLine:
     def __init__(
         self, *, me: int, standby: int | None, before: CoordinatorLine | None = None
     ) -> None:
-        """``standby``: the first one; ``before``: the line of the process where this rank goes on
-        in place of another one, and which knows who the coordinator and its standby are now."""
+        """``standby``: the first one; ``before``: the line of the process that this rank continues
+        in, after another rank; it stores the current coordinator and its standby."""
         self._me = me
         self._is_hosted = before is not None
         self._standby: int | None = before._standby if before is not None else standby
         self._at: int = before._at if before is not None else COORDINATOR
-        """In whose process the coordinator is, or was until it died."""
+        """The process of the coordinator, also after it has failed."""
         self._is_awaiting = self._at != COORDINATOR
-        """Whether the coordinator, which has followed another one, is still to ask this line,
-        too."""
+        """True if the coordinator, which has taken over, is still to contact this line, too."""
         self._dead: dict[int, str] = dict(before._dead) if before is not None else {}
-        """Processes that have died, and who they were."""
+        """Failed processes, with their names for messages."""
         self._gone: list[str] = list(before._gone) if before is not None else []
-        """Of those that have been the coordinator or its standby the last two, for people."""
+        """Names of the last two failed processes that were the coordinator or its standby."""
         self._is_entrusted = True
-        """Where this rank is the standby: whether it knows what the coordinator knows."""
+        """On the standby: True if it has the coordinator's snapshot."""
         self._said: deque[Control] = deque()
-        """What the standby may not know."""
+        """Messages that the standby may not have."""
         self._num_said = 0
         self._num_received = 0
         self._succession: LeaderChanged | None = None
@@ -114,16 +114,16 @@ class CoordinatorLine:
 
     @property
     def coordinator_at(self) -> int:
-        """In whose process the coordinator is, or was until it died."""
+        """The process of the coordinator, also after it has failed."""
         return self._at
 
     @property
     def standby(self) -> int | None:
-        """Who goes on if the coordinator dies; None where this rank knows of nobody."""
+        """The process that takes over if the coordinator fails; None if there is none."""
         return self._standby
 
     def know_dead(self, dead: Mapping[int, str]) -> None:
-        """Of whom this rank will not be told: they had died before it was there."""
+        """Add processes that had failed before this rank started; it gets no event for them."""
         for peer, who in dead.items():
             self._note_death(peer, who)
 
@@ -132,8 +132,8 @@ class CoordinatorLine:
         return self._at in self._dead
 
     def say(self, message: Control) -> bool:
-        """Whether ``message``, to the coordinator, leaves now; else it is said when there is
-        one."""
+        """True if ``message``, to the coordinator, is sent now; else it is sent once there is a
+        coordinator."""
         if not isinstance(message, SaidToCoordinator):
             return True
         self._num_said += 1
@@ -141,8 +141,8 @@ class CoordinatorLine:
         return not (self._has_lost_coordinator or self._is_awaiting)
 
     def handle(self, event: ControlArrived | PeerLost) -> list[LineAction]:
-        """What is to be done, in order; ``event`` among it where it is for others. Raises
-        :class:`ServersLostError` where nobody knows any more what the coordinator knew."""
+        """Return the actions, in order, with ``event`` among them if it is for others. Raises
+        :class:`ServersLostError` if no process is left that stores the coordinator's state."""
         if isinstance(event, PeerLost):
             return self._on_lost(event)
         message = event.message
@@ -185,8 +185,8 @@ class CoordinatorLine:
 
     @property
     def _may_be_succeeded(self) -> bool:
-        """Whether somebody may know all that the coordinator knew. Of who goes on here in place of
-        another one its process says whether it is entrusted."""
+        """True if a process may store the coordinator's whole state. Inside the coordinator's
+        process, the line of the process before decides that."""
         if self._standby is None or self._standby in self._dead:
             return False
         return self._standby != self._me or self._is_entrusted or self._is_hosted

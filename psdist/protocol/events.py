@@ -1,9 +1,9 @@
-"""What happens on the network, as servers and workers see it, and the frames that messages lie in.
+"""Network events, as servers and workers receive them, and the frames that hold messages.
 
     while (event := transport.poll()) is not None:
         actions = core.handle(event)
 
-State machines see payload handles and sizes, never the memory behind them, so that the same code
+State machines see payload handles and sizes, never their memory, so that the same code
 runs on MPI, on the virtual network and in a simulation of sizes alone.
 """
 
@@ -22,7 +22,7 @@ class Frame:
     """A header and the payload that goes with it; ``accept`` fills the payload only.
 
     ``payload`` is writable memory of at most ``capacity`` bytes, or None for a message that has
-    no bytes (a simulation with sizes alone, an empty push). ``owner`` is for whoever made the
+    no bytes (a simulation with sizes alone, an empty push). ``owner`` is for the maker of the
     frame.
     """
 
@@ -37,12 +37,10 @@ class Frame:
         self.owner: Any = None
 
     def num_payload_bytes(self) -> int:
-        """What the packed header says of the payload's length."""
+        """Length of the payload according to the packed header."""
         num_bytes: int = LENGTH.unpack_from(self.header)[0]
         if num_bytes > self.capacity:
-            raise InvariantError(
-                f"a frame of {self.capacity} bytes behind a header that says {num_bytes}"
-            )
+            raise InvariantError(f"a frame of {self.capacity} bytes after a header for {num_bytes}")
         return num_bytes
 
     def again(self) -> Self:

@@ -1,7 +1,7 @@
 """How many receive slots a server makes, and how many pushes a worker may have outstanding at it.
 
-What ``receive_buffers = auto`` and ``credits = auto`` choose, from what is known when the model is
-described; results never depend on it. Both say why.
+``receive_buffers = auto`` and ``credits = auto`` are resolved from the described model; results
+never depend on them. Both give a reason.
 
     slots = auto_receive_buffers(shard_bytes, num_groups=4, slot_bytes=2 << 20)
     slots.number, slots.why
@@ -13,24 +13,24 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 CHUNKS_AHEAD = 8
-"""Of so many chunks all groups' pushes are received before the first of them is stepped: who has
-been told where to send needs a while until bytes come, behind what else the link carries, and who
-begins first goes on while the last one computes (docs/performance.md)."""
+"""Chunks whose pushes of all groups are received before the first of them is stepped. After a group
+is told where to send, its bytes take a while, since other messages are on the link; and the first
+group continues while the last one computes (docs/dev/performance.md)."""
 SPARE = 3
 """Slots that pushes out of turn leave free (psdist.servers.protocol.chunks.receive_pool)."""
 FEWEST_SLOTS = 8
 MOST_SHARDS = 2
-"""Slots take at most so many times the bytes of the shard, where that is FEWEST_SLOTS or more"""
+"""Slots take at most this multiple of the shard's bytes, or AMPLE_BYTES, or FEWEST_SLOTS."""
 AMPLE_BYTES = 64 << 20
-"""or more than what any server has to spare."""
+"""Memory that every server can spare for slots."""
 
 AUTO_CREDITS = CHUNKS_AHEAD
-"""What a server takes ahead of a group."""
+"""Pushes that a server accepts ahead from a group."""
 
 REPLY_WINDOW_BYTES = 1 << 20
-"""Of replies to pushes under way to a worker from one server, or one reply alone. All that are on
-their way to it share its link: with fewer at a time the one that it wants first is there first, and
-the link is kept busy by the other servers' (docs/performance.md)."""
+"""Maximum bytes of replies to pushes under way to a worker from one server, or one reply alone. All
+replies to a worker share its link. With fewer under way at a time the next needed one arrives
+first, and replies of the other servers keep the link busy (docs/dev/performance.md)."""
 
 MOST_OFFERS = 1024
 """Pushes that are offered to a server and not yet received, of all groups: the MPI library holds
@@ -64,7 +64,7 @@ def auto_receive_buffers(chunk_bytes: Sequence[int], *, num_groups: int, slot_by
 
 
 def auto_credits(*, num_groups: int) -> Choice:
-    """Of a worker, at each server."""
+    """Return the credits of a worker at each server."""
     allowed = MOST_OFFERS // num_groups
     if allowed < AUTO_CREDITS:
         return Choice(max(FEWEST_CREDITS, allowed), f"{num_groups} groups offer pushes to a server")

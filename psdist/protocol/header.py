@@ -47,13 +47,13 @@ class Kind(IntEnum):
     """A server has received a push, and its reply must wait, or it has set the chief's values; no
     payload."""
     RECORD = 7
-    """A server tells its buddy of a change of its shard, the ``clock``-th from 1; payload: values
-    or a gradient, and behind them the record (psdist.servers.protocol.replication.records)."""
+    """A server sends its replica a change of its shard, the ``clock``-th from 1; payload: values or
+    a gradient, then the record (psdist.servers.protocol.replication.records)."""
     RECORDED = 8
-    """The buddy holds all records up to the ``clock``-th; no payload."""
+    """The replica stores all records up to the ``clock``-th; no payload."""
     MISSED = 9
-    """In place of the reply to a push: the round had closed without the group, which goes on in
-    round ``min_done``; no payload."""
+    """Sent instead of the reply to a push: the round had closed without the group, which continues
+    in round ``min_done``; no payload."""
 
 
 class Flag:
@@ -72,7 +72,7 @@ class Flag:
     UNCHANGED = 16
     """On REPLY: no payload, for the asker holds this version of the chunk already."""
     RETRANSMIT = 32
-    """On PUSH, PULL, INIT: it was sent before, to a server that has died since."""
+    """On PUSH, PULL, INIT: it was sent before, to a server that has failed since."""
     RECEIPT = 64
     """On PUSH: its sender has more to push than credits, and asks for a RECEIPT."""
 
@@ -110,7 +110,7 @@ class CodecCode(IntEnum):
 _LAYOUT = struct.Struct("<IHBBBBHIIIIIIqQqdQIIQ")
 KIND_BYTE = 6
 LENGTH_BYTES = slice(68, 76)
-"""Where ``Header.kind`` and ``Header.length`` (little-endian) stand in a packed header."""
+"""Positions of ``Header.kind`` and ``Header.length`` (little-endian) in a packed header."""
 LENGTH = struct.Struct(f"<{LENGTH_BYTES.start}xQ")
 """Takes the latter out of one."""
 _USED_BYTES = _LAYOUT.size
@@ -182,7 +182,7 @@ class Header(NamedTuple):
 
 
 def _broken(wire: tuple[Any, ...], crc: int) -> ProtocolError:
-    """What is wrong with a header of these fields, whose bytes give this checksum."""
+    """Describe the fault in a header with these fields, whose bytes have this checksum."""
     (magic, version, kind, dtype, _codec, flags), stored = wire[:6], wire[-1]
     if magic != MAGIC:
         return ProtocolError(

@@ -2,7 +2,7 @@
 
 server_id(0)                  # the coordinator
 worker_id(3)
-spare_id(1)                   # below those of workers: it may go on in place of servers
+spare_id(1)                   # below those of workers: it may take a server's place
 describe_peer(worker_id(3))   # "worker 3"
 """
 
@@ -26,7 +26,7 @@ def worker_id(worker: int) -> int:
 
 
 def spare_id(spare: int) -> int:
-    """The stable id of spare number ``spare``, which it keeps in whatever place it goes on."""
+    """The stable id of spare number ``spare``, which it keeps in any place it takes."""
     return _SPARE_BASE + spare
 
 

@@ -42,7 +42,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def state_dtype(name: str) -> torch.dtype:
-    """Of an optimizer's state, which may have other dtypes than parameters."""
+    """Dtype of an optimizer's state, which may differ from the dtypes of parameters."""
     return _STATE_DTYPES[name]
 
 

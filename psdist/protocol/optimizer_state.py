@@ -35,9 +35,9 @@ STATE_ITEM_BYTES: Final = {
 PART_ELEMENTS: Final = 1 << 18
 """Elements of a chunk whose state travels in one message, at most."""
 MOST_KEYS: Final = 16
-"""Of a parameter's state: a part with as many fits into a control message."""
+"""Maximum keys of a parameter's state: a part with this many fits into a control message."""
 MOST_CHARACTERS: Final = 128
-"""Of a key, and of what servers say in words."""
+"""Maximum length of a key, and of a server's messages for people."""
 _MOST_DIMS: Final = 8
 _MOST_WHOLE_DIMS: Final = 16
 _MOST_FLOAT32: Final = float.fromhex("0x1.fffffep+127")
@@ -88,7 +88,7 @@ class Whole(NamedTuple):
 
 Entry: TypeAlias = "PerElement | OneValue | Plain | Uncut | Whole"
 PieceState: TypeAlias = dict[str, Entry]
-"""What a parameter's optimizer state holds, by key, in the optimizer's order."""
+"""Optimizer state of a parameter, by key, in the optimizer's order."""
 
 
 class Stretch(NamedTuple):
@@ -119,9 +119,9 @@ def is_key(key: object) -> bool:
 
 
 def fits_torch(optimizer: str, key: str, entry: Entry) -> bool:
-    """Whether torch's own code can step with such an entry. It takes the sizes for granted: with
-    one value where it has one for each element it would write behind its memory. Of optimizers that
-    are not torch's nothing is known."""
+    """True if torch's own code can step with such an entry. It does not check sizes: given one
+    value instead of one per element, it would write past the end of its memory. Optimizers from
+    outside torch are not checked."""
     if not optimizer.startswith("torch.optim."):
         return True
     if key in ONE_VALUE_KEYS:
@@ -140,7 +140,7 @@ def part_starts(num_elements: int) -> range:
 
 
 def stretches(chunk: Chunk, states: Mapping[int, PieceState], start: int) -> list[Stretch]:
-    """What the part from ``start`` on holds, in the order of its bytes."""
+    """Return the state in the part from ``start`` on, in the order of its bytes."""
     stop = min(start + PART_ELEMENTS, chunk.length)
     found: list[Stretch] = []
     for segment in chunk.segments:

@@ -60,7 +60,7 @@ class OptimizerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerTraits:
-    """What psdist has to know of an optimizer that it accepts.
+    """Properties of an optimizer that psdist accepts.
 
     ``lr_scales``: lr * w moves the parameters w times as far in one step, as ssp and async need
     (each group's update is applied with lr x its weight); ``reason`` says why where it does not.
@@ -133,10 +133,10 @@ def canonical_name(optimizer_class: type) -> str:
 
 
 def traits(name: str, *, extra: Sequence[str] = ()) -> OptimizerTraits:
-    """What is known of optimizer ``name``; raises OptimizerRefusedError saying why it cannot run.
+    """Return the traits of optimizer ``name``; raises OptimizerRefusedError if it cannot run.
 
     ``extra`` are entries of the server's own configuration: ``module:Class``, with a mark
-    ``module:Class=elementwise`` or ``=whole``, and ``+lr_scales`` behind it where that holds.
+    ``module:Class=elementwise`` or ``=whole``, followed by ``+lr_scales`` where that holds.
     Without a mark the safe choice is taken: whole tensors, and sync mode only. An entry cannot
     change what this table says of torch's own classes.
     """
@@ -173,7 +173,7 @@ def _declared(entry: str) -> OptimizerTraits:
     ):
         raise ConfigError(
             f"setting training.optimizers: {entry!r} is not of the form module:Class, "
-            "module:Class=elementwise or module:Class=whole (with +lr_scales behind the mark if a "
+            "module:Class=elementwise or module:Class=whole (with +lr_scales after the mark if a "
             "step's movement is proportional to lr)"
         )
     return OptimizerTraits(
@@ -237,7 +237,7 @@ def pack_hyperparameters(groups: Sequence[Mapping[str, HyperValue]]) -> bytes:
 
 
 def unpack_hyperparameters(packed: bytes) -> list[dict[str, HyperValue]]:
-    """What `pack_hyperparameters` packed; raises ProtocolError on any other bytes."""
+    """Return the packed hyperparameters; raises ProtocolError on any other bytes."""
     try:
         if len(packed) > _MAX_BYTES:
             raise _UnfitError(f"{len(packed)} bytes, allowed are {_MAX_BYTES}")
@@ -254,7 +254,7 @@ def unpack_hyperparameters(packed: bytes) -> list[dict[str, HyperValue]]:
 
 
 def lr_of_groups(packed: bytes) -> list[float]:
-    """Of each optimizer group the ``lr``, as packed; 1 where the optimizer has none."""
+    """Return the ``lr`` of each optimizer group, as packed; 1 where the optimizer has none."""
     found = (group.get("lr", 1.0) for group in unpack_hyperparameters(packed))
     return [float(lr) if isinstance(lr, int | float) else 1.0 for lr in found]
 

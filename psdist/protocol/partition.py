@@ -4,15 +4,15 @@ Pure arithmetic on names and shapes; torch is not imported. Every rank computes 
 partition from the same description, so only the description travels.
 
 * A **piece** is a trainable parameter (later also a DTensor's shard or the rows of a table).
-* Pieces of one dtype and one optimizer group lie one behind the other in a flat **buffer**, each
+* Pieces of one dtype and one optimizer group follow one another in a flat **buffer**, each
   from a multiple of ``ALIGN`` elements on (padding is zero and stays zero).
 * Buffers are cut into **chunks**, the unit of transfer, of apply and of consistency. Boundaries
   are multiples of ``ALIGN`` elements and do not depend on the number of servers: a fused
   optimizer's last bit depends on where a tensor starts, so results would otherwise change with
   the number of servers. A piece whose optimizer needs its shape stays whole: in a chunk of its
   own, or with its neighbours while these are small.
-* A **shard** is the set of chunks of one server, a **slice** the set of chunks that one worker of
-  a group pushes and pulls. A **bucket** is as many chunks as a group has workers, that follow one
+* A **shard** is the set of chunks of one server, a **slice** the set of chunks that one worker of a
+  group pushes and pulls. A **bucket** has one chunk per worker of a group, chunks that follow one
   another in the order in which they are sent: each worker owns one of them.
 
     partition = Partition.cut(pieces, chunk_bytes=None)
@@ -67,7 +67,7 @@ DTYPE_CODES = {
 
 
 def master_dtype(dtype: str) -> str:
-    """What a server computes in for parameters that workers hold in ``dtype``."""
+    """Dtype in which a server computes for parameters that workers store in ``dtype``."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -182,7 +182,7 @@ class Partition:
             )
         buffers: list[Buffer] = []
         chunks: list[Chunk] = []
-        # What moves comes first: it is spread over the servers before what does not.
+        # Moving parameters come first: they are spread over the servers before fixed ones.
         for (_, dtype, group), members in sorted(by_buffer.items(), key=lambda each: each[0][0]):
             starts: list[tuple[int, int]] = []
             position = 0
@@ -227,7 +227,7 @@ class Partition:
 
         Largest chunk first, each to the server that is the least full for its weight with that
         chunk: equal weights are kept to within one chunk (Graham 1969), and a server whose weight
-        is too small for a chunk, behind a slow link, holds nothing.
+        is too small for a chunk, at the end of a slow link, holds nothing.
         """
         if not weights or min(weights) < 0 or sum(weights) <= 0:
             raise UsageError(f"shard weights {list(weights)}: at least one must be positive")
@@ -249,7 +249,7 @@ class Partition:
         return tuple(owners)
 
     def bytes_by_server(self, owners: Sequence[int], num_servers: int) -> list[int]:
-        """What each server holds of this partition."""
+        """Bytes of this partition on each server."""
         held = [0] * num_servers
         for chunk, server in zip(self.chunks, owners, strict=True):
             held[server] += chunk.num_bytes
@@ -278,10 +278,10 @@ class Partition:
         owned: list[list[int]] = [[] for _ in range(num_workers)]
         held = [0] * num_workers
         for turn, bucket in enumerate(buckets_of(order, num_workers)):
-            # The largest chunk to whoever has least: nobody is ever ahead by more than a chunk.
-            # Equals take turns, and these take turns, since servers have every so many-th chunk:
-            # else each worker would talk to some of them only, and the links of a group's hosts
-            # would carry unequal loads.
+            # The largest chunk to the worker with the least: no worker is ever ahead by more than a
+            # chunk. Equals take turns, and these take turns, since servers have every so many-th
+            # chunk: else each worker would talk to some of them only, and the links of a group's
+            # hosts would carry unequal loads.
             shift = _digit_sum(turn, num_workers)
             largest_first = sorted(bucket, key=lambda index: (-self.chunks[index].num_bytes, index))
             emptiest_first = sorted(
@@ -352,7 +352,7 @@ def auto_chunk_bytes(num_bytes: int) -> int:
 
 
 def empty_servers(weights: Sequence[float], num_chunks: int) -> tuple[int, ...]:
-    """The servers to which :meth:`Partition.shard` gives none of so many chunks of one size.
+    """Servers to which :meth:`Partition.shard` gives none of ``num_chunks`` chunks of one size.
 
     Without a partition, before there is a model: a server gets its first chunk after all that
     fill another one to less than that first chunk fills it.
@@ -369,7 +369,7 @@ def empty_servers(weights: Sequence[float], num_chunks: int) -> tuple[int, ...]:
             before += math.floor(most) if other < server else max(0, math.ceil(most) - 1)
         return before < num_chunks
 
-    # Whoever weighs more gets one earlier.
+    # A server with a larger weight gets one earlier.
     order = sorted(range(len(weights)), key=lambda server: (weights[server], -server))
     num_empty = bisect.bisect_left(order, True, key=gets_one)
     return tuple(sorted(order[:num_empty]))
@@ -393,7 +393,7 @@ def _digit_sum(number: int, base: int) -> int:
 
 
 def buckets_of(order: Sequence[int], num_workers: int) -> list[Sequence[int]]:
-    """The chunks that a group of so many workers sends at a time: one of each, as they come."""
+    """Chunks that a group of ``num_workers`` workers sends at a time: one each, in this order."""
     return [order[at : at + num_workers] for at in range(0, len(order), num_workers)]
 
 

@@ -19,7 +19,7 @@ class PayloadRule:
     codec: int
     name: str
     dtypes: tuple[int, ...]
-    """Of the values before they were encoded, by chunk (psdist.protocol.header.Dtype)."""
+    """Dtypes of the values before encoding, by chunk (psdist.protocol.header.Dtype)."""
     smallest: tuple[int, ...]
     """Bytes, by chunk."""
     largest: tuple[int, ...]
@@ -42,7 +42,7 @@ class PayloadRule:
         return not self.codec
 
     def at(self, clock: int) -> PayloadRule:
-        """Of messages of this round."""
+        """Return the rule for messages of this round."""
         return self if self.turns is None else self.levels[self.turns.at(clock)]
 
     def takes(self, header: Header) -> bool:
@@ -55,7 +55,7 @@ class PayloadRule:
         )
 
     def refusal(self, header: Header) -> str:
-        """What the sender has done wrong, for people."""
+        """Describe what the sender has done wrong, for people."""
         rule = self.at(header.clock)
         when = f" in round {header.clock}" if self.turns is not None else ""
         smallest, largest = rule.smallest[header.chunk], rule.largest[header.chunk]

@@ -1,10 +1,10 @@
-"""Who does what: ranks -> servers, workers and groups.
+"""Roles of ranks: ranks -> servers, workers and groups.
 
     roles.peer_of_rank[3]         # stable id of rank 3, see psdist.protocol.ids
     roles.groups[0]               # worker numbers of group 0, its leader first
 
-Who sits where is decided by :mod:`psdist.topology.plan.planning`; every rank makes its roles out of
-the same plan (:mod:`psdist.ranks.seats.placing`).
+:mod:`psdist.topology.plan.planning` decides the seats; every rank derives its roles from the same
+plan (:mod:`psdist.ranks.seats.placing`).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Roles:
     weights: tuple[float, ...] = ()
     """Part of the model's bytes for each server; empty for equal parts."""
     spare_ranks: tuple[int, ...] = ()
-    """Ranks that wait to go on in a dead server's place."""
+    """Ranks that wait to take the place of a failed server."""
     num_substitutes: int = 0
-    """So many workers, the last ones, each a group of its own, are spares: they join when others
-    have died. With ``spare_ranks`` these are the same ranks, which wait for either."""
+    """Number of spare workers: the last ones, each a group of its own. They join when others have
+    failed. With ``spare_ranks`` these are the same ranks, which wait for either."""
 
     @property
     def shard_weights(self) -> tuple[float, ...]:
-        """What the sharder aims at: an entry for each server."""
+        """Weights that the sharder aims at, one per server."""
         return self.weights or (1.0,) * self.num_servers
 
     @property
@@ -70,7 +70,7 @@ class Roles:
 
     @property
     def num_workers(self) -> int:
-        """Of all numbers of workers, those of substitutes too."""
+        """Number of workers, including substitutes."""
         return len(self.worker_ranks)
 
     @property
@@ -116,7 +116,7 @@ class Roles:
 
     @cached_property
     def rank_of_peer(self) -> dict[int, int]:
-        """Of all stable ids: a spare that may become a worker has two."""
+        """Rank by stable id: a spare that may become a worker has two ids."""
         table = {server_id(i): rank for i, rank in enumerate(self.server_ranks)}
         table.update({worker_id(i): rank for i, rank in enumerate(self.worker_ranks)})
         table.update({spare_id(i): rank for i, rank in enumerate(self.spare_ranks)})
@@ -124,7 +124,7 @@ class Roles:
 
     @cached_property
     def peer_of_rank(self) -> dict[int, int]:
-        """What each rank is at the start."""
+        """Stable id of each rank at the start."""
         return {rank: peers[0] for rank, peers in self.peers_of_rank.items()}
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a run has by round: as its schedule says, or as it is told within the run; pure.
+"""Values by round: from a schedule, or changed within the run; pure.
 
 at_round(first, [(500, second), (900, third)], 700)      # second
 turns = Turns([(0, 0), (500, 1)])                        # which of several things rules: by number
@@ -50,7 +50,7 @@ class Turns:
         self._said: list[tuple[int, int]] = []
 
     def at(self, clock: int) -> int:
-        """What rules in this round."""
+        """Return the value in this round."""
         which = self._since(clock)
         burst = self._bursts.get(which)
         return which if burst is None or not burst.comes(clock) else burst.which
@@ -64,9 +64,9 @@ class Turns:
         return self._starts[bisect_right(self._starts, clock, key=itemgetter(0)) - 1][1]
 
     def begin(self, number: int, clock: int, which: int) -> bool:
-        """From this round on it is another one, by the ``number``-th change, counted from 1. Said
-        again, nothing changes; False for what cannot be: another change of that number, one before
-        the last one's round, or one of which those before are not known."""
+        """From this round on another value is in force, by the ``number``-th change, counted from
+        1. A repeated call changes nothing. Returns False for an impossible change: another change
+        of that number, one before the last one's round, or one whose predecessors are unknown."""
         change = clock, which
         if 1 <= number <= len(self._said):
             return self._said[number - 1] == change

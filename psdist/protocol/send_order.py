@@ -1,7 +1,7 @@
 """In which order all groups send the chunks of a parameter set; pure.
 
-Servers rest on it (psdist.servers.protocol.chunks.receive_pool): any order will do, as long as all
-share it. The chief tells servers in Setup, and nothing where it is the ascending one.
+Servers rely on it (psdist.servers.protocol.chunks.receive_pool): any order will do if all groups
+share it. The chief sends it in Setup, empty if it is the ascending one.
 
     order = SendOrder([2, 0, 1], num_chunks=3)
     order.rank[2]                               # 0: chunk 2 leaves first
@@ -34,7 +34,7 @@ def backward_order(partition: Partition) -> list[int]:
 
 
 def forward_ranks(partition: Partition) -> list[int]:
-    """Of each chunk its place in the order in which a forward pass reads them, if pieces are used
+    """For each chunk, its place in the order in which a forward pass reads them, if pieces are used
     in the model's order: a chunk is read with its first piece."""
     ranks = [0] * len(partition.chunks)
     for rank, chunk in enumerate(reversed(backward_order(partition))):
@@ -43,8 +43,8 @@ def forward_ranks(partition: Partition) -> list[int]:
 
 
 def round_order(partition: Partition) -> list[int]:
-    """The chunks where replies are awaited by the next forward pass: three quarters of the bytes
-    from the back, while backward goes on; then from the front, since the next forward begins
+    """The chunks in the order in which the next forward pass awaits replies: three quarters of the
+    bytes from the back, while backward runs; then from the front, since the next forward begins
     there."""
     order = backward_order(partition)
     sizes = [partition.chunks[chunk].num_bytes for chunk in order]
@@ -57,8 +57,8 @@ def round_order(partition: Partition) -> list[int]:
 
 class SendOrder:
     def __init__(self, chunks: Sequence[int], *, num_chunks: int) -> None:
-        """``chunks``: each of the set once, or none of them: ascending. ValueError says what is
-        wrong, in words that follow "an order that"."""
+        """``chunks``: each of the set once, or empty for ascending. ValueError describes the fault,
+        in words that follow "an order that"."""
         self.chunks = tuple(chunks or range(num_chunks))
         rank: list[int] = [-1] * num_chunks
         for place, chunk in enumerate(self.chunks):

@@ -440,7 +440,7 @@ def test_numbers_are_summed_in_the_order_of_the_workers() -> None:
 @pytest.mark.parametrize(
     ("lengths", "what"),
     [
-        ((8, 16), "worker 0 brought 8 bytes of numbers and worker 1 other"),
+        ((8, 16), "worker 0 brought 8 bytes of numbers and worker 1 a different"),
         ((7, 7), "worker 0 brought 7 bytes of"),
     ],
 )

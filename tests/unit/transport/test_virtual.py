@@ -55,7 +55,7 @@ def test_a_frame_smaller_than_its_header_says_is_not_sent() -> None:
     transport = VirtualNetwork().endpoint(worker_id(0))
     frame = Frame(memoryview(bytearray(8)))
     Header(kind=Kind.PUSH, sender=worker_id(0), length=9).pack_into(frame.header)
-    with pytest.raises(InvariantError, match="a frame of 8 bytes behind a header that says 9"):
+    with pytest.raises(InvariantError, match="a frame of 8 bytes after a header for 9"):
         transport.send(server_id(0), frame)
 
 
