@@ -1,7 +1,7 @@
 """The outside of a safetensors file: its header, written and read with limits; torch-free.
 
 8 bytes with the header's length, the header (JSON: of each tensor dtype, shape and where its bytes
-are; and a text), the bytes of the tensors, one behind the other without a hole.
+are; and a text), the bytes of the tensors, one after the other without a hole.
 
     data = header([Shaped("a", "F32", (3,))], text="{}")
     contents = read_header(file, where="server-0.safetensors")
@@ -67,8 +67,8 @@ class Contents:
 
 
 def header(tensors: Sequence[Shaped], *, text: str) -> bytes:
-    """What the file begins with; the tensors' bytes follow in this order. Raises
-    :class:`CheckpointError` where no reader would take it."""
+    """Return the start of the file; the tensors' bytes follow in this order. Raises
+    :class:`CheckpointError` if no reader would accept it."""
     found: dict[str, object] = {"__metadata__": {_TEXT_KEY: text}}
     at = 0
     for tensor in tensors:

@@ -50,7 +50,7 @@ class Disk:
                 rest = rest[file.write(rest[:_WRITE_BYTES]) :]
 
     def sync(self, file: FileIO) -> None:
-        """What was written is on the disk when this returns."""
+        """Return when the written bytes are on the disk."""
         with _named(file):
             os.fsync(file.fileno())
 

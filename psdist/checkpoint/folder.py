@@ -1,13 +1,13 @@
-"""RUN_DIR/checkpoints: begun beside, renamed when complete, ``latest`` last, the old ones removed.
+"""RUN_DIR/checkpoints: written under another name, renamed when complete, ``latest`` last.
 
     folder = Folder(run_dir)
     partial = folder.begin("step-00000100")       # where every rank writes its file
     folder.commit("step-00000100", index, keep=3)
     checkpoint = folder.newest_good(print)        # None: there is none
 
-One process calls begin, commit and abandon. At every moment a death leaves the last good checkpoint
-where :meth:`Folder.newest_good` finds it: a folder step-N has all its files and an index, and what
-is not so has another name.
+One process calls begin, commit and abandon. A failure at any moment leaves the last good checkpoint
+where :meth:`Folder.newest_good` finds it: a folder step-N has all its files and an index, and any
+other folder has another name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _LEFT: Final = re.compile(r"(step-[0-9]{8,15}|latest)\.(partial|old|removed)")
 
 
 def name_of(step: int) -> str:
-    """Of the checkpoint whose first set's slowest group has made ``step`` iterations."""
+    """Return the name of a checkpoint whose first set's slowest group has made ``step``
+    iterations."""
     return f"step-{step:08d}"
 
 
@@ -85,7 +86,7 @@ class Folder:
             self._remove_beyond(keep, good)
 
     def abandon(self, name: str) -> None:
-        """What was written of it makes room."""
+        """Remove the files of an incomplete checkpoint."""
         with contextlib.suppress(OSError):
             self._disk.remove_folder(self.partial(name))
 
@@ -104,8 +105,8 @@ class Folder:
                 self._disk.remove_folder(path)
 
     def set_aside(self, names: Collection[str], *, suffix: str) -> None:
-        """These are not gone on from any more: their names get the suffix, and ``latest`` names the
-        newest one that is left, or none. Raises OSError."""
+        """Rename checkpoints that no run may resume from: their names get the suffix, and
+        ``latest`` names the newest one that is left, or none. Raises OSError."""
         for name in names:
             self._disk.rename(self.path / name, self.path / f"{name}.{suffix}")
         if self.latest() in names:
@@ -133,7 +134,7 @@ class Folder:
     # -- reading -------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of what looks complete, ascending."""
+        """Names of folders that look complete, ascending."""
         try:
             found = [path.name for path in self.path.iterdir() if path.is_dir()]
         except OSError:
@@ -148,7 +149,7 @@ class Folder:
         return Checkpoint.open(self.path / name)
 
     def latest(self) -> str:
-        """What ``latest`` names; "" where nothing that can be read does."""
+        """Return the name in ``latest``; "" if it cannot be read."""
         try:
             name = read_text(self.path / LATEST, max_bytes=100).strip()
         except CheckpointError:
@@ -158,9 +159,9 @@ class Folder:
     def newest_good(
         self, tell: Callable[[str], None], *, wanted: Sequence[Elements] | None = None
     ) -> Checkpoint | None:
-        """What ``latest`` names where that is whole, else the newest other one that is; every file
-        is read, or those that have something of ``wanted`` (:meth:`Checkpoint.verify`). ``tell``
-        gets a line for each that is not whole: which file, and why."""
+        """Return the checkpoint in ``latest`` if it is whole, else the newest other whole one. All
+        files are read, or those with parts of ``wanted`` (:meth:`Checkpoint.verify`). ``tell`` gets
+        a line for each damaged checkpoint: which file, and why."""
         names = self._newest_first()
         latest = self.latest()
         if names and not latest:

@@ -104,7 +104,7 @@ class SetRecord:
     clocks: tuple[Count, ...]
     """By group: how many of its iterations the parameters contain."""
     hyper: Any
-    """Of each optimizer group the hyperparameters, packed by psdist.checkpoint.plain."""
+    """Hyperparameters of each optimizer group, packed by psdist.checkpoint.plain."""
 
     @classmethod
     def of(
@@ -154,11 +154,11 @@ class Index:
     """Ranks."""
     servers: Count
     groups: tuple[tuple[Count, ...], ...]
-    """Of each group its workers."""
+    """Workers of each group."""
     sets: Annotated[tuple[SetRecord, ...], Field(min_length=1)]
     files: tuple[FileRecord, ...]
     fidelity: Fidelity | None = None
-    """What psdist had chosen within the run; None where it chooses nothing that goes on."""
+    """Tuning state within the run; None if nothing that psdist chose is to be restored."""
 
     @property
     def step(self) -> int:
@@ -210,7 +210,7 @@ def _checksum(content: dict[str, object]) -> int:
 
 
 def _check(index: Index, where: str) -> None:
-    """What its parts say of each other."""
+    """Check the parts of the index against each other."""
     workers = sorted(worker for group in index.groups for worker in group)
     names = [file.name for file in index.files]
     faults = {

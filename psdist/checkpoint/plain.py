@@ -3,8 +3,8 @@
     kept = pack({"best": math.inf, 3: (1, 2.5)})   # JSON
     unpack(kept) == {"best": math.inf, 3: (1, 2.5)}
 
-A list is a JSON array; whatever JSON has no word for is an object of one member, whose key says
-what it is. What is no plain value goes to ``other``, which psdist.checkpoint.tree has for tensors.
+A list is a JSON array; a type without a JSON form is an object of one member, whose key names the
+type. All other values go to ``other``; psdist.checkpoint.tree has one for tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psdist.errors import CheckpointError, UsageError
 
 MOST_DEPTH: Final = 64
 _MOST_BITS: Final = 8192
-"""Of a whole number: JSON's reader takes 4,300 digits."""
+"""Maximum bits of a whole number: JSON's reader takes 4,300 digits."""
 _MAPS: Final[dict[type, str]] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _MAP_TYPES: Final = {name: kind for kind, name in _MAPS.items()}
 _FLOATS: Final = ("inf", "-inf", "nan")
@@ -85,7 +85,8 @@ def _no_other(what: str, _content: object) -> Any:
 
 
 def unpack(kept: object, *, other: Callable[[str, object], Any] = _no_other) -> Any:
-    """What :func:`pack` was given. Raises :class:`CheckpointError` for any other JSON."""
+    """Return the value that :func:`pack` was given. Raises :class:`CheckpointError` for other
+    JSON."""
     try:
         return _unpack(kept, other, 0)
     except (TypeError, ValueError) as error:  # a key that cannot be one, a pair of three

@@ -67,7 +67,7 @@ class _Stretch(NamedTuple):
 
 
 def read_values(path: Path) -> tuple[object, dict[str, torch.Tensor]]:
-    """What psdist.checkpoint.tensors.write_tensors has written, for psdist.checkpoint.tree.unpack.
+    """Read a file of psdist.checkpoint.tensors.write_tensors, for psdist.checkpoint.tree.unpack.
     Raises :class:`CheckpointError`."""
     return _values(path, _header_of(path))
 
@@ -146,7 +146,7 @@ class Checkpoint:
         return found.view(stored.shape)
 
     def state_of(self, set_index: int, piece: int) -> PieceState:
-        """What the optimizer's state of a piece holds; {} where there is none."""
+        """Return the optimizer's state of a piece; {} if there is none."""
         return dict(self._states.get((set_index, piece), {}))
 
     def misses(self, set_index: int) -> Misses | None:
@@ -155,8 +155,8 @@ class Checkpoint:
         return self._misses.get(set_index)
 
     def worker(self, worker: int) -> tuple[object, dict[str, torch.Tensor]]:
-        """What worker ``worker`` kept, for psdist.checkpoint.tree.unpack. Raises
-        :class:`CheckpointError`, also where there is no such worker."""
+        """Return the state of worker ``worker``, for psdist.checkpoint.tree.unpack. Raises
+        :class:`CheckpointError`, also if there is no such worker."""
         name = f"worker-{worker}.safetensors"
         contents = self._contents.get(name)
         if contents is None:
@@ -240,10 +240,9 @@ class Checkpoint:
     # -- the proof -----------------------------------------------------------------------------
 
     def verify(self, wanted: Iterable[Elements] | None = None) -> None:
-        """Every file is there, as long as it was and with the checksum that it had, and together
-        they hold every element of every parameter. ``wanted``: where more is of no matter, files
-        that have nothing of these are read no farther than their headers. Raises
-        :class:`CheckpointError`."""
+        """Prove that every file exists with its length and checksum, and that together they hold
+        every element of every parameter. ``wanted``: the elements needed; of other files only the
+        headers are read. Raises :class:`CheckpointError`."""
         self.check_sizes()
         files = self.index.files
         if wanted is not None:
@@ -256,7 +255,7 @@ class Checkpoint:
         self.check_contents()
 
     def _files_of(self, wanted: Iterable[Elements]) -> set[str]:
-        """Their names: whoever has kept a value has kept the state of it, too."""
+        """Names of their files: a file with a value has its optimizer state, too."""
         return {
             each.path.name
             for set_index, piece, start, length in wanted

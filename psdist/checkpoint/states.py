@@ -1,10 +1,10 @@
-"""What a server's file says beside its tensors: of each piece's optimizer state which keys there
-are and what is there (what has elements is in the tensors); and, of the server that decides it, how
-many rounds groups have missed (backup groups).
+"""Entries of a server's file other than tensors: the keys of each piece's optimizer state and its
+single values (states per element are tensors); and, from the server that decides it, the number of
+rounds that groups have missed (backup groups).
 
     plain = to_json({(0, 3): {"step": OneValue("float32", 0, 7.0), "sum": PerElement("float32")}})
     from_json(plain, where="it")                      # the same, or CheckpointError
-    misses_from_json(plain, where="it")               # {}: nothing is said
+    misses_from_json(plain, where="it")               # {}: no such entry
 """
 
 from __future__ import annotations

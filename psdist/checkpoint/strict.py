@@ -1,4 +1,4 @@
-"""Files and JSON that somebody may have changed: opened, limited and quoted in one line.
+"""Read files and JSON that may have been changed: opened, limited and quoted in one line.
 
     with open_regular(path) as file: ...
     content = parse_json(text, where="index.json", limits=INDEX_LIMITS)

@@ -3,9 +3,9 @@
     plain, tensors = pack({"rng": torch.get_rng_state(), "epoch": 3})
     unpack(plain, tensors)              # the same types and bits; tensors on the CPU
 
-The tensors are copies: what the tree's owner does next does not change them. What a worker keeps
-is a dict; its member "models" has, for each prepared model, the names of its ``state_dict()``: of
-what is trained (set, piece), of all else the tensor. An export needs no more than that.
+The tensors are copies: later changes by the tree's owner do not reach them. A worker's state is a
+dict; its member "models" has, for each prepared model, the names of its ``state_dict()``: (set,
+piece) for a trained one, else the tensor. An export needs no more than that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psdist.checkpoint.tensors import CODES
 from psdist.errors import CheckpointError, UsageError
 
 _ARRAY_KINDS: Final = "biuf"
-"""Of numpy's dtypes: truths, whole numbers, floats."""
+"""Kinds of numpy's dtypes: booleans, whole numbers, floats."""
 
 
 def pack(value: Any, *, path: str = "the value") -> tuple[object, dict[str, torch.Tensor]]:
@@ -48,7 +48,8 @@ def pack(value: Any, *, path: str = "the value") -> tuple[object, dict[str, torc
 
 
 def unpack(plain: object, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What :func:`pack` was given. Raises :class:`CheckpointError` for anything else."""
+    """Return the tree that :func:`pack` was given. Raises :class:`CheckpointError` for anything
+    else."""
 
     def other(kind: str, content: object) -> Any:
         if kind not in ("tensor", "bytes", "array", "scalar"):

@@ -30,7 +30,7 @@ from torch.utils.data import TensorDataset
 import psdist
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
-"""What is not in it is read as a question mark."""
+"""Characters outside it are read as a question mark."""
 VALID_CHARS, TRAIN_CHARS = 100_000, 500_000
 TESTS = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
@@ -209,10 +209,10 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: learning_rate_factor(step, num_steps)
     )
-    job.attach(scheduler=scheduler)  # in every checkpoint: with --resume it goes on, too
+    job.attach(scheduler=scheduler)  # in every checkpoint: --resume restores it, too
     job.state.setdefault("bits", 0.0)
     for epoch in job.epochs(args.epochs):
-        for x, y in loader:  # each time anew: the next epoch, another order
+        for x, y in loader:  # the next epoch, in another order
             optimizer.zero_grad()
             loss = bits_per_char(model(x.to(job.device)), y.to(job.device))
             loss.backward()
@@ -222,7 +222,7 @@ def main() -> None:
             job.state["bits"] = loss.item()
             if job.is_chief and job.clock % 20 == 0:
                 job.log(epoch=epoch, train_bits=loss, lr=scheduler.get_last_lr()[0])
-        job.pull()  # the freshest parameters; nobody waits for another group here
+        job.pull()  # the freshest parameters; no group waits for another one here
         if job.is_chief:
             job.log(epoch=epoch, valid_bits=validation_bits(model, valid_set, job.device))
 

@@ -88,12 +88,12 @@ def main() -> None:
             if job.worker == slow:
                 time.sleep((factor - 1) * (time.perf_counter() - started_s))
             started_s = time.perf_counter()
-        job.pull()  # the freshest parameters; nobody waits for another group here
+        job.pull()  # the freshest parameters; no group waits for another one here
         accuracy = measure_accuracy(model, test_set, job.device) if job.is_chief else 0.0
         if job.is_chief:
             job.log(epoch=epoch, loss=kept["loss"], accuracy=accuracy)
         if args.patience:
-            is_better = job.any(accuracy > kept["best"])  # the chief knows, and all do the same
+            is_better = job.any(accuracy > kept["best"])  # measured by the chief, for all workers
             kept["best"] = max(kept["best"], accuracy)
             kept["num_worse"] = 0 if is_better else kept["num_worse"] + 1
             if is_better and args.save:

@@ -68,7 +68,7 @@ class Flag:
     FOR_PULL = 4
     """On REPLY: answers a PULL, not a PUSH."""
     RECORDED = 8
-    """On REPLY: the server recorded a checksum of these parameters (docs/history.md)."""
+    """On REPLY: the server recorded a checksum of these parameters (docs/reference/history.md)."""
     UNCHANGED = 16
     """On REPLY: no payload, for the asker holds this version of the chunk already."""
     RETRANSMIT = 32

@@ -42,7 +42,7 @@ AUTO_CHUNKS = 32
 """An automatic chunk size aims at this many chunks, so that a pipeline has something to overlap
 and a few servers share evenly ..."""
 AUTO_MIN_BYTES = 2**20
-"""... but not at chunks so small that a message's fixed cost shows (docs/performance.md) ..."""
+"""... but not at chunks so small that a message's fixed cost shows (docs/dev/performance.md) ..."""
 AUTO_MAX_BYTES = 4 * 2**20
 """... nor so large that receive buffers take much memory."""
 AUTO_FEWEST_CHUNKS = 4

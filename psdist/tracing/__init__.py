@@ -3,13 +3,12 @@
     RECORD.pack(begin_ns, end_ns, clock, chunk, other, num_bytes, sent_ns, took_ns, kind, lane, 0)
     np.frombuffer(data, DTYPE)["begin_ns"]
 
-Here are the kinds and lanes of spans, and the 48 bytes that a span takes in a file; times are
-nanoseconds of the rank's own monotonic clock. ``tracer`` writes the file of a rank, ``files`` reads
-all of them and aligns the clocks of hosts (``clocks``). Of these are made Perfetto's file
-(``perfetto``), what chunks were doing and for whom they waited (``exchange``), where the time of
-each step went (``shares``, on sets of times: ``covered``), and a picture of one step (``picture``).
-Spans are recorded at the loops and the trainer (``psdist.workers.traced``,
-``psdist.servers.traced``).
+This module has the kinds and lanes of spans, and their 48 bytes in a file; times are nanoseconds of
+the rank's own monotonic clock. ``tracer`` writes the file of a rank, ``files`` reads all of them
+and aligns the clocks of hosts (``clocks``). The other modules make Perfetto's file (``perfetto``),
+the activities and waits of chunks (``exchange``), the time of each step by part (``shares``, on
+sets of times: ``covered``), and a picture of one step (``picture``). Spans are recorded at the
+loops and the trainer (``psdist.workers.traced``, ``psdist.servers.traced``).
 
 Must not import servers, workers, transport or protocol. Needs neither MPI nor torch.
 """
@@ -27,7 +26,7 @@ NONE: Final = -1
 
 
 class Span(IntEnum):
-    """What a rank was doing."""
+    """Activity of a rank."""
 
     FORWARD = 1
     EVALUATION = 2
@@ -97,7 +96,7 @@ WAITS: Final = (
     Span.WAIT_END,
 )
 IN_FLIGHT: Final = (Span.PUSH, Span.PULL, Span.RECEIVE, Span.REPLY)
-"""Kinds of which several may run at once; in a lane, all others follow or contain one another."""
+"""Kinds that may overlap in a lane; in a lane, all others follow or contain one another."""
 
 
 class Lane(IntEnum):
@@ -106,9 +105,9 @@ class Lane(IntEnum):
     LOOP = 2
     """Any other: psdist's that drives the loop during backward, autograd's."""
     GROUP = 3
-    """What this worker has under way in its group."""
+    """Operation of this worker in its group."""
     EARLY = 4
-    """The same, of gradients that leave during backward."""
+    """The same, for gradients that leave during backward."""
     SERVER = 5
 
 
@@ -136,8 +135,7 @@ DTYPE: Final = np.dtype(
         ("set_index", "<u2"),
     ]
 )
-"""What it took to hand a push to the network (``sent_ns``), and to take in its reply
-(``took_ns``)."""
+"""Time to pass a push to the network (``sent_ns``), and to process its reply (``took_ns``)."""
 
 
 def name_of(kind: int, other: int = NONE) -> str:

@@ -6,7 +6,7 @@
 
 The answer of a round trip was given between its ends: the middle is taken, and half of it bounds
 the error. Between start and end of a run the offset is taken to move evenly (the clocks drift), and
-the larger bound holds. Of a run that failed only the start is known, and the drift is unknown.
+the larger bound holds. For a failed run only the start is known, and the drift is unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Offset(BaseModel):
 
 
 def best(trips: Sequence[RoundTrip]) -> Offset:
-    """What the least of these round trips says."""
+    """Return the offset of the shortest round trip."""
     sent, answered, received = min(trips, key=lambda trip: trip[2] - trip[0])
     took = received - sent
     return Offset(

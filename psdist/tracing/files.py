@@ -1,11 +1,11 @@
 """The files of spans in a run directory: ``trace/rank-N.bin``, one for each rank.
 
-1,024 bytes of header, which say whose it is, and records of 48 bytes (``spans``). The header is
-``PSDT``, the version of the format, the length of the JSON behind them, and zeros. What is not that
-is refused in one line: such a file may come from anybody.
+1,024 bytes of header, which name the rank, and records of 48 bytes (``spans``). The header is
+``PSDT``, the version of the format, the length of the JSON that follows, the JSON, and zeros. Any
+other file is refused in one line: such a file is not trusted.
 
     traces = read_traces(run_dir)              # by rank; TraceError in one line on damage
-    traces[0].about, traces[0].spans           # whose they are; an array of spans.DTYPE
+    traces[0].about, traces[0].spans           # their rank; an array of spans.DTYPE
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from psdist.tracing import DTYPE, NONE, RECORD, Lane, Span
 from psdist.tracing.clocks import Line, Offset
 
 MAX_SPANS: Final = 1_000_000
-"""Of a rank: 48 MB."""
+"""Maximum spans of a rank: 48 MB."""
 HEADER_BYTES: Final = 1024
 FORMAT_VERSION: Final = 1
 _MAGIC: Final = b"PSDT"
@@ -38,7 +38,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class About(BaseModel):
-    """Whose spans they are."""
+    """The rank that recorded the spans."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -49,13 +49,13 @@ class About(BaseModel):
     role: Literal["server", "worker", "both"]
     """``both``: one process without a launcher."""
     index: _Count
-    """Of the server or the worker."""
+    """Number of the server or the worker."""
     group: _Count | None
-    """Of a worker."""
+    """Group of a worker."""
     host: Annotated[str, Field(max_length=255)]
     pid: _Count
     num_spans: Annotated[int, Field(ge=NONE, le=MAX_SPANS)] = NONE
-    """NONE: the file was not closed, the run failed or goes on."""
+    """NONE: the file was not closed; the run has failed or is running."""
     num_dropped: Annotated[int, Field(ge=0, lt=2**61)] = 0
     """Spans beyond the most that a rank keeps."""
     start: Offset | None = None
@@ -87,7 +87,7 @@ class Trace:
     spans: Spans
     """Times are rank 0's clock's."""
     bound_ns: int
-    """Of the error between this clock and rank 0's."""
+    """Maximum error between this clock and rank 0's."""
     is_drift_known: bool
 
     @property
@@ -111,7 +111,7 @@ def packed_header(about: About) -> bytes:
 
 
 def read_traces(run_dir: Path, notes: list[str]) -> list[Trace]:
-    """What there is of all ranks, in order. ``notes`` gets what is missing, for people."""
+    """Read the traces of all ranks, in order. ``notes`` gets what is missing, for people."""
     folder = run_dir / "trace"
     if not folder.is_dir():
         raise TraceError(
@@ -187,7 +187,7 @@ def _about(path: Path, header: bytes, rank: int) -> About:
         where = ".".join(map(str, wrong["loc"])) or "its JSON"
         raise TraceError(f"{path} is damaged: its header, {where}: {wrong['msg']}") from error
     if rest.strip(b"\0"):
-        raise TraceError(f"{path} is damaged: its header has bytes other than zero behind its end")
+        raise TraceError(f"{path} is damaged: its header has bytes other than zero after its end")
     if about.rank != rank:
         raise TraceError(
             f"{path} is damaged: its header says that it was written by rank {about.rank}"
@@ -196,7 +196,7 @@ def _about(path: Path, header: bytes, rank: int) -> About:
 
 
 def _check(path: Path, spans: Spans) -> None:
-    """What a span may be: arithmetic with it must not overflow, and names must be known."""
+    """Refuse spans that would overflow arithmetic, or with unknown names."""
     begin, end = spans["begin_ns"], spans["end_ns"]
     wrong: dict[str, Callable[[], npt.NDArray[np.bool_]]] = {
         "an unknown kind": lambda: ~np.isin(spans["kind"], list(Span)),

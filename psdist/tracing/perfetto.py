@@ -2,11 +2,11 @@
 
     write_events(traces, run_dir / "trace.json")
 
-A process for each rank, a track for each of its lanes. What has one place in a lane is a complete
+A process for each rank, a track for each of its lanes. A span alone in its lane is a complete
 event (``X``); chunks on their way and open replies are asynchronous ones (``b``, ``e``). An arrow
 leads from the push of a chunk to the step that applies it, and from there to where its reply is
 taken in. Times are microseconds on rank 0's clock, from the first span on; ``otherData`` says how
-well the clocks are known. The file is written event by event: nothing of it is kept in memory.
+well the clocks are known. The file is written event by event: it is never whole in memory.
 """
 
 from __future__ import annotations

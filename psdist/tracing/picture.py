@@ -54,7 +54,7 @@ LEGEND: Final = (
     (FOLD, "sum", Span.FOLD),
     (APPLY, "apply", Span.APPLY),
 )
-"""What colours mean, shown where there is such a span."""
+"""Colours and their meaning, shown if such a span exists."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def window_of(traces: Sequence[Trace], step: int) -> Window:
 
 
 def picture(traces: Sequence[Trace], step: int) -> str:
-    """SVG. Raises :class:`TraceError` where nobody has made that step."""
+    """Return SVG. Raises :class:`TraceError` if no rank has made that step."""
     window = window_of(traces, step)
     shown = sorted(traces, key=lambda each: (not each.about.is_worker, each.about.index))[
         :MAX_RANKS
@@ -119,7 +119,7 @@ def picture(traces: Sequence[Trace], step: int) -> str:
     left_out = f"; {len(traces) - MAX_RANKS} ranks more" if len(traces) > MAX_RANKS else ""
     canvas.text(_LEFT, 20, f"Iteration {step}: what each rank does{left_out}", size=14, bold=True)
     _legend(canvas, y + 38, used)
-    title = f"What each rank does in iteration {step}"
+    title = f"Activity of each rank in iteration {step}"
     return canvas.document(WIDTH, y + _BELOW, title=title)
 
 

@@ -50,7 +50,7 @@ class Tracer:
         self._flush_at_ns = 0
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # "x": nobody writes over the spans of another run.
+            # "x": a run never overwrites the spans of another one.
             self._file: Any = open(self._path, "xb", buffering=0)  # noqa: SIM115 - by close()
             write_whole(self._file, packed_header(about))
         except OSError as error:
@@ -73,7 +73,7 @@ class Tracer:
         lane: int | None = None,
         set_index: int = 0,
     ) -> None:
-        """A span that is over; without ``lane`` it is this thread's."""
+        """Record a span that has ended; without ``lane`` it is in this thread's."""
         if self._num_left <= 0:
             self._drop()
             return
@@ -116,8 +116,8 @@ class Tracer:
         lane: int | None = None,
         set_index: int = 0,
     ) -> None:
-        """A span that others may be under way beside; ``key`` names it until it ends. What has
-        passed since ``began_ns`` was spent on beginning it."""
+        """Begin a span that may overlap others; ``key`` names it until it ends. The time since
+        ``began_ns`` was spent on beginning it."""
         now_ns = monotonic_ns()
         began_ns = now_ns if began_ns is None else began_ns
         lane = self.lane if lane is None else lane
@@ -125,8 +125,8 @@ class Tracer:
         self._under_way[key] = (began_ns, fields)
 
     def end(self, key: Hashable, *, took_ns: int = 0, **known: int) -> None:
-        """``known``: clock, chunk, other or num_bytes that are known only now. What was never begun
-        has no end."""
+        """End a span. ``known``: clock, chunk, other or num_bytes that are known only now. A key
+        without a begun span is ignored."""
         found = self._under_way.pop(key, None)
         if found is not None:
             self._add_begun(found, monotonic_ns(), took_ns, known)
@@ -187,7 +187,7 @@ class Tracer:
         self.flush()
 
     def close(self, *, start: Offset | None = None, end: Offset | None = None) -> None:
-        """The run is over; ``start`` and ``end``: this rank's clock against rank 0's then. May be
+        """Close the file; ``start`` and ``end``: this rank's clock against rank 0's then. May be
         repeated."""
         self.abandon()
         with self._turn:

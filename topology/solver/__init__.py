@@ -1,9 +1,10 @@
 """The placement problem as numbers: a tree of links, who pushes where, where servers may sit.
 
 Here are the types :class:`Problem` and :class:`Solution`, what makes a problem well formed, and the
-formula of the cost (:func:`cost_s`). ``filling`` has the tools and the bound (docs/placement.md has
-the proofs), ``placement`` the choice; ``divisions`` is the choice where a server costs a worker.
-Pure arithmetic: no hosts, racks, ranks or files; imports errors only.
+formula of the cost (:func:`cost_s`). ``filling`` has the tools and the bound
+(docs/guides/placement.md has the proofs), ``placement`` the choice; ``divisions`` is the choice
+where a server costs a worker. Pure arithmetic: no hosts, racks, ranks or files; imports errors
+only.
 
     # A switch (vertex 0) with two nodes: a group on each, room for one server on each.
     problem = Problem(
@@ -126,7 +127,7 @@ class Solution:
     cost_s: float
     """Time of one exchange (a push and its pull): of the worst edge."""
     bound_s: float
-    """No placement is faster (docs/placement.md has the proof)."""
+    """No placement is faster (docs/guides/placement.md has the proof)."""
     worst_edge: int
     """The vertex whose edge takes longest; -1 where no edge carries anything."""
 

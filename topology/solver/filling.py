@@ -6,10 +6,11 @@
     lower_bound_s(problem).seconds    # no placement of problem.num_servers servers is faster
 
 The tree is hung up at its *centre*, the vertex below which no edge has more than half of the
-groups. Every byte on the far side of an edge then adds to its load: time_e = a_e + c_e m_e with
-c_e >= 0. "No edge takes longer than t" is a cap on the mass below each edge, m_e <= (t - a_e) /
-c_e, and caps on nested sets can be filled greedily, so everything here is exact (docs/placement.md
-has the proofs): the optimum of the linear program, without loading scipy where a job starts.
+groups. Every byte on the far side of an edge then adds to its load: time_e = a_e + c_e m_e with c_e
+>= 0. "No edge takes longer than t" is a cap on the mass below each edge, m_e <= (t - a_e) / c_e,
+and caps on nested sets can be filled greedily, so everything here is exact
+(docs/guides/placement.md has the proofs): the optimum of the linear program, without loading scipy
+where a job starts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The codecs, a module for each kind: ``quantized``, ``sign``, ``sparse``, ``low_rank``; ``plain``
 has casts and unchanged values, ``packed`` compresses the payload of another codec, ``own`` has
-codecs of users, and ``raw`` stands for no codec. Imports psdist/codecs/__init__.py and blocks.py.
+codecs of users, and ``raw`` is used without a codec. Imports psdist/codecs/__init__.py and
+blocks.py.
 
 The codec that the settings name.
 

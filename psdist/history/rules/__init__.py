@@ -2,5 +2,5 @@
 
 ``log`` replays what servers did and judges each server's log. ``values`` compares the values that
 workers used and pushed. ``choices`` replays psdist's own choices of modes, codecs and local steps.
-``summaries`` compares summary.json. Each module adds to ``findings`` (docs/history.md).
+``summaries`` compares summary.json. Each module adds to ``findings`` (docs/reference/history.md).
 """

@@ -4,7 +4,7 @@ Every server keeps exactly one replica, so that replicas take equal memory. The 
 pair are on different hosts if possible, and in different racks, because hosts and racks fail as a
 whole. With more than two servers no two keep each other's replicas, unless that brings a pair
 closer: acknowledgements would wait after the records of the other direction, in the one stream
-between two servers (docs/replication.md).
+between two servers (docs/concepts/replication.md).
 
     pairs = pair(hosts=["n1", "n1", "n2", "n2"], racks=["", "", "", ""])
     pairs.buddies                         # (3, 2, 0, 1)

@@ -11,8 +11,8 @@ of their own, medians of all their steps. The bound is
 
 with the bytes that the busiest host sends (on this host: all of them), and the applies timed alone,
 in this process. Pushes and pulls are the whole model each, for every group; a second copy gets the
-mean of each step in sync, every push in ssp (docs/replication.md). With ``--hosts 4`` the Slurm
-test cluster is brought up and taken down: nobody else may use it then, and it needs root.
+mean of each step in sync, every push in ssp (docs/concepts/replication.md). With ``--hosts 4`` the
+Slurm test cluster is brought up and taken down: nobody else may use it then, and it needs root.
 """
 
 from __future__ import annotations

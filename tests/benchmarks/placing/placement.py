@@ -1,4 +1,4 @@
-"""How good placements are, and how long they take to find (docs/placement.md).
+"""How good placements are, and how long they take to find (docs/guides/placement.md).
 
     python -m tests.benchmarks.placing.placement
 

@@ -205,7 +205,7 @@ def with_span(data: bytes, at: int, form: str, value: int) -> bytes:
         (lambda data: data[:4] + b"\7" + data[5:], "format version 7, this psdist reads 1"),
         (lambda data: data[:8] + b"x" + data[9:], "its header, its JSON"),
         (lambda data: data[:6] + b"\xff\xff" + data[8:], "its header, its JSON"),
-        (lambda data: data[:1020] + b"x" + data[1021:], "bytes other than zero behind its end"),
+        (lambda data: data[:1020] + b"x" + data[1021:], "bytes other than zero after its end"),
         (lambda data: with_header(data, rank=1), "it was written by rank 1"),
         (lambda data: with_header(data, pid="1"), "its header, pid: "),
         (lambda data: with_header(data, role="spy"), "its header, role: "),
