@@ -16,7 +16,7 @@ PsdistError
 │   ├── CheckpointError       a checkpoint that is damaged, missing, or not of this model
 │   └── PlacementError        a machine, a cluster or a plan that cannot be read or cannot be had
 ├── TransportError            the network failed us
-│   ├── PeerLostError         a rank of the job has died
+│   ├── PeerLostError         a rank of the job has failed
 │   ├── HostLostError         a host cannot be reached any more
 │   └── WaitTimeoutError      a wait went beyond wait_timeout_s
 ├── BuriedError               this worker's group is out of the job: its process ends, status 0
@@ -103,22 +103,23 @@ class TransportError(PsdistError):
 
 class PeerLostError(TransportError):
     def __init__(self, who: str, why: str = "") -> None:
-        """``who`` as people know it: "worker 1 (rank 3 on n2)"; ``why`` the job does not go on
-        without it, and what to do."""
+        """``who`` as people know it: "worker 1 (rank 3 on n2)"; ``why``: the reason that the job
+        does not continue without it, and what to do."""
         if not why:
             why = (
                 "this job does not survive the failure of a rank (failures.max_deaths and "
                 "failures.replication do some): restart the job"
             )
-        super().__init__(f"{who} has died; {why}")
+        super().__init__(f"{who} has failed; {why}")
 
 
 class MemberLostError(TransportError):
-    """An operation of a worker's group cannot end, because another worker of it has."""
+    """An operation of a worker's group cannot complete, because another worker of the group has
+    failed."""
 
 
 class GroupReformedError(PsdistError):
-    """The group goes on without somebody who has died, and this operation of it has no result."""
+    """The group continues without a failed worker, and this operation of it has no result."""
 
 
 class HostLostError(TransportError):
@@ -126,8 +127,8 @@ class HostLostError(TransportError):
 
 
 class BuriedError(PsdistError):
-    """This worker's group is not in the job any more, which goes on without it; nothing is wrong
-    here: the process ends with status 0."""
+    """This worker's group is not in the job any more, and the job continues without it. This is no
+    error: the process ends with status 0."""
 
     exit_status = 0
 
@@ -135,16 +136,16 @@ class BuriedError(PsdistError):
 class JobEndedError(PsdistError):
     def __init__(self, exit_status: int) -> None:
         """``exit_status``: of the job, which another rank has ended."""
-        super().__init__("the job has ended; another rank has said why")
+        super().__init__("the job has ended; another rank has reported the cause")
         self.exit_status = exit_status
 
 
 class ServersLostError(TransportError):
     def __init__(self, who: str, others: Sequence[str], *, of: str = "a part of the model") -> None:
-        """Both copies of something are gone: ``who`` died last, ``others`` before."""
+        """Both copies of something are lost: ``who`` failed last, ``others`` before."""
         super().__init__(
-            f"{who} and {', '.join(others)} have died, and with them both copies of {of}; restart "
-            "the job (psdist run --resume goes on from the last checkpoint)"
+            f"{who} and {', '.join(others)} have failed, and both copies of {of} are lost; restart "
+            "the job (psdist run --resume continues from the last checkpoint)"
         )
 
 

@@ -298,7 +298,7 @@ class Job:
         self._require_between_steps("prepare")
         if dead := self._loop.core.dead:
             raise UsageError(
-                f"job.prepare was called after {describe_workers(dead)} had died; it needs every "
+                f"job.prepare was called after {describe_workers(dead)} had failed; it needs every "
                 "worker: prepare all models before training, or restart the job"
             )
         optimizers = optimizers_of(model, optimizer)
@@ -367,7 +367,7 @@ class Job:
         if not self._has_batches:
             raise UsageError(
                 f"training.global_batch = {self._config.global_batch}: the script trains with "
-                "batches that no loader of psdist's has shared out, so nobody knows their size; "
+                "batches that no loader of psdist's has shared out, so their size is unknown; "
                 "let job.loader or job.prepare share them out, or unset it"
             )
         self._checkpoints.end_iteration()

@@ -110,7 +110,7 @@ def _require_same(settings: dict[str, Any]) -> None:
     for key, value in settings.items():
         if _settings.get(key, _NOT_PASSED) != value:
             raise UsageError(
-                f"psdist.init({key}={value!r}) was called while a job goes on that was begun "
+                f"psdist.init({key}={value!r}) was called during a job that was begun "
                 f"{_described(key)}; pass settings in the first call"
             )
 

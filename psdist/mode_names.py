@@ -12,4 +12,4 @@ Mode: TypeAlias = Literal["sync", "ssp", "async"]
 MODES: Final[tuple[Mode, ...]] = ("sync", "ssp", "async")
 """From the most demanding on: how far groups may be apart."""
 ModeSetting: TypeAlias = Literal[Mode, "auto"]
-"""What a run may be given as its mode; auto: psdist chooses between sync and ssp."""
+"""Mode of a run in its settings; auto: psdist chooses between sync and ssp."""

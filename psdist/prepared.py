@@ -305,8 +305,8 @@ class ParameterSets:
     # -- for who joins ---------------------------------------------------------------------------
 
     def cuts(self) -> list[list[Any]]:
-        """Return the optimizer of each set, a checksum of its partition, and the norm to which its
-        gradients are clipped, as a tree of plain values."""
+        """Return the optimizer of each set, a checksum of its partition, and the limit for the norm
+        of its gradients, as a tree of plain values."""
         return self._cuts
 
     def expect(self, cuts: list[list[Any]]) -> None:

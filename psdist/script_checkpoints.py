@@ -231,9 +231,9 @@ class ScriptCheckpoints:
         """Raises :class:`UsageError` where the script calls for one that would harm a gradient."""
         if not self._loaders.seen.is_between_assignments:
             raise UsageError(
-                "job.checkpoint with local.steps_by = speed within a round: a pass is dealt round "
-                "by round, and what is left of one that was not brought would be lost; call it "
-                "behind the loop over the loader, or set checkpoint.every"
+                "job.checkpoint with local.steps_by = speed within a round: a pass is assigned "
+                "round by round, and the rest of an unfinished round would be lost; call it "
+                "after the loop over the loader, or set checkpoint.every"
             )
         if not self._is_at_boundary:
             for trainer in self._sets.trainers:
@@ -247,8 +247,8 @@ class ScriptCheckpoints:
         restored = self._session.restored
         if restored is not None and self.script.is_resuming and not self.has_trained:
             self._tell_chief(
-                f"nothing was trained since {restored.checkpoint.name}, from which the run goes "
-                "on: job.checkpoint() makes no other"
+                f"no training since {restored.checkpoint.name}, the checkpoint of the resumed "
+                "run: job.checkpoint() makes no other"
             )
             return restored.checkpoint.name
         for each in self._sets.sets:
@@ -265,7 +265,7 @@ class ScriptCheckpoints:
         assert self._session.restored is not None
         self._tell_chief(
             f"the script had set mode {describe_mode(mode, staleness)} before "
-            f"{self._session.restored.checkpoint.name}, from which the run goes on with the mode "
+            f"{self._session.restored.checkpoint.name}; the resumed run continues with the mode "
             "that was set last: job.set_mode changes nothing here"
         )
         return False

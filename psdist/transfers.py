@@ -7,7 +7,7 @@ the one seam for them.
     copy = transfers.begin([(source, as_tensor(target, "float32", 1024))], after=[mark])
     copy.is_done()                         # asked again and again; or
     copy.wait()                            # this thread waits; or
-    copy.join()                            # what the device is asked for next comes behind it
+    copy.join()                            # later work of the device runs after it
     transfers.begin_computed(lambda: pairs, after=[mark])      # of what is computed there first
 
 Copies happen in the order in which they were begun, so one that is done proves those before it.
@@ -83,7 +83,7 @@ class Transfers:
 
 
 class ToGpu(Transfers):
-    """Over a stream of their own, beside those on which the model computes; pinned host memory.
+    """Copies on a stream of its own, besides the model's streams; pinned host memory.
 
     A mark is an event of the stream that is the thread's current one: in a hook of autograd that
     on which the gradient was made.
@@ -112,7 +112,7 @@ class ToGpu(Transfers):
         return self.begin_computed(lambda: pairs, after=after)
 
     def begin_computed(self, compute: Callable[[], Pairs], *, after: Iterable[Mark]) -> Copy:
-        # A wait sleeps: others want the core.
+        # A wait sleeps: other threads need the core.
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch's
         for mark in after:
             self._stream.wait_event(mark)

@@ -8,7 +8,7 @@ A job has two digests. *bits* is of its parameters at the end: in sync without f
 change. Processors that add in another order give other bits, so the file says what plain torch gave
 where they were written. Elsewhere bits are not compared: write them first, at the commit with which
 you compare. *decisions* is of its histories (which update was applied when and to what, who joined,
-left or died, what each worker computed on), without checksums of values. They stay the same while
+left or failed, what each worker computed on), without checksums of values. They stay the same while
 the sequence of messages does; a change of that must be meant, and is then proved by the check over
 fresh seeds.
 

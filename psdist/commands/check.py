@@ -337,9 +337,9 @@ class _Checking:
             if log.is_complete:
                 continue
             line = f"the records of worker {log.worker} end early, after {len(log.uses)} uses"
-            # A dead group's records end where it died; the run may be complete without it.
+            # A failed group's records end at its failure; the run may be complete without it.
             if group in self.dead or log.worker in self.lost:
-                line += ": its group died" if group in self.dead else ": it died"
+                line += ": its group failed" if group in self.dead else ": it failed"
             else:
                 self.is_complete = False
             self.notes.append(line)

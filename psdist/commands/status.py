@@ -57,7 +57,7 @@ def lines_of(status: Status, *, age_s: float) -> list[str]:
     if status.slowest is not None:
         share = f", the others wait {status.others_wait:.0%} of their time more"
         lines.append(f"  slowest    group {status.slowest}{share * bool(status.others_wait)}")
-    lines += [f"  died       {who}" for who in status.dead]
+    lines += [f"  failed     {who}" for who in status.dead]
     lines += [f"  joined     {what}" for what in status.joined]
     if status.alone:
         which = ", ".join(map(str, status.alone))

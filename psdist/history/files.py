@@ -60,8 +60,8 @@ def read_histories(run_dir: Path) -> tuple[History, ...]:
     names = [f"set-{index}" for index in range(1, len(found) + 1)]
     if found != sorted(names):
         raise HistoryError(
-            f"{run_dir / 'history'} holds {', '.join(found)}; parameter sets are numbered without "
-            "gaps, the first one's records lie beside these folders"
+            f"{run_dir / 'history'} contains {', '.join(found)}; parameter sets are numbered "
+            "without gaps, the first one's records are next to these folders"
         )
     others = (read_history(run_dir, index) for index in range(1, len(found) + 1))
     return first, *others

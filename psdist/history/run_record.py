@@ -216,7 +216,7 @@ class RunRecord(BackupPromise):
             raise ValueError(
                 f"bursts every {wrong[0][0]} rounds by codec {wrong[0][1]}"
                 if wrong
-                else f"bursts beside a ladder of {len(self.ladder)} codecs"
+                else f"bursts with a ladder of {len(self.ladder)} codecs"
             )
         fields = set(LevelCodecs.model_fields)
         levels = [LevelCodecs(**each.model_dump(include=fields)) for each in self.codecs]

@@ -1,4 +1,4 @@
-"""What is installed and what started this process: the MPI library, mpirun, the launcher.
+"""The installation and the launcher: the MPI library, mpirun, and who started this process.
 
 ``mpi`` finds the library and the mpirun that belongs to it, here is what the environment says that
 srun or mpirun left, ``distributions`` finds other distributions that provide psdist, ``trials``
@@ -6,7 +6,7 @@ runs trials in processes of their own, ``room`` checks what this host must have 
 ``quirks`` has the remedies for faults of others. Imports errors only; starts MPI only in a trial's
 own process.
 
-What the program that started this process says about itself in environment variables.
+Reads the environment variables of the program that started this process.
 
 Owns the names of those variables and what they mean; reads a mapping that is passed in, never
 ``os.environ``, and never asks MPI. Slurm's variables alone are no launcher: the shell of an sbatch
@@ -28,7 +28,7 @@ from typing import Final, Literal, TypeAlias
 LauncherName: TypeAlias = Literal["openmpi", "mpich", "pmix", "slurm", "none"]
 Family: TypeAlias = Literal["openmpi", "mpich", "intel", "unknown"]
 
-# What `srun --mpi=` must be for each family of MPI libraries.
+# Value of `srun --mpi=` for each family of MPI libraries.
 SRUN_MPI: Final[Mapping[Family, str]] = {
     "openmpi": "pmix",
     "mpich": "pmi2",
@@ -40,13 +40,13 @@ FAMILY_NAMES: Final[Mapping[Family, str]] = {
     "intel": "Intel MPI",
     "unknown": "another MPI",
 }
-# Whose mpirun it is that set the variables.
+# Family of the mpirun that set the variables.
 _FAMILY_OF_LAUNCHER: Final[Mapping[LauncherName, Family]] = {"openmpi": "openmpi", "mpich": "mpich"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """Who started this process, as one of how many; None is what the launcher does not say.
+    """The launcher of this process, its rank and size; None for what the launcher does not set.
 
     `name` is the program that started the ranks: ``openmpi`` and ``mpich`` are the mpirun or
     mpiexec of that family, ``slurm`` is a step of srun, ``pmix`` another PMIx launcher, and
@@ -70,7 +70,7 @@ def detect(environment: Mapping[str, str]) -> Launcher:
     def number(name: str) -> int | None:
         return _number(environment, name)
 
-    # mpirun first: it starts its daemons as Slurm steps, whose variables its ranks inherit.
+    # mpirun first: it starts its daemons as Slurm steps, whose variables its ranks get.
     if (size := number("OMPI_COMM_WORLD_SIZE")) is not None:
         return Launcher(
             name="openmpi",

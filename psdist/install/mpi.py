@@ -113,7 +113,7 @@ class Mpirun:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a program printed; `status` is None if it did not end in time."""
+    """Output of a program; `status` is None if it did not end in time."""
 
     status: int | None
     text: str
@@ -133,7 +133,7 @@ class Output:
     def first_cause(self) -> str:
         """Where a failing mpirun says why: a rank's exception, else the first line of all.
 
-        What it writes after that is a page of advice on its own options.
+        Its later output is a page of advice on its own options.
         """
         lines = self._lines()
         raised = [line for line in lines if _EXCEPTION.match(line)]
@@ -199,7 +199,7 @@ def loaded_library(environment: Mapping[str, str]) -> MpiLibrary:
 
 
 def examine_mpirun(path: Path, environment: Mapping[str, str]) -> Mpirun:
-    """Whose mpirun the program at `path` is. Raises OSError if it cannot be started."""
+    """Identify the mpirun at `path`. Raises OSError if it cannot be started."""
     output = output_of(
         [str(path), "--version"], timeout_s=VERSION_TIMEOUT_S, environment=environment
     )
@@ -209,7 +209,7 @@ def examine_mpirun(path: Path, environment: Mapping[str, str]) -> Mpirun:
 
 
 def mpirun_on_path(environment: Mapping[str, str]) -> Path | None:
-    """What the shell would start for ``mpirun``, or ``mpiexec`` where there is none."""
+    """Path that the shell would start for ``mpirun``, or for ``mpiexec`` if there is none."""
     for name in ("mpirun", "mpiexec"):
         if found := shutil.which(name, path=environment.get("PATH")):
             return Path(found)
@@ -220,7 +220,7 @@ def find_mpirun(library: MpiLibrary, environment: Mapping[str, str]) -> Mpirun:
     """The mpirun that belongs to `library`: this Python's, the library's neighbour, or PATH's."""
     folders = [Path(sys.prefix, "bin")]
     if library.file is not None:
-        # lib/libmpi.so beside bin/mpirun: installations with --prefix, --user, modules, wheels.
+        # lib/libmpi.so next to bin/mpirun: installations with --prefix, --user, modules, wheels.
         folders.append(library.file.parent.parent / "bin")
     folders += [Path(entry) for entry in os.get_exec_path(dict(environment)) if entry]
     others: list[str] = []
@@ -241,7 +241,7 @@ def find_mpirun(library: MpiLibrary, environment: Mapping[str, str]) -> Mpirun:
             others.append(f"{path} {says}")
     found = f" ({'; '.join(others)})" if others else ""
     raise LaunchError(
-        f"no mpirun of {library.name}, which mpi4py loads, was found in {sys.prefix}/bin, beside "
+        f"no mpirun of {library.name}, which mpi4py loads, was found in {sys.prefix}/bin, next to "
         f"the library, or on PATH{found}: {INSTALL_MPI}"
     )
 
@@ -301,7 +301,7 @@ def launch_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_flags() -> list[str]:
-    """``-P`` for ``python -m psdist...``, so that files beside a user's script shadow nothing.
+    """``-P`` for ``python -m psdist...``, so that files next to a user's script shadow nothing.
 
     Without it Python puts the working directory first on sys.path, and a user's queue.py is what
     psdist and torch import. A clone that is run without being installed needs just that.
@@ -375,7 +375,7 @@ def _version_in(text: str) -> tuple[int, ...]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """mpirun takes its ranks along when it is asked to end; what is left of it is killed."""
+    """mpirun ends its ranks when it is terminated; remaining processes are killed."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)

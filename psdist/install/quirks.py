@@ -31,7 +31,7 @@ _LIMITS: Final = b"cmd=maxes "
 _VALUE_LIMIT: Final = re.compile(rb"(?<=\bvallen_max=)\d{1,9}\b")
 _PMIX_BOOL: Final = 1
 _SESSION_FOLDERS: Final = ("PRTE_MCA_prte_local_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
-"""Of this host, and of all hosts."""
+"""Folder of this host, and of all hosts."""
 
 
 def own_home(environment: Mapping[str, str]) -> dict[str, str]:
@@ -60,9 +60,9 @@ def own_session(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     Open MPI's mpirun keeps them in ``/tmp/ompi.PID``. An mpirun that was killed leaves that folder,
     and a later one with the same pid refuses to start: "The PMIx server's listener thread failed to
     start. We cannot continue." (status 213; Open MPI 5.0.11). Seen in tests that kill mpirun, after
-    pids had begun anew at 32,768. MPICH's mpirun has no such files and ignores the variable.
+    pids had wrapped around at 32,768. MPICH's mpirun has no such files and ignores the variable.
 
-    **Can be deleted when** an mpirun of every supported Open MPI starts beside such a folder. To
+    **Can be deleted when** an mpirun of every supported Open MPI starts next to such a folder. To
     find out, run tests/mpi/test_session.py: its first assertion then fails.
     """
     return {} if chosen_session(environment) else {_SESSION_FOLDERS[0]: str(folder)}
@@ -119,7 +119,7 @@ def readable_lines(environment: Mapping[str, str]) -> Iterator[None]:
     cuts values into more pieces, so the answer that names the limit is rewritten on its way.
 
     A child process stands between the two during MPI_Init, because mpi4py holds the interpreter
-    lock there. MPI_Init then takes some 125 ms in place of 110. Does nothing where there is no PMI
+    lock there. MPI_Init then takes some 125 ms instead of 110. Does nothing where there is no PMI
     socket, or no relay can be made.
 
     **Can be deleted when** the pmi2 plugin of every supported Slurm reads the lines of every value
@@ -147,7 +147,7 @@ def readable_lines(environment: Mapping[str, str]) -> Iterator[None]:
         finally:
             os.dup2(slurm, descriptor)
             os.close(slurm)
-            # Not only closed: another process may have inherited it meanwhile.
+            # Not only closed: another process may have a copy of the descriptor.
             library.shutdown(socket.SHUT_RDWR)
             with suppress(ChildProcessError):  # SIGCHLD is ignored
                 os.waitpid(relay, 0)
@@ -212,7 +212,7 @@ def _relay_and_exit(library: socket.socket, slurm: int, *, unused: tuple[int, in
 
 
 def _is_start_of_limits(data: bytes) -> bool:
-    """Everything else goes on at once: messages of PMI-2 have no newline to wait for."""
+    """All other data passes at once: messages of PMI-2 have no newline to wait for."""
     if len(data) < len(_LIMITS):
         return bool(data) and _LIMITS.startswith(data)
     return data.startswith(_LIMITS) and not data.endswith(b"\n")

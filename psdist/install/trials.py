@@ -75,7 +75,7 @@ def device_messages(device: str = "cuda") -> dict[str, Any] | None:
         return torch.full((num_bytes,), value, dtype=torch.uint8, device=where)
 
     def finish() -> None:
-        """What the device was asked for is there: MPI knows nothing of streams."""
+        """Wait for the device: MPI does not wait for streams."""
         if device == "cuda":
             torch.cuda.synchronize()
 

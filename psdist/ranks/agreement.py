@@ -166,8 +166,8 @@ def cause_at_start(comm: MPI.Intracomm, error: Exception) -> Exception:
     if not survives_deaths(os.environ) or not _has_lost_a_rank(comm):
         return error
     return TransportError(
-        "a rank has died while the job was starting, which no job survives: what the others have "
-        f"told this one is not whole ({type(error).__name__}: {error}); see what has ended that "
+        "a rank failed while the job was starting, which no job survives: the data from the others "
+        f"is incomplete ({type(error).__name__}: {error}); find out what ended that "
         "rank, and start the job again"
     )
 

@@ -143,16 +143,16 @@ def _connect(
     survives = isinstance(outcome, Resolved) and outcome.config.replication != "none"
     if is_wanted and not survives_deaths(os.environ):
         outcome = LaunchError(
-            "failures.max_deaths is above 0, but this launcher ends all ranks with the first that "
-            "dies: start with Open MPI's mpirun --with-ft ulfm (psdist run -n adds it; srun and "
-            "MPICH have no such thing), or leave failures.max_deaths out and go on from a "
-            "checkpoint"
+            "failures.max_deaths is above 0, but this launcher ends all ranks when one fails: "
+            "start with Open MPI's mpirun --with-ft ulfm (psdist run -n adds it; srun and MPICH "
+            "have no such option), or leave failures.max_deaths out and resume from a checkpoint"
         )
     elif (is_wanted or survives) and survives_deaths(os.environ) and not is_ours():
         outcome = LaunchError(
             "failures.max_deaths or failures.replication is set, and the script loads mpi4py's MPI "
-            "before psdist.init(): MPI's own end, which may wait for the dead for ever, would then "
-            "hide the status of the script; import it behind psdist.init(), or start by psdist run"
+            "before psdist.init(): MPI's own end, which may wait for failed ranks for ever, would "
+            "then hide the status of the script; import it after psdist.init(), or start by psdist "
+            "run"
         )
     places, resolved = exchange(comm, outcome, nic=nic)
     config = resolved.config
@@ -276,8 +276,8 @@ def _connect_alone(
         outcome = unexpected_workers(num_workers, num_servers=0, num_ranks=1) or outcome
     if isinstance(outcome, Resolved) and outcome.config.replication == "buddy":
         outcome = ConfigError(
-            "failures.replication = buddy with 1 rank, which is the only server: nobody else can "
-            "keep a copy; start more ranks, or set failures.replication = none"
+            "failures.replication = buddy with 1 rank, which is the only server: no other rank can "
+            "have a replica; start more ranks, or set failures.replication = none"
         )
     if isinstance(outcome, UserError):
         print(f"psdist: error: {outcome}", file=sys.stderr, flush=True)

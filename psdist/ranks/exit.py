@@ -186,9 +186,9 @@ class Exit:
         rank, session = self._rank, self._rank.session
         if self.may_end_alone and not is_interruption(text, status):
             has_joined = worker_of(rank.me) in session.joined
-            how = ", as without a worker that has died" if has_joined else ""
+            how = ", as after the failure of a worker" if has_joined else ""
             self.end_evicted(
-                f"{text}\npsdist: this spare ends, and the job goes on without it{how}"
+                f"{text}\npsdist: this spare ends, and the job continues without it{how}"
             )
         self._ignore_interrupts()
         self._stop_progress()
@@ -344,8 +344,8 @@ class Exit:
         while lost and session.survives_workers and time.monotonic() < deadline:
             if self._poll_for_eviction():
                 return BuriedError(
-                    f"{lost[0]}, of the same group, has died: this worker ends, and the job goes "
-                    "on without them"
+                    f"{lost[0]}, of the same group, has failed: this worker ends, and the job "
+                    "continues without them"
                 )
             time.sleep(1e-3)
         return PeerLostError(lost[0]).with_traceback(error.__traceback__) if lost else error

@@ -123,7 +123,7 @@ def format_error(error: BaseException) -> tuple[str, int]:
             return f"exited with status {int(error.code)}", (error.code & 0xFF) or 1
         return printable(str(error.code)), 1
     if isinstance(error, Requeued):
-        from_where = f"goes on from {error.newest}" if error.newest else "starts afresh"
+        from_where = f"continues from {error.newest}" if error.newest else "starts afresh"
         return f"{_REQUEUE}: ended by SIGUSR1; --resume {from_where}", REQUEUE_STATUS
     if isinstance(error, KeyboardInterrupt):
         return interruption(error.number if isinstance(error, Interrupted) else signal.SIGINT)

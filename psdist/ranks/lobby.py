@@ -196,7 +196,7 @@ def _control(rank: Rank, event: Event) -> ControlArrived | None:
 def _unexpected(rank: Rank, peer: int, what: Control | Event) -> ProtocolError:
     return ProtocolError(
         f"{describe_peer(rank.me)}: {describe_peer(peer)} sent {type(what).__name__} while "
-        "no job was going on"
+        "no job was running"
     )
 
 

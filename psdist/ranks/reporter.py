@@ -327,7 +327,7 @@ class Reporter(Reports):
             add_rollback(context.run_directory.path, Record(context.attempt, rollback))
         text, status = f"error: {words}", ConfigError.exit_status
         if rollback.allowed >= 0:
-            text, status = requeue(f"the loss has blown up: --resume goes on, {words}")
+            text, status = requeue(f"the loss has blown up: --resume continues, {words}")
         context.exit.abort(f"psdist: {context.rank.who}", text, status)
 
     def _tell_parent_of_death(self, action: LogAction) -> None:

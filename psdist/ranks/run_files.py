@@ -122,7 +122,7 @@ def _nobody_to_be_ahead_of(config: RunConfig, roles: Roles) -> list[str]:
     ):
         return []
     return [
-        f"mode {describe_modes(config)} with one group: there is nobody to be ahead of; "
+        f"mode {describe_modes(config)} with one group: no group can be ahead of another; "
         "--group rank makes every worker a group of its own"
     ]
 

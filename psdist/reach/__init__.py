@@ -10,13 +10,13 @@ goes, and what is concluded when lines end.
 :class:`Watch` is pure: the time is passed in. ``greeting`` has who may open a line, and how it
 ends; ``hub`` is the end that listens, ``member`` the end that calls. The two kernels ask each other
 whether they are there; no thread of psdist has to run for that, so a process that is stopped,
-computes, or sits in a debugger is never taken for one that is cut off. What the job does about it
-is psdist.ranks.hosts's.
+computes, or sits in a debugger is never taken for one that is cut off. psdist.ranks.hosts decides
+what the job does about it.
 
 A line ends in one of three ways. Its other end says goodbye: that rank is done. It is *silent*: for
 ``timeout_s`` its host's kernel has answered nothing, so the host is cut off or gone. It is *closed*
-without a goodbye: the process has ended, and whoever started the job, or MPI, has to report it; the
-verdict reports it only if they do not within ``timeout_s``.
+without a goodbye: the process has ended, and the launcher, or MPI, has to report it; the verdict
+reports it only if they do not within ``timeout_s``.
 
 Must not import anything of psdist but errors. Needs neither MPI nor torch.
 """
@@ -31,7 +31,7 @@ SETTLE_S: Final = 1.5
 """From the first silent line to the verdict: those of the same host follow within a second."""
 _MOST_TOLD: Final = 4
 _REMEDY: Final = (
-    "start the job again on hosts that reach each other (--resume goes on from the last checkpoint)"
+    "restart the job on hosts that reach each other (--resume continues from the last checkpoint)"
 )
 
 
@@ -101,8 +101,8 @@ class Watch:
             self._closed[rank] = now_s
 
     def verdict(self, now_s: float, known: Collection[int]) -> str | None:
-        """Why the job, or of a member its rank, cannot go on; ``known``: ranks whose death the job
-        knows of anyway."""
+        """Return why the job, or on a member its rank, cannot continue; ``known``: ranks whose
+        failure the job has noticed already."""
         silent = {rank: at for rank, at in self._silent.items() if rank not in known}
         closed = {rank: at for rank, at in self._closed.items() if rank not in known}
         if self._outlives_hubs:

@@ -28,20 +28,20 @@ CHALLENGE_BYTES: Final = len(_MAGIC) + NONCE_BYTES
 REPLY_BYTES: Final = _RANK.size + NONCE_BYTES + _MAC_BYTES
 ANSWER_BYTES: Final = _MAC_BYTES
 GOODBYE: Final = b"."
-"""What an end that closes its line on purpose says last."""
+"""Last byte from an end that closes its line on purpose."""
 
 
 class GreetingError(Exception):
-    """Who is at the other end is none of this job."""
+    """The other end is not part of this job."""
 
 
 def challenge(nonce: bytes) -> bytes:
-    """What a hub says first; ``nonce``: random, another one for each line."""
+    """First message of a hub; ``nonce``: random, another one for each line."""
     return _MAGIC + nonce
 
 
 def reply(key: bytes, challenged: bytes, rank: int, nonce: bytes) -> bytes:
-    """What the member of that rank says to a hub's challenge. Raises :class:`GreetingError`."""
+    """Answer of that rank's member to a hub's challenge. Raises :class:`GreetingError`."""
     if len(challenged) != CHALLENGE_BYTES or not challenged.startswith(_MAGIC):
         raise GreetingError("this is no hub of psdist")
     said = _RANK.pack(rank) + nonce

@@ -3,11 +3,11 @@
     hub = Hub(watch, key=key, num_lines=6, timeout_s=60, known=lambda: dead_ranks,
               decides=lambda: True, on_verdict=end)
     hub.port                     # for the members
-    hub.verdict                  # None while all is well; whoever runs the job looks now and then
+    hub.verdict                  # None while all is well; the job's owner polls it
     hub.close()
 
 A thread of its own, which sleeps while no line ends. ``on_verdict`` is called in it, ``GRACE_S``
-after the verdict: whoever looks has ended the process by then, or is stuck.
+after the verdict: by then the owner has ended the process, or is stuck.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Hub:
         on_verdict: Callable[[str], None],
         opening_s: float = OPENING_S,
     ) -> None:
-        """``known()``: ranks whose death the job knows of; ``decides()``: whether this hub is the
-        one that does. Raises :class:`OSError` where there is no port to listen at."""
+        """``known()``: ranks whose failure the job has noticed; ``decides()``: True if this hub
+        decides. Raises :class:`OSError` if it cannot open a listening port."""
         self._watch = watch
         self._key = key
         self._num_lines = num_lines
@@ -197,7 +197,7 @@ class Hub:
         caller.connection.close()
 
     def _look_for_unopened(self, now_s: float) -> None:
-        """Said once: nobody is to believe that hosts are watched that are not."""
+        """Log once which hosts are not monitored."""
         if self._opening_until_s is None:
             return
         if now_s < self._opening_until_s and len(self._lines) < self._num_lines:
@@ -205,8 +205,8 @@ class Hub:
         self._opening_until_s = None
         if unwatched := self._watch.unwatched:
             logger.warning(
-                "%s cannot call this host over TCP: whether they still reach each other is not "
-                "watched, and a cut is noticed by failures.wait_timeout_s only "
+                "%s cannot call this host over TCP: host monitoring is off between them, and a cut "
+                "is noticed by failures.wait_timeout_s only "
                 "(GLOO_SOCKET_IFNAME=NAME names the interface to use)",
                 ", ".join(unwatched),
             )

@@ -85,7 +85,7 @@ class Member:
             self._is_closing.set()
             for connection in self._lines.values():
                 say_goodbye(connection)
-        for thread in self._threads:  # one that still calls a host in vain is left to itself
+        for thread in self._threads:  # a thread that is still calling a host is left alone
             thread.join(_LEAVE_S)
 
     # -- in the threads ------------------------------------------------------------------------

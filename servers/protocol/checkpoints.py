@@ -224,7 +224,7 @@ class Checkpoints(CoordinatorPart):
         if writing is None:
             return []
         for peer in sorted(writing.awaited & set(peers)):
-            writing.problems[peer] = "has died"
+            writing.problems[peer] = "has failed"
         writing.awaited -= set(peers)
         return self._end_if_all_told(writing)
 

@@ -154,7 +154,7 @@ class Lobby:
         whose = "whose script has" if len(self._gone) == 1 else "whose scripts have"
         what = f"{whose} finished"
         if self._dead:
-            what += f" or which {'has' if len(self._dead) == 1 else 'have'} died"
+            what += f" or which {'has' if len(self._dead) == 1 else 'have'} failed"
         self._error = (
             f"psdist.init was called for job {self._job} by {describe_workers(self._called)}; "
             f"absent: {describe_workers(self._gone)}, {what}; psdist.init must be "

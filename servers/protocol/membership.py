@@ -53,7 +53,7 @@ class GroupState(Enum):
     ACTIVE = "is active"
     SUSPENDED = "is suspended"
     LEFT = "has left"
-    DEAD = "has died"
+    DEAD = "has failed"
 
 
 _NOT_REGISTERED = (GroupState.UNREGISTERED, GroupState.WAITING)

@@ -78,7 +78,7 @@ class Regroups(CoordinatorPart):
             known = "none" if group is None else self._lost[group]
             raise ProtocolError(
                 f"the coordinator: worker {worker} sent Regroup of a group that has lost "
-                f"{num_lost}; it has lost {known} and goes on"
+                f"{num_lost}; it has lost {known} and continues"
             )
         if num_lost < self._lost[group]:
             return []  # it has not received the last failure, and reports again after that

@@ -228,7 +228,7 @@ class Takeovers(CoordinatorPart):
         """Raises :class:`ServersLostError` if no live process has some shard."""
         dead = peer
         if dead not in self._processes:
-            raise InvariantError(f"the coordinator was told that {describe_peer(dead)} has died")
+            raise InvariantError(f"the coordinator received that {describe_peer(dead)} has failed")
         if dead in self._lent:
             return []  # it was no spare any more
         self.failed[dead] = who

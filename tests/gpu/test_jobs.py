@@ -151,7 +151,7 @@ def test_who_is_killed_and_resumed_ends_with_the_bits_of_who_was_not(
     assert job(killed, *every, program=RESUMABLE, script=of).returncode != 0
     again = job(killed, *every, program=RESUMABLE, script=(f"{killed}.out",))
     assert again.returncode == 0, again.text
-    assert re.search("goes on from checkpoint step-000000(08|12)", again.text), again.text
+    assert re.search("resumes from checkpoint step-000000(08|12)", again.text), again.text
     assert seen(killed) == seen(whole)
     if "--record" in settings:
         proved(killed)

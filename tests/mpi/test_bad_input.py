@@ -594,7 +594,7 @@ def test_with_on_nonfinite_skip_the_group_leaves_the_iteration_out_and_goes_on(
     assert done.returncode == 0, done.text
     for worker in (0, 1):
         assert f"worker {worker} at clock 2: parameters untouched" in done.stdout, done.text
-        assert f"worker {worker} went on and moved: True" in done.stdout, done.text
+        assert f"worker {worker} continued and moved: True" in done.stdout, done.text
     assert json.loads((tmp_path / "summary.json").read_text())["clocks"] == [3]
 
 
@@ -849,7 +849,7 @@ def test_the_death_of_another_rank_is_told_instead_of_what_it_led_to_here() -> N
         with pytest.raises(_Failed):
             context.fail_with(error)
         assert context.format_error.pop() == (
-            "error: worker 1 (rank 3 on n2) has died; this job does not survive the failure of a "
+            "error: worker 1 (rank 3 on n2) has failed; this job does not survive the failure of a "
             "rank (failures.max_deaths and failures.replication do some): restart the job",
             1,
         )

@@ -1,4 +1,4 @@
-"""job.close() and `with psdist.init() as job`: the processes go on, and begin another job.
+"""job.close() and `with psdist.init() as job`: the processes continue, and begin another job.
 
 tests/support/programs/jobs_script.py has the scripts. tests/support/mpirun.py fails a test whose
 job hangs or leaves a process behind.

@@ -1,4 +1,4 @@
-"""A training that stops and goes on with its optimizer's state, as its user starts it, both MPIs.
+"""A training that stops and continues with its optimizer's state, as its user starts it, both MPIs.
 
 tests/support/programs/resuming/continued.py is the script; here one process does the same.
 """

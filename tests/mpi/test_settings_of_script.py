@@ -202,6 +202,6 @@ def test_a_second_call_gives_the_same_job_or_says_what_differs(tmp_path: Path) -
     done = run_program([sys.executable, str(script)], timeout_s=TIMEOUT_S, env=env)
     assert done.returncode == 2, done.text
     assert (
-        "error at twice.py line 4: psdist.init(staleness=4) was called while a job goes on that "
-        "was begun without staleness; pass settings in the first call"
+        "error at twice.py line 4: psdist.init(staleness=4) was called during a job that was "
+        "begun without staleness; pass settings in the first call"
     ) in done.stderr, done.text

@@ -8,5 +8,5 @@ A *mutant* is one file with one fault. ``scope`` says which files and which test
 ``neighbours`` make the mutants; ``coverage_map`` knows which tests reach which line; ``children``
 runs a mutant's tests in a process of its own, in which ``inside`` stands in for the import system
 and pytest; ``equivalent`` is the list of those that change nothing. Imports nothing of psdist: each
-child imports it anew, with the fault. docs/dev/mutation.md has the results.
+child imports it again, with the fault. docs/dev/mutation.md has the results.
 """

@@ -28,7 +28,7 @@ from tests.mutation.scope import Scope
 LIMIT_S = 900.0
 """For the files of one child."""
 FILES = 6
-"""Of tests, in a child: each child imports psdist anew."""
+"""Of tests, in a child: each child imports psdist again."""
 FORMAT = 2
 
 

@@ -302,7 +302,7 @@ def test_a_slice_that_is_given_from_an_old_version_is_caught() -> None:
 
 
 class TakesNoSlices(BrokenChannel):
-    """Begins to gather, and goes on with what is in memory."""
+    """Begins to gather, and continues with what is in memory."""
 
     def gather(self, flats: Sequence[Tensor], slices: Slices) -> Pending[None]:
         super().gather(flats, slices)

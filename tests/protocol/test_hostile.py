@@ -216,7 +216,7 @@ class Hostile:
         return makers[self.random.randrange(len(makers))]()
 
     def nearly(self, said: Header | Control) -> Header | Control:
-        """The same but for one field, which may happen to be the same, too."""
+        """The same except for one field, which may happen to be the same, too."""
         if isinstance(said, Header):
             name = self.pick(LOOKED_AT)
             return said._replace(**{name: getattr(self.header(), name)})

@@ -1,5 +1,5 @@
-"""Checkpoints whose chunks are copied behind the cut, while workers go on at once: each is that of
-the cut, bit by bit, whoever made the copies and whoever has died meanwhile.
+"""Checkpoints whose chunks are copied behind the cut, while workers continue at once: each is that
+of the cut, bit by bit, whoever made the copies and whoever has failed meanwhile.
 
 More by hand: ``python -m tests.protocol.test_later_copies 2000``.
 """
@@ -127,7 +127,7 @@ def play_and_prove(seeds: Iterable[int]) -> Counter[str]:
 
 
 def play_with_deaths(seeds: Iterable[int]) -> Counter[str]:
-    """Workers and servers die, wherever they are; buddies go on."""
+    """Workers and servers fail, wherever they are; buddies continue."""
     met = Counter[str]()
     for seed in seeds:
         schedule, taken = busy(schedule_with_both(seed)), watched()

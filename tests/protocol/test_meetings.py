@@ -1,4 +1,4 @@
-"""Meetings in random schedules: all workers hold at one moment, or go on; nobody waits for ever.
+"""Meetings in random schedules: all workers hold at one moment, or continue; nobody waits for ever.
 
 Scripts of several workers, with steps that wait as the mode has it, collectives in the middle, and
 reasons to meet at any boundary, are played on queues whose messages are delivered at any time.

@@ -47,7 +47,7 @@ def prove(job: VirtualJob) -> None:
 
 
 def schedule_of(seed: int) -> Schedule:
-    """What workers of sizes alone can play: nobody is in a group, nobody dies or errs."""
+    """What workers of sizes alone can play: nobody is in a group, nobody fails or errs."""
     drawn = Schedule.from_seed(seed)
     return replace(
         drawn,

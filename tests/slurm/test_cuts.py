@@ -47,7 +47,7 @@ def test_a_host_that_is_cut_off_ends_the_job_on_both_sides_and_one_that_is_stopp
             os.kill(pid, signal.SIGCONT)
         until_s = time.monotonic() + 30
         while clocks(run_dir) <= before:
-            assert time.monotonic() < until_s, "nothing goes on behind the stop"
+            assert time.monotonic() < until_s, "nothing continues behind the stop"
             time.sleep(0.2)
 
     seen = played(

@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_on_one_host_ends_the_job_with_a_line_that_names
     # The coordinator's, and of hosts that its abort reaches late the same words once more.
     lines = re.findall(r"^psdist: (?:server|worker) .*", done.stdout, re.MULTILINE)
     told = (
-        r"error( at killed\.py line \d+)?: worker 1 \(rank 3 on h2\) has died; .* restart the job"
+        r"error( at killed\.py line \d+)?: worker 1 \(rank 3 on h2\) has failed; .* restart the job"
     )
     assert lines, done.text
     assert all(re.fullmatch(rf".* \(rank \d on h\d\): {told}", line) for line in lines), done.text

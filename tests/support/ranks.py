@@ -24,7 +24,7 @@ def make_rank(
     bootstrap: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Rank:
-    """Return the rank whose id ``transport`` has. ``comm``: in place of MPI's world; ``bootstrap``:
+    """Return the rank whose id ``transport`` has. ``comm``: instead of MPI's world; ``bootstrap``:
     further fields of :class:`Bootstrap`."""
     return Rank(
         Bootstrap(

@@ -1,4 +1,4 @@
-"""A worker's script without a network: what it sees and draws, cut at any boundary and gone on.
+"""A worker's script without a network: what it sees and draws, cut at any boundary and continued.
 
 whole = play(script)
 first = play(script, cut_at=3)                  # ends at its third boundary
@@ -27,7 +27,7 @@ from psdist.workers.script.state import ScriptModel, ScriptState
 
 
 class Cut(Exception):
-    """Raised where a checkpoint is made, in place of kill -9."""
+    """Raised where a checkpoint is made, instead of kill -9."""
 
 
 @dataclass

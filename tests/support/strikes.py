@@ -18,7 +18,7 @@ STRIKE="folding chief": the chief is killed when a server folds a push of iterat
 
 The victims: worker 2, the chief, server 2, its standby server 1, the coordinator server 0. Where
 the victim has no part in such a moment the first other rank that comes to it kills it. It happens
-once: RUN_DIR.struck says when, and keeps a job that goes on with that run from doing so again.
+once: RUN_DIR.struck says when, and keeps a job that continues with that run from doing so again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs with backup groups that go on from a checkpoint, with backup groups: who was always slow is
+"""Runs with backup groups that resume from a checkpoint, with backup groups: who was always slow is
 waited for in time, who steps is told by what groups had missed before, and the same sets of
 contributors give the bits of a run that nobody has ended."""
 
@@ -89,7 +89,7 @@ def run(
 
 
 def at_first(first: Outcome, path: Path) -> tuple[Path, int]:
-    """A copy of the run as if it had died behind its first checkpoint, and that one's round."""
+    """A copy of the run as if it had failed behind its first checkpoint, and that one's round."""
     shutil.copytree(first.path, path)
     folder = Folder(path)
     name = folder.names()[0]

@@ -223,12 +223,12 @@ def test_between_backward_and_step_it_is_of_the_iteration_before(
 def test_before_a_resumed_run_trains_there_is_no_other(
     runs: ForkedRuns, kept: Path, again: Path, tmp_path: Path
 ) -> None:
-    """What it has drawn until then is not what it goes on with."""
+    """What it has drawn until then is not what it continues with."""
     out = tmp_path / "out.safetensors"
     done = resume(runs, again, f"out={out}", case="checkpoint_before_training")
     assert done.returncode == 0, done.text
     assert f"has {KEPT}" in done.stdout
-    assert f"nothing was trained since {KEPT}" in done.stdout
+    assert f"no training since {KEPT}" in done.stdout
     assert out.read_bytes() == Path(f"{kept}.safetensors").read_bytes()
 
 
@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_costs_the_checkpoint_and_not_the_run(
     assert done.returncode == 0, done.text
     assert "checkpoint step-00000004 was not written: " in done.stdout
     assert "File too large" in done.stdout
-    assert f"{KEPT} stays the newest, and training goes on" in done.stdout
+    assert f"{KEPT} stays the newest, and training continues" in done.stdout
     found = summary(again)
     assert (found["checkpoints"], found["checkpoints_failed"]) == (0, 2)
     assert "begins at [3]" in resume(runs, again, "model=large").stdout
@@ -314,7 +314,7 @@ def test_usr1_may_end_the_job_so_that_it_is_started_again(
     words = ("--set", "on_usr1=requeue")
     done = train(runs, run_dir, "loop=epochs", "at=", case="usr1", words=words)
     assert done.returncode == 75, done.text
-    assert "requeue: ended by SIGUSR1; --resume goes on from step-00000003" in done.stdout
+    assert "requeue: ended by SIGUSR1; --resume continues from step-00000003" in done.stdout
     assert summary(run_dir)["exit"] == "requeue"
     done = resume(runs, run_dir, "loop=epochs", "at=", f"out={out}", words=words)
     assert done.returncode == 0, done.text

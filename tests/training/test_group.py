@@ -147,7 +147,7 @@ def test_an_overflow_on_one_worker_is_a_skipped_iteration_of_its_group(
     model = PROBLEM.model()
     plain = OPTIMIZERS["adamw"](model)
     for step, batch in enumerate(joint_batches()):
-        # The other group, worker 0 alone, goes on.
+        # The other group, worker 0 alone, continues.
         train(model, plain, [part_of(batch, 0) if step in group_cases.OVERFLOWS else batch])
     outcome = outcomes["scaled"]
     assert_close(parameters(outcome), flat(model))

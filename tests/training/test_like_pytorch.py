@@ -391,7 +391,7 @@ def test_an_average_of_the_model_follows_it(is_before: bool, tmp_path: Path) -> 
         x, _ = PROBLEM.data()
         with torch.no_grad():
             logits = average(x)
-        # A copy is not the model: training goes on without it.
+        # A copy is not the model: training continues without it.
         average(x).sum().backward()
         train(model, optimizer, PROBLEM.batches(size=24, count=2))
         return {"parameters": flat(model), "average": flat(average), "logits": logits}

@@ -1,6 +1,6 @@
 """A checkpoint to which a group comes behind rounds that it has missed without having heard so: in
-a run that goes on from it every group begins with the round in which the others are, and behind the
-batches of rounds that it has missed."""
+a run that continues from it every group begins with the round in which the others are, and behind
+the batches of rounds that it has missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes that change within a run go on with ``--resume``: a schedule with the part of its clock,
+"""Modes that change within a run continue with ``--resume``: a schedule with the part of its clock,
 what the script has set, what psdist has chosen; in rounds of sync with the bits of a run that
 nobody has ended."""
 

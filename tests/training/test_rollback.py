@@ -1,4 +1,4 @@
-"""A training whose loss blows up because rounds are too long ends with status 75, goes on from
+"""A training whose loss blows up because rounds are too long ends with status 75, continues from
 before with shorter ones, and ends where short rounds would have brought it.
 
 tests/support/programs/resuming/rising.py is the script.
@@ -60,7 +60,7 @@ def risen(runs: ForkedRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     attempts = until_it_ends(runs, path)
     first, last = attempts
     assert (first.returncode, last.returncode) == (75, 0), [each.text for each in attempts]
-    assert "requeue: the loss has blown up: --resume goes on, the loss was " in first.text
+    assert "requeue: the loss has blown up: --resume continues, the loss was " in first.text
     assert "of after it began to rise are set aside (*.rolled-back-1)" in last.text
     return path
 
@@ -120,7 +120,7 @@ def test_where_nothing_less_lossy_is_left_one_error_says_so(
     first, last = until_it_ends(runs, tmp_path / "run", steps=2, rates=("1.5",))
     assert (first.returncode, last.returncode) == (75, 2)
     assert "that was with 1 local step, and nothing less lossy is left" in last.text
-    assert "--resume goes on" not in last.text
+    assert "--resume continues" not in last.text
     assert len((tmp_path / "run" / "rollbacks.jsonl").read_text().splitlines()) == 2
     checked = check_run(tmp_path / "run", read_histories(tmp_path / "run"))
     assert not checked.num_violations, checked

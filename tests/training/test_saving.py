@@ -297,7 +297,7 @@ def test_means_of_different_trees_end_in_one_error_for_all(tmp_path: Path) -> No
         tree = {"loss": 1.0} if job.worker < 2 else {"accuracy": 1.0, "loss": 1.0}
         with pytest.raises(CollectiveError) as caught:
             job.mean(tree)
-        job.barrier()  # and the job goes on
+        job.barrier()  # and the job continues
         return {"told": str(caught.value)}
 
     told = {result["told"] for result in virtually(script, tmp_path, workers=3).results}

@@ -30,7 +30,7 @@ GROUPS = ((0,), (1,), (2, 3))
 BATCH = 4
 PROBLEM = Problem(num_samples=20 * BATCH * 4)
 JUMPS_S = {"stands still": (0.0,), "jumps": (1e-4, 1e-3, 0.3)}
-"""By which real time goes on from one look at it to the next; progress is told every 0.25 s."""
+"""By which real time advances from one look at it to the next; progress is told every 0.25 s."""
 
 
 def script(job: Job, stage: Stage) -> Result:
@@ -48,7 +48,7 @@ def script(job: Job, stage: Stage) -> Result:
 
 @contextmanager
 def passing(how: str) -> Iterator[None]:
-    """Real time goes on so; where it jumps files take long, too."""
+    """Real time continues so; where it jumps files take long, too."""
     jumps, now_s = random.Random(how), [1000.0]
 
     def look() -> float:

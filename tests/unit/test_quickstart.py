@@ -191,7 +191,7 @@ def lines_of_the_readme() -> list[str]:
 
 @pytest.mark.mpi
 def test_the_quickstart_trains_and_proves_its_run_from_any_directory(tmp_path: Path) -> None:
-    # An environment that slurm/venv.sh did not make would be made anew, which downloads torch; and
+    # An environment that slurm/venv.sh did not make would be made again, which downloads torch; and
     # one that it made for another clone would be this one's from then on.
     stamp = Path(sys.prefix, "complete")
     if not stamp.exists() or not stamp.read_text().startswith(f"{REPOSITORY} torch"):

@@ -302,7 +302,7 @@ class Membership:
         if self.dead and self.dead & self._seat.needed:
             gone = self.dead & set(self._seat.members)
             raise BuriedError(
-                f"{describe_workers(gone)} of group {self._seat.group} has died: worker "
+                f"{describe_workers(gone)} of group {self._seat.group} has failed: worker "
                 f"{self._seat.worker}, of the same group, ends, and the job continues without it"
             )
 

@@ -78,13 +78,13 @@ def fidelity_of(
             return None
     if limited.codecs is not None:
         name = limited.codecs.names[limited.codecs.starts[-1][1]]
-        say(f"resume: psdist goes on with codec {name}{_most_of(limited.codecs)}")
+        say(f"resume: psdist continues with codec {name}{_most_of(limited.codecs)}")
     if limited.paces is not None:
         shown = ", ".join(map(str, limited.paces.steps[:_MOST_SHOWN]))
         more = ", ..." * (len(limited.paces.steps) > _MOST_SHOWN)
         say(f"resume: local steps by group had been {shown}{more}")
     if limited.steps is not None:
-        say(f"resume: psdist goes on with {limited.steps.starts[-1][1]} local steps at most")
+        say(f"resume: psdist continues with at most {limited.steps.starts[-1][1]} local steps")
     return limited
 
 

@@ -291,7 +291,7 @@ class CheckpointFiles:
         self._folder.abandon(checkpoint)
         newest = self._folder.latest()
         logger.warning(
-            "checkpoint %s was not written: %s; %s, and training goes on",
+            "checkpoint %s was not written: %s; %s, and training continues",
             checkpoint,
             why,
             f"{newest} stays the newest" if newest else "there is none yet",

@@ -100,11 +100,11 @@ def choose(
         ) from error
     checkpoint = Folder(run_dir).newest_good(say)
     if checkpoint is None:
-        say(f"resume: {run_dir} has no checkpoint to go on from: this run starts afresh")
+        say(f"resume: {run_dir} has no checkpoint to resume from: this run starts afresh")
     else:
         index = checkpoint.index
         say(
-            f"resume: attempt {attempt} goes on from checkpoint {checkpoint.name} of {index.time}, "
+            f"resume: attempt {attempt} resumes from checkpoint {checkpoint.name} of {index.time}, "
             f"attempt {index.attempt}"
         )
     return checkpoint, attempt

@@ -58,8 +58,8 @@ def read_rollbacks(run_dir: Path) -> list[Record]:
         return [_LINE.validate_python(each) for each in found]
     except (OSError, ValueError, TypeError, ValidationError) as error:
         raise ConfigError(
-            f"{path} cannot be read ({type(error).__name__}), which says what this run goes on "
-            "with: repair or remove it"
+            f"{path} cannot be read ({type(error).__name__}), which has the limits of this run"
+            ": repair or remove it"
         ) from error
 
 
@@ -97,8 +97,8 @@ def in_words(rollback: Rollback) -> str:
     was = f"codec {names[now]}" if names else f"{now} local step{'s' * (now > 1)}"
     if then < 0:
         return (
-            f"{told}; that was with {was}, and nothing less lossy is left to go back with: lower "
+            f"{told}; that was with {was}, and nothing less lossy is left: lower "
             "the learning rate, or leave training.rollback out"
         )
     allowed = f"codec {names[then]}" if names else f"{then} local step{'s' * (then > 1)}"
-    return f"{told}; from a checkpoint of then with {allowed} at most in place of {was}"
+    return f"{told}; from a checkpoint of that time, with {allowed} at most instead of {was}"

@@ -57,7 +57,7 @@ def line_of_modes(config: RunConfig, kept: KeptModes) -> str:
         return f"resume: the modes that ruled until then are dropped: {wrong}"
     last = kept.last
     from_when = f" from iteration {last.rounds[0]} on" if len(kept.starts) > 1 else ""
-    return f"resume: goes on with mode {describe_mode(last.mode, last.staleness)}{from_when}"
+    return f"resume: continues with mode {describe_mode(last.mode, last.staleness)}{from_when}"
 
 
 def _unfit(config: RunConfig, kept: KeptModes) -> str:

@@ -72,7 +72,7 @@ def coding_line(summary: Mapping[str, Any]) -> list[str]:
         times = coding["bytes_pushed_before"] / max(1, coding["bytes_to_host"])
         parts.append(f"encoded on the device, {times:.1f} x fewer bytes copied to the host")
     elif coding["bytes_to_host"]:
-        parts.append("encoded on the host, to which all of every gradient was copied")
+        parts.append("encoded on the host; every gradient was copied there whole")
     return [f"  codecs         {'; '.join(parts)}"]
 
 

@@ -38,7 +38,7 @@ def empty_servers_line(partition: Partition, weights: Sequence[float], empty: Se
     num_chunks = len(partition.chunks)
     chunks = f"{_count(num_chunks, 'chunk')} of at most {partition.max_chunk_bytes:,} bytes"
     if partition.whole_tensors:
-        why = f"this optimizer needs whole tensors, of which small ones go together: {chunks}"
+        why = f"this optimizer needs whole tensors; small ones share a chunk: {chunks}"
     elif num_chunks < len(weights):
         why = f"the model of {partition.num_bytes:,} bytes is cut into {chunks}"
     else:

@@ -141,7 +141,7 @@ class RunStatus(HasSnapshot):
             case ServerDeath(server, who, host):
                 self._lose(at_s, server=server, who=who, taken_over_by=holder_of(host))
                 return Notice(
-                    f"{who} has died; {describe_peer(host)} has taken its place: no update that "
+                    f"{who} has failed; {describe_peer(host)} has taken its place: no update that "
                     "was acknowledged is lost"
                 )
             case SpareDeath(spare, who):
@@ -185,16 +185,16 @@ class RunStatus(HasSnapshot):
         num_left = self._roles.num_beginning + len(self.joined) - len(out)
         with_whom = f", and with it {describe_workers(death.left)} of its group" * bool(death.left)
         if death.stay:
-            with_whom = f"; group {death.group} goes on with {describe_workers(death.stay)}"
+            with_whom = f"; group {death.group} continues with {describe_workers(death.stay)}"
         return Notice(
-            f"{death.who} has died{with_whom}; the job goes on with {num_left} "
+            f"{death.who} has failed{with_whom}; the job continues with {num_left} "
             f"worker{'s' * (num_left != 1)}"
         )
 
     def _lose_spare(self, spare: int, who: str, at_s: float) -> Notice:
-        """Other facts name the shards that it had."""
+        """The notices of other changes name the shards that it had."""
         self._lose(at_s, spare=spare, who=who)
-        return Notice(f"{who} has died; the job goes on")
+        return Notice(f"{who} has failed; the job continues")
 
     def _lose(self, at_s: float, **row: int | str) -> None:
         clock = max((each.clock for each in self._progress.values()), default=0)

@@ -42,7 +42,7 @@ def device_of(session: JobSession) -> torch.device:
     if planned and all(planned):
         if len(set(planned)) < len(planned):
             return _the_cpu(
-                f"the plan has {len(here)} workers on {host}, some of which share a GPU; {_FEWER}"
+                f"the plan has {len(here)} workers on {host}, and some share a GPU; {_FEWER}"
             )
         bus_id = planned[here.index(session.rank.number)]
         buses = _buses()

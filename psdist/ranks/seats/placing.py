@@ -116,10 +116,10 @@ def unexpected_workers(
     if expected in (None, num_workers):
         return None
     ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
-    beside = f" beside {num_servers} that serve" if num_servers else ""
+    beside = f" besides {num_servers} that serve" if num_servers else ""
     beside += f" and {num_spares} spare" if num_spares else ""
     return LaunchError(
-        f"--workers {expected} does not fit: the launcher started {ranks}, of which {num_workers} "
+        f"--workers {expected} does not fit: the launcher started {ranks}; {num_workers} of them "
         f"would work{beside}; start as many ranks as workers and servers together, say with "
         "--servers how many serve, or leave --workers out"
     )
@@ -194,7 +194,7 @@ def _given_plan(cluster: Cluster, places: Sequence[Place], config: RunConfig) ->
     if len(plan.ranks) != len(places):
         raise PlacementError(
             f"hosts.placement = {where}: a plan for {len(plan.ranks)} ranks, but the job has "
-            f"{len(places)}; start as many as planned, or make a new plan"
+            f"{len(places)}; start {len(plan.ranks)} ranks, or make a new plan"
         )
     if config.servers not in ("auto", len(plan.weights)):
         raise PlacementError(
@@ -294,13 +294,13 @@ def refusal_of_substitutes(roles: Roles, *, sees_run_dir: bool) -> PlacementErro
     large = [group for group, workers in enumerate(roles.groups) if len(workers) > 1]
     if large:
         return PlacementError(
-            f"spares for dead workers' places, and {roles.describe_group(large[0])} has "
-            f"{len(roles.groups[large[0]])} workers: a group dies whole, and one spare is one "
-            f"worker; set group = rank, or {without}"
+            f"spares for failed workers' places: {roles.describe_group(large[0])} has "
+            f"{len(roles.groups[large[0]])} workers: a group fails as a whole, and one spare is "
+            f"one worker; set group = rank, or {without}"
         )
     if not sees_run_dir:
         return PlacementError(
-            "spares for dead workers' places: the chief's state comes to them in run_dir, which "
+            "spares for failed workers' places: the chief's state comes to them in run_dir, which "
             "must lie on a file system that all hosts of the job share; set another run_dir, or "
             f"{without}"
         )

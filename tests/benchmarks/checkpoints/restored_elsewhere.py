@@ -1,13 +1,13 @@
-"""A checkpoint goes on on other numbers of servers: the same bits, exported and of the state.
+"""A checkpoint continues on other numbers of servers: the same bits, exported and of the state.
 
     python -m tests.benchmarks.checkpoints.restored_elsewhere --mib 1024 --servers 4 --on 1 2 3 6
 
 One worker and so many servers on this host train a model of random values with SGD's momentum for
-two iterations, and make a checkpoint. Then the run goes on on each of the other numbers, makes the
-checkpoint of the same iteration again and ends. Each time `psdist export` must write the same file
-as of the first, byte by byte, and `psdist checkpoint diff` find nothing: neither in a parameter nor
-in the optimizer's state. The exit status is 1 where anything differs. Needs three times the model
-in memory, and seven times on the disk.
+two iterations, and make a checkpoint. Then the run continues on each of the other numbers, makes
+the checkpoint of the same iteration again and ends. Each time `psdist export` must write the same
+file as of the first, byte by byte, and `psdist checkpoint diff` find nothing: neither in a
+parameter nor in the optimizer's state. The exit status is 1 where anything differs. Needs three
+times the model in memory, and seven times on the disk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def train(mib: int) -> None:
 
     job = psdist.init()
     for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(0)  # nothing is drawn where the run goes on: what is kept of these is the same
+        seed(0)  # nothing is drawn where the run continues: what is kept of these is the same
     # Pieces that no number of servers cuts alike, and one that ends within a chunk.
     rows = [mib << 6] * 3 + [(mib << 6) - 37]
     model = torch.nn.ModuleList(torch.nn.Embedding(each, 1024) for each in rows)

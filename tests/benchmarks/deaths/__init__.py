@@ -1,1 +1,1 @@
-"""Ranks that die: how long it takes, what becomes of the training, schedules by the thousand."""
+"""Ranks that fail: how long it takes, what becomes of the training, schedules by the thousand."""

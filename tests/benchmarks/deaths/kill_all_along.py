@@ -4,11 +4,11 @@
 
 Four workers and four servers with buddies train tests/support/programs/deaths/long_training.py on
 this host. Every ``--every`` seconds of training a role is drawn, worker, server or coordinator
-(server 0), and one of those that live gets SIGKILL: the job goes on without it, or where it cannot
-it ends, and is started again with ``--resume``, with all ranks. With ``--spares N`` as many more
-ranks wait to take the places of both, and may be killed, too. At the end ``psdist check`` judges
-the history, and the loss stands beside that of a run in which nobody dies. Exit status 0 where the
-training has come to its end and the check has passed.
+(server 0), and one of those that live gets SIGKILL: the job continues without it, or where it
+cannot it ends, and is started again with ``--resume``, with all ranks. With ``--spares N`` as many
+more ranks wait to take the places of both, and may be killed, too. At the end ``psdist check``
+judges the history, and the loss stands beside that of a run in which nobody fails. Exit status 0
+where the training has come to its end and the check has passed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def train(
     pause_s: float,
     folder: Path,
 ) -> Found:
-    """``every_s`` 0: nobody dies."""
+    """``every_s`` 0: nobody fails."""
     found, pick, run_dir = Found(), random.Random(seed), folder / "run"
     begun_s = monotonic()
     for attempt in range(MOST_STARTS):

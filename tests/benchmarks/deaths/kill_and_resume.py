@@ -1,5 +1,5 @@
-"""Sync runs that lose a random rank at a random moment, and go on until they are done: do they end
-with the bits of a run that nobody has killed?
+"""Sync runs that lose a random rank at a random moment, and continue until they are done: do they
+end with the bits of a run that nobody has killed?
 
     python -m tests.benchmarks.deaths.kill_and_resume --times 20 --seed 0 --json FILE
 
@@ -72,7 +72,7 @@ def ranks_of(run_dir: Path, launcher_of: int) -> list[tuple[int, str]]:
 
 def finish(process: subprocess.Popen[str], found: Found) -> tuple[int, str]:
     text, _ = process.communicate(timeout=TIMEOUT_S)
-    if match := re.search(r"goes on from checkpoint step-([0-9]{8})", text):
+    if match := re.search(r"resumes from checkpoint step-([0-9]{8})", text):
         found.resumed_from.append(int(match[1]))
     return process.returncode, text
 

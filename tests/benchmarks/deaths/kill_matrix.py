@@ -13,7 +13,7 @@ whether `psdist check` proves the record, and the seconds from the kill until al
 have made another iteration. ``--json`` adds to what the file has.
 
 Exit status 0 where every cell ended as docs/guides/failures.md says: the first job with status 0,
-or where a rank dies that registers, the second; proved; and no process was left.
+or where a rank fails that registers, the second; proved; and no process was left.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def load(path: Path) -> list[Played]:
 
 
 def store(path: Path, plays: Sequence[Played]) -> None:
-    """``plays`` in place of those of the same cells that the file has."""
+    """``plays`` instead of those of the same cells that the file has."""
     mine = {(each.cell, each.hosts) for each in plays}
     kept = [each for each in load(path) if (each.cell, each.hosts) not in mine]
     told = sorted([*kept, *plays], key=_place)
@@ -335,7 +335,7 @@ def main() -> int:
             store(given.json, found)
     bad = [each for each in found if not each.is_good]
     print(f"{len(found) - len(bad)} of {len(found)} as they should")
-    print(f"longest until all went on: {max((e.went_on_s or 0 for e in found), default=0)} s")
+    print(f"longest until all continued: {max((e.went_on_s or 0 for e in found), default=0)} s")
     return int(bool(bad))
 
 

@@ -4,7 +4,7 @@
 
 One seed after the other, of each kind in turn (``KINDS``): tests/protocol has what is played, what
 is proved of it, and the seeds that CI plays. A schedule that fails is told with its kind and seed,
-and the others go on. Exit status 0 where none has.
+and the others continue. Exit status 0 where none has.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A transformer of 75,984 parameters, gradients clipped by each worker, warm-up an
 example, the same samples in every row. Each row is a run of the real trainer and servers, with
 ``topk`` beside SGD with momentum, too. Bits are of text that nobody trains on, of what ``job.save``
 would write; bytes are what the summary says. Rows that the JSON file has are not run again, and
-every row is written when it is done, so a run that was ended goes on. Not a measure of time.
+every row is written when it is done, so a run that was ended continues. Not a measure of time.
 """
 
 from __future__ import annotations

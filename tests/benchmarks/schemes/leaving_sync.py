@@ -44,7 +44,7 @@ def each_at_times(draw: random.Random) -> list[int]:
 
 
 KINDS: Final[dict[str, Made]] = {
-    "one, drawn anew each round, takes ten times as long": one_is_slow(1),
+    "one, drawn again each round, takes ten times as long": one_is_slow(1),
     "the same in a third of the rounds": one_is_slow(1 / 3),
     "all differ from round to round by a standard deviation of 10 %": differing(0.10),
     "15 %": differing(0.15),

@@ -40,7 +40,7 @@ def test_schemes_and_ddp_train_the_same_task_on_the_same_ranks(mpi: Mpi, tmp_pat
         assert row["seconds"] > 0
         assert row["loss"] < math.log(10)  # better than a guess
     base, coded, local, ddp, power = rows.values()
-    # The same samples, values and steps: the same loss, but for the order of sums.
+    # The same samples, values and steps: the same loss, except for the order of sums.
     assert ddp["loss"] == pytest.approx(base["loss"], rel=1e-3)
     assert coded["loss"] != base["loss"]
     assert coded["left_out"] > 0

@@ -49,7 +49,7 @@ def test_the_others_train_on(mode: str, dies: str, kills: str, tmp_path: Path) -
 @pytest.mark.slow
 def test_who_hears_late_that_it_is_out_ends_well(tmp_path: Path) -> None:
     """The coordinator and one worker of a group are killed at once, and the other worker of it
-    looks up when the rest of the job is over."""
+    looks up when the rest of the job has ended."""
     plan = plan_of_groups(tmp_path / "plan.json", [2, 2], servers=2)
     settings = {"replication": "buddy", "max_deaths": 2, "placement": plan, "chunk_bytes": 8192}
     words = ["-m", "psdist", "run", "--record", "--mode", "async", "--servers", "2"]
@@ -65,5 +65,7 @@ def test_who_hears_late_that_it_is_out_ends_well(tmp_path: Path) -> None:
         done.text
     )
     (line,) = [each for each in done.stderr.splitlines() if "this worker ends" in each]
-    assert re.search(r"psdist: worker 2 \(.*\): worker 3 \(.*\), of the same group, has died", line)
+    assert re.search(
+        r"psdist: worker 2 \(.*\): worker 3 \(.*\), of the same group, has failed", line
+    )
     assert summary_of(tmp_path)["exit"] == "completed"

@@ -99,7 +99,7 @@ SLOW = pytest.mark.slow
 def test_the_others_train_on(mode: str, dies: str, servers: int, tmp_path: Path) -> None:
     plans = [each.split() for each in dies.split(",")]
     done = run_dying(dies, tmp_path, ranks=3 + servers, mode=mode, servers=servers)
-    # Who is done when it dies is not missed.
+    # Who is done when it fails is not missed.
     dead = [int(worker) for worker, phase, _ in plans]
     is_done = plans[0][1] == "finishing"
     has_trained = plans[0][1] in ("finishing", "setting", "saving")
@@ -113,8 +113,8 @@ def test_the_others_train_on(mode: str, dies: str, servers: int, tmp_path: Path)
     assert f"worker {chief} chief True clock 30" in done.stdout, done.text
     for worker in dead:
         assert re.search(
-            rf"psdist: WARNING: server 0 \(.*\): worker {worker} \(.*\) has died; the job goes on "
-            r"with [12] workers?$",
+            rf"psdist: WARNING: server 0 \(.*\): worker {worker} \(.*\) has failed; the job "
+            r"continues with [12] workers?$",
             done.stderr,
             re.MULTILINE,
         ), done.text
@@ -177,7 +177,9 @@ def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_pa
     (death,) = prove(done, tmp_path, [0], [30])["deaths"]
     assert death["left"] == [1]
     (line,) = [line for line in done.stderr.splitlines() if "this worker ends" in line]
-    assert re.search(r"psdist: worker 1 \(.*\): worker 0 \(.*\), of the same group, has died", line)
+    assert re.search(
+        r"psdist: worker 1 \(.*\): worker 0 \(.*\), of the same group, has failed", line
+    )
     assert "worker 2 chief True clock 30" in done.stdout, done.text
 
 
@@ -195,7 +197,7 @@ def test_one_more_than_max_deaths_ends_the_job_with_one_line(
         [["worker 2"]] if is_parent else []
     )
     assert re.search(
-        r"psdist: server 0 \(.*\): error: worker 2 \(.*\) has died; which is death 2, and "
+        r"psdist: server 0 \(.*\): error: worker 2 \(.*\) has failed; which is death 2, and "
         r"failures.max_deaths = 1: restart the job, or set failures.max_deaths higher$",
         line,
     ), done.text
@@ -228,5 +230,5 @@ def test_a_death_while_the_job_starts_ends_it_with_one_error(before: str, tmp_pa
     # Open MPI's mpirun has been seen to return 0 behind such an abort, without its closing words.
     assert done.returncode or "prterun" not in done.stderr
     assert "Errorcode: 1" in done.text
-    assert "a rank has died while the job was starting, which no job survives" in done.text
+    assert "a rank failed while the job was starting, which no job survives" in done.text
     assert "Traceback" not in done.text

@@ -1,6 +1,6 @@
-"""Workers are killed by SIGKILL, and their groups go on without them (``on_group_death = reform``):
-status 0, `psdist check` proves it, whoever lives has made every iteration, and no process is
-left."""
+"""Workers are killed by SIGKILL, and their groups continue without them (``on_group_death =
+reform``): status 0, `psdist check` proves it, whoever lives has made every iteration, and no
+process is left."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_group_goes_on_without_its_dead(
         (worker, place, len(group)) for group in left for place, worker in enumerate(group)
     ]
     for worker in dead:
-        assert re.search(rf"worker {worker} \(.*\) has died; group \d+ goes on with", done.text)
+        assert re.search(rf"worker {worker} \(.*\) has failed; group \d+ continues with", done.text)
     summary = summary_of(tmp_path)
     assert summary["exit"] == "completed"
     assert sorted(each["worker"] for each in summary["deaths"]) == dead

@@ -180,7 +180,7 @@ def test_who_dies_during_a_checkpoint_is_followed_and_the_next_one_has_the_spare
 def test_a_job_that_starts_again_goes_on_with_all_places_and_keeps_its_spares(
     mode: str, tmp_path: Path
 ) -> None:
-    """A server dies when a spare has the place of worker 1, and worker 2 in the next attempt."""
+    """A server fails when a spare has the place of worker 1, and worker 2 in the next attempt."""
     settings = {"servers": 2, "checkpoint_every": 5, "resume": "true", "has_parent": True}
     ended = run("1 loading 8,0 kills-1 33", tmp_path, mode=mode, **settings)
     assert ended.returncode == 1, ended.text
@@ -204,7 +204,7 @@ def test_a_job_that_starts_again_goes_on_with_all_places_and_keeps_its_spares(
 
 @pytest.mark.slow
 def test_places_are_taken_one_after_the_other_and_again(tmp_path: Path) -> None:
-    """The second spare dies when it has just joined, the third has its place."""
+    """The second spare fails when it has just joined, the third has its place."""
     dies = "0 loading 5,1 loading 25,1 joining 0"
     prove(run(dies, tmp_path, spares=3, joins=3), tmp_path, places=[0, 1, 1])
 
@@ -220,7 +220,7 @@ def test_a_spare_that_cannot_go_on_when_it_has_joined_dies_and_the_next_takes_th
         r"^psdist: worker 3, a spare \(.*\): error.*joins/state-.*", done.stderr, re.M
     )
     assert len(said) == 1, done.text
-    assert "this spare ends, and the job goes on without it, as without a worker" in done.stderr
+    assert "this spare ends, and the job continues without it, as after the failure" in done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [each["worker"] for each in summary["deaths"]] == [1, 3]
 
@@ -267,7 +267,7 @@ def test_spares_take_the_places_of_workers_and_of_servers(
 
 @pytest.mark.slow
 def test_a_spare_that_serves_and_one_that_works_die(tmp_path: Path) -> None:
-    """Of four spares the first becomes a worker and dies, the second a server's buddy."""
+    """Of four spares the first becomes a worker and fails, the second a server's buddy."""
     dies = "1 loading 8,1 joining 0,0 kills-1 30"
     done = run(dies, tmp_path, servers=3, spares=4, joins=2, replication="buddy")
     prove(done, tmp_path, places=[1, 1])

@@ -80,7 +80,7 @@ def test_under_ulfm_one_line_names_the_rank_that_was_killed(
     (line,) = errors_of_psdist(done)
     assert re.fullmatch(
         rf"psdist: {speaker} \(rank \d+ on \S+\): error( at killed\.py line \d+)?: "
-        rf"{re.escape(who)} has died; this job does not survive the failure of a rank "
+        rf"{re.escape(who)} has failed; this job does not survive the failure of a rank "
         r"\(failures.max_deaths and failures.replication do some\): restart the job",
         line,
     ), done.text

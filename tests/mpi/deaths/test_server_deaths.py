@@ -1,5 +1,5 @@
-"""A server is killed by SIGKILL, and its buddy goes on: status 0, `psdist check` proves it, in sync
-the parameters are those of a run without the death, and no process is left."""
+"""A server is killed by SIGKILL, and its buddy continues: status 0, `psdist check` proves it, in
+sync the parameters are those of a run without the death, and no process is left."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def prove_survival(done: Completed, path: Path, *, server: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The parameters of a run in sync in which nobody dies."""
+    """The parameters of a run in sync in which nobody fails."""
     done = run(tmp_path_factory.mktemp("undisturbed"), kills=None)
     assert done.returncode == 0, done.text
     return parameters_of(done)

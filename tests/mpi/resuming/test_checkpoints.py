@@ -1,4 +1,4 @@
-"""Jobs that are killed and go on from their checkpoint, as a user starts them.
+"""Jobs that are killed and continue from their checkpoint, as a user starts them.
 
 tests/support/programs/resuming/checkpointed.py is the script.
 """
@@ -67,17 +67,17 @@ def killed_and_resumed(tmp_path: Path, mpi: Mpi = "openmpi", **options: Any) -> 
     assert first.returncode != 0, first.text
     again = run(mpi, run_dir, "--resume", **options)
     assert again.returncode == 0, again.text
-    assert f"goes on from checkpoint {KEPT}" in again.text
+    assert f"resumes from checkpoint {KEPT}" in again.text
     assert "worker 0 begins at [6, 6]" in again.text
     return run_dir
 
 
 def test_a_killed_job_that_goes_on_ends_as_one_that_was_not_killed(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
-    # --resume where there is nothing to go on from: the same line starts a run.
+    # --resume where there is nothing to continue from: the same line starts a run.
     done = run("openmpi", whole, "--resume")
     assert done.returncode == 0, done.text
-    assert "has no checkpoint to go on from: this run starts afresh" in done.text
+    assert "has no checkpoint to resume from: this run starts afresh" in done.text
     run_dir = killed_and_resumed(tmp_path)
     assert saved(run_dir) == saved(whole)
     summary = json.loads((run_dir / "summary.json").read_text("utf-8"))

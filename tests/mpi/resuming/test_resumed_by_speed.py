@@ -52,7 +52,7 @@ def test_every_sample_is_seen_once(
     assert first.returncode == status if status is not None else first.returncode != 0, first.text
     again = run(run_dir, *words)
     assert again.returncode == 0, again.text
-    assert "goes on from checkpoint step-" in again.text
+    assert "resumes from checkpoint step-" in again.text
     seen = [json.loads(Path(f"{run_dir}.out-{n}.json").read_text()) for n in range(WORKERS)]
     for epoch in map(str, range(EPOCHS)):
         found = Counter(chain.from_iterable(each[epoch] for each in seen))

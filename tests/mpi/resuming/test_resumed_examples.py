@@ -65,7 +65,7 @@ def test_an_example_that_is_killed_and_resumed_saves_what_it_would_have_saved(
     assert first.returncode != 0, first.text
     again = run(killed, example, *options)
     assert again.returncode == 0, again.text
-    assert "attempt 2 goes on from checkpoint step-000000" in again.text
+    assert "attempt 2 resumes from checkpoint step-000000" in again.text
     summary = json.loads((killed / "summary.json").read_text("utf-8"))
     assert summary["clocks"] == [clock]
     assert saved(killed) == saved(tmp_path / "whole")
@@ -93,7 +93,7 @@ def test_with_a_global_batch_other_workers_go_on_with_the_same_iterations(
     assert "is of other workers" in again.text
     assert "batch sizes are per worker" not in again.text
     summary = json.loads((tmp_path / "killed" / "summary.json").read_text("utf-8"))
-    (kept,) = re.findall("goes on from checkpoint step-([0-9]{8})", again.text)
+    (kept,) = re.findall("resumes from checkpoint step-([0-9]{8})", again.text)
     assert set(summary["clocks"]) == {58}
     left = 2 * 1437 - (int(kept) * 50 - (50 - 37) * (int(kept) >= 29))
     assert summary["samples"] == left

@@ -43,7 +43,7 @@ def found(run_dir: Path, *, workers: int = 2) -> list[Any]:
 
 
 def resumed_from(done: Completed) -> int:
-    match = re.search(r"goes on from checkpoint step-([0-9]{8})", done.text)
+    match = re.search(r"resumes from checkpoint step-([0-9]{8})", done.text)
     assert match, done.text
     return int(match[1])
 
@@ -61,7 +61,7 @@ def resumed_from(done: Completed) -> int:
 def test_a_script_that_is_killed_and_resumed_sees_and_learns_what_it_would_have(
     tmp_path: Path, codec: str
 ) -> None:
-    """With codecs: what workers have left out of pushes, and what they hold, go on as well."""
+    """With codecs: what workers have left out of pushes, and what they hold, continue as well."""
     whole = run(tmp_path / "whole", "--codec", codec)
     assert whole.returncode == 0, whole.text
     run_dir = tmp_path / "killed"

@@ -77,7 +77,7 @@ def test_a_run_goes_on_with_what_groups_have_missed(tmp_path: Path) -> None:
     (folder.path / "latest").write_text(name + "\n")
     done = run_script(tmp_path, *options, "--resume", passed=passed)
     assert done.returncode == 0, done.text
-    assert f"goes on from checkpoint {name}" in done.text
+    assert f"resumes from checkpoint {name}" in done.text
     assert check.main(tmp_path / "run") == 0
     clock, told = int(name.removeprefix("step-")), seen(tmp_path)
     assert [each["clock"] for each in told] == [36, 36, 36]

@@ -99,9 +99,9 @@ def test_codecs_change_where_workers_die_and_all_who_live_hold_the_same() -> Non
             raise AssertionError(f"seed {seed}: {error}") from error
         lived = [each for each in job.workers if each.worker not in job.out_of_the_job]
         assert all(each.loop.replies.num_differing == 0 for each in lived), seed
-        met["changed and died"] += len(job.codecs) > 1 and bool(deaths_of(job))
+        met["changed and failed"] += len(job.codecs) > 1 and bool(deaths_of(job))
         met += job.met
-    for what in ("changed and died", "between the phases", "proposed while a death was told"):
+    for what in ("changed and failed", "between the phases", "proposed while a death was told"):
         assert met[what], met
 
 

@@ -106,9 +106,9 @@ def test_codecs_change_where_workers_die(seeds: range) -> None:
             assert all(each.loop.replies.num_differing == 0 for each in lived)
         except Exception as error:
             raise AssertionError(f"seed {seed}, {mode}, {ladder}") from error
-        met["changed and died"] += len(job.codecs) > 1 and bool(deaths_of(job))
+        met["changed and failed"] += len(job.codecs) > 1 and bool(deaths_of(job))
         met += job.met
-    assert met["changed and died"], met
+    assert met["changed and failed"], met
     assert met["between the phases"] or len(seeds) < 10, met
 
 

@@ -1,5 +1,5 @@
 """Pushes of which every N-th has no codec, over the virtual network: each message has its round's
-codec, both ends agree, and replies go on as without bursts.
+codec, both ends agree, and replies continue as without bursts.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_decoded_parameters_are_sent_again_in_every_reply() -> None:
 
 
 class WritesToItsParameters(VirtualWorker):
-    """As a script may, between two iterations; its own forward pass is over."""
+    """As a script may, between two iterations; its own forward pass has ended."""
 
     def iterate(self) -> Iterator[float | None]:
         if self.clock in (3, 5):

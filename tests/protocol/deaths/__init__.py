@@ -1,1 +1,1 @@
-"""Seeded schedules with deaths, joins, spares and shards made anew."""
+"""Seeded schedules with deaths, joins, spares and shards made again."""

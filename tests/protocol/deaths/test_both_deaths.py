@@ -1,4 +1,4 @@
-"""Workers and servers die in one run, where servers have buddies: rules hold, whoever lives
+"""Workers and servers fail in one run, where servers have buddies: rules hold, whoever lives
 finishes, and what was acknowledged is in the final parameters once.
 
 More by hand: ``python -m tests.protocol.deaths.test_both_deaths 5000``.
@@ -30,11 +30,11 @@ from tests.support.virtual.surviving import deaths_of, prove_survival
 SEEDS = range(28)
 MANY = range(2000, 2300)
 FOUND = (88, 250, 532, 10120, 10149)
-"""A checkpoint whose copy the dead server's buddy had, and not that its collective was over (88);
-a first chunk in progress that was chosen with groups of the dead counted (250); a leader that had
-left, said so to a server that died, and died as well (532); an update that was inherited, of which
-nobody active was left to share it (10120); answers to what was sent again, more at a time than the
-window takes (10149)."""
+"""A checkpoint whose copy the dead server's buddy had, and not that its collective was over (88); a
+first chunk in progress that was chosen with groups of the dead counted (250); a leader that had
+left, said so to a server that failed, and failed as well (532); an update that was inherited, of
+which nobody active was left to share it (10120); answers to what was sent again, more at a time
+than the window takes (10149)."""
 
 
 def play_and_prove(seeds: Any, **broken: Any) -> Counter[str]:
@@ -131,7 +131,7 @@ def test_a_mistake_is_noticed(plant: Any, seeds: Any, monkeypatch: pytest.Monkey
 
 
 def test_a_generation_that_was_taken_in_is_not_taken_in_again() -> None:
-    """The coordinator asks who goes on for a dead server whatever that may not have heard."""
+    """The coordinator asks who continues for a dead server whatever that may not have heard."""
     job = play_with_both_deaths(1)
     prove_survival(job)
     for loop in job.servers:

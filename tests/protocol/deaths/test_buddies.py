@@ -1,7 +1,7 @@
 """Servers with buddies under seeded schedules, on the virtual network, with real tensors.
 
 A buddy's copy is its server's shard, bit by bit, at every position that was acknowledged. A server
-that dies at a random moment is survived: its buddy goes on, workers send again what was not
+that fails at a random moment is survived: its buddy continues, workers send again what was not
 answered, every update is contained once (``prove``), and in sync the parameters are those of the
 run without the death.
 """
@@ -141,7 +141,7 @@ def test_the_death_of_a_server_is_survived_at_any_moment(first: int) -> None:
             continue
         assert not job.network.unfinished, f"seed {seed}: wait for ever: {job.network.unfinished}"
         if not any(loop.hosted for loop in job.servers):
-            continue  # it had died behind the end
+            continue  # it had failed behind the end
         prove(job)
         survived += 1
         if job.schedule.mode == "sync":

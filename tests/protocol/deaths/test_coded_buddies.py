@@ -244,7 +244,7 @@ class _Wavering(Quantized):
 
 
 def test_a_codec_that_gives_other_bytes_for_the_same_values_ends_the_job() -> None:
-    """Else nobody would know what workers hold when a server has died."""
+    """Else nobody would know what workers hold when a server has failed."""
     wire = replace(RELATIVE, push=RAW, reply=_Wavering(), compare_every=1)
     with pytest.raises(ProtocolError, match=r"chunk \d: codec.pull encodes other bytes on this"):
         play(replace(SCHEDULE, has_buddies=True), wire=wire, is_watched=False)

@@ -1,4 +1,4 @@
-"""The coordinator dies, and its standby goes on in its place: under seeded schedules, with real
+"""The coordinator fails, and its standby continues in its place: under seeded schedules, with real
 tensors, every rank finishes, every collective has brought what it brings, every line for people was
 written once, and in sync the parameters are those of the run without the death.
 
@@ -43,10 +43,10 @@ SEEDS_OF_OTHERS = range(200, 210)
 MANY = range(3000, 3300)
 FOUND = (24, 51, 45, 1288, 20153)
 """What was sent to the shard of server 0 when the coordinator was found elsewhere and the shard was
-not (24); a server that was asked twice whether a collective is over (51); a coordinator that ended
-before everybody had heard who it is (45); a model whose set-up began between the death and the word
-of who serves in its place (1288); a second set, described behind the death, of which the next copy
-did not know that another server had the place (20153)."""
+not (24); a server that was asked twice whether a collective has ended (51); a coordinator that
+ended before everybody had heard who it is (45); a model whose set-up began between the death and
+the word of who serves in its place (1288); a second set, described behind the death, of which the
+next copy did not know that another server had the place (20153)."""
 SETTING_UP = "while a model was being set up"
 
 
@@ -254,7 +254,7 @@ def test_what_follows_leaves_when_the_standby_knows() -> None:
 
 
 def play_without_both(order: tuple[int, int], apart: int) -> VirtualJob:
-    """Coordinator and standby die, so many events one behind the other."""
+    """Coordinator and standby fail, so many events one behind the other."""
     schedule = Schedule(
         seed=4, servers=4, iterations=(40, 40), num_chunks=8, mode="async", has_buddies=True
     )

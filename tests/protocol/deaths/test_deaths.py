@@ -1,4 +1,4 @@
-"""Workers die at random moments of seeded schedules, and the others go on: rules hold, whoever
+"""Workers fail at random moments of seeded schedules, and the others continue: rules hold, whoever
 lives finishes, and what was acknowledged is in the final parameters once.
 
 More by hand: ``python -m tests.protocol.deaths.test_deaths 5000``.
@@ -91,7 +91,7 @@ def test_one_death_more_than_is_allowed_ends_the_job_for_all_with_one_error() ->
     error = job.errors[0]
     assert isinstance(error, PeerLostError)
     assert str(error).startswith(
-        "worker 2 has died; which is death 2, and failures.max_deaths = 1: restart"
+        "worker 2 has failed; which is death 2, and failures.max_deaths = 1: restart"
     )
 
 

@@ -1,6 +1,6 @@
-"""Workers die whose groups go on without them, and servers that have buddies, the coordinator among
-them: rules hold, whoever lives makes every iteration, and what was acknowledged is in the final
-parameters once.
+"""Workers fail whose groups continue without them, and servers that have buddies, the coordinator
+among them: rules hold, whoever lives makes every iteration, and what was acknowledged is in the
+final parameters once.
 
 More by hand: ``python -m tests.protocol.deaths.test_groups_and_servers 1000 2000 [coordinator]``.
 """
@@ -33,7 +33,7 @@ from tests.support.virtual.surviving import deaths_of, prove_survival
 SEEDS = (5, 6, 18, 20)
 COORDINATOR = (6, 13)
 HEIRS = (6, 13)
-"""In these a server dies with what heirs have pushed in place of the dead; in 13 nobody else brings
+"""In these a server fails with what heirs have pushed instead of the dead; in 13 nobody else brings
 that."""
 MANY = range(2000, 2300)
 
@@ -65,7 +65,7 @@ def play_and_prove(seeds: Iterable[int], **more: Any) -> Counter[str]:
 
 
 def play_heirs(seeds: Iterable[int]) -> int:
-    """How often a server had died with what heirs had pushed."""
+    """How often a server had failed with what heirs had pushed."""
     met = 0
     for seed in seeds:
         job = play_with_a_server_that_loses_what_heirs_push(seed)

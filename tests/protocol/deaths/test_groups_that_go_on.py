@@ -1,4 +1,4 @@
-"""Workers die at random moments of seeded schedules, and their groups go on without them: rules
+"""Workers fail at random moments of seeded schedules, and their groups continue without them: rules
 hold, whoever lives makes every iteration, what was acknowledged is in the final parameters once,
 and every value is what arithmetic says.
 
@@ -28,7 +28,7 @@ from tests.support.virtual.going_on import (
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
 CUT = (20, 22, 25, 74, 103, 116, 119, 161, 167)
-"""In these somebody dies in an iteration of which something had been pushed,"""
+"""In these somebody fails in an iteration of which something had been pushed,"""
 HANDED_ON = (119, 161, 167)
 """in these what a dead worker had pushed waits for others then."""
 SEEDS = (*range(5), 31, *CUT)
@@ -55,7 +55,9 @@ def play_and_prove(seeds: Iterable[int], **broken: Any) -> Counter[str]:
         met["a whole group"] += any(died.issuperset(members) for members in job.groups)
         met["iterations that count in part"] += len(job.given_up)
         met["inherited"] += sum(bool((kinds == EventKind.INHERIT).any()) for kinds in events)
-        met["groups that go on"] += sum(bool((kinds == EventKind.REFORM).any()) for kinds in events)
+        met["groups that continue"] += sum(
+            bool((kinds == EventKind.REFORM).any()) for kinds in events
+        )
     return met
 
 
@@ -65,12 +67,12 @@ def test_groups_go_on_and_every_rule_holds() -> None:
         assert met[what], met
     for what in ("leader", "another member", "several of a group", "several sets"):
         assert met[what], met
-    for what in ("iterations that count in part", "groups that go on"):
+    for what in ("iterations that count in part", "groups that continue"):
         assert met[what], met
 
 
 def test_who_dies_before_the_others_of_its_group_is_counted_up_to_its_own_death() -> None:
-    """The whole group dies, one after the other (seed 170)."""
+    """The whole group fails, one after the other (seed 170)."""
     assert play_and_prove([170])["a whole group"]
 
 
@@ -127,7 +129,7 @@ def test_many_more() -> None:
 
 
 class DoesNotSaySo(SetLoop):
-    """Its history does not say that a group goes on without somebody."""
+    """Its history does not say that a group continues without somebody."""
 
     def _record_membership(self, action: Any) -> None:
         if action.kind != "reform":

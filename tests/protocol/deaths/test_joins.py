@@ -1,8 +1,8 @@
-"""Workers die at random moments of seeded schedules, and substitutes join in their places: rules
-hold, whoever lives finishes, and every value is what arithmetic says. Servers may die as well.
+"""Workers fail at random moments of seeded schedules, and substitutes join in their places: rules
+hold, whoever lives finishes, and every value is what arithmetic says. Servers may fail as well.
 
 More by hand: ``python -m tests.protocol.deaths.test_joins 5000``, behind it perhaps which server
-dies.
+fails.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def play_and_prove(seeds: range, **broken: Any) -> Counter[str]:
         met["at a boundary"] += bool(joined and job.holds)
         met["in the middle"] += any(each.clocks[0] for each in job.joined)
         met["several sets"] += bool(joined and job.schedule.more_sets)
-        met["joined and died"] += bool(joined & set(deaths_of(job)))
+        met["joined and failed"] += bool(joined & set(deaths_of(job)))
         met["trained"] += any(
             job.workers[each.worker].clock > each.clocks[0] for each in job.joined
         )
-        met["another server went on"] += bool(joined) and any(loop.hosted for loop in job.servers)
+        met["another server continued"] += bool(joined) and any(loop.hosted for loop in job.servers)
     return met
 
 
@@ -56,14 +56,14 @@ def test_substitutes_join_and_every_rule_holds() -> None:
     met = play_and_prove(SEEDS)
     for what in ("sync, 1 joined", "ssp, 1 joined", "async, 1 joined", "trained"):
         assert met[what], met
-    for what in ("at a boundary", "in the middle", "several sets", "joined and died"):
+    for what in ("at a boundary", "in the middle", "several sets", "joined and failed"):
         assert met[what], met
 
 
 @pytest.mark.parametrize("server", [COORDINATOR, 2], ids=["registrar", "server"])
 def test_they_join_where_a_server_dies_as_well(server: int) -> None:
     met = play_and_prove(WITH_SERVERS, server=server)
-    for what in ("another server went on", "trained"):
+    for what in ("another server continued", "trained"):
         assert met[what], met
 
 

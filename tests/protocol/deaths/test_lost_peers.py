@@ -1,4 +1,4 @@
-"""A rank dies at a random moment of a seeded schedule: the job ends for all, and for one reason.
+"""A rank fails at a random moment of a seeded schedule: the job ends for all, and for one reason.
 
 What survives a death later will be tested here, too; in this version nothing does.
 """
@@ -84,7 +84,7 @@ def play_until(schedule: Schedule, num_steps: float = float("inf")) -> tuple[Vir
 
 @cache
 def play_with_death(seed: int, victim: str) -> tuple[WatchedNetwork, int]:
-    """A schedule in which one rank of this kind dies: the network at the end, and who it was."""
+    """A schedule in which one rank of this kind fails: the network at the end, and who it was."""
     pick = random.Random(f"{seed} {victim}")
     schedule = replace(Schedule.from_seed(seed), mistake="", death=None)
     if victim == "server":
@@ -114,7 +114,7 @@ def test_everybody_ends_with_the_name_of_the_dead_and_nobody_waits(victim: str) 
         assert not network.unfinished, f"seed {seed}: they wait for ever: {network.unfinished}"
         for peer, error in network.errors.items():
             assert isinstance(error, PeerLostError), f"seed {seed}: {describe_peer(peer)}"
-            assert str(error).startswith(f"{describe_peer(dead)} has died; ")
+            assert str(error).startswith(f"{describe_peer(dead)} has failed; ")
             assert str(error).endswith("restart the job")
         num_errors += len(network.errors)
     # Whoever had nothing left to do but to hear the last word may have ended in time.

@@ -1,5 +1,5 @@
 """The mode changes, by a schedule, by the script or by what psdist observes, or psdist's codecs do,
-and servers die that have buddies, or the coordinator: at any moment, and between the two phases of
+and servers fail that have buddies, or the coordinator: at any moment, and between the two phases of
 a change. Rules hold, everybody finishes, and every value is what arithmetic says.
 
 More by hand: ``python -m tests.protocol.deaths.test_mode_buddies FIRST LAST``.

@@ -1,4 +1,4 @@
-"""The mode changes, by a schedule, by the script or by the coordinator, and workers die at random
+"""The mode changes, by a schedule, by the script or by the coordinator, and workers fail at random
 moments, between the two phases of a change, too: rules hold, whoever lives finishes, and every
 value is what arithmetic says.
 
@@ -77,7 +77,7 @@ def test_substitutes_that_join_find_the_mode_of_then() -> None:
 
 
 def play_and_prove_groups_that_go_on(seeds: Iterable[int]) -> Counter[str]:
-    """As :func:`play_and_prove`, where groups go on without those of theirs that die."""
+    """As :func:`play_and_prove`, where groups continue without those of theirs that fail."""
     met: Counter[str] = Counter()
     for seed in seeds:
         schedule = schedule_with_larger_groups(seed, schedule_with_mode_deaths(seed))

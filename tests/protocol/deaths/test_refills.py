@@ -1,4 +1,4 @@
-"""Servers die one after the other, and shards that have one copy left get another: under seeded
+"""Servers fail one after the other, and shards that have one copy left get another: under seeded
 schedules, on the virtual network, with real tensors. Whoever lives finishes, every update that was
 acknowledged is in the final parameters once, and in sync the parameters are those of the run
 without deaths. Where nobody has a shard any more the job ends with the one error that says so.
@@ -24,9 +24,9 @@ SEEDS_WITH_COORDINATOR = (1, 5, 6, 10, 15, 19, 34, 42, 49, 58, 60, 73, 74, 81, 8
 """As these."""
 MANY = range(1000, 1300)
 FOUND = (2111,)
-"""What waited to be sent again, when who was to get it died as well (2111)."""
+"""What waited to be sent again, when who was to get it failed as well (2111)."""
 FOUND_WITH_COORDINATOR = (48, 91, 31007)
-"""A shard that was asked again whether a collective is over, when the next copy of it knew that
+"""A shard that was asked again whether a collective has ended, when the next copy of it knew that
 (48); a coordinator that had a place taken before its own shard knew that its copy was lost (91); a
 standby that had not heard of its own buddy's death when it became the coordinator (31007)."""
 

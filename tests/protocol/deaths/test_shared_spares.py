@@ -1,4 +1,4 @@
-"""Spares that take the places of servers and of workers, whoever dies first: under seeded
+"""Spares that take the places of servers and of workers, whoever fails first: under seeded
 schedules, on the virtual network. Whoever lives finishes, every update that was acknowledged is in
 the final parameters once, and the joined histories prove it.
 

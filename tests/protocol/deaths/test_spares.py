@@ -1,4 +1,4 @@
-"""Spares keep second copies and go on in dead servers' places: under seeded schedules, on the
+"""Spares keep second copies and continue in dead servers' places: under seeded schedules, on the
 virtual network, with real tensors. Whoever lives finishes, every update that was acknowledged is in
 the final parameters once, and in sync the parameters are those of the run without deaths.
 
@@ -44,7 +44,7 @@ def test_the_coordinator_dies_among_them() -> None:
 
 
 def test_who_is_out_hears_so_before_the_standby_ends() -> None:
-    """Of two groups one worker of one, and the coordinator, die: the job of the other is over
+    """Of two groups one worker of one, and the coordinator, fail: the job of the other has ended
     before the last worker of the first has heard who the coordinator is, and that its group is
     out."""
     met = play_and_prove(play_with_spares, [20429], coordinator_dies=True)
@@ -71,7 +71,7 @@ def with_one_spare() -> VirtualJob:
 
 
 def until_whole(job: VirtualJob) -> None:
-    """Server 3 dies: the shards of 2 and 3 have their second copies in the spare then."""
+    """Server 3 fails: the shards of 2 and 3 have their second copies in the spare then."""
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
     job.network.crash(server_id(3))
     takeovers = part_of(job.coordinator, Takeovers)

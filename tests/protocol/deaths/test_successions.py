@@ -1,4 +1,4 @@
-"""The coordinator dies, then who has its place, then who has that one's, as long as there is
+"""The coordinator fails, then who has its place, then who has that one's, as long as there is
 another whole copy of the shard of server 0 in between: under seeded schedules, on the virtual
 network, with real tensors. Whoever lives finishes, every update that was acknowledged is in the
 final parameters once, and in sync the parameters are those of the run without deaths.

@@ -1,6 +1,6 @@
 """What `psdist check` says of every forged history: tests/unit/history/forged.txt.
 
-python -m tests.support.history.forged_words        # write it anew; then read what has changed
+python -m tests.support.history.forged_words        # write it again; then read what has changed
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class ToyRun:
         return is_here or group.clock == group.iterations
 
     def _owed(self, group: Group) -> list[int]:
-        """The chunks of which a reply must come before the group goes on."""
+        """The chunks of which a reply must come before the group continues."""
         outstanding = 0 if self._is_stopping(group) else self.record.pipeline
         return [
             chunk

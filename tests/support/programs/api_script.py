@@ -57,7 +57,7 @@ def numbers(job: psdist.Job) -> dict[str, int]:
 def mistakes_before_the_first_step(
     job: psdist.Job, model: torch.nn.Module, original: torch.optim.Optimizer
 ) -> dict[str, str]:
-    """What each of them is told, and goes on."""
+    """What each of them is told, and continues."""
     told: dict[str, str] = {}
 
     def mistake(name: str, make: Callable[[], object]) -> None:

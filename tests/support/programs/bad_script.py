@@ -163,7 +163,7 @@ def uses_different_schedules() -> None:
 
 
 def has_a_gradient_with_nan() -> None:
-    """On the last worker, in iteration 1; with on_nonfinite = "skip" the script goes on."""
+    """On the last worker, in iteration 1; with on_nonfinite = "skip" the script continues."""
     import torch
 
     from psdist.errors import NonFiniteGradientError
@@ -183,7 +183,7 @@ def has_a_gradient_with_nan() -> None:
     moved = any(
         not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
     )
-    print(f"worker {job.worker} went on and moved: {moved}", flush=True)
+    print(f"worker {job.worker} continued and moved: {moved}", flush=True)
 
 
 def say_whether_equal(job: Any, before: list[Any], model: Any) -> None:
@@ -244,7 +244,7 @@ def sleeps() -> None:
 
 
 def makes_one_mistake_after_another() -> None:
-    """Each is caught, its text printed by every worker, and the job goes on to the next; at last
+    """Each is caught, its text printed by every worker, and the job continues to the next; at last
     it makes one step and ends well."""
     import torch
 

@@ -1,8 +1,9 @@
 """A script that shows what its parent does for it: input, output, signals.
 
     psdist run -n 2 tests/support/programs/parented.py ask NOTES       # asks, then trains for long
-    psdist run -n 3 tests/support/programs/parented.py note NOTES      # notes signals, and goes on
-    psdist run -n 3 tests/support/programs/parented.py write NOTES     # reads, writes and fails
+    psdist run -n 3 tests/support/programs/parented.py note NOTES      # notes signals, and
+    continues psdist run -n 3 tests/support/programs/parented.py write NOTES     # reads, writes and
+    fails
 
 NOTES is a folder: each worker appends the names of the signals that it gets to a file in it.
 """

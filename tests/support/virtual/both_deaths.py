@@ -1,8 +1,8 @@
-"""Jobs whose servers have buddies, and in which workers and servers die, at seeded moments.
+"""Jobs whose servers have buddies, and in which workers and servers fail, at seeded moments.
 
 job = play_with_both_deaths(7)
 prove_survival(job)
-taken_over(job)                         # servers in whose places others have gone on
+taken_over(job)                         # servers in whose places others have continued
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.virtual.surviving import crash_in_turn, schedule_with_deaths
 
 
 def schedule_with_both(seed: int) -> Schedule:
-    """As where workers die; servers, at least two, have buddies."""
+    """As where workers fail; servers, at least two, have buddies."""
     schedule = schedule_with_deaths(seed)
     pick = random.Random(f"{seed} both, servers")
     servers = max(2, schedule.servers) + pick.choice([0, 0, 1, 2])
@@ -28,8 +28,8 @@ def schedule_with_both(seed: int) -> Schedule:
 def play_with_both_deaths(
     seed: int, *, schedule: Schedule | None = None, **broken: Any
 ) -> VirtualJob:
-    """Some workers die, of all groups but one, and one or two servers that are not of one pair,
-    once training may go on without them: half of them right behind one another."""
+    """Some workers fail, of all groups but one, and one or two servers that are not of one pair,
+    once training may continue without them: half of them right behind one another."""
     schedule = schedule or schedule_with_both(seed)
     pick = random.Random(f"{seed} both deaths")
     job = VirtualJob(schedule, max_deaths=99, is_watched=False, **broken)

@@ -33,7 +33,7 @@ class MemoryKeeper(Keeper):
     fail_rate = 0.0
 
     def __init__(self, seed: int, restored: Parts | None = None) -> None:
-        """``restored``: everything of the checkpoint that the job goes on from."""
+        """``restored``: everything of the checkpoint that the job continues from."""
         self.checkpoints: list[MemoryCheckpoint] = []
         self._memory = SnapshotMemory()
         self._next: MemoryCheckpoint | None = None

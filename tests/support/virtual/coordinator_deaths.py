@@ -1,8 +1,8 @@
-"""Jobs whose servers have buddies, and whose coordinator dies at a seeded moment.
+"""Jobs whose servers have buddies, and whose coordinator fails at a seeded moment.
 
 job, undisturbed = play_with_coordinator_death(7)
 job.has_succeeded                       # whether its standby has become the coordinator
-play_with_others(7)                     # workers and other servers die, too
+play_with_others(7)                     # workers and other servers fail, too
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.virtual.surviving import NOTICES_S, crash_in_turn
 
 
 def crash(job: VirtualJob, peer: int, *, notice_s: float = 0.0) -> None:
-    """``peer`` dies, if it has not ended; errors of ranks are what may follow."""
+    """``peer`` fails, if it has not ended; errors of ranks are what may follow."""
     if peer in job.network.unfinished:
         job.dead = peer
         job.network.crash(peer, notice_s=notice_s)
@@ -54,7 +54,7 @@ def play_with_coordinator_death(
 def play_until(
     seed: int, is_time: Callable[[VirtualJob], bool], *, schedule: Schedule | None = None
 ) -> VirtualJob | None:
-    """The coordinator dies when ``is_time``; None where that never comes."""
+    """The coordinator fails when ``is_time``; None where that never comes."""
     job = VirtualJob(schedule or with_buddies(seed), is_watched=False)
     job.network.run(until=lambda: is_time(job))
     if COORDINATOR not in job.network.unfinished:
@@ -64,8 +64,8 @@ def play_until(
 
 
 def play_with_others(seed: int, **broken: Any) -> VirtualJob:
-    """The coordinator dies once training may go on without workers, and so do some workers, of all
-    groups but one, and perhaps a server that is neither its buddy nor keeps its copy."""
+    """The coordinator fails once training may continue without workers, and so do some workers, of
+    all groups but one, and perhaps a server that is neither its buddy nor keeps its copy."""
     schedule = schedule_with_both(seed)
     pick = random.Random(f"{seed} registrar and others")
     schedule = replace(schedule, servers=max(schedule.servers, pick.choice([2, 3, 4, 5])))

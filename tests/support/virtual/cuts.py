@@ -1,4 +1,4 @@
-"""Jobs with buddies whose network is cut for a while, again and again; ranks die on both sides.
+"""Jobs with buddies whose network is cut for a while, again and again; ranks fail on both sides.
 
 Nobody hears of a cut: messages come late, all that have passed between two sides at once, and words
 of deaths with them. (What a cut that lasts means is psdist.reach's.)
@@ -32,7 +32,7 @@ def schedule_with_cuts(seed: int) -> Schedule:
 
 
 def play_with_cuts(seed: int) -> RefillJob:
-    """Of the coordinator and the standby one dies at most, of pairs of buddies as well; and some
+    """Of the coordinator and the standby one fails at most, of pairs of buddies as well; and some
     workers, of all groups but one."""
     schedule = schedule_with_cuts(seed)
     pick = random.Random(f"{seed} who is cut off")

@@ -1,4 +1,4 @@
-"""Schedules in which workers die and their groups go on without them.
+"""Schedules in which workers fail and their groups continue without them.
 
 job = play_with_groups_that_go_on(seed)
 prove_survival(job)
@@ -18,7 +18,7 @@ from tests.support.virtual.surviving import NOTICES_S
 
 
 def schedule_with_larger_groups(seed: int, base: Schedule | None = None) -> Schedule:
-    """A group of several at least; nothing that does not go with groups that go on. ``base``: of
+    """A group of several at least; nothing that does not go with groups that continue. ``base``: of
     which all else is; the seed's own."""
     schedule = base or Schedule.from_seed(seed)
     pick = random.Random(f"{seed} larger groups")
@@ -41,7 +41,7 @@ def schedule_with_larger_groups(seed: int, base: Schedule | None = None) -> Sche
 def play_with_groups_that_go_on(
     seed: int, *, schedule: Schedule | None = None, **broken: Any
 ) -> VirtualJob:
-    """Workers die, each at a random event, one after the other or at once, but one lives."""
+    """Workers fail, each at a random event, one after the other or at once, but one lives."""
     schedule = schedule or schedule_with_larger_groups(seed)
     pick = random.Random(f"{seed} deaths")
     job = VirtualJob(schedule, max_deaths=99, reforms=True, **broken)
@@ -69,7 +69,7 @@ APART_S = 0.05
 
 
 def play_with_a_death_between_two_ends(seed: int, **broken: Any) -> VirtualJob:
-    """Somebody dies when workers of its group have not come equally far in the group's operations:
+    """Somebody fails when workers of its group have not come equally far in the group's operations:
     some have ended an agreement, or an iteration, that others have not."""
     job = VirtualJob(
         schedule_with_larger_groups(seed), max_deaths=99, reforms=True, apart_s=APART_S, **broken

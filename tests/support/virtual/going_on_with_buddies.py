@@ -1,7 +1,7 @@
-"""Jobs whose servers have buddies, and in which servers die, and workers whose groups go on.
+"""Jobs whose servers have buddies, and in which servers fail, and workers whose groups continue.
 
 job = play_with_groups_and_servers(7)
-job = play_with_groups_and_servers(7, coordinator=True)       # it is one of those that die
+job = play_with_groups_and_servers(7, coordinator=True)       # it is one of those that fail
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def schedule_with_buddies(seed: int) -> Schedule:
 def play_with_groups_and_servers(
     seed: int, *, coordinator: bool = False, schedule: Schedule | None = None, **broken: Any
 ) -> VirtualJob:
-    """Workers die, one at least of the first group, but one lives; and one or two servers that are
+    """Workers fail, one at least of the first group, but one lives; and one or two servers that are
     not of one pair; mostly while what follows from the death before is under way."""
     schedule = schedule or schedule_with_buddies(seed)
     pick = random.Random(f"{seed} groups and servers")
@@ -56,8 +56,8 @@ def play_with_groups_and_servers(
 
 
 def play_with_a_server_that_loses_what_heirs_push(seed: int, **broken: Any) -> VirtualJob:
-    """A worker dies; when an iteration of its group counts only for what has been pushed of it,
-    and its heirs push in its place, a server dies."""
+    """A worker fails; when an iteration of its group counts only for what has been pushed of it,
+    and its heirs push in its place, a server fails."""
     schedule = schedule_with_buddies(seed)
     pick = random.Random(f"{seed} heirs")
     job = VirtualJob(schedule, max_deaths=99, reforms=True, is_watched=False, **broken)

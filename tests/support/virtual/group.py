@@ -1,7 +1,7 @@
 """Groups in one process: the operations of several workers on a virtual network's clock.
 
-For protocol tests and simulations. An operation is complete when all workers of the group have
-come to it and its seeded time has passed, which differs by worker: whoever is done goes on. What a
+For protocol tests and simulations. An operation is complete when all workers of the group have come
+to it and its seeded time has passed, which differs by worker: whoever is done continues. What a
 back end may answer with garbage or a hang is an :class:`InvariantError` here: workers that are in
 different operations, or in one with other shapes, and memory that changed under an operation (after
 a reduce_scatter until all have begun the next one).

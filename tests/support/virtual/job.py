@@ -255,7 +255,7 @@ class SetOfJob:
         living = [each for host, each in hosted.items() if host not in self.network.dead]
         if living or not hosted:
             return living[0] if living else self.servers[server]
-        # Who served it last has died when nobody needed it any more.
+        # Who served it last has failed when nobody needed it any more.
         return hosted.get(
             part_of(self.coordinator, Takeovers).shards[server].host, self.servers[server]
         )
@@ -267,7 +267,7 @@ class SetOfJob:
         return history
 
     def set_loop(self, server: int) -> SetLoop | None:
-        """None where the server has not heard of the set, because somebody died."""
+        """None where the server has not heard of the set, because somebody failed."""
         loops = self.loop_of(server).sets
         return loops[self.set_index] if self.set_index < len(loops) else None
 
@@ -405,9 +405,9 @@ class VirtualJob(SetOfJob):
         """``rule(server)``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
-        whose ranks now do this job; ``max_deaths``: so many workers may die, and the others go
+        whose ranks now do this job; ``max_deaths``: so many workers may fail, and the others go
         on; ``num_substitutes``: so many of the groups, the last ones, are of workers that
-        wait to join; where the schedule has spares they are these; ``reforms``: groups go on
+        wait to join; where the schedule has spares they are these; ``reforms``: groups continue
         without their dead; ``apart_s``: so much later than others workers may be done with an
         operation of their group."""
         super().__init__(0, schedule)
@@ -416,9 +416,9 @@ class VirtualJob(SetOfJob):
         self.max_deaths, self.num_substitutes = max_deaths, num_substitutes
         self.reforms, self._apart_s = reforms, apart_s
         self.formed: dict[tuple[int, ...], VirtualGroup] = {}
-        """Groups that went on, by who is left of them."""
+        """Groups that continued, by who is left of them."""
         self.tables: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
-        """(set, group, iteration) -> whose gradients it was of, once more where it began anew,"""
+        """(set, group, iteration) -> whose gradients it was of, once more where it began again,"""
         self.given_up: set[tuple[int, int, int]] = set()
         """and whether it counts only for what had been pushed of it."""
         self._first_substitute = sum(schedule.group_sizes) - num_substitutes
@@ -460,14 +460,14 @@ class VirtualJob(SetOfJob):
         self.errors: dict[int, PsdistError] = {}
         """Of ranks that a death, or a mistake that the schedule wants, has ended."""
         self.buried: dict[int, BuriedError] = {}
-        """Of workers that have ended because another one of their group had died."""
+        """Of workers that have ended because another one of their group had failed."""
         num_workers = self._num_workers = sum(schedule.group_sizes)
         rule_of = rule or (lambda _server: schedule.rule())
         self.has_succeeded = False
         """Whether a standby has become the coordinator."""
         self.num_successions = 0
         self.coordinator_at = COORDINATOR
-        """In whose process the coordinator is, or was until it died."""
+        """In whose process the coordinator is, or was until it failed."""
         self.coordinator_log: CoordinatorLog | None = None
         """The coordinator's, and its standby's:"""
         self.second: CoordinatorLog | None = None
@@ -526,7 +526,7 @@ class VirtualJob(SetOfJob):
         return coordinator.coordinator if isinstance(coordinator, CoordinatorLog) else coordinator
 
     def clocks_once_ready(self) -> list[int]:
-        """How many iterations the scripts have made, once training may go on without some."""
+        """How many iterations the scripts have made, once training may continue without some."""
         return [each.clock for each in self.workers] if self.coordinator.is_ready else []
 
     def _coordinator(self, num_workers: int) -> Coordinator:
@@ -814,7 +814,7 @@ class VirtualJob(SetOfJob):
 
     @property
     def out_of_the_job(self) -> set[int]:
-        """Workers of groups of which one has died; where groups go on the dead alone."""
+        """Workers of groups of which one has failed; where groups continue, only failed workers."""
         dead = {worker_of(peer) for peer in self.network.dead if is_worker(peer)}
         if self.reforms:
             return dead

@@ -1,4 +1,4 @@
-"""Schedules in which workers die and substitutes join in their places: played, and proved.
+"""Schedules in which workers fail and substitutes join in their places: played, and proved.
 
 job = play_with_joins(seed)
 prove_survival(job)
@@ -22,13 +22,13 @@ from tests.support.virtual.virtual_worker import VirtualWorker
 
 class JoiningWorker(VirtualWorker):
     """Its script has a place for substitutes behind each of its collectives, or (a seed says so)
-    holds for them at any boundary of iterations; a substitute's goes on where it joins."""
+    holds for them at any boundary of iterations; a substitute's continues where it joins."""
 
     job: JoiningJob
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self.num_met = 0
-        """Collectives of the script that are over."""
+        """Collectives of the script that have ended."""
         super().__init__(*arguments, **more)
 
     def script(self) -> Iterator[float | None]:
@@ -98,7 +98,7 @@ class JoiningJob(VirtualJob):
     def __init__(self, schedule: Schedule, **more: Any) -> None:
         self.met_by_seq: dict[int, tuple[int, int]] = {}
         """Number of a collective in which substitutes may join -> collectives of the script that
-        are over then, and checkpoints that were made."""
+        have ended then, and checkpoints that were made."""
         self.holds = random.Random(f"{schedule.seed} holds").random() < 0.5
         super().__init__(schedule, make_worker=JoiningWorker, **more)
 
@@ -149,8 +149,8 @@ def play_with_joins(
     proposals: Sequence[int] = (),
     **broken: Any,
 ) -> JoiningJob:
-    """Some workers die, each at a random event, but one group has none of them; some substitutes
-    die in turn, while they idle, before they join, or behind that. ``server``: dies as well, at a
+    """Some workers fail, each at a random event, but one group has none of them; some substitutes
+    fail in turn, while they idle, before they join, or behind that. ``server``: fails as well, at a
     random event; servers have buddies then. ``proposals``: after so many events the coordinator
     proposes other codecs."""
     pick = random.Random(f"{seed} substitutes")
@@ -175,7 +175,7 @@ def play_with_joins(
     substitutes = range(first, len(job.workers))
     doomed = {worker for worker in substitutes if pick.random() < 0.3}
     at = [] if server is None else [(int(10 ** pick.uniform(1.0, 3.2)), server_id(server))]
-    """At which event who dies."""
+    """At which event who fails."""
     num_events = 0
     while job.network.step():
         if not job.coordinator.is_ready:

@@ -1,5 +1,5 @@
-"""Schedules in which the mode changes, of servers with buddies, and servers or the coordinator die:
-at any moment, or between the two phases of a change.
+"""Schedules in which the mode changes, of servers with buddies, and servers or the coordinator
+fail: at any moment, or between the two phases of a change.
 
     job = play_with_mode_buddies(7)
     job.met                                 # what had fallen together
@@ -87,7 +87,7 @@ class Telling(VirtualWorker):
 
 
 class ModeBuddiesJob(RefillJob):
-    """One server dies, or the coordinator; half of them between the phases of a change, as far as
+    """One server fails, or the coordinator; half of them between the phases of a change, as far as
     there is one, and the others at a random event; ``is_behind``: all a few events behind the first
     change that was not known from the start."""
 
@@ -125,7 +125,7 @@ class ModeBuddiesJob(RefillJob):
 
     @property
     def has_moved(self) -> bool:
-        """Whether somebody has died, and another one has gone on."""
+        """Whether somebody has failed, and another one has continued."""
         return any(loop.hosted for loop in self.servers)
 
 

@@ -1,4 +1,4 @@
-"""Schedules in which the mode changes, or psdist's codecs do, and workers die.
+"""Schedules in which the mode changes, or psdist's codecs do, and workers fail.
 
 job = play_with_mode_deaths(seed)
 prove_survival(job)
@@ -24,7 +24,7 @@ def schedule_with_mode_deaths(seed: int) -> Schedule:
 
 
 class ModeDeathsJob(VirtualJob):
-    """Some workers die, of all groups but one: at a random event, or while a change of the mode is
+    """Some workers fail, of all groups but one: at a random event, or while a change of the mode is
     proposed and servers have not all answered. The coordinator proposes where its schedule says so,
     and (a seed says so) right behind a death, which servers are being told of."""
 
@@ -42,7 +42,7 @@ class ModeDeathsJob(VirtualJob):
         num = pick.choice([1, 1, 1, 2, min(3, len(at_risk))])
         victims = pick.sample(at_risk, min(num, len(at_risk)))
         self._between = [each for each in victims if pick.random() < 0.5]
-        """That die between the two phases of a change, as far as there is one."""
+        """That fail between the two phases of a change, as far as there is one."""
         self._at = sorted(
             (int(10 ** pick.uniform(0.5, 3.2)), each)
             for each in victims

@@ -70,7 +70,7 @@ def prove_that_all_name_the_dead(job: VirtualJob) -> None:
     assert not job.network.unfinished, f"wait for ever: {job.network.unfinished}"
     for peer, error in job.errors.items():
         assert isinstance(error, PeerLostError), f"{describe_peer(peer)}: {error!r}"
-        assert str(error).startswith(f"{describe_peer(job.dead)} has died; ")
+        assert str(error).startswith(f"{describe_peer(job.dead)} has failed; ")
 
 
 def prove_that_the_mistake_is_told(job: VirtualJob) -> None:
@@ -131,7 +131,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         loop = job.set_loop(server)
         chunk = loop and loop.core.chunk_states.get(index)
         if not chunk or not chunk.is_loaded or server_id(server) == job.dead:
-            continue  # the dead may have died between a step and its record
+            continue  # the dead may have failed between a step and its record
         last = versions[index].positions[-1:]
         seen = job.parameters_of(index).numpy()[np.newaxis]
         reference.compare(versions[index], last, seen, f"chunk {index} at its server")

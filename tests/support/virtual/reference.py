@@ -125,7 +125,7 @@ class Reference:
     """lambda of delay compensation."""
     tables: Mapping[tuple[int, int], Sequence[tuple[int, ...]]] = field(default_factory=dict)
     """(group, iteration) -> of whose gradients its update is, where that is not the whole group;
-    several times where it was begun anew,"""
+    several times where it was begun again,"""
     given_up: Collection[tuple[int, int]] = ()
     """and those of which some chunks may have nothing, with no weight."""
     max_norm: float = 0.0
@@ -272,7 +272,7 @@ class Reference:
             gradient *= self._coefficient_of(tuple(contributions), updates)
         else:
             ((group, clock),) = contributions
-            sharing = sum(active.values()) or len(self.groups[group])  # all have left, or died
+            sharing = sum(active.values()) or len(self.groups[group])  # all have left, or failed
             lr_scale = sum(update.weight for update in updates) / sharing
             (update,) = full
             gradient = update.mean[chunk.buffer][chunk.start : chunk.start + chunk.length].copy()

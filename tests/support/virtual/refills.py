@@ -1,4 +1,4 @@
-"""Jobs whose servers die one after the other, each at a seeded moment: between and during fills of
+"""Jobs whose servers fail one after the other, each at a seeded moment: between and during fills of
 other copies.
 
 job = play_refills(7)
@@ -49,7 +49,7 @@ class RefillJob(VirtualJob):
         self.met: Counter[str] = Counter()
         super().__init__(schedule, is_watched=False, make_set=self._make_set, **more)
         self.may_end = False
-        """Whether somebody has died who may have had the only copy of a shard."""
+        """Whether somebody has failed who may have had the only copy of a shard."""
 
     def _make_set(self, *arguments: Any, **more: Any) -> SetLoop:
         made = _CountingSetLoop(*arguments, **more)
@@ -62,7 +62,7 @@ class RefillJob(VirtualJob):
 
 
 def schedule_with_refills(seed: int) -> Schedule:
-    """Of long enough runs; workers die in every third of them."""
+    """Of long enough runs; workers fail in every third of them."""
     schedule = schedule_with_deaths(seed)
     pick = random.Random(f"{seed} refills")
     iterations = tuple(each + pick.choice([8, 20]) for each in schedule.iterations)
@@ -79,9 +79,9 @@ def schedule_with_refills(seed: int) -> Schedule:
 def play_refills(
     seed: int, *, schedule: Schedule | None = None, coordinator_dies: bool = False, **broken: Any
 ) -> RefillJob:
-    """All servers but the coordinator may die, one after the other: when every shard has two copies
-    again, or while one is filled, or right behind the one before. ``coordinator_dies``: it does,
-    too, before them, while a copy is filled, or when all are whole; its standby lives on,
+    """All servers but the coordinator may fail, one after the other: when every shard has two
+    copies again, or while one is filled, or right behind the one before. ``coordinator_dies``: it
+    does, too, before them, while a copy is filled, or when all are whole; its standby lives on,
     mostly."""
     schedule = schedule or schedule_with_refills(seed)
     pick = random.Random(f"{seed} who dies")
@@ -120,8 +120,8 @@ def _choose(pick: random.Random) -> str:
 
 
 def _choose_when(seed: int) -> str:
-    """When the coordinator dies: before anybody, while another one's shard is filled or its own, or
-    when all have two copies again."""
+    """When the coordinator fails: before anybody, while another one's shard is filled or its own,
+    or when all have two copies again."""
     moments = ["first", "filling", "filling", "whole", "source"]
     return random.Random(f"{seed} registrar").choice(moments)
 
@@ -147,7 +147,7 @@ def _end_coordinator(job: RefillJob, moment: str, pick: random.Random) -> None:
 
 
 def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_standby: bool) -> bool:
-    """Somebody dies, if that is the moment for it."""
+    """Somebody fails, if that is the moment for it."""
     takeovers = job.takeovers
     alive = [each for each in takeovers.alive if server_id(each) in job.network.unfinished]
     alive = [each for each in alive if each != COORDINATOR]
@@ -172,8 +172,8 @@ def _strike(job: RefillJob, wanted: str, pick: random.Random, *, spares_standby:
 
 
 def end(job: RefillJob, victim: int, pick: random.Random, *, gone: set[int]) -> None:
-    """``victim`` dies, when ``gone`` have died that could have a shard; whether it may have had the
-    only copy of something is noted."""
+    """``victim`` fails, when ``gone`` have failed that could have a shard; whether it may have had
+    the only copy of something is noted."""
     gone = {*gone, victim}
     is_alone = any({each.host} | {each.keeper} - {None} <= gone for each in job.takeovers.shards)
     if is_alone or job.ends_without(gone):
@@ -184,14 +184,14 @@ def end(job: RefillJob, victim: int, pick: random.Random, *, gone: set[int]) -> 
 
 
 def dead_processes(job: RefillJob, spares: Iterable[int] | None = None) -> set[int]:
-    """Servers, and of ``spares``, by number (None: all), that have died."""
+    """Servers, and of ``spares``, by number (None: all), that have failed."""
     numbers = range(job.schedule.spares) if spares is None else spares
     everybody = {*map(server_id, range(job.schedule.servers)), *map(spare_id, numbers)}
     return {each for each in everybody if each in job.network.dead}
 
 
 def prove_refills(job: RefillJob) -> None:
-    """As where one server dies; where nobody had a shard any more, the job has ended with the one
+    """As where one server fails; where nobody had a shard any more, the job has ended with the one
     error that says so."""
     if job.errors:
         assert job.may_end, job.errors
@@ -219,7 +219,7 @@ def _told_by(job: RefillJob) -> list[Any]:
 
 
 def prove_bits(job: RefillJob) -> None:
-    """Of a run in sync in which no worker has died: those of the run without deaths."""
+    """Of a run in sync in which no worker has failed: those of the run without deaths."""
     has_lost_worker = any(map(is_worker, job.network.dead))
     if job.errors or job.schedule.modes != ("sync",) or has_lost_worker or not job.met["deaths"]:
         return

@@ -1,8 +1,8 @@
 """What is random about a run, written out: a schedule of a whole job on the virtual network.
 
 A :class:`Schedule` says who computes how long, where collectives stand, what is absent, how long
-messages take, who dies. One seed makes all of it, in one of two sizes: ``small`` ones are played by
-the thousand, ``large`` ones look for what only many groups, servers and chunks bring about.
+messages take, who fails. One seed makes all of it, in one of two sizes: ``small`` ones are played
+by the thousand, ``large`` ones look for what only many groups, servers and chunks bring about.
 
     Schedule.from_seed(7)
     Schedule.from_seed(7, size="large")
@@ -32,7 +32,7 @@ Mistake = Literal["", "absent", "other name", "other lr"]
 
 
 class Death(NamedTuple):
-    """A rank of this kind dies when the network has delivered so many events."""
+    """A rank of this kind fails when the network has delivered so many events."""
 
     victim: Literal["worker", "server", "registrar"]
     after_events: int
@@ -152,7 +152,7 @@ class Schedule:
     has_buddies: bool = False
     """Whether every server has a buddy, the next one, which keeps a second copy of its shard."""
     spares: int = 0
-    """Processes that wait to go on in a dead server's place."""
+    """Processes that wait to continue in a dead server's place."""
 
     @property
     def buddies(self) -> list[int]:
@@ -332,7 +332,7 @@ class Schedule:
 
 def with_modes(seed: int, *, size: Size = "small") -> Schedule:
     """A schedule in which the mode changes: at known rounds, by the script, or by the coordinator
-    at any time; nobody dies or makes a mistake."""
+    at any time; nobody fails or makes a mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} modes")
     by = pick.choice(["schedule", "script", "registrar"])
@@ -385,7 +385,7 @@ def small_partition(num_chunks: int, *, elements: int = 64, optimizer_groups: in
 
 
 def with_backup(seed: int, *, size: Size = "small") -> Schedule:
-    """A schedule in sync in which groups may miss rounds; nobody dies or makes a mistake."""
+    """A schedule in sync in which groups may miss rounds; nobody fails or makes a mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} backup")
     sizes = base.group_sizes if len(base.group_sizes) > 1 else (*base.group_sizes, 1, 1)
@@ -418,7 +418,7 @@ def with_backup(seed: int, *, size: Size = "small") -> Schedule:
 
 def with_stale(seed: int, *, size: Size = "small") -> Schedule:
     """A schedule in ssp or async, of groups that differ in speed, in which the lr of an update
-    falls with its staleness, or its delay is compensated, or both; nobody dies or makes a
+    falls with its staleness, or its delay is compensated, or both; nobody fails or makes a
     mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} stale")

@@ -1,4 +1,4 @@
-"""Jobs whose servers have buddies, and one of these servers dies at a seeded moment.
+"""Jobs whose servers have buddies, and one of these servers fails at a seeded moment.
 
 job, undisturbed = play_with_server_death(with_buddies(7))
 [loop.hosted for loop in job.servers]       # who has taken whose place
@@ -33,7 +33,7 @@ def play_with_server_death(
     schedule: Schedule, *, num_deaths: int = 1, **more: Any
 ) -> tuple[VirtualJob, VirtualJob]:
     """The job, and the same one without a death. Where every server but the coordinator had ended
-    by then nobody has died."""
+    by then nobody has failed."""
     undisturbed, steps = VirtualJob(schedule, is_watched=False, **more), 0
     while undisturbed.network.step():
         steps += 1

@@ -1,5 +1,5 @@
-"""Jobs whose spares take the places of servers and of workers, whoever dies first: workers, servers
-and spares die, each at a seeded moment.
+"""Jobs whose spares take the places of servers and of workers, whoever fails first: workers,
+servers and spares fail, each at a seeded moment.
 
 job = play_with_shared_spares(7)
 prove_refills(job)                      # tests.support.virtual.refills
@@ -93,7 +93,7 @@ def play_with_shared_spares(
 
 
 def _at_risk(job: SharedSparesJob, pick: random.Random) -> list[int]:
-    """Of one group nobody dies."""
+    """Of one group nobody fails."""
     groups = job.groups[: -job.schedule.spares]
     safe = pick.randrange(len(groups))
     return [
@@ -107,7 +107,7 @@ def _at_risk(job: SharedSparesJob, pick: random.Random) -> list[int]:
 def _candidates(
     job: SharedSparesJob, wanted: str, at_risk: list[int], *, spares_standby: bool
 ) -> list[int]:
-    """Who may die now, if that is the moment for it."""
+    """Who may fail now, if that is the moment for it."""
     actors, takeovers = {*job.network.unfinished}, job.takeovers
     joins = part_of(job.coordinator, Joins)
     workers = [each for each in at_risk if each in actors]

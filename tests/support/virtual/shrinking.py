@@ -1,4 +1,4 @@
-"""Groups of a virtual job that go on without their dead: how their channels are made anew.
+"""Groups of a virtual job that continue without their dead: how their channels are made again.
 
 form_anew(worker)                  # from now on its group does
 note_what_counts(worker)           # for the oracle of values
@@ -53,7 +53,7 @@ class NotingShrinker(GroupShrinker):
 
 
 def form_anew(worker: VirtualWorker) -> None:
-    """The worker's group goes on without its dead."""
+    """The worker's group continues without its dead."""
     channel = worker.job.channels[worker.group][worker.seat.place]
     assert isinstance(channel, ShrinkingChannel)
     reforming = NotingShrinker(

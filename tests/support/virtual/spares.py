@@ -1,4 +1,4 @@
-"""Jobs with spares whose servers and spares die one after the other, each at a seeded moment:
+"""Jobs with spares whose servers and spares fail one after the other, each at a seeded moment:
 before, while and behind a spare's copy is filled, and once it has taken a place.
 
 job = play_with_spares(7)
@@ -33,7 +33,7 @@ def schedule_with_spares(seed: int) -> Schedule:
 def play_with_spares(
     seed: int, *, schedule: Schedule | None = None, coordinator_dies: bool = False, **broken: Any
 ) -> RefillJob:
-    """Servers and spares die; ``coordinator_dies``: it does, too, once, at any moment."""
+    """Servers and spares fail; ``coordinator_dies``: it does, too, once, at any moment."""
     schedule = schedule or schedule_with_spares(seed)
     pick = random.Random(f"{seed} who dies of them")
     job = RefillJob(schedule, max_deaths=99, **broken)
@@ -73,7 +73,7 @@ def play_with_spares(
 
 
 def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[int]:
-    """Who may die now, if that is the moment for it."""
+    """Who may fail now, if that is the moment for it."""
     takeovers = job.takeovers
     living = {each for each in takeovers.alive if each in job.network.unfinished} - {COORDINATOR}
     if spares_standby:
@@ -103,7 +103,7 @@ def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[in
 
 
 def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
-    """``victim`` dies; what it was is noted."""
+    """``victim`` fails; what it was is noted."""
     shards = job.takeovers.shards
     job.met[why] += 1
     if is_spare(victim):

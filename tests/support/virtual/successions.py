@@ -1,4 +1,4 @@
-"""Jobs whose coordinator dies, and who has its place, and who has that one's, each at a seeded
+"""Jobs whose coordinator fails, and who has its place, and who has that one's, each at a seeded
 moment: when there is a standby again, and before; and so do standbys.
 
 job = play_successions(7)
@@ -38,7 +38,7 @@ def schedule_with_successions(seed: int) -> Schedule:
 
 
 def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: Any) -> RefillJob:
-    """Coordinators and standbys die, and now and then another server or spare."""
+    """Coordinators and standbys fail, and now and then another server or spare."""
     schedule = schedule or schedule_with_successions(seed)
     pick = random.Random(f"{seed} who dies of those that register")
     job = RefillJob(schedule, max_deaths=99, **broken)
@@ -71,7 +71,7 @@ def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: A
 
 
 def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
-    """Who may die now, if that is the moment for it."""
+    """Who may fail now, if that is the moment for it."""
     coordinator_log, takeovers = job.coordinator_log, job.takeovers
     assert coordinator_log is not None
     is_whole = job.standby in job.network.unfinished and not takeovers.alone
@@ -92,7 +92,7 @@ def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
 
 
 def _end(job: RefillJob, victim: int, why: str, pick: random.Random) -> None:
-    """``victim`` dies; what it was is noted."""
+    """``victim`` fails; what it was is noted."""
     job.met[why] += 1
     job.met["the first coordinator"] += victim == COORDINATOR
     job.met["another coordinator"] += victim == job.coordinator_at != COORDINATOR

@@ -1,4 +1,4 @@
-"""Schedules in which workers die and the others go on: played, and proved.
+"""Schedules in which workers fail and the others continue: played, and proved.
 
 job = play_with_deaths(seed)
 prove_survival(job)
@@ -28,13 +28,13 @@ NOTICES_S = (0.0, 1e-4, 1e-2)
 
 
 def schedule_with_deaths(seed: int) -> Schedule:
-    """Several groups, of which not all die; the chief may."""
+    """Several groups, of which not all fail; the chief may."""
     schedule = replace(Schedule.from_seed(seed), mistake="", death=None, has_model=True)
     return with_several_groups(schedule)
 
 
 def with_several_groups(schedule: Schedule) -> Schedule:
-    """And nothing of which there is no oracle where somebody dies."""
+    """And nothing of which there is no oracle where somebody fails."""
     pick = random.Random(f"{schedule.seed} survivors")
     if len(schedule.group_sizes) < 2:
         sizes = (*schedule.group_sizes, *(1,) * pick.choice([1, 2]))
@@ -51,7 +51,7 @@ def with_several_groups(schedule: Schedule) -> Schedule:
 
 
 def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: Any) -> VirtualJob:
-    """Some workers die, each at a random event, but one group has none of them."""
+    """Some workers fail, each at a random event, but one group has none of them."""
     schedule = schedule or schedule_with_deaths(seed)
     pick = random.Random(f"{seed} deaths")
     job = VirtualJob(schedule, max_deaths=99, **broken)
@@ -81,8 +81,8 @@ def crash_in_turn(
     first: int,
     wait: Callable[[], int],
 ) -> None:
-    """The job to its end; the last of ``victims`` dies after ``first`` events of those at which
-    training may go on without the one before, and each other one after ``wait()`` more."""
+    """The job to its end; the last of ``victims`` fails after ``first`` events of those at which
+    training may continue without the one before, and each other one after ``wait()`` more."""
     num_since = 0
     while job.network.step():
         if not victims or not job.coordinator.is_ready:
@@ -133,7 +133,7 @@ def prove_survival(job: VirtualJob) -> None:
     histories = [each.history() for each in job.sets]
     report = check_sets_of(histories, None)
     assert not report.violations, report.violations[:5]
-    # Of a group that had taken leave when one of it died nobody says that it is dead.
+    # Of a group that had taken leave when one of it failed nobody says that it is dead.
     has_left = out & {
         worker
         for each in job.workers

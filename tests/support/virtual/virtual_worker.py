@@ -273,7 +273,7 @@ class VirtualWorker:
         self.draws += self.draws[-1:] * (self.clock - len(self.draws))
 
     def next_clock(self) -> int:
-        """With which the group goes on."""
+        """With which the group continues."""
         return self.trainer.clock
 
     def _meet_only(self) -> Iterator[float | None]:
@@ -592,6 +592,6 @@ class VirtualWorker:
     def _ask(self) -> None:
         """As WorkerLoop.carry_on after ``warn_s``."""
         if worker_id(self.worker) not in self.job.network.unfinished:
-            return  # it has ended meanwhile, or died
+            return  # it has ended meanwhile, or failed
         self.warnings.append(f"still waiting for {self.core.awaits()}")
         self.loop._ask_who_is_missing()

@@ -103,7 +103,7 @@ class Watch:
         self.may_miss = False
         """Whether updates may come after their round has closed."""
         self.reforms = False
-        """Whether groups go on without their dead: what is pushed in place of these."""
+        """Whether groups continue without their dead: what is pushed instead of these."""
         self._dropped: set[tuple[int, int, int, int]] = set()
         """(worker, set, chunk, clock) of updates that were received and not used,"""
         self._missed: set[tuple[int, int, int, int]] = set()
@@ -138,7 +138,7 @@ class Watch:
             and header.flags == Flag.RETRANSMIT
             and not (header.length or header.weight)
         ):
-            return  # in place of a worker that has died, which needs no slot, and holds no credit
+            return  # instead of a worker that has failed, which needs no slot, and holds no credit
         outstanding.add(message)
         if header.flags & Flag.RECEIPT or sets_values:
             self._asked.add((pair, message))

@@ -96,7 +96,7 @@ def test_a_burst_brings_the_gradient_and_what_was_left_out_comes_as_before(
 
 
 def test_in_sync_the_same_bits_with_any_number_of_servers_in_a_schedule(tmp_path: Path) -> None:
-    """With pulls that go on from x^, and parts with and without bursts."""
+    """With pulls that continue from x^, and parts with and without bursts."""
     schedule = "0: sync topk:0.05+burst:3/int4; 8: sync sign/int4; 14: sync sign+burst:2"
     runs = [learn(tmp_path / f"run-{at}", steps=20, servers=at, schedule=schedule) for at in (1, 3)]
     first, other = (each.results[0] for each in runs)

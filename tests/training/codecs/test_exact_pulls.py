@@ -1,5 +1,5 @@
-"""``job.pull(exact=True)``: what no codec has been at, to evaluate with; and training goes on from
-what it was, bit by bit. tests/support/programs/training/codec_cases.py has the scripts."""
+"""``job.pull(exact=True)``: what no codec has been at, to evaluate with; and training continues
+from what it was, bit by bit. tests/support/programs/training/codec_cases.py has the scripts."""
 
 from __future__ import annotations
 

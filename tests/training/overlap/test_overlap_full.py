@@ -594,7 +594,7 @@ def test_a_use_counts_though_other_values_come_before_the_step(tmp_path: Path) -
     assert torch.equal(parameters(full), parameters(off))
     assert num_late(full) == {ALL_LATE}
     assert full.checked().num_uses == off.checked().num_uses
-    # Two uses of each chunk in every iteration, but the first values are not pulled anew.
+    # Two uses of each chunk in every iteration, but the first values are not pulled again.
     assert full.summary["staleness_seen"] == off.summary["staleness_seen"]
 
 

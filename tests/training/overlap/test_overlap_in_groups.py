@@ -270,7 +270,7 @@ def test_a_gradient_that_is_not_finite_is_told_in_the_group_which_can_go_on(
                 optimizer.step()
             except NonFiniteGradientError as error:
                 told = str(error)
-                assert not trainers_of(job)[0].is_open, "that iteration is over"
+                assert not trainers_of(job)[0].is_open, "that iteration has ended"
                 optimizer.zero_grad()
                 model(x).backward()
                 optimizer.step()

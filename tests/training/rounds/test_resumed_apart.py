@@ -1,5 +1,5 @@
 """``steps_by = speed`` with ``--resume`` in ssp and async: groups are in different hands of a pass
-when a checkpoint is made, each goes on with its own next one, and no sample comes twice."""
+when a checkpoint is made, each continues with its own next one, and no sample comes twice."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_each_group_goes_on_with_its_own_next_hand(begun: Path, tmp_path: Path) 
     told = path / "steps.jsonl"
     told.write_text(told.read_text().replace('"num_fixed": ', '"num_fixed": 1000000000', 1))
     report = check_run(path, read_histories(path))
-    assert any("gone on with more than" in line for line in report.violations)
+    assert any("continued with more than" in line for line in report.violations)
 
 
 @pytest.mark.slow
@@ -291,9 +291,9 @@ def fixes_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("breaks", "found"),
     [
-        (begins_anew, "goes on with hand 0 on worker 0; by step-.* hands up to"),
+        (begins_anew, "continues with hand 0 on worker 0; by step-.* hands up to"),
         pytest.param(
-            all_where_the_first_is, "goes on with hand .* on worker", marks=pytest.mark.slow
+            all_where_the_first_is, "continues with hand .* on worker", marks=pytest.mark.slow
         ),
         pytest.param(fixes_anew, "is fixed twice", marks=pytest.mark.slow),
         pytest.param(

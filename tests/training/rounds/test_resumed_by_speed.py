@@ -128,10 +128,10 @@ def test_every_sample_comes_once_across_attempts(
         {(each["loader"], each["number"], each["block"]): each["steps"] for each in lines}
         for lines in (lines_of(tmp_path / "attempt-1", "fixed"), lines_of(tmp_path, "fixed"))
     )
-    # An evaluation is made again as a whole, by all: of it terms are fixed anew.
+    # An evaluation is made again as a whole, by all: of it terms are fixed again.
     begun = {term for term in before.keys() & later.keys() if term[0] == 1}
     assert begun or stop_at != 5
-    assert all(before[term] == later[term] for term in begun), "what has begun goes on"
+    assert all(before[term] == later[term] for term in begun), "what has begun continues"
 
 
 def test_other_workers_get_what_is_left(tmp_path: Path) -> None:
@@ -244,8 +244,12 @@ def forgets_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("breaks", "rule", "found"),
     [
-        (begins_anew, Rule.HANDS, "goes on with hand 0 at sample 0; by step-00000002 hands up to"),
-        (leaves_some_out, Rule.HANDS, "attempt 2: pass 0 over loader 1 goes on with hand 2"),
+        (
+            begins_anew,
+            Rule.HANDS,
+            "continues with hand 0 at sample 0; by step-00000002 hands up to",
+        ),
+        (leaves_some_out, Rule.HANDS, "attempt 2: pass 0 over loader 1 continues with hand 2"),
         (leaves_the_pass_out, Rule.HANDS, "which was under way at .*, is not dealt to its end"),
         (forgets_speeds, Rule.HANDS, "what was observed calls for"),
     ],

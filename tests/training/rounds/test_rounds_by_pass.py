@@ -90,7 +90,7 @@ def test_a_round_is_an_epoch_and_the_values_are_those_of_torch(outer: str, tmp_p
     for each in outcome.results:
         assert torch.allclose(each["parameters"], wanted, rtol=1e-4, atol=1e-6)
         assert each["lengths"] == [PER_PASS] * EPOCHS
-        assert each["clocks"] == [1, 2, 3]  # the exchange is over when the loop is
+        assert each["clocks"] == [1, 2, 3]  # the exchange has ended when the loop is
     assert outcome.summary["rounds_cut"] == 0
     assert outcome.summary["local_steps"] == 3 * PER_PASS * EPOCHS
 

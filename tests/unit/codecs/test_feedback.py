@@ -184,7 +184,7 @@ def test_a_push_is_left_for_later_while_what_it_moves_is_small_but_not_for_ever(
     assert not leaving(sender, small, parameters)
     assert torch.allclose(sender.push(small), 4 * small), "all that was left comes at once"
     assert not sender.left().any()
-    assert leaving(sender, small, parameters), "it is counted anew"
+    assert leaving(sender, small, parameters), "it is counted again"
     assert sender.encoder.num_skipped == 4
 
 

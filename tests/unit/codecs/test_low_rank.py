@@ -139,7 +139,7 @@ def test_a_matrix_that_is_not_finite_is_not_afterwards_and_others_are(wrong: flo
 
 def test_the_best_directions_are_found_by_going_on_from_the_last_encoding() -> None:
     """With Q of the last time the error comes down to that of the best approximation (its singular
-    values but the first two); drawn anew each time it does not."""
+    values but the first two); drawn again each time it does not."""
     spectrum = torch.diag(0.9 ** torch.arange(40.0))
     left, right = (torch.linalg.qr(random(1600, seed).view(40, 40))[0] for seed in (1, 2))
     values = (left @ spectrum @ right).reshape(-1)

@@ -467,7 +467,7 @@ def test_mpirun_is_really_started_and_its_status_passes_through(tmp_path: Path) 
 
     if (why := why_missing("openmpi")) is not None:
         skip_or_fail(why, variable=REQUIRED_BY["openmpi"])
-    # A file that psdist would import in place of the standard library's.
+    # A file that psdist would import instead of the standard library's.
     (tmp_path / "queue.py").write_text("raise ImportError('a file of the user was imported')\n")
     done = start("--help")
     assert done.returncode == 0, done.text

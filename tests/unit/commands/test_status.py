@@ -91,7 +91,7 @@ def test_who_waits_in_a_collective_for_whom_and_who_stands_still(tmp_path: Path)
     assert job.lines() == [
         "training, sync, 4 workers; told 0 s ago",
         "  waiting    save, for 12 s: workers 1, 2 missing; worker 0 there",
-        "  died       worker 3 (rank 4 on n1)",
+        "  failed     worker 3 (rank 4 on n1)",
         "  finished   worker 0",
         "  worker 1    group 1, iteration 41; the same for 12 s; waited 0.0 s in steps",
         "  worker 2    group 1, iteration 42; the same for 12 s; waited 0.0 s in steps",

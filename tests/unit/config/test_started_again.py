@@ -1,4 +1,4 @@
-"""A job that is ended so that it is started again: whatever it trains with can go on."""
+"""A job that is ended so that it is started again: whatever it trains with can continue."""
 
 from __future__ import annotations
 

@@ -324,8 +324,8 @@ def test_without_a_patience_no_loss_is_read() -> None:
 
 
 class Apart:
-    """Groups that go on by themselves over links of their own; in ssp who is further ahead than the
-    bound waits until the others have come."""
+    """Groups that continue by themselves over links of their own; in ssp who is further ahead than
+    the bound waits until the others have come."""
 
     def __init__(self, mode: str, links: list[Link], *, bound: int = 2, **given: Any) -> None:
         self.control = CodecControl(

@@ -54,7 +54,7 @@ def trained(**given: Any) -> Run:
 
 
 def another(run: Run, clock: int, **given: Any) -> Run:
-    """A run that goes on from a checkpoint of the first."""
+    """A run that resumes from a checkpoint of the first."""
     next_run = Run(**given)
     next_run.control.go_on(run.control.kept(clock), clock)
     next_run.round = clock

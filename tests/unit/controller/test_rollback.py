@@ -70,7 +70,7 @@ def test_a_run_in_which_nobody_had_looked_goes_on_from_what_is_taken_as_good() -
     guard.go_on(None, 5000)
     assert guard.kept() == KeptRise(best=None, good=5000)
     assert guard.report(5000 + LOOK - 1, 1, 1.0) is None
-    assert guard.kept().best is None, "no look is over"
+    assert guard.kept().best is None, "no look has ended"
     assert [guard.report(5000 + each * LOOK, 1, 9.0**each) for each in (1, 2, 3, 4)][-1] == Rise(
         9.0**4, 5.0, 5000
     )

@@ -111,7 +111,7 @@ def test_what_a_checkpoint_keeps_is_gone_on_with() -> None:
     for _ in range(2):
         assert mine.choose() == Choice((3, 10), ""), "a term may have begun"
     mine.observe(0, 800)
-    assert mine.choose().why, "and is chosen anew behind it"
+    assert mine.choose().why, "and is chosen again behind it"
 
 
 def test_of_other_groups_nothing_is_known_and_of_other_steps_how_fast_groups_are() -> None:

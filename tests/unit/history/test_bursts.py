@@ -39,7 +39,7 @@ def test_bursts_have_a_codec_of_their_own() -> None:
         ({"burst": 1, "burst_code": 11}, "bursts every 1 rounds by codec 11"),
         ({"burst": 3}, "bursts every 3 rounds by codec 0"),
         ({"burst_code": 11}, "bursts every 0 rounds by codec 11"),
-        ({"burst": 3, "burst_code": 11, "ladder": (NONE,)}, "bursts beside a ladder of 1 codecs"),
+        ({"burst": 3, "burst_code": 11, "ladder": (NONE,)}, "bursts with a ladder of 1 codecs"),
         ({"burst": -2, "burst_code": 11}, "greater than or equal to 0"),
     ],
 )

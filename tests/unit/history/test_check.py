@@ -687,7 +687,7 @@ def test_a_step_cut_off_inside_the_log_is_caught_also_after_a_crash() -> None:
 
 
 def dead_group_history(*, is_declared: bool, is_closed: bool = False) -> History:
-    """Groups 0 and 1; group 1 dies after 2 iterations, group 0 goes on to 6 with bound 1."""
+    """Groups 0 and 1; group 1 fails after 2 iterations, group 0 continues to 6 with bound 1."""
     toy = ToyRun(seed=0, groups=((0,), (1,)), iterations=(6, 2), num_servers=1, num_chunks=1)
     run = toy.record.model_copy(update={"staleness": 1, "checksum_every": 0})
     server, workers = ServerHistory(None, 0), [WorkerHistory(None, 0), WorkerHistory(None, 1)]
@@ -715,7 +715,7 @@ def dead_group_history(*, is_declared: bool, is_closed: bool = False) -> History
 def test_nobody_waits_for_a_dead_group_and_the_run_may_still_be_complete(is_closed: bool) -> None:
     report = check(dead_group_history(is_declared=True, is_closed=is_closed))
     assert report.proved, report.violations
-    note = "the records of worker 1 end early, after 2 uses: its group died"
+    note = "the records of worker 1 end early, after 2 uses: its group failed"
     assert (note in report.notes) != is_closed
     assert "server 0 declared these groups dead: [1]" in report.notes
 
@@ -759,7 +759,7 @@ def test_without_its_recorded_death_the_dead_group_is_waited_for() -> None:
     report = check(dead_group_history(is_declared=False))
     assert broken(report) == {Rule.BOUND, Rule.MEMBERSHIP}
     assert not report.is_complete
-    assert any("group 1 has neither left nor died" in line for line in report.violations)
+    assert any("group 1 has neither left nor failed" in line for line in report.violations)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -889,7 +889,7 @@ def test_everything_that_is_wrong_with_an_event_is_told() -> None:
         "server 0, position 0: JOIN of group 0: at clock 4; a group begins with 0",
         "server 0, position 0: JOIN of group 0: with 9.0 workers; run.json says that the group has "
         "2",
-        "server 0, position 0: JOIN of group 0: with lr_scale 2.0; it is 1 beside updates",
+        "server 0, position 0: JOIN of group 0: with lr_scale 2.0; it is 1 except for updates",
     ]
 
 

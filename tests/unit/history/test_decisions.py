@@ -199,7 +199,7 @@ def test_a_ladder_is_that_with_which_the_run_begins() -> None:
             RunRecord.model_validate(told | wrong)
 
 
-# -- groups that have died or joined --------------------------------------------------------------
+# -- groups that have failed or joined ------------------------------------------------------------
 
 THREE = RUN.model_copy(
     update={"groups": ((0,), (1,), (2,)), "num_substitutes": 1, "slices": ((0,), (0,), (0,))}
@@ -259,7 +259,7 @@ def test_what_a_group_has_told_counts_no_more_when_another_worker_leads_it() -> 
         LOST, *told[:2], came(1, begins), later, changed()
     )
     for wrong in ((came(1, begins), told[2]), (came(1, begins), told[1])):
-        words = "line 4: behind a line that group 1 tells of the round behind it"
+        words = "line 4: after a line in which group 1 reports the next round"
         assert words in findings_with(LOST, *told[:2], *wrong)
 
 
@@ -275,7 +275,7 @@ def test_a_group_that_had_left_may_be_gone() -> None:
 @pytest.mark.parametrize(
     ("members", "lines", "words"),
     [
-        (DIED, (sized(),), "groups [] are gone; by the log of server 0 groups [1] have died"),
+        (DIED, (sized(),), "groups [] are gone; by the log of server 0 groups [1] have failed"),
         (Members(), (sized(), gone(1)), "groups [1] are gone; by the log of server 0 groups []"),
         (DIED, (gone(1), gone(1)), "line 2: group 1 is gone, which is not in the run then"),
         (DIED, (gone(1), gone(0)), "line 2: group 0 is gone, which is not in the run then, or the"),
@@ -425,7 +425,7 @@ def test_codecs_that_were_set_for_a_later_round_are_the_runs() -> None:
         ),
         (
             line_of("resumed", replace(controlled().kept(0), lossiest=2)),
-            "line 1: the run has gone on with choices of the codecs none, x/x, or not whole",
+            "line 1: the run continued with choices of the codecs none, x/x, or not whole",
         ),
     ],
 )
@@ -436,7 +436,7 @@ def test_what_a_run_cannot_have_gone_on_with(line: DecisionLine, words: str) -> 
 def test_only_the_first_line_says_with_what_a_run_has_gone_on() -> None:
     first = line_of("resumed", controlled().kept(0))
     found = findings_of(first, first, run=begins((0, 0)))
-    assert found.startswith("decisions.jsonl, line 2: says with what the run has gone on")
+    assert found.startswith("decisions.jsonl, line 2: names the choices that the run continued")
 
 
 def test_what_a_checkpoint_keeps_follows_from_what_was_observed() -> None:
@@ -496,7 +496,7 @@ def test_another_rollback_is_found(changed: dict[str, Any]) -> None:
 
 def test_nothing_stands_behind_a_rollback() -> None:
     for more in (reported_at(6, 1.0), rolled()):
-        assert "line 7: stands behind a rollback, with which the run has ended" in findings_of(
+        assert "line 7: follows a rollback, which ended the run" in findings_of(
             *RISES, rolled(), more, run=WATCHED
         )
 

@@ -171,7 +171,7 @@ def _(forged: Forgery) -> None:
     forged.insert(0, len(forged.events[0]), forged.event(0, JOIN, group=2))
 
 
-@fault("a group dies after it has left", Rule.MEMBERSHIP)
+@fault("a group fails after it has left", Rule.MEMBERSHIP)
 def _(forged: Forgery) -> None:
     forged.insert(0, len(forged.events[0]), forged.event(0, LEAVE, group=2), kind=DEATH)
 

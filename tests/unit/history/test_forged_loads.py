@@ -1,6 +1,6 @@
 """Forged histories, as in test_forged.py: values that the chief has set in the middle.
 
-The honest run is the same as there, but for values of all chunks that are set in its collective.
+The honest run is the same as there, except for values of all chunks that are set in its collective.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ AGAIN = RUN.model_copy(
 
 
 def dealt_on(first: list[list[HandLine]], *second: HandLine) -> Sequence[str]:
-    """``second``: of worker 0 in the next attempt, which goes on behind round 0."""
+    """``second``: of worker 0 in the next attempt, which continues behind round 0."""
     findings = Findings(max_listed_per_rule=20)
     of_first = [WorkerLines(lines=tuple(each), is_complete=True) for each in first]
     of_second = [WorkerLines(lines=each, is_complete=True) for each in (second, ())]
@@ -227,9 +227,9 @@ def test_a_pass_goes_on_behind_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ({"hand": 1, "start": 7}, "goes on with hand 1 at sample 7"),
-        ({"hand": 2, "start": 8}, "goes on with hand 2 at sample 8"),
-        ({"hand": 0, "start": 0}, "goes on with hand 0 at sample 0"),
+        ({"hand": 1, "start": 7}, "continues with hand 1 at sample 7"),
+        ({"hand": 2, "start": 8}, "continues with hand 2 at sample 8"),
+        ({"hand": 0, "start": 0}, "continues with hand 0 at sample 0"),
         ({"number": 3, "hand": 1, "start": 8}, "hands up to 0 were dealt, to 0"),
         ({"number": 3}, "pass 0 over loader 1, which was under way at .* is not dealt to its end"),
     ],

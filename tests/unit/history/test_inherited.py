@@ -1,6 +1,7 @@
-"""What a chunk inherits of a group that died: recorded, recomputed, and refused where it is wrong.
+"""What a chunk inherits of a group that failed: recorded, recomputed, and refused where it is
+wrong.
 
-sync, groups 0 to 2 of one worker each, chunks 0 and 1 on one server. Group 1 dies in iteration 2:
+sync, groups 0 to 2 of one worker each, chunks 0 and 1 on one server. Group 1 fails in iteration 2:
 its update of chunk 0 has arrived whole, that of chunk 1 has not.
 """
 
@@ -167,7 +168,7 @@ def test_what_is_inherited_and_lost_is_named() -> None:
 
 
 def at_its_death(events: list[tuple[object, ...]]) -> None:
-    """Another server goes on before the chunk contains what it was to inherit."""
+    """Another server continues before the chunk contains what it was to inherit."""
     events.insert(place(events, DEATH) + 1, ("taken over",))
 
 

@@ -1,7 +1,7 @@
 """A substitute joins a run: recorded, recomputed, and refused where it is wrong.
 
 Groups 0 and 1 of one worker each and a substitute's, group 2; chunk 0 on server 0, chunk 1 on
-server 1. Group 1 dies in iteration 2, and the substitute joins at clock 3, behind a collective.
+server 1. Group 1 fails in iteration 2, and the substitute joins at clock 3, behind a collective.
 """
 
 from __future__ import annotations
@@ -179,14 +179,14 @@ def without_its_leave(events: list[Events]) -> None:
     ("change", "rule", "words"),
     [
         (another_clock_on_one_server, Rule.MEMBERSHIP, "joined server 0 at clock 3, server 1 at"),
-        (before_anybody_has_died, Rule.MEMBERSHIP, "substitute number 1, but 0 groups had died"),
-        (never_anybody_died, Rule.MEMBERSHIP, "substitute number 1, but 0 groups had died"),
+        (before_anybody_has_died, Rule.MEMBERSHIP, "substitute number 1, but 0 groups had failed"),
+        (never_anybody_died, Rule.MEMBERSHIP, "substitute number 1, but 0 groups had failed"),
         (in_a_round_that_is_over, Rule.MEMBERSHIP, "at clock 2, but a chunk contains update 2"),
         (later_than_it_pushes, Rule.APPLIES, "applied twice or out of order"),
         (twice, Rule.MEMBERSHIP, "the group had joined already"),
         (without_joining, Rule.MEMBERSHIP, "the group has not joined"),
         (without_it_in_a_step, Rule.STEPS, "made of groups [0] where [0, 2] belong"),
-        (without_its_leave, Rule.MEMBERSHIP, "group 2 has neither left nor died"),
+        (without_its_leave, Rule.MEMBERSHIP, "group 2 has neither left nor failed"),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )

@@ -13,7 +13,7 @@ from psdist.history.writers import ServerHistory
 def log(
     num_steps: int, *, taken_over: int = 0, is_closed: bool = False, clock: int = 0
 ) -> ServerLog:
-    """A group comes and makes steps; ``taken_over``: then the buddy goes on with so many."""
+    """A group comes and makes steps; ``taken_over``: then the buddy continues with so many."""
     history = ServerHistory(None, 1)
     history.member(EventKind.JOIN, 0, 0, 1.0)
     for step in range(num_steps):
@@ -53,7 +53,7 @@ def test_of_a_set_that_came_behind_the_death_the_log_is_the_buddys() -> None:
 
 
 def test_what_a_server_that_died_early_had_written_counts() -> None:
-    """Its events where the buddy goes on, or where a copy begins later."""
+    """Its events where the buddy continues, or where a copy begins later."""
     with pytest.raises(HistoryError, match="did not apply the same updates"):
         joined(joined_by(1), log(3, taken_over=1), name="copy-2")
     later = ServerHistory(None, 2, copy=2, position=1)
@@ -71,7 +71,7 @@ def joined_by(*groups: int) -> ServerLog:
 
 
 def test_of_a_server_that_died_behind_the_last_event_checksums_may_be_missing() -> None:
-    """Its buddy wrote its log to the end, and did not have to go on."""
+    """Its buddy wrote its log to the end, and did not have to continue."""
     shard = joined(log(2), log(4, is_closed=True), name="copy-1")
     assert (shard.is_complete, shard.has_died) == (True, True)
     assert len(shard.events) == 5
@@ -99,7 +99,8 @@ def test_a_buddy_that_applied_something_else_is_damage(server: ServerLog, copy: 
 
 
 def test_a_log_goes_from_copy_to_copy() -> None:
-    """The server dies and its buddy goes on; another copy is filled, and its keeper goes on."""
+    """The server fails and its buddy continues; another copy is filled, and its keeper
+    continues."""
     first, buddy = log(3), ServerHistory(None, 1)
     buddy.member(EventKind.JOIN, 0, 0, 1.0)
     for clock in range(3):

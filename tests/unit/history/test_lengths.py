@@ -232,7 +232,7 @@ def test_the_largest_losses_are_taken() -> None:
 def test_nothing_stands_behind_a_rollback_and_no_run_is_completed_with_one() -> None:
     ended = StepLine(rolled_back=rolled_back(9, Rise(9.0, 1.0, 4), 4))
     lines = found(MINE, [*STEPS[:-1], ended, STEPS[-1]], summary(exit="completed"))
-    words = "stands behind a rollback, with which the run has ended"
+    words = "follows a rollback, which ended the run"
     assert [f"line {len(STEPS) + 1}: {words}" in each for each in lines].count(True) == 1
     assert any("summary.json says that it was completed" in each for each in lines)
 
@@ -290,15 +290,15 @@ def test_a_run_goes_on_with_the_steps_of_rounds_that_had_begun() -> None:
     [
         ((BEGINS, fixed_line(2, 3), FALLS, fixed_line(3, 2, WHY)), "is fixed twice"),
         ((BEGINS, FALLS, fixed_line(4, 2, WHY)), "was fixed where"),
-        ((BEGINS, FALLS, BEGINS, fixed_line(3, 2, WHY)), "line 3: says with what the run has gone"),
+        ((BEGINS, FALLS, BEGINS, fixed_line(3, 2, WHY)), "line 3: names steps that the run"),
         ((FALLS, fixed_line(3, 2, WHY)), "its steps were never fixed"),
         (
             (kept_line("resumed", KEPT, "step-00000007"), FALLS, fixed_line(3, 2, WHY)),
-            "line 1: says with what the run has gone on, which it has not",
+            "line 1: names steps that the run continued with, but it did not",
         ),
         (
             (kept_line("resumed", replace(KEPT, starts=((0, 5),))), FALLS, fixed_line(3, 2, WHY)),
-            "line 1: the run has gone on with steps of more than 4 local steps, or not whole",
+            "line 1: the run continued with steps of more than 4 local steps, or not whole",
         ),
         (
             (BEGINS, kept_line("kept", replace(KEPT, count=2)), FALLS, fixed_line(3, 2, WHY)),
@@ -350,7 +350,7 @@ def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good() -> None
 def test_a_first_attempt_goes_on_with_nothing() -> None:
     """A forged line would let it begin with any steps."""
     forged = kept_line("resumed", KEPT, "")
-    words = "line 1: says with what the run has gone on, which it has not"
+    words = "line 1: names steps that the run continued with, but it did not"
     assert any(words in each for each in found_of(RUN, forged))
     again = RUN.model_copy(update={"attempt": 2})
     assert not any(words in each for each in found_of(again, forged))

@@ -1,7 +1,7 @@
-"""What the check proves of a group that goes on without one of its workers, and what it refuses.
+"""What the check proves of a group that continues without one of its workers, and what it refuses.
 
 sync, group 0 of workers 0 to 2 and group 1 of worker 3, chunks 0 to 5 on one server: two of each
-worker's slice. Worker 1 dies in iteration 2: of its chunks (1 and 4) one update has arrived whole,
+worker's slice. Worker 1 fails in iteration 2: of its chunks (1 and 4) one update has arrived whole,
 of the other its heir, worker 2, pushes nothing.
 """
 
@@ -115,8 +115,8 @@ def test_updates_are_of_who_had_the_chunk_when_they_came() -> None:
     history = history_of()
     report = check(history)
     assert report.proved, (report.violations, report.notes)
-    assert any("groups go on: 0 without [1]" in note for note in report.notes)
-    assert any("worker 1 end early" in note and "it died" in note for note in report.notes)
+    assert any("groups continue: 0 without [1]" in note for note in report.notes)
+    assert any("worker 1 end early" in note and "it failed" in note for note in report.notes)
     assert lost_workers(history) == {0: [{DEAD}]}
     assert stamps_of(history) == {0: {DEAD: {DIES_IN}}}
 

@@ -1,7 +1,7 @@
 """What the check proves of a group between the deaths of its workers, and of servers together.
 
 sync, one group of workers 0 to 3, chunks 0 to 7 on servers 0 and 1, four on each; server 2 owns
-none. Worker 3 dies in iteration 2, worker 2 in iteration 6, each before anything of it was pushed.
+none. Worker 3 fails in iteration 2, worker 2 in iteration 6, each before anything of it was pushed.
 The record of worker 3 lacks what it had not written yet.
 """
 
@@ -30,7 +30,7 @@ MEMBERS = (0, 1, 2, 3)
 PLACES = tuple(chunk % 4 for chunk in range(NUM_CHUNKS))
 OWNERS = (0, 0, 0, 0, 1, 1, 1, 1)
 DEATHS = {3: 2, 2: 6}
-"""By worker that dies the iteration."""
+"""By worker that fails the iteration."""
 Key = tuple[int, int]
 Told = tuple[int, int] | None
 
@@ -114,7 +114,7 @@ def test_two_deaths_are_proved(unwritten: int) -> None:
 
 @pytest.mark.parametrize("clock", [3, 4, 5])
 def test_between_deaths_those_who_live_push_with_one_weight(clock: int) -> None:
-    """Of iterations 1 to 6 worker 3 says nothing, and worker 2 has not died yet."""
+    """Of iterations 1 to 6 worker 3 says nothing, and worker 2 has not failed yet."""
     report = check(history_of({(1, clock): (1.0, 2.5)}))
     assert broken(report) == {Rule.PUSHES.value}, report.violations
     weights = [3.0, 2.5, 3.0] if clock < 4 else [3.0, 2.5]
@@ -159,7 +159,7 @@ def test_nobody_pushes_behind_its_death() -> None:
     findings = Findings(max_listed_per_rule=20)
     history = history_of(told=lambda _server, worker, clock: (worker, min(clock, 3)), unwritten=0)
     Claims.of(history, findings)
-    assert "worker 2: pushed iteration 4, but it had died in iteration 3" in findings.lines()
+    assert "worker 2: pushed iteration 4, but it had failed in iteration 3" in findings.lines()
     assert not any("pushed iteration 3" in line for line in findings.lines())
 
 
@@ -184,7 +184,7 @@ def test_all_servers_tell_of_the_same_deaths(silent: int, dead: int) -> None:
     history = history_of(told=told)
     report = check(history)
     says = (
-        f"server {int(not silent)} says that worker {dead} of group 0 has died, server {silent} "
+        f"server {int(not silent)} says that worker {dead} of group 0 has failed, server {silent} "
         "that the group had all its workers"
     )
     assert says in report.violations

@@ -17,7 +17,7 @@ from tests.support.history.toy_run import ToyRun
 
 
 def died(log: ServerLog, group: int) -> Records:
-    """The server's events, had the group died where it left."""
+    """The server's events, had the group failed where it left."""
     events = log.events.copy()
     is_it = (events["kind"] == EventKind.LEAVE) & (events["group"] == group)
     events["kind"][is_it] = EventKind.DEATH
@@ -25,7 +25,7 @@ def died(log: ServerLog, group: int) -> Records:
 
 
 def crashed(toy: ToyRun) -> History:
-    """Group 2 (worker 3) died; then all but worker 0 were killed, one after the other."""
+    """Group 2 (worker 3) failed; then all but worker 0 were killed, one after the other."""
     history = toy.run()
     assert history is not None
     servers = []
@@ -73,7 +73,7 @@ def test_after_a_crash_every_part_that_is_not_proved_is_told_in_order() -> None:
             "on server 1 these groups never left: [0, 1]",
             "the records of worker 1 end early, after 23 uses",
             "the records of worker 2 end early, after 24 uses",
-            "the records of worker 3 end early, after 18 uses: its group died",
+            "the records of worker 3 end early, after 18 uses: its group failed",
             "summary.json says max_staleness_seen 7, what was recorded shows 2",
         ),
     )

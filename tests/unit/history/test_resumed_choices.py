@@ -1,4 +1,4 @@
-"""With what of psdist's own choices attempts have gone on, as the check judges it."""
+"""With what of psdist's own choices attempts have continued, as the check judges it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OTHER = Fidelity(
     steps=KeptSteps(starts=((0, 5),), num_fixed=3, first_loss=2.5, totals=(0.1, 0.2), count=4)
 )
 WORDS = (
-    "attempt 2 has gone on with other choices of psdist's own than attempt 1 has kept in "
+    "attempt 2 continued with other choices of psdist's own than attempt 1 has kept in "
     "step-00000100"
 )
 
@@ -119,7 +119,7 @@ LESS = Fidelity(steps=replace(OTHER.steps, starts=((0, 4),))) if OTHER.steps els
     ("good", "resumed", "words"),
     [
         (100, LESS, ""),
-        (99, LESS, "goes on from step-00000100; attempt 1 has said that the loss was good up to"),
+        (99, LESS, "resumes from step-00000100; attempt 1 reported that the loss was good up to"),
         (100, OTHER, "attempt 2 is as lossy as what attempt 1 has ended with: 4 is allowed"),
     ],
 )
@@ -181,7 +181,7 @@ def test_the_first_attempt_goes_on_with_nothing() -> None:
 
 @pytest.mark.parametrize("most", [8, 12, 4, 3])
 def test_with_fewer_local_steps_goes_on_what_a_rollback_allows(most: int) -> None:
-    """Of 16 steps 8 are allowed: who sets so many goes on with the first loss, too."""
+    """Of 16 steps 8 are allowed: who sets so many continues with the first loss, too."""
     assert OTHER.steps is not None
     kept = Fidelity(steps=replace(OTHER.steps, starts=((0, 16), (3, 5))))
     left = Fidelity(steps=replace(OTHER.steps, starts=((0, 8), (3, 5))))

@@ -1,4 +1,4 @@
-"""Where groups of a resumed attempt may begin when some had died, and spares had their places."""
+"""Where groups of a resumed attempt may begin when some had failed, and spares had their places."""
 
 from __future__ import annotations
 

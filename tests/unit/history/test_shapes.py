@@ -103,7 +103,7 @@ def test_a_worker_may_bring_nothing_to_an_iteration_of_its_group() -> None:
 
 
 def with_dead_group(**settings: Any) -> Forgery:
-    """Group 2 dies when it has pushed everything: its last pushes are not answered."""
+    """Group 2 fails when it has pushed everything: its last pushes are not answered."""
     forged = Forgery(**settings)
     for server in range(len(forged.events)):
         leave = forged.event(server, EventKind.LEAVE, group=2)

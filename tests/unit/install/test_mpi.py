@@ -116,7 +116,7 @@ def test_without_a_fitting_mpirun_the_error_names_the_others_and_the_remedy(
         find_mpirun(OPEN_MPI, {"PATH": f"{tmp_path}/broken:{tmp_path}/a:{tmp_path}/mute"})
     assert str(caught.value) == (
         f"no mpirun of Open MPI v5.0.11, which mpi4py loads, was found in {tmp_path}/empty/bin, "
-        f"beside the library, or on PATH ({other} is MPICH 4.0.2; {mute} does not say its "
+        f"next to the library, or on PATH ({other} is MPICH 4.0.2; {mute} does not say its "
         "version): "
         "pip install 'psdist-mpi[mpi]', or load your site's MPI module"
     )

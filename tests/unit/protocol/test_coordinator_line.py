@@ -177,7 +177,7 @@ def test_without_both_is_one_error_that_names_them(events: tuple[PeerLost, PeerL
         ServersLostError, match="both copies of what the coordinator knows"
     ) as error:
         line.handle(second)
-    assert str(error.value).startswith(f"{second.who} and {first.who} have died")
+    assert str(error.value).startswith(f"{second.who} and {first.who} have failed")
 
 
 def test_without_a_standby_all_is_kept_that_the_coordinator_has_not_heard() -> None:
@@ -227,7 +227,7 @@ def test_with_a_coordinator_that_nobody_can_follow_the_job_ends() -> None:
     line = line_of_worker()
     line.handle(DEATH)
     line.handle(succeeds(0))
-    with pytest.raises(ServersLostError, match=r"server 2 .* and server 0 .* have died"):
+    with pytest.raises(ServersLostError, match=r"server 2 .* and server 0 .* have failed"):
         line.handle(STANDBYS_DEATH)
 
 
@@ -236,7 +236,7 @@ def test_an_appointed_standby_that_has_died_is_not_waited_for() -> None:
     line.handle(STANDBYS_DEATH)
     line.handle(APPOINT)
     assert line.handle(NEXTS_DEATH) == [NEXTS_DEATH]
-    with pytest.raises(ServersLostError, match=r"server 0 .* and spare 1 .* have died"):
+    with pytest.raises(ServersLostError, match=r"server 0 .* and spare 1 .* have failed"):
         line.handle(DEATH)
 
 
@@ -252,7 +252,7 @@ def test_who_is_appointed_and_not_entrusted_says_that_nobody_goes_on(num_parts_h
     for part in range(num_parts_here):
         event = ControlArrived(COORDINATOR, entrust(part, 2))
         assert line.handle(event) == [event]
-    with pytest.raises(ServersLostError, match=r"server 0 .* and server 2 .* have died"):
+    with pytest.raises(ServersLostError, match=r"server 0 .* and server 2 .* have failed"):
         line.handle(DEATH)
 
 

@@ -1,4 +1,4 @@
-"""Who has the chunks of a worker that has died."""
+"""Who has the chunks of a worker that has failed."""
 
 from __future__ import annotations
 

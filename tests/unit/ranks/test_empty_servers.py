@@ -41,8 +41,8 @@ def test_a_share_that_is_smaller_than_a_chunk_is_told_apart() -> None:
 def test_whole_tensors_cannot_be_cut_finer() -> None:
     partition = Partition.cut([piece(1 << 20)], chunk_bytes=None, whole_tensors=True)
     assert line(partition, [0.5, 0.5]) == (
-        "server 1 holds nothing and only waits: this optimizer needs whole tensors, of which small "
-        "ones go together: 1 chunk of at most 4,194,304 bytes; set servers = 1"
+        "server 1 holds nothing and only waits: this optimizer needs whole tensors; small ones "
+        "share a chunk: 1 chunk of at most 4,194,304 bytes; set servers = 1"
     )
 
 

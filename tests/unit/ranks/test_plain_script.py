@@ -118,7 +118,7 @@ def test_a_prompt_outlives_every_error(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(FAILING)
     env = environment(tmp_path / "run")
-    # The script fails, and python -i goes on to a prompt, where the same job is still there.
+    # The script fails, and python -i continues to a prompt, where the same job is still there.
     terminal = Terminal([sys.executable, "-i", str(script)], env)
     try:
         told = terminal.wait_for(">>> ")

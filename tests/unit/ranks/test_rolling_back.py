@@ -23,7 +23,7 @@ from tests.unit.ranks.test_shared_spares import rank_of
 
 @pytest.mark.parametrize(
     ("lossiest", "status", "words"),
-    [(8, 75, "--resume goes on"), (1, 2, "nothing less lossy is left")],
+    [(8, 75, "--resume continues"), (1, 2, "nothing less lossy is left")],
 )
 def test_each_rise_is_recorded_so_that_what_it_has_spoilt_is_set_aside(
     lossiest: int, status: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

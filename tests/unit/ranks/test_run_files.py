@@ -48,7 +48,7 @@ def test_the_file_and_the_words_have_what_the_script_decides(
     assert capsys.readouterr().out.splitlines() == [
         "psdist: mode = ssp  (psdist.init)",
         "psdist: staleness = 7  (psdist.init)",
-        "psdist: mode ssp (staleness 7) with one group: there is nobody to be ahead of; --group "
+        "psdist: mode ssp (staleness 7) with one group: no group can be ahead of another; --group "
         "rank makes every worker a group of its own",
     ]
 

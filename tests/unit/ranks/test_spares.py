@@ -83,7 +83,7 @@ def test_the_number_of_workers_leaves_spares_out() -> None:
     assert unexpected_workers(2, num_servers=2, num_spares=1, num_ranks=5) is None
     error = unexpected_workers(3, num_servers=2, num_spares=1, num_ranks=5)
     assert isinstance(error, LaunchError)
-    assert "of which 2 would work beside 2 that serve and 1 spare; start" in str(error)
+    assert "2 of them would work besides 2 that serve and 1 spare; start" in str(error)
 
 
 def five_ranks() -> tuple[Cluster, list[Place]]:

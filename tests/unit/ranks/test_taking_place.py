@@ -190,7 +190,7 @@ def test_spares_cannot_take_the_place_of_a_group_of_several() -> None:
     )
     error = refusal_of_substitutes(of_two, sees_run_dir=True)
     assert isinstance(error, PlacementError)
-    assert "group 0 (workers 0, 1 on n1) has 2 workers: a group dies whole" in str(error)
+    assert "group 0 (workers 0, 1 on n1) has 2 workers: a group fails as a whole" in str(error)
     assert "set group = rank" in str(error)
 
 
@@ -228,8 +228,8 @@ def test_a_spare_that_fails_before_it_has_trained_ends_alone(
     assert network.sent == []
     told = capfd.readouterr().err
     assert "worker 2, a spare (rank 3 on n1): error: no such file\n" in told
-    how = ", as without a worker that has died" * has_joined
-    assert f"psdist: this spare ends, and the job goes on without it{how}\n" in told
+    how = ", as after the failure of a worker" * has_joined
+    assert f"psdist: this spare ends, and the job continues without it{how}\n" in told
 
 
 @pytest.mark.parametrize("why", ["trained", "server", "signal"])

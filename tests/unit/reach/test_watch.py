@@ -129,7 +129,7 @@ def test_a_member_waits_for_word_of_a_hub_that_has_died_and_then_ends() -> None:
 
 
 def test_a_member_that_outlives_its_hub_ends_for_silence_alone() -> None:
-    """It may compute for as long as it likes before it hears that the hub has died."""
+    """It may compute for as long as it likes before it hears that the hub has failed."""
     hubs = {0: Rank("h1", "server 0"), 1: Rank("h2", "server 1")}
     watch = Watch(hubs, host="h4", timeout_s=60.0, is_hub=False, outlives_hubs=True)
     for each in hubs:

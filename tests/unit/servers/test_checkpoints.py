@@ -1,5 +1,5 @@
 """Checkpoints as servers and the coordinator decide about them: when one begins, what is kept, when
-it is whole, and where clocks begin that go on from one."""
+it is whole, and where clocks begin that resume from one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Workers die and the job goes on: what the coordinator declares, and what a server makes of it."""
+"""Workers fail and the job continues: what the coordinator declares, and what a server makes of
+it."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def test_who_goes_on_for_a_dead_server_is_asked_what_that_one_owed() -> None:
     buried_by(deaths, 0)
     assert deaths.ask_again(0) == []
     bury = Evict(generation=1, dead=[1])
-    assert deaths.ask_again(1) == [SendControl(server_id(1), bury)], "not who died meanwhile"
+    assert deaths.ask_again(1) == [SendControl(server_id(1), bury)], "not who failed meanwhile"
 
 
 def test_the_loss_of_whoever_is_out_already_is_no_death() -> None:
@@ -153,13 +154,13 @@ def test_a_death_that_the_job_cannot_do_without_is_one_error(
         deaths.on_lost(0, "worker 0", is_ready=True)
     with pytest.raises(PeerLostError) as caught:
         deaths.on_lost(1, WHO, is_ready=is_ready)
-    assert str(caught.value).startswith(f"{WHO} has died; {why}")
+    assert str(caught.value).startswith(f"{WHO} has failed; {why}")
 
 
 def test_the_last_group_cannot_die() -> None:
     deaths = Views(groups=[(0,), (1,)], num_servers=1, max_deaths=9)
     deaths.on_lost(0, "worker 0", is_ready=True)
-    with pytest.raises(PeerLostError, match=f"{re.escape(WHO)} has died; which leaves no group"):
+    with pytest.raises(PeerLostError, match=f"{re.escape(WHO)} has failed; which leaves no group"):
         deaths.on_lost(1, WHO, is_ready=True)
 
 
@@ -232,7 +233,7 @@ def test_a_death_while_another_model_is_prepared_ends_the_job() -> None:
 
 
 def test_the_death_of_a_server_ends_the_job() -> None:
-    with pytest.raises(PeerLostError, match="server 1 has died; this job does not survive"):
+    with pytest.raises(PeerLostError, match="server 1 has failed; this job does not survive"):
         coordinator_of().on_lost(server_id(1), "server 1")
 
 
@@ -399,7 +400,7 @@ def test_a_checkpoint_that_misses_a_file_of_the_dead_is_dropped() -> None:
         enter(coordinator, worker, seq=3, name=WRITTEN)
     actions = but_survive(lose(coordinator, 1))
     assert actions == [
-        DropCheckpoint("step-00000004", {worker_id(1): "has died"}),
+        DropCheckpoint("step-00000004", {worker_id(1): "has failed"}),
         SendControl(server_id(0), Resume(seq=3)),
     ]
 

@@ -174,7 +174,7 @@ def test_who_has_died_is_waited_for_neither_by_the_next_job_nor_by_the_end() -> 
     assert [*words] == [worker_id(0)]
     assert words[worker_id(0)].startswith(
         "psdist.init was called for job 1 by worker 0; absent: worker 1, whose script has finished "
-        "or which has died; "
+        "or which has failed; "
     )
     assert lobby.lose(1) == []
     for worker in (0, 2):

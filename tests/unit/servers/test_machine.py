@@ -265,7 +265,7 @@ class Server:
         in_transit = {self.key_of(message) for _, message in self.in_transit}
         for key, held in self.held.items():  # what follows one that is on its way waits for it
             is_next = bool(held) and key not in in_transit
-            assert not is_next or self.num_free < self.slots_needed(*key), "held in vain"
+            assert not is_next or self.num_free < self.slots_needed(*key), "held without success"
         num_used = 0
         for chunk in self.chunks:
             is_blocked = self.is_read(chunk, 0) and self.is_read(chunk, 1)
@@ -720,7 +720,7 @@ class Server:
         self.finish()
 
     def finish(self) -> None:
-        """All who count go on to one clock: nobody is left waiting."""
+        """All who count continue to one clock: nobody is left waiting."""
         while self.to_load:
             self.load()
         while self.may_register():

@@ -33,7 +33,7 @@ class Groups(RuleBasedStateMachine):
         self.clock = dict.fromkeys(range(3), 0)
         self.stopped_at = dict.fromkeys(range(3), 0)
         self.seq = 0
-        """Collectives that are over."""
+        """Collectives that have ended."""
 
     def of(self, standing: str) -> list[int]:
         return [group for group, each in self.standing.items() if each == standing]

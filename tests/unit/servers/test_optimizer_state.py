@@ -1,4 +1,4 @@
-"""Optimizer state on a server: which parts it takes and tells, and what a chunk goes on with."""
+"""Optimizer state on a server: which parts it takes and tells, and what a chunk continues with."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_no_server_takes_the_answers_of_servers() -> None:
         assert "which this set does not take" in refusal(actions, peer)
 
 
-# -- what a chunk's optimizer goes on with ---------------------------------------------------------
+# -- what a chunk's optimizer continues with ------------------------------------------------------
 
 LENGTH = 192
 

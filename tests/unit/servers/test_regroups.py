@@ -1,5 +1,5 @@
 """Who of a group that has lost workers has told where it stands; what the coordinator and the
-servers make of a worker's death where its group goes on."""
+servers make of a worker's death where its group continues."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_death_of_another_group_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("message", "match"),
     [
-        (told(0, num_lost=2), "has lost 2; it has lost 1 and goes on"),
+        (told(0, num_lost=2), "has lost 2; it has lost 1 and continues"),
         (told(0, num_lost=0), "has lost 0"),
         (told(3), "has lost 1; it has lost 0"),
         (told(9), "it has lost none"),
@@ -333,7 +333,7 @@ def lose(core: ServerCore, *dead: int, generation: int = 1) -> list[Any]:
 def again(
     core: ServerCore, worker: int, *, flags: int = Flag.RETRANSMIT, clock: int = 0, chunk: int = 0
 ) -> list[Any]:
-    """``worker`` pushes in place of a dead one, without a gradient."""
+    """``worker`` pushes instead of a dead one, without a gradient."""
     return push(core, worker, clock=clock, chunk=chunk, flags=flags)
 
 

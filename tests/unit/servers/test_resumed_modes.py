@@ -1,4 +1,4 @@
-"""From which round on a mode may change in a set that goes on from a checkpoint."""
+"""From which round on a mode may change in a set that resumes from a checkpoint."""
 
 from __future__ import annotations
 

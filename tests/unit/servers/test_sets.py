@@ -319,7 +319,7 @@ def test_a_message_to_the_coordinator_is_refused_by_a_server_that_is_not_it() ->
 def test_a_death_ends_the_server_once() -> None:
     loop, wire = make_loop()
     tell(loop, wire, registers(0, 1))
-    with pytest.raises(Exception, match="worker 0 has died"):
+    with pytest.raises(Exception, match="worker 0 has failed"):
         tell(loop, wire, PeerLost(worker_id(0), "worker 0"))
 
 

@@ -74,7 +74,7 @@ def lose_worker(coordinator: Coordinator, worker: int) -> list[tuple[int, Any]]:
 
 
 def lose_server(coordinator: Coordinator) -> list[tuple[int, Any]]:
-    """Server 1 dies, and 0 goes on in its place."""
+    """Server 1 fails, and 0 continues in its place."""
     coordinator.on_server_lost(server_id(1), "server 1")
     return said(coordinator.handle(server_id(0), TakenOver(server=1)))
 

@@ -417,10 +417,10 @@ def test_an_offer_of_a_chunk_that_another_server_holds_fails_the_job() -> None:
 
 
 def test_whoever_is_lost_ends_the_job() -> None:
-    (fail,) = core_of("ssp").handle(PeerLost(worker_id(1), "worker 1 has died"))
+    (fail,) = core_of("ssp").handle(PeerLost(worker_id(1), "worker 1 has failed"))
     assert isinstance(fail, Fail)
     assert isinstance(fail.error, PeerLostError)
-    assert "worker 1 has died" in str(fail.error)
+    assert "worker 1 has failed" in str(fail.error)
 
 
 def test_every_error_names_the_server_that_found_it() -> None:

@@ -330,7 +330,7 @@ def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
             tell(again, RoundTook(worker=0, round=1, step_us=3000))
         (fixed, *_) = tell(again, ask(0, block))
         assert isinstance(fixed, StepsChosen)
-        assert (fixed.steps == (8, 8)) == (block < 3), "what has begun goes on"
+        assert (fixed.steps == (8, 8)) == (block < 3), "what has begun continues"
 
 
 def by_speed(kept: KeptPaces | None = None) -> FixedSteps:

@@ -58,7 +58,7 @@ def test_the_end_of_the_job_is_told_again_and_again_of_whichever_generation() ->
         for _ in range(now):
             epochs.advance()
         epochs.require_not_ended()
-        with pytest.raises(JobEndedError, match="another rank has said why") as caught:
+        with pytest.raises(JobEndedError, match="another rank has reported the cause") as caught:
             epochs.admits(control(WORKER, Ended(exit_status=3)), epoch=1)
         assert caught.value.exit_status == 3
         for _ in range(2):

@@ -167,7 +167,7 @@ def test_frames_that_the_dead_has_not_received_come_back() -> None:
     network.run()
     offers = poll_all(server)
     assert isinstance(offers[0], Offered)
-    server.accept(offers[0].ticket, Frame(memoryview(bytearray(1))))  # under way when it dies
+    server.accept(offers[0].ticket, Frame(memoryview(bytearray(1))))  # under way when it fails
     worker.send(server_id(0), frames[2])
     network.crash(server_id(0))
     worker.send(server_id(0), frames[3])
@@ -180,8 +180,8 @@ def test_frames_that_the_dead_has_not_received_come_back() -> None:
 
 
 def test_nothing_passes_a_cut_before_that_is_over() -> None:
-    """Messages and words of deaths, also of who goes on elsewhere; what stays on one side comes at
-    once."""
+    """Messages and words of deaths, also of who continues elsewhere; what stays on one side comes
+    at once."""
     network = VirtualNetwork(link=LinkModel(latency_s=1e-5, jitter_s=0.0))
     one, other, third, dead = map(network.endpoint, PEERS)
     network.cut([one.me, third.me], 1.0)

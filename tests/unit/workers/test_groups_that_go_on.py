@@ -1,5 +1,5 @@
-"""Workers whose group goes on without one that has died, by the trainer that really trains: a few
-schedules of each case (tests/protocol/deaths has many)."""
+"""Workers whose group continues without one that has failed, by the trainer that really trains: a
+few schedules of each case (tests/protocol/deaths has many)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the workers of a group stand when one of them has died, and what follows from that."""
+"""Where the workers of a group stand when one of them has failed, and what follows from that."""
 
 from __future__ import annotations
 

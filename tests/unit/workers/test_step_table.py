@@ -1,4 +1,4 @@
-"""What workers agree upon before they reduce, when one of them dies between two agreements."""
+"""What workers agree upon before they reduce, when one of them fails between two agreements."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def said(worker: int, hyper: bytes) -> list[float]:
 
 def test_who_has_died_since_says_nothing_of_hyperparameters() -> None:
     table = table_of({4: stepping(MINE), 5: ENDED, 6: stepping(MINE)})
-    group: Any = Group([said(4, MINE), said(6, MINE)])  # worker 5 has died
+    group: Any = Group([said(4, MINE), said(6, MINE)])  # worker 5 has failed
     steps = group_of(group, worker=4)
     assert result(steps.hyperparameters(table, MINE, clock=7)) == MINE
     assert group.brought == [said(4, MINE)]
@@ -74,7 +74,7 @@ def test_who_has_died_since_says_nothing_of_hyperparameters() -> None:
 
 def test_who_has_ended_takes_those_of_who_steps() -> None:
     table = table_of({4: ENDED, 5: stepping(MINE), 6: stepping(MINE)})
-    group: Any = Group([said(4, b""), said(6, MINE)])  # worker 5 has died
+    group: Any = Group([said(4, b""), said(6, MINE)])  # worker 5 has failed
     assert result(group_of(group, worker=4).hyperparameters(table, b"", clock=7)) == MINE
 
 

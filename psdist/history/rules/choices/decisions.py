@@ -127,7 +127,9 @@ class _Checking:
         elif line.kept is not None:
             self._compare_kept(line.kept)
         elif line.resumed is not None:
-            self._refuse("says with what the run has gone on, which the first line alone does")
+            self._refuse(
+                "names the choices that the run continued with; only the first line does that"
+            )
         return True
 
     def go_on(self, resumed: KeptLine | None) -> bool:
@@ -148,7 +150,7 @@ class _Checking:
                 control.go_on(codecs, first_round)
                 self._risen.go_on(resumed.fidelity.rise, first_round)
             except ValueError as error:
-                self._refuse(f"the run has gone on with choices {error}")
+                self._refuse(f"the run continued with choices {error}")
                 return False
             starts = codecs.starts
         else:
@@ -211,7 +213,7 @@ class _Checking:
             seen.group,
             seen.first_round,
         ):
-            self._refuse(f"behind a line that group {begins.group} tells of the round behind it")
+            self._refuse(f"after a line in which group {begins.group} reports the next round")
         is_whole = len(seen.own_us) == len(seen.waits_us)
         if not is_whole or len(seen.errors_ppm) not in (0, len(seen.own_us)):
             self._refuse("not as much of each round")
@@ -277,7 +279,7 @@ class _Checking:
         if not members.dead <= self._gone <= members.dead | members.left:
             self._refuse(
                 f"groups {sorted(self._gone)} are gone; by the log of server 0 groups "
-                f"{sorted(members.dead)} have died"
+                f"{sorted(members.dead)} have failed"
             )
         for group, times in self._led_anew.items():
             if times > (lost := members.num_leaders_lost.get(group, 0)):

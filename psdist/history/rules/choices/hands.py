@@ -77,14 +77,14 @@ def _check_by_speed(
     def take(line: StepLine) -> str:
         if line.resumed is not None:
             if not unsaid:
-                return "says with what the run has gone on, which it has not"
+                return "names speeds that the run continued with, but it did not continue"
             paces = unsaid.pop()
             try:
                 control.go_on(paces)
             except ValueError as error:
-                return f"the run has gone on with speeds {error}"
+                return f"the run continued with speeds {error}"
             if sum(each.num_fixed for each in paces.passes) > _MOST_TERMS:
-                return f"the run has gone on with more than {_MOST_TERMS} terms: none can be proved"
+                return f"the run continued with more than {_MOST_TERMS} terms: none can be proved"
             if paces.sizes == control.sizes:
                 fixed.update(_terms_of(paces))
             return ""
@@ -237,8 +237,8 @@ def check_dealt_on(attempts: Mapping[int, Attempt], findings: Findings) -> None:
                 broken.add(f"{where} was over at {run.restored}, and is dealt again")
             elif hand != due.hand or start < due.place or (is_whole and start != due.place):
                 broken.add(
-                    f"{where} goes on with hand {hand} at sample {start}; by {run.restored} hands "
-                    f"up to {due.hand} were dealt, to {due.place}"
+                    f"{where} continues with hand {hand} at sample {start}; by {run.restored} "
+                    f"hands up to {due.hand} were dealt, to {due.place}"
                 )
         if run.groups != maker.run.groups or not mine:
             continue  # the rest may be too small for other workers
@@ -280,7 +280,7 @@ def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: F
             is_over = bool(had) and earlier[due - 1][worker].end >= 0
             if its and (is_over or min(its) != due):
                 broken.add(
-                    f"{where} goes on with hand {min(its)} on worker {worker}; by {run.restored} "
+                    f"{where} continues with hand {min(its)} on worker {worker}; by {run.restored} "
                     f"hands up to {due} were dealt to it{', which was the last' * is_over}"
                 )
             is_left = had and not is_over and not its and (worker, key) in under_way

@@ -104,7 +104,7 @@ def _check_by_loss(
             assert resumed is not None
             risen.go_on(resumed.fidelity.rise, _first_round(run))
         except ValueError as error:
-            broken.add(f"{STEP_LINES}, line 1: the run has gone on with steps {error}")
+            broken.add(f"{STEP_LINES}, line 1: the run continued with steps {error}")
             return fixed
         for block in range(block_of(_first_round(run)), num_before):
             fixed[Term(0, 0, block)] = [*control.of_all(at_place(starts, block))]
@@ -132,7 +132,11 @@ def _check_by_loss(
         if line.resumed is not None:
             is_first = bool(unsaid)
             unsaid.clear()
-            return "" if is_first else "says with what the run has gone on, which it has not"
+            return (
+                ""
+                if is_first
+                else "names steps that the run continued with, but it did not continue"
+            )
         if line.kept is not None:
             step = int(line.kept.checkpoint.removeprefix("step-") or 0)
             now = Fidelity(steps=kept_now(step), rise=risen.kept())

@@ -58,7 +58,7 @@ class Risen:
     def judge(self, said: Rollback | None) -> str:
         """Return the fault of a line with this rollback, or without one; "" if it is right."""
         if self._has_ended:
-            return "stands behind a rollback, with which the run has ended"
+            return "follows a rollback, which ended the run"
         self._has_ended = said is not None
         wanted, self._wanted = self._wanted, None
         if said == wanted:

@@ -60,7 +60,7 @@ def check_resumed(attempts: Mapping[int, Attempt], findings: Findings) -> None:
         now = resumed[0] if resumed else None
         if now != _due(run, of_name[-1] if of_name else None, [each for _, each in before]):
             findings[Rule.KEPT].add(
-                f"attempt {number} has gone on with other choices of psdist's own than attempt "
+                f"attempt {number} continued with other choices of psdist's own than attempt "
                 f"{run.restored_attempt} has kept in {run.restored}"
                 if run.restored
                 else f"attempt {number} has begun with other choices of psdist's own than attempts "
@@ -100,7 +100,7 @@ def _check_rollbacks(
         step = int(run.restored.removeprefix("step-") or 0)
         if run.restored_attempt <= ended and step > each.good:
             broken.add(
-                f"attempt {number} goes on from {run.restored}; attempt {ended} has said that the "
+                f"attempt {number} resumes from {run.restored}; attempt {ended} reported that the "
                 f"loss was good up to iteration {each.good}"
             )
         ladder = tuple(level.name for level in run.ladder)

@@ -201,7 +201,7 @@ def check_attempts(attempts: Mapping[int, Sequence[History]], findings: Findings
             before = attempts.get(run.restored_attempt, ())
             if run.attempt != number or run.restored_attempt >= number:
                 findings[Rule.KEPT].add(
-                    f"{where}: run.json says that it is attempt {run.attempt}, and goes on from "
+                    f"{where}: run.json says that it is attempt {run.attempt}, resumed from "
                     f"{run.restored} of attempt {run.restored_attempt}"
                 )
             elif not before:
@@ -269,7 +269,7 @@ def _check_restored(
     number = int(run.restored.removeprefix("step-"))
     kept = _kept_as(made, number)
     if made is None or not kept:
-        broken.add(f"{where}: goes on from {source}, which that has not kept")
+        broken.add(f"{where}: resumes from {source}, which that attempt did not keep")
         return []
     check_modes_went_on(where, history, made, number, findings)
     cut = kept[0][-1].cut

@@ -56,7 +56,7 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
             None
             if event == EventKind.REFORM
             else _wrong_workers(weight, len(replay.run.groups[group]), num_lost[group]),
-            None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 beside updates",
+            None if lr_scale == 1.0 else f"with lr_scale {lr_scale}; it is 1 except for updates",
         ]
         for problem in filter(None, problems):
             broken.add(
@@ -76,7 +76,7 @@ def check_membership(replay: ServerReplay, findings: Findings) -> None:
         for group in unfinished_groups(replay):
             broken.add(
                 f"server {replay.server}: its log was closed, but group {group} has neither left "
-                "nor died"
+                "nor failed"
             )
 
 
@@ -107,7 +107,7 @@ def _wrong_clock(event: EventKind, clock: int, stated: int, first: int) -> str |
 def _wrong_workers(weight: float, num_workers: int, num_lost: int) -> str | None:
     if weight == num_workers - num_lost:
         return None
-    died = f", of which {num_lost} had died" if num_lost else ""
+    died = f", and {num_lost} of them had failed" if num_lost else ""
     return f"with {weight} workers; run.json says that the group has {num_workers}{died}"
 
 
@@ -124,7 +124,9 @@ def _check_joins(replay: ServerReplay, findings: Findings) -> None:
         died = replay.members["kind"][:index] == EventKind.DEATH
         dead = set(replay.members["group"][:index][died].tolist())
         if num_joined > len(dead):
-            broken.add(f"{where}: substitute number {num_joined}, but {len(dead)} groups had died")
+            broken.add(
+                f"{where}: substitute number {num_joined}, but {len(dead)} groups had failed"
+            )
         before = (replay.position < position) & ~np.isin(replay.group, sorted(dead))
         latest = int(replay.clock[before].max(initial=-1))
         if latest >= clock:
@@ -210,7 +212,7 @@ def _check_inherited(replay: ServerReplay, findings: Findings) -> None:
         if owners[chunk] != replay.server:
             problem = f"server {owners[chunk]} owns the chunk"
         elif end < position or any(each not in inherited for each in range(position, end)):
-            problem = "its DEATH or REFORM does not stand directly behind it"
+            problem = "its DEATH or REFORM does not directly follow it"
         elif clock != expected:
             problem = f"the chunk contains {expected} updates of the group then"
         elif (

@@ -183,7 +183,7 @@ def check_same_reforms(run: RunRecord, told: Mapping[int, ToldDeaths], findings:
             if left is not None and (fewest is None or fewest >= left):
                 continue
             findings[Rule.MEMBERSHIP].add(
-                f"server {min(stamps)} says that worker {worker} of group {group} has died, "
+                f"server {min(stamps)} says that worker {worker} of group {group} has failed, "
                 f"server {server} that the group had all its workers"
             )
 

@@ -196,7 +196,7 @@ def _check_group(
         weight[row, :known] = claims.weight[start : start + known]
         own[row, :known] = claims.own[start : start + known]
         if worker in died_in:
-            # Where no chunk says when it died, the group had left before that was heard.
+            # If no chunk records the iteration of its failure, the group had left before that.
             last = max(died_in[worker], default=begin + num)
             is_in_doubt |= ~is_said[row] & (iterations <= last)
             _check_none_behind(
@@ -233,7 +233,7 @@ def _check_none_behind(worker: int, iterations: Ints, last: int, findings: Findi
     findings[Rule.PUSHES].add_each(
         np.arange(len(iterations)),
         lambda i: (
-            f"worker {worker}: pushed iteration {iterations[i]}, but it had died in iteration "
+            f"worker {worker}: pushed iteration {iterations[i]}, but it had failed in iteration "
             f"{last}"
         ),
     )

@@ -37,7 +37,7 @@ PLANS = [each.split() for each in filter(None, os.environ.get("DIES", "").split(
 ALL_WAIT_AT = max(
     (int(at) for _, what, at in PLANS if what in ("parked", "collective")), default=-1
 )
-"""The iteration in which those who live take long, so that whoever is to die waits for them."""
+"""The iteration in which those who live take long, so that whoever is to fail waits for them."""
 
 
 def die(after_s: float = 0.0) -> None:
@@ -60,7 +60,7 @@ def kill_server(number: int) -> None:
 
 
 def plan_of(worker: int) -> tuple[str, int]:
-    """When this worker dies: what it does then, and in which iteration."""
+    """When this worker fails: what it does then, and in which iteration."""
     for number, phase, clock in PLANS:
         if int(number) == worker:
             return phase, int(clock)

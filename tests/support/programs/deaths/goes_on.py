@@ -1,5 +1,5 @@
 """A training script of which some workers are killed by SIGKILL, each at a moment that it is told,
-and whose groups go on without them.
+and whose groups continue without them.
 
 DIES="1 pushing 12" (several are parted by commas): worker 1, in iteration 12, when
 
@@ -65,7 +65,7 @@ def kill_server(server: int) -> None:
 
 
 def dying(method: Callable[..., Any], is_due: Callable[[], bool]) -> Callable[..., Any]:
-    """``method``, behind which the worker dies when that ``is_due()``."""
+    """``method``, behind which the worker fails when that ``is_due()``."""
 
     def call(*arguments: Any, **more: Any) -> Any:
         result = method(*arguments, **more)

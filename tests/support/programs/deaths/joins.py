@@ -42,7 +42,7 @@ RUN_DIR = Path(os.environ["PSDIST_RUN_DIR"])
 
 
 def plan_of(job: psdist.Job, phase: str, clock: int) -> Path | None:
-    """The mark that this worker is to leave behind, if it dies now."""
+    """The mark that this worker is to leave behind, if it fails now."""
     for index, (worker, what, at) in enumerate(PLANS):
         mark = RUN_DIR / f"killed-{index}"
         if (int(worker), what) == (job.worker, phase) and clock == int(at) and not mark.exists():

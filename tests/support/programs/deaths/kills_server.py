@@ -1,4 +1,4 @@
-"""A training script that kills a server by SIGKILL in iteration KILL_AT, and goes on.
+"""A training script that kills a server by SIGKILL in iteration KILL_AT, and continues.
 
 KILLS: the server's number (s0 is spare 0), or several, with commas: each of them three iterations
 after the one before, when every shard has two copies again. DEPUTIES: how
@@ -47,7 +47,7 @@ def wait_until_told(dead: list[str], *, of_copies: bool = True) -> None:
         text = logs()
         shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
         standing = dict(shards)  # the last word of each
-        spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has died", text)}
+        spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has failed", text)}
         are_whole = "one" not in standing.values()
         if standing.keys() | spares >= set(dead) and (are_whole or not of_copies):
             return

@@ -1,5 +1,5 @@
-"""Server 1 dies and goes on in server 0's process; the worker is told so before its own network has
-told it of the death, and what is sent to it from there comes.
+"""Server 1 fails and continues in server 0's process; the worker is told so before its own network
+has told it of the death, and what is sent to it from there comes.
 
     PSDIST_SERVERS=2 mpirun -n 3 --with-ft ulfm python -m tests.support.programs.deaths.late_notice
 """
@@ -53,7 +53,7 @@ def receive(context: Rank) -> None:
         has_heard |= isinstance(event, PeerLost)
         if isinstance(event, Offered):
             offers.append(event)
-    assert not transport.lost, "who goes on is lost no more"
+    assert not transport.lost, "who continues is lost no more"
     frame = Frame(memoryview(bytearray(len(SAID))))
     transport.accept(offers[0].ticket, frame)
     arrived = None

@@ -1,1 +1,1 @@
-"""Trainings that are stopped and go on."""
+"""Trainings that are stopped and continue."""

@@ -3,7 +3,7 @@
     psdist run ... -m tests.support.programs.resuming.checkpointed OUT OPTIMIZER STEPS KILL
 
 makes STEPS iterations, with a checkpoint after every third, and saves the model to OUT; where it
-goes on from a checkpoint, the rest of them. After iteration KILL the last worker is killed (-1:
+resumes from a checkpoint, the rest of them. After iteration KILL the last worker is killed (-1:
 never), in the middle of a checkpoint, which waits for the one before: that is complete.
 """
 

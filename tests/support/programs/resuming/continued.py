@@ -1,4 +1,4 @@
-"""A training that is saved with its optimizer's state, and another job that goes on from it.
+"""A training that is saved with its optimizer's state, and another job that continues from it.
 
 psdist run -n 4 --servers 2 -m tests.support.programs.resuming.continued CHECKPOINT FIRST LAST
 

@@ -1,5 +1,5 @@
-"""A training with everything that a resumed run must go on with: dropout, batch norm, augmentation
-in loader processes, two schedulers, values of its own.
+"""A training with everything that a resumed run must continue with: dropout, batch norm,
+augmentation in loader processes, two schedulers, values of its own.
 
     psdist run --workers 2 --run-dir DIR -m tests.support.programs.resuming.resumable OUT [options]
 

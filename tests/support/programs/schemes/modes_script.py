@@ -1,6 +1,6 @@
 """A script whose mode changes: sys.argv is the folder for what each worker saw, the number of
 iterations, and after how many of them which mode is set: modes_script.py FOLDER 12 4=ssp:2 8=sync;
-slow=25: in each of them another worker takes 25 ms; dies=40: in that one the last worker dies.
+slow=25: in each of them another worker takes 25 ms; dies=40: in that one the last worker fails.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _gradient(model: nn.Module) -> Tensor:
 
 
 def not_finite(job: Job, _stage: Stage) -> Result:
-    """Nothing of the group is pushed, every worker of it is told, and can go on."""
+    """Nothing of the group is pushed, every worker of it is told, and can continue."""
     model = PROBLEM.model()
     model, optimizer = job.prepare(model, OPTIMIZERS["sgd"](model))
     told = ""

@@ -47,8 +47,8 @@ BY_LOSS = {"steps_by": "loss", "local_steps": 8}
 @pytest.mark.parametrize(
     ("fidelity", "settings", "line"),
     [
-        (CODECS, {"codec": "auto"}, "psdist goes on with codec int4/sign"),
-        (STEPS, BY_LOSS, "psdist goes on with 6 local steps at most"),
+        (CODECS, {"codec": "auto"}, "psdist continues with codec int4/sign"),
+        (STEPS, BY_LOSS, "psdist continues with at most 6 local steps"),
     ],
 )
 def test_a_run_with_the_same_settings_goes_on_with_it(

@@ -1,5 +1,5 @@
 """Checkpoints where a spare has taken a worker's place: files and clocks are those of places, so
-the next job goes on with all of them, and with its spares."""
+the next job continues with all of them, and with its spares."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROLES = Roles(
         ({}, (0, 1), (9, 4)),
         ({SUBSTITUTE: 1}, (0, SUBSTITUTE), (9, 7)),
         ({SUBSTITUTE: 0}, (1, SUBSTITUTE), (7, 4)),
-        # Who had the place when the checkpoint began has died behind its file, and was replaced.
+        # Who had the place when the checkpoint began has failed behind its file, and was replaced.
         ({SUBSTITUTE: 1}, (0, 1), (9, 4)),
     ],
 )

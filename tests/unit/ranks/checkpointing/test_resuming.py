@@ -1,4 +1,4 @@
-"""What becomes of an attempt's files when the next one begins; what it goes on from."""
+"""What becomes of an attempt's files when the next one begins; what it continues from."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_newest_checkpoint_is_chosen_and_said(tmp_path: Path) -> None:
     assert checkpoint is not None
     assert (checkpoint.name, attempt) == ("step-00000004", 2)
     assert lines == [
-        "resume: attempt 2 goes on from checkpoint step-00000004 of 2026-01-31T12:00:00Z, attempt 1"
+        "resume: attempt 2 resumes from checkpoint step-00000004 of 2026-01-31T12:00:00Z, attempt 1"
     ]
     again = opened(tmp_path, checkpoint.name, mark_of(checkpoint))
     assert again is not None

@@ -104,12 +104,12 @@ def test_what_goes_on_is_less_lossy() -> None:
     assert found is not None
     assert found.codecs is not None
     assert (found.codecs.starts, found.codecs.lossiest) == (((0, 0),), 2)
-    assert said == ["resume: psdist goes on with codec none, int8/int8 at most"]
+    assert said == ["resume: psdist continues with codec none, int8/int8 at most"]
     by_loss = RunConfig(steps_by="loss", local_steps=16)
     found = fidelity_of(by_loss, None, said.append, [Record(1, rollback(40, 16, ()))])
     kept = KeptSteps(starts=((0, 8),), num_fixed=0, first_loss=None, totals=(0.0,), count=0)
     assert found == Fidelity(steps=kept)
-    assert said[1:] == ["resume: psdist goes on with 8 local steps at most"]
+    assert said[1:] == ["resume: psdist continues with at most 8 local steps"]
     assert fidelity_of(by_loss, None, said.append, [Record(1, rollback(40, 3))]) is None
     assert fidelity_of(RunConfig(), None, said.append, [Record(1, rollback(40, 3))]) is None
     assert STEPS.steps is not None
@@ -132,7 +132,7 @@ def test_where_nothing_less_lossy_was_left_checkpoints_are_set_aside_and_nothing
 
 @pytest.mark.parametrize(("most", "goes"), [(16, True), (12, True), (8, True), (7, False)])
 def test_who_sets_what_is_allowed_goes_on(most: int, *, goes: bool, tmp_path: Path) -> None:
-    """Of 16 steps 8 are allowed: the first loss goes on with them."""
+    """Of 16 steps 8 are allowed: the first loss continues with them."""
     assert STEPS.steps is not None
     checkpoint = Made().write(Folder(tmp_path))
     was = Fidelity(steps=replace(STEPS.steps, starts=((0, 16), (3, 6))))
@@ -147,14 +147,14 @@ def test_who_sets_what_is_allowed_goes_on(most: int, *, goes: bool, tmp_path: Pa
 
 def test_words() -> None:
     assert in_words(rollback(40)) == (
-        "the loss was 9.5, its least 0.25, and good up to iteration 40; from a checkpoint of then "
-        "with codec int4/int4 at most in place of codec int4/sign"
+        "the loss was 9.5, its least 0.25, and good up to iteration 40; from a checkpoint of "
+        "that time, with codec int4/int4 at most instead of codec int4/sign"
     )
     assert in_words(rollback(40, 2, ())).endswith(
-        "with 1 local step at most in place of 2 local steps"
+        "with 1 local step at most instead of 2 local steps"
     )
     assert in_words(rollback(40, 0)).endswith(
-        "that was with codec none, and nothing less lossy is left to go back with: lower the "
+        "that was with codec none, and nothing less lossy is left: lower the "
         "learning rate, or leave training.rollback out"
     )
     assert is_requeue(*requeue("why"))

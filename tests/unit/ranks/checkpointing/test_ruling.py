@@ -1,4 +1,4 @@
-"""With which modes a job goes on, and what is said of those that it drops."""
+"""With which modes a job continues, and what is said of those that it drops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BY_RANGE = kept("auto", (0, "ssp", 2), (66, *SSP))
 def test_the_same_settings_go_on_with_them(modes: KeptModes, settings: dict[str, Any]) -> None:
     config, fidelity = RunConfig(**settings), Fidelity(modes=modes)
     assert fitting(config, fidelity) == fidelity
-    assert line_of_modes(config, modes) == "resume: goes on with mode ssp:3 from iteration 66 on"
+    assert line_of_modes(config, modes) == "resume: continues with mode ssp:3 from iteration 66 on"
     first = modes.starts[0]
     expected = (ModeFrom(0, first.mode, first.staleness), ModeFrom(66, "ssp", 3))
     assert modes_of(config, fidelity, set_index=0) == expected

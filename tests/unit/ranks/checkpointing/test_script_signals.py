@@ -137,7 +137,10 @@ def test_each_reason_ends_the_job_with_its_status() -> None:
     with pytest.raises(Requeued) as requeued:
         end_behind("requeue", "step-00000007")
     text, status = format_error(requeued.value)
-    assert (text, status) == ("requeue: ended by SIGUSR1; --resume goes on from step-00000007", 75)
+    assert (text, status) == (
+        "requeue: ended by SIGUSR1; --resume continues from step-00000007",
+        75,
+    )
     assert is_requeue(text, status)
     assert not is_interruption(text, status)
     with pytest.raises(Interrupted) as interrupted:

@@ -76,7 +76,7 @@ def test_the_report_says_where_pushes_are_encoded_that_a_device_has() -> None:
     assert line.endswith("; encoded on the device, 8.0 x fewer bytes copied to the host")
     on_host = coding_of({0: worker((400, 0), copied=400)})
     (line,) = coding_line({"coding": on_host, "bytes_pushed": 80, "bytes_pulled": 5})
-    assert line.endswith("; encoded on the host, to which all of every gradient was copied")
+    assert line.endswith("; encoded on the host; every gradient was copied there whole")
 
 
 def test_the_report_says_how_much_less_was_sent_and_what_was_left_out() -> None:

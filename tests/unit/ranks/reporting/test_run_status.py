@@ -65,9 +65,9 @@ def test_a_death_is_told_at_once_and_with_what_it_has_cost_at_the_end() -> None:
     first_death = Death(2, "worker 2 (rank 3 on n1)", generation=1, left=(1,), chief=0)
     second_death = Death(3, "worker 3 (rank 4 on n1)", generation=2, left=(), chief=0)
     assert lines(status, first_death, second_death) == [
-        "worker 2 (rank 3 on n1) has died, and with it worker 1 of its group; the job goes on with "
-        "2 workers",
-        "worker 3 (rank 4 on n1) has died; the job goes on with 1 worker",
+        "worker 2 (rank 3 on n1) has failed, and with it worker 1 of its group; the job continues "
+        "with 2 workers",
+        "worker 3 (rank 4 on n1) has failed; the job continues with 1 worker",
     ]
     assert lines(status, Survived(1), at_s=5.25) == []
     first, second = status.deaths
@@ -94,10 +94,10 @@ def test_spares_are_named_where_they_die_and_where_they_go_on() -> None:
         ServerDeath(1, "server 1 (rank 1 on n1)", spare_id(0)),
         ServerDeath(2, "server 2 (rank 2 on n1)", 0),
     ) == [
-        "spare 1 (rank 6 on n1) has died; the job goes on",
-        "server 1 (rank 1 on n1) has died; spare 0 has taken its place: no update that was "
+        "spare 1 (rank 6 on n1) has failed; the job continues",
+        "server 1 (rank 1 on n1) has failed; spare 0 has taken its place: no update that was "
         "acknowledged is lost",
-        "server 2 (rank 2 on n1) has died; server 0 has taken its place: no update that was "
+        "server 2 (rank 2 on n1) has failed; server 0 has taken its place: no update that was "
         "acknowledged is lost",
     ]
     first, second, third = status.deaths
@@ -116,10 +116,10 @@ def test_a_spare_that_takes_a_workers_place_is_told_and_counts_among_those_left(
         Death(0, "worker 0 (rank 1 on n1)", generation=2, left=(), chief=2),
         SubstituteDeath(3, "worker 3, a spare (rank 4 on n1)"),
     ) == [
-        "worker 1 (rank 2 on n1) has died; the job goes on with 2 workers",
+        "worker 1 (rank 2 on n1) has failed; the job continues with 2 workers",
         line,
-        "worker 0 (rank 1 on n1) has died; the job goes on with 2 workers",
-        "worker 3, a spare (rank 4 on n1) has died; the job goes on",
+        "worker 0 (rank 1 on n1) has failed; the job continues with 2 workers",
+        "worker 3, a spare (rank 4 on n1) has failed; the job continues",
     ]
     assert status.joined_lines == [line]
     who = "worker 3, a spare (rank 4 on n1)"
@@ -130,7 +130,7 @@ def test_a_spare_that_takes_a_workers_place_is_told_and_counts_among_those_left(
 def test_a_group_that_goes_on_is_told_with_who_is_left() -> None:
     death = Death(2, "worker 2", generation=1, left=(), chief=0, group=1, stay=(1,))
     assert lines(status_of(), death) == [
-        "worker 2 has died; group 1 goes on with worker 1; the job goes on with 3 workers"
+        "worker 2 has failed; group 1 continues with worker 1; the job continues with 3 workers"
     ]
 
 

@@ -79,7 +79,7 @@ def test_a_worker_takes_the_gpu_of_the_plan_whatever_torch_calls_it(
 @pytest.mark.parametrize(
     ("gpus", "seen", "why"),
     [
-        ((BUS_1, BUS_1), [1, 2], "the plan has 2 workers on n1, some of which share a GPU"),
+        ((BUS_1, BUS_1), [1, 2], "the plan has 2 workers on n1, and some share a GPU"),
         (("", ""), [1], "2 workers are on n1, and torch sees 1"),
         ((BUS_1, BUS_2), [2, 3], f"torch does not see {BUS_1}, the one that the plan gives this"),
         (("", ""), [1, 2], ""),

@@ -342,7 +342,7 @@ def test_a_step_waits_for_a_buffer_and_the_round_for_that_step() -> None:
     actions = server.held(1, 8.0)
     assert kinds(actions) == [Step, Reply, Reply]
     assert actions[0].chunk == 1
-    # Chunk 1 of the next round is complete, and waits until this one is over.
+    # Chunk 1 of the next round is complete, and waits until this one has ended.
     assert kinds(server.push(0, 1, 1)) == [StartSum]
     assert kinds(server.push(1, 1, 1)) == [Fold]
     step, *replies, hold = server.handle(ReplySent(first.token))

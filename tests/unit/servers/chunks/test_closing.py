@@ -1,4 +1,4 @@
-"""When a round closes, who has missed it, and where that group goes on."""
+"""When a round closes, who has missed it, and where that group continues."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_parked_reply_that_is_allowed_waits_as_well() -> None:
 
 
 def test_what_a_group_that_counts_again_forbids_meanwhile_is_parked() -> None:
-    """Group 1 stops, group 0 goes on without it, and its reply waits when group 1 comes back."""
+    """Group 1 stops, group 0 continues without it, and its reply waits when group 1 comes back."""
     server = Server(rule_for("ssp"), groups=2)
     for chunk in range(3):
         server.push(chunk, worker=1)

@@ -22,7 +22,7 @@ SCHEDULE = Schedule(
 
 
 def entrusted_job() -> VirtualJob:
-    """The coordinator has died, server 1 has its place, and a spare is its standby."""
+    """The coordinator has failed, server 1 has its place, and a spare is its standby."""
     job = VirtualJob(SCHEDULE, is_watched=False, max_deaths=9)
     job.network.run(until=lambda: min(job.clocks_once_ready(), default=0) > 2)
     job.network.crash(COORDINATOR)

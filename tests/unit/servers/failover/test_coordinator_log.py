@@ -62,7 +62,7 @@ DEAD = "server 0 (rank 0 on n1)"
 def coordinator_log(
     *, is_active: bool = True, groups: Sequence[Sequence[int]] = ()
 ) -> CoordinatorLog:
-    """With ``groups`` workers may die."""
+    """With ``groups`` workers may fail."""
     num_workers = sum(map(len, groups)) or NUM_WORKERS
     coordinator = assemble(
         num_workers=num_workers,
@@ -98,7 +98,7 @@ class Pair:
         return [each for each in actions if not is_note(each)]
 
     def lose(self, peer: int) -> list[LogAction]:
-        """``peer`` has died."""
+        """``peer`` has failed."""
         (note,) = sent(self.first.on_lost(peer, f"peer {peer}"))
         assert isinstance(note.message, Append)
         self.notes = [note.message]
@@ -296,13 +296,13 @@ def test_whoever_dies_at_the_end_is_not_waited_for() -> None:
 
 GROUPS = ((0, 1), (2,))
 OUT = worker_id(1)
-"""Lives when worker 0 has died."""
+"""Lives when worker 0 has failed."""
 LIVE = worker_id(2)
 SURVIVE = MembershipChanged(generation=1, dead=[0], chief=2)
 
 
 def bury_one() -> Pair:
-    """Of two groups: worker 0 has died, and worker 1 with it is out."""
+    """Of two groups: worker 0 has failed, and worker 1 with it is out."""
     pair = Pair(GROUPS)
     for worker in range(3):
         enter_prepare = Enter(worker=worker, seq=1, name="prepare", payload=PREPARED)
@@ -396,7 +396,7 @@ def filled(number: int, server: int) -> CopyFilled:
 
 
 def appointing() -> CoordinatorLog:
-    """The coordinator: its standby has died, and server 2 has a whole copy of the shard of server
+    """The coordinator: its standby has failed, and server 2 has a whole copy of the shard of server
     0, which everybody is being told."""
     first = coordinator_log()
     first.on_lost(STANDBY, LAST_DEAD)
@@ -421,7 +421,7 @@ def receive(first: CoordinatorLog, peers: Sequence[int]) -> list[LogAction]:
 
 
 ALL = (server_id(1), worker_id(0), worker_id(1), NEXT)
-"""The first two of which are one process: server 1 goes on in that of server 2."""
+"""The first two of which are one process: server 1 continues in that of server 2."""
 
 
 def entrusting() -> tuple[CoordinatorLog, CoordinatorLog, InstallAll]:

@@ -1,4 +1,4 @@
-"""A standby that succeeds a coordinator, of a job that cannot go on."""
+"""A standby that succeeds a coordinator, of a job that cannot continue."""
 
 from __future__ import annotations
 

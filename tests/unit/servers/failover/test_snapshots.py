@@ -1,4 +1,4 @@
-"""Snapshots of the coordinator: whoever goes on with one decides what the first would."""
+"""Snapshots of the coordinator: whoever continues with one decides what the first would."""
 
 from __future__ import annotations
 
@@ -296,5 +296,5 @@ def test_another_message_in_place_of_one_is_refused() -> None:
         membership.from_snapshot(msgpack.packb(state))
     assert whole == encode_control(Evict(generation=0, dead=[]))
     state[at] = encode_control(Finish())
-    with pytest.raises(ValueError, match="Finish in place of Evict"):
+    with pytest.raises(ValueError, match="Finish instead of Evict"):
         membership.from_snapshot(msgpack.packb(state))

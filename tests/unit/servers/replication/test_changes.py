@@ -1,5 +1,5 @@
 """Modes and codecs that change within a run, and what workers hold, as a buddy knows them that goes
-on in place of a server."""
+on instead of a server."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_a_picture_contains_every_update_once_and_in_order() -> None:
         picture.apply(ValuesRecord(chunk=chunk, group=0, clock=-1, number=0))
     for group in (0, 1):
         picture.apply(MemberRecord(kind="join", group=group, clock=0, workers=1))
-    assert not picture.is_complete, "which collectives are over is not known"
+    assert not picture.is_complete, "which collectives have ended is not known"
     picture.apply(ResumedRecord(seq=4))
     assert picture.is_complete
     picture.apply(step(0, groups=[0, 1], clocks=[0, 0]))
@@ -268,7 +268,7 @@ def test_the_buddy_takes_the_place_and_then_everybody_is_told() -> None:
         SendControl(server_id(2), KeepCopy(server=0, number=2)),
         SendControl(server_id(0), KeepCopy(server=1, number=2)),
     ]
-    with pytest.raises(ServersLostError, match="server 2 and server 1 have died"):
+    with pytest.raises(ServersLostError, match="server 2 and server 1 have failed"):
         takeovers.on_server_lost(server_id(2), "server 2")
 
 

@@ -92,7 +92,7 @@ def test_who_has_a_shard_alone_dies_before_its_copy_is_whole(is_asked: bool) -> 
     takeovers = after_one_death()
     if is_asked:
         takeovers.on_keeps_copy(server_id(0), KeepsCopy(server=1, number=2))
-    with pytest.raises(ServersLostError, match="server 2 and server 1 have died"):
+    with pytest.raises(ServersLostError, match="server 2 and server 1 have failed"):
         takeovers.on_server_lost(server_id(2), "server 2")
 
 

@@ -41,7 +41,7 @@ def with_spares(num_spares: int = 1, **more: Any) -> Takeovers:
 
 
 def after_a_death(num_spares: int = 1) -> Takeovers:
-    """Server 2 has died, 0 has its place, and the spare is to have two copies: of 1 and 2."""
+    """Server 2 has failed, 0 has its place, and the spare is to have two copies: of 1 and 2."""
     takeovers = with_spares(num_spares)
     takeovers.on_server_lost(server_id(2), "server 2")
     asked = sent(takeovers.on_taken_over(server_id(0), TakenOver(server=2)), KeepCopy)
@@ -127,7 +127,7 @@ def test_the_only_copy_in_a_spare_ends_the_job_with_it() -> None:
     fill(takeovers, 1)
     takeovers.on_server_lost(server_id(1), "server 1")
     takeovers.on_taken_over(SPARE, TakenOver(server=1))
-    with pytest.raises(ServersLostError, match="spare 0 and server 1 have died"):
+    with pytest.raises(ServersLostError, match="spare 0 and server 1 have failed"):
         takeovers.on_server_lost(SPARE, "spare 0")
 
 
@@ -137,7 +137,7 @@ def test_without_second_copies_nobody_is_asked_where_servers_are() -> None:
 
 
 def test_whose_death_nobody_knows_is_refused() -> None:
-    with pytest.raises(InvariantError, match="told that spare 1 has died"):
+    with pytest.raises(InvariantError, match="told that spare 1 has failed"):
         with_spares(1).on_server_lost(spare_id(1), "spare 1")
 
 

@@ -153,7 +153,7 @@ def test_a_sampler_is_drawn_alike_by_all_workers_and_dealt(
 ) -> None:
     first, second = passes(make, num_workers=2, count=2)
     assert [len(batch) for batch in joint(first)] == [4, 4]
-    assert first != second, "every pass draws anew"
+    assert first != second, "every pass draws again"
     alone, _ = passes(make, num_workers=1, count=2)
     drawn = [n for batch in alone[0] for n in batch]
     assert [n for batch in joint(first) for n in batch] == drawn

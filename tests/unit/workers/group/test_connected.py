@@ -1,4 +1,4 @@
-"""Nobody of a process group goes on before all have connected: what gloo takes for connected, the
+"""Nobody of a process group continues before all have connected: what gloo takes for connected, the
 other side may still wait for."""
 
 from __future__ import annotations

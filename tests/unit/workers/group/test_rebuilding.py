@@ -1,5 +1,5 @@
-"""Groups of real processes that go on without those of them that end, in every operation: the
-process group, torch's default one, is made anew, and what it is made of."""
+"""Groups of real processes that continue without those of them that end, in every operation: the
+process group, torch's default one, is made again, and what it is made of."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def outlive(
     length: int = LENGTH,
     device: str = "cpu",
 ) -> Any:
-    """Of those who die, each in its operation: it has begun that, or the one before only."""
+    """Of those who fail, each in its operation: it has begun that, or the one before only."""
     worker = channel.place
     group, former = reforming(channel, hosts, device)
     of: dict[str, Any] = {"length": length, "device": device}

@@ -78,7 +78,7 @@ def besides_of(size: int) -> tuple[list[SharedMemoryChannel], list[SharedMemoryC
 
 
 def play(scripts: Sequence[Any], *, seed: int) -> list[Any]:
-    """What each script of a worker returns; which of them goes on is drawn."""
+    """What each script of a worker returns; which of them continues is drawn."""
     pick = random.Random(seed)
     results: list[Any] = [None] * len(scripts)
     pending: dict[int, Pending[Any] | None] = dict.fromkeys(range(len(scripts)))
@@ -521,7 +521,7 @@ def test_a_process_is_known_by_its_number_and_when_it_began() -> None:
     assert started_at(2**30) == -1
 
 
-# -- a group that goes on without somebody -------------------------------------------------------
+# -- a group that continues without somebody -------------------------------------------------------
 
 
 def successors_of(group: list[SharedMemoryChannel], left: list[int]) -> list[SharedMemoryChannel]:

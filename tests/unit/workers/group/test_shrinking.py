@@ -1,4 +1,4 @@
-"""Operations of a group outlive the channel that carries them, where somebody of it dies."""
+"""Operations of a group outlive the channel that carries them, where somebody of it fails."""
 
 from __future__ import annotations
 

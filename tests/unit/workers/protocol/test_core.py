@@ -79,7 +79,7 @@ def test_settings_go_to_the_servers_of_the_workers_own_slice_only() -> None:
     assert [peer for peer, _ in messages(push(core))] == [server_id(0)]
 
 
-# -- what may not begin before what is over -----------------------------------------------------
+# -- what may not begin before what has ended -----------------------------------------------------
 
 
 def in_a_collective(core: WorkerCore) -> None:
@@ -153,7 +153,7 @@ def test_only_the_chief_describes_the_model_and_only_a_leader_registers() -> Non
 def test_the_loss_of_a_peer_is_an_error_that_names_it() -> None:
     core = make_core()
     push(core)
-    with pytest.raises(PeerLostError, match=r"^server 1 \(rank 3 on n2\) has died; this job"):
+    with pytest.raises(PeerLostError, match=r"^server 1 \(rank 3 on n2\) has failed; this job"):
         core.handle(PeerLost(server_id(1), "server 1 (rank 3 on n2)"))
 
 
@@ -411,7 +411,7 @@ def test_who_hears_of_a_death_knows_the_chief_and_says_so_in_every_set() -> None
 
 def test_a_worker_whose_group_is_out_ends_whatever_its_script_catches() -> None:
     core = surviving(members=(0, 1))
-    with pytest.raises(BuriedError, match="worker 0 of group 0 has died: worker 1, of the same"):
+    with pytest.raises(BuriedError, match="worker 0 of group 0 has failed: worker 1, of the same"):
         survive(core, 0, chief=2)
     for begin in (lambda: core.begin_collective("mean"), lambda: core.begin_done({})):
         with pytest.raises(BuriedError):

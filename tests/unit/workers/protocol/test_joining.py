@@ -1,4 +1,4 @@
-"""A substitute's machine: it joins a running job, and goes on where that is."""
+"""A substitute's machine: it joins a running job, and continues where that is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a worker sends what is a server's, when servers die one after the other."""
+"""Where a worker sends what is a server's, when servers fail one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a worker's machine decides when another one of its group has died and the group goes on."""
+"""What a worker's machine decides when another one of its group has failed and the group
+continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker sends again when the server that it was sent to has died."""
+"""What a worker sends again when the server that it was sent to has failed."""
 
 from __future__ import annotations
 

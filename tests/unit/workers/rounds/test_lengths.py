@@ -1,4 +1,4 @@
-"""When a round of local steps is over, and what of its steps the coordinator is told."""
+"""When a round of local steps has ended, and what of its steps the coordinator is told."""
 
 from __future__ import annotations
 

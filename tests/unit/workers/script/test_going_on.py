@@ -1,6 +1,6 @@
-"""A script that is cut at any boundary and goes on sees and draws what it would have without.
+"""A script that is cut at any boundary and continues sees and draws what it would have without.
 
-Every script here is played as a whole, then cut at each of its boundaries and gone on in what is
+Every script here is played as a whole, then cut at each of its boundaries and continued in what is
 another process: the batches, the random numbers of its "dropout" and of the augmentation of its
 samples, its scheduler, its batch norm and its own values must be those of the whole run.
 """
@@ -72,7 +72,7 @@ def with_everything(job: Worker) -> None:
     job.prepare(model, optimizer)
     job.attach(scheduler=scheduler, per_epoch=per_epoch)
     for epoch in job.epochs(3):
-        per_epoch.step()  # before the loop, so it is executed again in an epoch that goes on
+        per_epoch.step()  # before the loop, so it is executed again in an epoch that continues
         job.state["begun"] = job.state.get("begun", 0) + 1
         for _, *drawn in loader:
             model(torch.stack(drawn, dim=1).float().mean(dim=1, keepdim=True))
@@ -456,13 +456,13 @@ def test_of_a_pass_that_was_over_other_workers_see_nothing_and_nothing_is_lost()
     first = [play(two_passes_in_an_epoch, cut_at=2, share=(worker, 2)) for worker in range(2)]
     tree = first[0].tree
     assert tree is not None
-    assert [line[1] for line in first[0].trace] == [1]  # the first pass is over
+    assert [line[1] for line in first[0].trace] == [1]  # the first pass has ended
     rest = [
         resume(two_passes_in_an_epoch, tree, share=(worker, 3), is_moved=True)
         for worker in range(3)
     ]
     assert rest[0].trace[0][:2] == (0, 2)
-    assert not any("begins anew" in line for line in rest[0].lines)
+    assert not any("begins again" in line for line in rest[0].lines)
 
 
 def test_where_too_few_samples_are_left_other_workers_go_on_behind_the_loop() -> None:

@@ -1,4 +1,4 @@
-"""Which calls of set_mode count in a script that goes on from a checkpoint."""
+"""Which calls of set_mode count in a script that resumes from a checkpoint."""
 
 from __future__ import annotations
 

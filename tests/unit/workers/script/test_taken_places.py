@@ -1,7 +1,7 @@
-"""The script of a spare goes on where the chief's is, with the dead worker's part of the data.
+"""The script of a spare continues where the chief's is, with the dead worker's part of the data.
 
 Every script is played by the chief and cut at each of its boundaries. The spare begins the script
-anew, gets the chief's state when it comes to prepare, leaves out what it does not make, and must
+again, gets the chief's state when it comes to prepare, leaves out what it does not make, and must
 see then what the worker whose place it has would have seen.
 """
 
@@ -19,7 +19,7 @@ from tests.unit.workers.script.test_going_on import Augmented, evaluate
 
 
 class Spare(Worker):
-    """Its script has made loaders before it hears where it goes on."""
+    """Its script has made loaders before it hears where it continues."""
 
     def __init__(self, told: dict[str, Any], *, num_skipped: int, batches: int = 1) -> None:
         super().__init__(worker=1, num_workers=2, clock=told["clock"] + num_skipped)
