@@ -137,7 +137,7 @@ def test_without_second_copies_nobody_is_asked_where_servers_are() -> None:
 
 
 def test_whose_death_nobody_knows_is_refused() -> None:
-    with pytest.raises(InvariantError, match="told that spare 1 has failed"):
+    with pytest.raises(InvariantError, match="received that spare 1 has failed"):
         with_spares(1).on_server_lost(spare_id(1), "spare 1")
 
 
