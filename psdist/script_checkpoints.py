@@ -127,7 +127,7 @@ class ScriptCheckpoints:
         self._signals.end()
         self._joins.forget()
 
-    # -- spares that take dead workers' places ---------------------------------------------------
+    # -- spares that take failed workers' places ---------------------------------------------------
 
     def called(self, collective: str) -> None:
         """All workers are called together, by the script or by psdist between iterations."""

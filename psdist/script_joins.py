@@ -72,7 +72,7 @@ class ScriptJoins:
             path.parent.mkdir(exist_ok=True)
             write_tensors(path, tensors, plain)
         except (OSError, UsageError) as error:
-            logger.warning("no spare can take a dead worker's place now: %s", error)
+            logger.warning("spares cannot take a failed worker's place now: %s", error)
             self.forget()
             return ""
         return name
@@ -113,7 +113,7 @@ def require_one_set(config: RunConfig, num_sets: int) -> None:
     """Raises :class:`UsageError` if a job with spares for workers' places prepares several sets."""
     if num_sets > 1:
         raise UsageError(
-            "job.prepare of a second optimizer with spares for workers' places: a dead worker may "
-            "have stepped one of them and not the other; prepare one optimizer, or "
+            "job.prepare of a second optimizer with spares for workers' places: a failed worker "
+            "may have stepped one of them and not the other; prepare one optimizer, or "
             f"{without_substitutes(config)}"
         )

@@ -290,7 +290,7 @@ class _Checking:
             self.leaves[group][server] = clock
         if dead := dead_groups(replay):
             self.dead.update(dead)
-            self.notes.append(f"server {server} declared these groups dead: {sorted(dead)}")
+            self.notes.append(f"server {server} evicted these groups: {sorted(dead)}")
         self.told[server] = ToldDeaths.of(replay, left=leave_clocks(replay), dead=dead)
         if lost := replay.pushers.lost:
             told = "; ".join(
@@ -370,8 +370,8 @@ class _Checking:
             check_claims(summary, shown, self.findings)
             if self.lost:
                 self.notes.append(
-                    "summary.json counts uses of a dead worker's chunks as staleness 0 until their "
-                    "next replies have come: its staleness is held between bounds only"
+                    "summary.json counts uses of a failed worker's chunks as staleness 0 until "
+                    "their next replies have come: its staleness is held between bounds only"
                 )
         elif summary.max_staleness_seen not in (None, shown.max_staleness):
             # Each may know what the other lost in the crash.

@@ -66,7 +66,7 @@ def lines_of(status: Status, *, age_s: float) -> list[str]:
         lines.append(f"  coordinator  {status.registrar}")
     if status.spares and not has_ended:
         waits = "waits" if status.spares == 1 else "wait"
-        lines.append(f"  spares     {status.spares}, which {waits} to take a dead one's place")
+        lines.append(f"  spares     {status.spares}, which {waits} to take a failed rank's place")
     if status.done:
         lines.append(f"  finished   {describe_workers(status.done)}")
     shown = _furthest_behind_first(status.workers)[:_MOST_WORKERS]

@@ -135,11 +135,11 @@ class RunConfig(BaseModel):
     staleness: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         "staleness",
         3,
-        "How many iterations a group may be ahead of the slowest one.",
+        "Maximum iterations a group may be ahead of the slowest one.",
         needs="mode = ssp or auto",
     )
     servers: _Count | Literal["auto"] = _setting(
-        "servers", "auto", "How many ranks serve; auto: the mapper chooses, one per node at most."
+        "servers", "auto", "Number of servers; auto: the mapper chooses, at most one per node."
     )
     group: Literal["node", "socket", "numa", "rank", "rack", "auto"] | _Count = _setting(
         "group",
@@ -175,13 +175,13 @@ class RunConfig(BaseModel):
     staleness_to: Annotated[int, Field(ge=1, le=MOST_STALENESS_TO)] | None = _setting(
         "consistency.staleness_to",
         None,
-        "The bound moves between staleness and this, as speeds ask for; unset: it stays.",
+        "Upper end of the range in which the bound follows the groups' speeds; unset: it stays.",
         needs="mode = ssp",
     )
     pipeline: Annotated[int, Field(ge=0, le=1)] = _setting(
         "consistency.pipeline",
         0,
-        "1: the next step awaits the replies, not the one that asks.",
+        "1: the next step awaits the replies, not the step that pushed.",
         allowed="0 or 1",
         needs="mode = ssp or async",
     )
@@ -213,13 +213,13 @@ class RunConfig(BaseModel):
     global_batch: _Count | None = _setting(
         "training.global_batch",
         None,
-        "Samples that all workers take as a batch, however many they are; unset: batch sizes are "
-        "per worker.",
+        "Samples in a batch of all workers together, for any number of workers; unset: batch sizes "
+        "are per worker.",
     )
     freeze_step: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
         "training.freeze_step",
         0,
-        "The second moment stays constant after N steps; 0: never.",
+        "Keep the second moment constant after N steps; 0: never.",
         needs="Adam or AdamW",
     )
     optimizers: Annotated[
@@ -262,7 +262,7 @@ class RunConfig(BaseModel):
     outer: Annotated[str, _require(parse_outer, ACCUMULATE)] = _setting(
         "local.outer",
         "average",
-        "How servers combine the parameters of the groups; accumulate: gradients are summed "
+        "How servers combine the groups' parameters; accumulate: gradients are summed "
         "instead, and servers run the script's optimizer.",
         allowed=OUTER_ALLOWED,
         needs="local.steps above 1",
@@ -270,14 +270,14 @@ class RunConfig(BaseModel):
     codec_push: _Push | None = _setting(
         "codec.push",
         None,
-        "How gradients are encoded on the network; unset: not encoded; auto: psdist chooses, and "
+        "Encoding of gradients on the network; unset: none; auto: psdist chooses, and "
         "may change it during the run.",
         allowed=f"auto, {CODECS_ALLOWED}",
     )
     codec_pull: _Pull | None = _setting(
         "codec.pull",
         None,
-        "How parameters are encoded, as codec.push. In ssp and async only casts (fp16, bf16), "
+        "Encoding of parameters, as codec.push. In ssp and async only casts (fp16, bf16), "
         "unless codec.pull_copies = on.",
         allowed=f"auto, {CODECS_ALLOWED}",
     )
@@ -299,7 +299,7 @@ class RunConfig(BaseModel):
     encode_on: Literal["auto", "host", "device"] = _setting(
         "codec.encode_on",
         "host",
-        "Where pushes of gradients on a GPU are encoded; auto: on the GPU if the push codec "
+        "Where gradients on a GPU are encoded; auto: on the GPU if the push codec "
         "supports it (see docs/guides/gpus.md).",
         needs="a push codec",
     )
@@ -312,7 +312,7 @@ class RunConfig(BaseModel):
     error_budget: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = _setting(
         "codec.error_budget",
         None,
-        "The part of a push that its codec may leave out.",
+        "Part of a push that its codec may leave out, at most.",
         allowed="a number > 0 and < 1",
         needs="codec.push = auto",
     )
@@ -350,7 +350,7 @@ class RunConfig(BaseModel):
     server_device: Annotated[str, Field(pattern=_DEVICE)] = _setting(
         "hosts.server_device",
         "cpu",
-        "Where servers hold and step their shards; auto: a GPU no worker uses, if any.",
+        "Device on which servers store and step their shards; auto: a GPU no worker uses, if any.",
         allowed="cpu, cuda, cuda:N or auto",
     )
     threads: _Count | Literal["auto"] = _setting(
@@ -366,11 +366,11 @@ class RunConfig(BaseModel):
     checkpoint_every: _Interval | None = _setting(
         "checkpoint.every",
         None,
-        "How often psdist itself makes a checkpoint; unset, only the script does.",
+        "Interval between psdist's own checkpoints; unset: only the script makes them.",
         allowed="a number of iterations (100) or a time (30s, 10m, 2h)",
     )
     checkpoint_keep: _Count = _setting(
-        "checkpoint.keep", 2, "How many checkpoints stay: the newest ones."
+        "checkpoint.keep", 2, "Number of newest checkpoints to keep."
     )
     on_usr1: Literal["checkpoint", "requeue"] = _setting(
         "checkpoint.on_usr1",
@@ -380,7 +380,7 @@ class RunConfig(BaseModel):
     grace_s: Annotated[float, Field(ge=0, le=_SECONDS_MAX, allow_inf_nan=False)] = _setting(
         "checkpoint.grace_s",
         30.0,
-        "SIGTERM to psdist run: how long it waits for a last checkpoint; 0: none.",
+        "Time that psdist run waits for a last checkpoint after SIGTERM; 0: none.",
         allowed=f"a number of seconds >= 0 and <= {_SECONDS_MAX:.0f}",
         needs="psdist run -n",
     )

@@ -1,12 +1,12 @@
 """Changes that psdist makes within a run by itself: from observations to decisions.
 
-Lives here: when to change between sync and bounded staleness (``mode``), which bound staleness has
-(``bound``), which codecs to send with (``codec``, with what an exchange is of a window of rounds in
-``paces``, what it takes at each level in ``level_times``, and the rounds of groups that are in
-different ones in ``own_window``), and how many local steps groups make (``steps`` by their speed,
-``loss_steps`` by the loss); in ``kept`` what a checkpoint has of that. Pure: numbers in, decisions
-out. The coordinator runs one of them, ``psdist check`` feeds it what was recorded and must get the
-same decisions. It must not import anything of psdist but the modes' names.
+The modules decide when to change between sync and bounded staleness (``mode``), which bound
+staleness has (``bound``), which codecs to send with (``codec``, with the exchange's part of a
+window of rounds in ``paces``, the time at each level in ``level_times``, and the rounds of groups
+that are in different ones in ``own_window``), and how many local steps groups make (``steps`` by
+their speed, ``loss_steps`` by the loss); ``kept`` is their state in a checkpoint. Pure: numbers in,
+decisions out. The coordinator runs one of them, ``psdist check`` feeds it the recorded observations
+and must get the same decisions. It must not import anything of psdist but the modes' names.
 
     control = CodecControl(num_groups=4, names=["none", "fp16", "int8"])
     control.observe(Observation(group=0, first_round=1, own_us=[...], waits_us=[...]))

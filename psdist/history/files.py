@@ -201,7 +201,7 @@ def joined(log: ServerLog, copy: ServerLog, *, name: str) -> ServerLog:
     (taken,) = np.nonzero(copy.events["kind"] == EventKind.TAKEOVER)
     if len(taken) > 1:
         raise HistoryError(
-            f"history/{name}.events is damaged: a buddy has taken the server's place "
+            f"history/{name}.events is damaged: a replica has taken the server's place "
             f"{len(taken)} times"
         )
     is_taken = bool(len(taken))
@@ -216,7 +216,7 @@ def joined(log: ServerLog, copy: ServerLog, *, name: str) -> ServerLog:
         at = first + (int(differs[0]) if len(differs) else both)
         raise HistoryError(
             f"history/server-{log.server}.events and history/{name}.events differ from record {at} "
-            "on: a server and its buddy did not apply the same updates"
+            "on: a server and its replica did not apply the same updates"
         )
     if not is_taken:
         is_further = len(log.events) > first + until and not copy.is_complete

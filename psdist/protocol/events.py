@@ -85,14 +85,14 @@ class ControlArrived:
 
 @dataclass(slots=True)
 class Sent:
-    """The memory of ``frame`` is the caller's again: it has arrived, or its receiver is dead."""
+    """The memory of ``frame`` is the caller's again: it has arrived, or its receiver has failed."""
 
     frame: Frame
 
 
 @dataclass(slots=True)
 class PeerLost:
-    """``peer`` is dead, and this is the last event of it.
+    """``peer`` has failed, and this is its last event.
 
     Headers and control messages that had left it were given before. A payload that was not here
     by then never comes: frames named to ``accept`` for it are the caller's again.

@@ -83,7 +83,7 @@ class Roles:
         return len(self.groups) - self.num_substitutes
 
     def is_substitute(self, peer: int) -> bool:
-        """Whether the peer with this id is a spare that takes a dead worker's place."""
+        """True if the peer with this id is a spare that takes a failed worker's place."""
         return is_worker(peer) and worker_of(peer) >= self.num_beginning
 
     @property

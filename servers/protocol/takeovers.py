@@ -97,7 +97,7 @@ class ShardPlaces:
     next_keeper: int | None = None
     """Process that is to have the replica, while there is none."""
     num_copies: int = 1
-    """Second copies that there were, that which is being filled among them."""
+    """Replicas so far, including one that is being filled."""
     lost: str = ""
     """The last failed process that had it."""
     has_moved: bool = False

@@ -141,7 +141,7 @@ def test_all_workers_of_a_group_hold_the_same_bytes_and_a_group_waits_for_its_sl
 
 
 class BrokenChannel:
-    """A worker's end of its group, of which a test overrides what the worker does wrong."""
+    """A worker's end of its group; a test overrides the method with the mistake."""
 
     def __init__(self, channel: GroupChannel) -> None:
         self.place, self.size = channel.place, channel.size
@@ -172,7 +172,7 @@ class BrokenChannel:
 def play_broken(
     broken: type[BrokenChannel], *, worker: int = 2, schedule: Schedule | None = None
 ) -> VirtualJob:
-    """One worker of a group of three, beside a group of two, has this channel."""
+    """One worker of a group of three has this channel; there is a group of two as well."""
     job = VirtualJob(schedule or schedule_of((3, 2)), make_worker=HasRandomGradients)
     group = job.workers[worker].trainer.strategy.group
     group.channel = broken(group.channel)

@@ -439,7 +439,7 @@ class HostileServer:
             self.core = unbuilt_server(self.mode)
         self.accepted: list[tuple[int, Header, Frame]] = []
         self.again: list[Any] = []
-        if not is_built:  # and somebody has sent as much as a server keeps until there is
+        if not is_built:  # and a worker has sent the most that a server keeps until there is
             push = Arrived(worker_id(0), Header(kind=Kind.PUSH, sender=worker_id(0)), None)
             for _ in range(self.hostile.pick((0, 0, 0, MOST_CREDITS))):
                 assert not self.core.handle(push)

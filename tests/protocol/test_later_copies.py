@@ -1,5 +1,5 @@
-"""Checkpoints whose chunks are copied behind the cut, while workers continue at once: each is that
-of the cut, bit by bit, whoever made the copies and whoever has failed meanwhile.
+"""Checkpoints whose chunks are copied after the cut, while workers continue at once: each is that
+of the cut, bit by bit, for every order of copies and failures.
 
 More by hand: ``python -m tests.protocol.test_later_copies 2000``.
 """
@@ -53,12 +53,12 @@ class Taken(TensorShard):
 
 
 def watched() -> type[Taken]:
-    """Of one job's servers."""
+    """Return a class for the servers of one job."""
     return type("Watched", (Taken,), {"met": Counter(), "at_once": []})
 
 
 def count_copies(met: Counter[str]) -> Any:
-    """Of those that who changes a chunk has to make."""
+    """Count the copies that a server has to make before it changes a chunk."""
     begin_change = ChunkMemory.begin_change
 
     def counted(memory: ChunkMemory) -> None:
@@ -69,7 +69,7 @@ def count_copies(met: Counter[str]) -> Any:
 
 
 def compare(job: VirtualJob, taken: type[Taken]) -> None:
-    """What keepers call whole is what it would have been if it had been copied at once."""
+    """A whole checkpoint has the values that an immediate copy would have."""
     later = {id(region) for keeper in job.keepers
              for each in keeper.checkpoints for region in each.parts.values()}  # fmt: skip
     for regions, now in taken.at_once:
@@ -79,8 +79,8 @@ def compare(job: VirtualJob, taken: type[Taken]) -> None:
 
 
 def busy(schedule: Schedule) -> Schedule:
-    """Checkpoints in the middle of the training, of many chunks, whose copies take long beside all
-    else."""
+    """Checkpoints in the middle of the training, of many chunks, whose copies take long compared
+    with all else."""
     num_groups = len(schedule.group_sizes)
     return replace(
         schedule,
@@ -108,7 +108,7 @@ def busy(schedule: Schedule) -> Schedule:
 
 
 def play_and_prove(seeds: Iterable[int]) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met = Counter[str]()
     for seed in seeds:
         schedule, taken = busy(replace(Schedule.from_seed(seed), death=None)), watched()

@@ -1,4 +1,5 @@
-"""Meetings in random schedules: all workers hold at one moment, or continue; nobody waits for ever.
+"""Meetings in random schedules: all workers hold at one moment, or continue; no worker waits for
+ever.
 
 Scripts of several workers, with steps that wait as the mode has it, collectives in the middle, and
 reasons to meet at any boundary, are played on queues whose messages are delivered at any time.
@@ -31,13 +32,13 @@ class Play:
     groups: list[list[int]]
     lengths: list[int]
     every: int = 0
-    """Who leads holds at multiples of this clock."""
+    """The leader holds at multiples of this clock."""
     chance: float = 0.0
-    """Of a signal, at a boundary."""
+    """Probability of a signal, at a boundary."""
     collective_every: int = 0
     staleness: int = 2
     commits: list[list[int]] = field(default_factory=list)
-    """Of each meeting, the clocks of all workers."""
+    """Clocks of all workers, by pause."""
     cancelled: int = 0
 
     def __post_init__(self) -> None:
@@ -158,7 +159,7 @@ class Play:
             return False
         needed = {"sync": clock + 1, "ssp": clock + 1 - self.staleness}.get(self.mode, 0)
         return all(
-            begun >= min(needed, length)  # nobody waits for one that has left
+            begun >= min(needed, length)  # no worker waits for one that has left
             for begun, length in zip(self.begun, self.lengths, strict=True)
         )
 
@@ -228,7 +229,7 @@ def test_the_strongest_reason_counts() -> None:
 def test_who_has_missed_several_rounds_waits_for_those_who_hold(
     backup: int, busy_at: int, is_released: bool
 ) -> None:
-    """It sits out the round in front of which they hold; who has missed one is told at once."""
+    """It sits out the round before which they hold; a group that missed one is informed at once."""
     coordinator = assemble(num_workers=3, num_servers=1, backup=backup).pause
     coordinator.on_told(0, held(0, clock=7), is_collecting=False)
     late = Blocked(worker=2, number=1, set_index=0, clock=busy_at)

@@ -39,7 +39,7 @@ def test_schedules_whose_mode_changes_end_and_keep_the_rule_of_every_round() -> 
 
 
 class PreparesLater(VirtualWorker):
-    """Sets the mode, and prepares another optimizer behind that."""
+    """Sets the mode, and prepares another optimizer after that."""
 
     def script(self) -> Iterator[float | None]:  # type: ignore[override,return]
         (other,) = self.others

@@ -47,7 +47,7 @@ def prove(job: VirtualJob) -> None:
 
 
 def schedule_of(seed: int) -> Schedule:
-    """What workers of sizes alone can play: nobody is in a group, nobody fails or errs."""
+    """Return a schedule for workers of sizes alone: no groups, failures or errors."""
     drawn = Schedule.from_seed(seed)
     return replace(
         drawn,
@@ -118,7 +118,7 @@ def test_workers_meet_while_they_have_pushed_half_an_iteration_of_several_sets(
 
 
 class SuspendsBehindIt(OneByOne):
-    """Says in the middle of an iteration that nobody waits for the next one."""
+    """Reports in the middle of an iteration that no worker waits for the next one."""
 
     def meet_in_the_middle(self) -> Any:
         for each in (self, *self.others):
@@ -162,7 +162,7 @@ class IsLateAndExpectsNothing(IsLate):
 
 
 def num_applied(job: VirtualJob) -> int:
-    """Optimizer steps, and updates that nobody has a gradient of."""
+    """Optimizer steps, and updates without any gradient."""
     logs = [log.events for each in job.sets for log in each.history().servers]
     return sum(int((log["flags"] & EventFlag.LAST > 0).sum()) for log in logs)
 
@@ -202,7 +202,7 @@ def test_slots_that_are_kept_for_another_order_deadlock(monkeypatch: pytest.Monk
 
 
 class WaitsInTheMiddle(OneByOne):
-    """Waits for a reply to an iteration of which it has still to push chunks."""
+    """Waits for a reply to an iteration before it has pushed all of its chunks."""
 
     is_guarded = True
 

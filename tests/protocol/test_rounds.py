@@ -44,7 +44,7 @@ def play(rule: MakeRule, schedule: Schedule = SCHEDULE) -> History:
 
 
 def judge(history: History, *, bound: int, rounds: range) -> tuple[int, int]:
-    """What rule 2 of docs/reference/history.md says of the uses in these rounds under ssp with this
+    """Apply rule 2 of docs/reference/history.md to the uses in these rounds under ssp with this
     bound: the number of violations, and the largest staleness."""
     run = history.run.model_copy(update={"mode": "ssp", "staleness": bound})
     findings, largest = Findings(max_listed_per_rule=0), -1

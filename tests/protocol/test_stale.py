@@ -2,7 +2,8 @@
 schedules in ssp and async.
 
 Each run is proved as every other (``proof`` of tests/support/virtual): the check recomputes each
-factor from what workers say they used, and each value is computed again, lr, compensation and all.
+factor from the versions that workers report, and each value is computed again, lr, compensation and
+all.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def test_a_slow_group_counts_by_as_much_less_as_it_is_slow() -> None:
     # While it makes one step each of the others makes six.
     slow = [factor for factor in factors_of(job, 3) if factor < 0.5]
     assert np.median(slow) == pytest.approx(1 / SLOW_TIMES, rel=0.15)
-    # Who is alike counts whole, but where the slow one came between.
+    # Equal groups count whole, except where the slow one came between.
     assert np.median(factors_of(job, 0)) > 0.9
 
 

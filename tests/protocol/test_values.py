@@ -57,15 +57,15 @@ MANY = replace(
     absent_rate=0.0,
     weight_decay=0.0,
 )
-"""What a single worker or group does here weighs least."""
+"""A mistake of a single worker or group weighs least here."""
 
 ONCE = 3
 """Number of the action that is done wrongly, where it can be."""
 
 
 class OnceWrong(SetLoop):
-    """Server 0 executes one action otherwise than its machine said; the history tells what was
-    said."""
+    """Server 0 executes one action otherwise than its machine decided; the history has the
+    decision."""
 
     num_possible = 0
     was_wrong = False
@@ -141,7 +141,7 @@ class DropsTheScaleOfLr(OnceWrong):
 
 
 class CountsOneWorkerLess(OnceWrong):
-    """Of 64 in the largest of these runs."""
+    """There are 64 in the largest of these runs."""
 
     def wrong_step(self, action: Step) -> Step:
         num_workers = sum(MANY.group_sizes)

@@ -1,4 +1,4 @@
-"""What the watch and the proof see: each rule is broken on purpose, in a machine or in a loop."""
+"""The watch and the proof find each broken rule, broken on purpose in a machine or in a loop."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class AcknowledgesEverything(SetLoop):
 
 
 def test_a_receipt_that_nobody_has_asked_for_is_caught() -> None:
-    with pytest.raises(AssertionError, match="nobody has asked for it"):
+    with pytest.raises(AssertionError, match="without a request"):
         play(SYNC, make_set=AcknowledgesEverything)
 
 
@@ -145,7 +145,7 @@ class UsesASlotTwice(ReceivePool):
 
 
 class FreesAPushUnused(ReceivePool):
-    """Another one than that which it is told of, too."""
+    """Frees another push, too, than the one it was given."""
 
     def release(self, slot: Frame) -> list[Action]:
         busy = [each for each in self.all_slots if each not in (*self._free, slot)]
@@ -232,7 +232,7 @@ def test_a_slot_that_is_used_as_what_it_is_not_is_caught(
 
 
 class StepsInPlace(SetLoop):
-    """Whatever is open; its bytes may even stay the same."""
+    """Steps any open chunk; its bytes may even stay the same."""
 
     def _step(self, action: Step) -> None:
         super()._step(replace(action, target=action.source))

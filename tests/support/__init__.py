@@ -1,1 +1,1 @@
-"""What tests share: MPI programs, the virtual job, the test cluster, plans made by hand."""
+"""Shared by tests: MPI programs, the virtual job, the test cluster, plans made manually."""

@@ -1,5 +1,5 @@
-"""Who has contributed to each round of a run with backup groups, by its history; and the same sets
-once more in another run, whatever its network and its groups' speed are.
+"""Groups that contributed to each round of a run with backup groups, by its history; and the same
+sets once more in another run, whatever its network and its groups' speed are.
 
     sets = sets_of(first.history)
     replay(sets, monkeypatch)
@@ -18,7 +18,7 @@ from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
 
 
 def sets_of(history: History) -> list[Closed]:
-    """Who has contributed to each round, in the order in which that was decided."""
+    """Return the groups that contributed to each round, in the order of those decisions."""
     events, found = history.servers[history.run.owners[0]].events, []
     of_chunk = events[events["chunk"] == 0]
     contributors: dict[int, list[int]] = {}
@@ -59,7 +59,7 @@ def replaying(sets: Sequence[Closed]) -> type[Closing]:
 
 
 class LateIsLate(backup.Backup):
-    """Who sits out may sit out several rounds."""
+    """A group that sits out may sit out several rounds."""
 
     def _tell_late(self, group: int) -> list[Any]:
         assert self._closing is not None

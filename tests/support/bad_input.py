@@ -1,4 +1,4 @@
-"""What tests of users' mistakes share: the script that makes them, and what a job has said.
+"""Shared by tests of users' mistakes: the script that makes them, and a job's messages.
 
 done = run_mpi(3, [..., str(SCRIPT), "raises_on_one_worker"], timeout_s=TIMEOUT_S, env=QUIET)
 assert the_line(done) == "psdist: error: ..."
@@ -34,7 +34,7 @@ def said(done: Completed) -> list[str]:
 
 
 def the_line(done: Completed, *, status: int = 2) -> str:
-    """What was said is one line, and the job has failed."""
+    """The message is one line, and the job has failed."""
     assert done.returncode == status, done.text
     lines = said(done)
     assert len(lines) == 1, done.text

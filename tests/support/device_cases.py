@@ -54,7 +54,7 @@ def hard_vector(
     zeros_from: int | None = None,
     ties: bool = False,
 ) -> Tensor:
-    """``placed``: (where, what); ``ties``: magnitudes of which many are equal."""
+    """``placed``: (where, what); ``ties``: magnitudes, many of them equal."""
     values = torch.randn(length, generator=torch.Generator().manual_seed(seed)) * scale
     if ties:
         values = (values / scale * 2).round() * scale / 2
@@ -66,7 +66,7 @@ def hard_vector(
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Of float32, wherever they lie."""
+    """True if both have the same bits; float32, on any device."""
     return torch.equal(one.cpu().view(torch.int32), other.cpu().view(torch.int32))
 
 

@@ -91,7 +91,7 @@ def most_that_fits(problem: Problem, *, within_s: float, server_bytes: float) ->
         right.append(0.0)
     for edge in range(1, len(problem.parent)):
         line = np.zeros(2 * num)
-        # An edge with more than half of the groups below it wants mass below: all of the model is
+        # An edge with more than half of the groups below it takes mass below: all of the model is
         # held somewhere, so its load is written from the other side.
         is_heavy = per_byte[edge] < 0
         for column in range(num):

@@ -24,7 +24,7 @@ NUM_ROUNDS = 4
 
 
 def flats_of(place: int, round_: int) -> list[torch.Tensor]:
-    """What the worker at ``place`` brings: sums of these depend on the order."""
+    """Return the input of the worker at ``place``: sums of these depend on the order."""
     generator = torch.Generator().manual_seed(100 * round_ + place)
     return [
         (torch.randn(length, generator=generator, dtype=torch.float64) * 100).to(dtype)
@@ -33,8 +33,8 @@ def flats_of(place: int, round_: int) -> list[torch.Tensor]:
 
 
 def slices_of(size: int, round_: int) -> Slices:
-    """Uneven ones; some places have nothing in some flats. Of the last rounds in turns, with
-    stretches that are nobody's."""
+    """Uneven shares; some places have nothing in some flats. The last rounds take turns, with parts
+    that no place has."""
     pick = random.Random(f"{size} {round_}")
     if round_ >= 2:
         owned: list[list[Span]] = [[] for _ in range(size)]
@@ -67,7 +67,7 @@ def in_memory_of(channel: GroupChannel, flat: torch.Tensor) -> torch.Tensor:
 
 
 def values_of(place: int, round_: int) -> list[float]:
-    """Of different lengths; integers that only float64 has."""
+    """Values of different lengths; integers that only float64 can represent."""
     return [2.0**53 - place, -0.0, float(round_), *(place + 0.1 * i for i in range(30 * place))]
 
 
@@ -106,7 +106,7 @@ def operations(
 
 
 def expected(place: int, size: int, hosts: Sequence[int] = ()) -> dict[str, Any]:
-    """What the worker at ``place`` must have then, worked out in plain torch; ``hosts``: the number
+    """Expected result of the worker at ``place``, computed in plain torch; ``hosts``: the number
     of each place's host, where they are several."""
     results: dict[str, Any] = {}
     for round_ in range(NUM_ROUNDS):

@@ -31,7 +31,7 @@ class LateTransfers(Transfers):
     device = torch.device("cpu")
 
     def __init__(self, seed: int, *, rate: float = 0.5) -> None:
-        """``rate``: how often a copy has been made meanwhile, when it is asked for."""
+        """``rate``: probability that a copy is complete when it is polled."""
         self._random = random.Random(seed)
         self._rate = rate
         self.under_way: deque[LateCopy] = deque()
@@ -71,7 +71,7 @@ class LateCopy(Copy):
         self._compute = compute
         self._pairs: Pairs = ()
         self._read: list[torch.Tensor] | None = None
-        """What was read where the device has waited for it, but the host has not."""
+        """Reads where the device has waited for the copy, but the host has not."""
         self._is_made = self._has_ended = False
 
     def is_done(self) -> bool:

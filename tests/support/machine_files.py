@@ -1,7 +1,7 @@
 """Machines and fabrics for tests, as files: shapes that are checked in, and real ones.
 
 Owns where they are and what is said where the real ones are missing. The shapes are in
-tests/data/machines; the real ones are in ../shared/topologies, beside the clone, and not part of
+tests/data/machines; the real ones are in ../shared/topologies, next to the clone, and not part of
 the project: without that folder the tests read the shapes alone, and say so at the end.
 
     @pytest.mark.parametrize("name", [*SHAPES, *real("cts1-pascal.xml")])
@@ -23,7 +23,7 @@ SHAPE_FOLDER = REPOSITORY / "tests" / "data" / "machines"
 SHAPES = tuple(sorted(path.name for path in SHAPE_FOLDER.glob("*.xml")))
 REAL_FOLDER = REPOSITORY.parent / "shared" / "topologies"
 IS_MISSING = "../shared is not beside the clone"
-"""What the reason of a test begins with that is skipped for that."""
+"""Start of the reason of a test that is skipped for that."""
 
 Row = TypeVar("Row")
 
@@ -45,7 +45,7 @@ def machine_file(name: str) -> Path:
 
 
 def summary(reasons: Sequence[str]) -> str:
-    """What the end of a run says of real machines; ``reasons`` are those of all skipped tests."""
+    """The last lines of a run about real machines; ``reasons`` are those of all skipped tests."""
     if REAL_FOLDER.is_dir():
         return ""
     num_skipped = sum(IS_MISSING in reason for reason in reasons)

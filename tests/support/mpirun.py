@@ -50,7 +50,7 @@ REQUIRED_BY = {"openmpi": "PSDIST_REQUIRE_MPI", "mpich": "PSDIST_REQUIRE_MPICH"}
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """What a finished program left: its exit status (negative: the signal) and its output."""
+    """Result of a program: its exit status (negative: the signal) and its output."""
 
     returncode: int
     stdout: str
@@ -176,7 +176,7 @@ def skip_or_fail(why: str, *, variable: str) -> NoReturn:
 def environment_prefix(mpi: Mpi) -> Path:
     """The environment whose bin/ has that MPI's mpiexec and a python with psdist in it.
 
-    Open MPI's is the one these tests run in. MPICH's stands beside it under the same name with
+    Open MPI's is the one these tests run in. MPICH's is next to it under the same name with
     "-mpich" appended; tests/run.sh makes it.
     """
     return Path(sys.prefix if mpi == "openmpi" else sys.prefix.rstrip("/") + "-mpich")

@@ -37,7 +37,7 @@ def send_numbered(transport: Transport, peer: int, number: int) -> None:
 
 
 class OrderWatch:
-    """What one endpoint has been told, by peer."""
+    """Messages that one endpoint has received, by peer."""
 
     def __init__(self) -> None:
         self.announced: Counter[int] = Counter()

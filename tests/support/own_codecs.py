@@ -88,7 +88,7 @@ class Chancy(Halves):
 
 
 class Tiring(Halves):
-    """Of every vector that is not one of psdist's trial."""
+    """Called for every vector except those of psdist's trial."""
 
     def encode(self, values: torch.Tensor, *, seed: int) -> torch.Tensor:
         if values[0] not in (-1, 0):

@@ -41,9 +41,9 @@ def run_in_group(
     device: str = "cpu",
     reforms: bool = False,
 ) -> list[Any]:
-    """What ``script``, a function of a module, returns in each of ``size`` processes (no tensors).
-    ``"exit N"`` for a process that ended without a word. ``hosts``: the number of each one's host,
-    which ``interface`` joins."""
+    """Run ``script``, a function of a module, in ``size`` processes; return its results (no
+    tensors). ``"exit N"`` for a process that ended without a word. ``hosts``: the number of each
+    one's host, which ``interface`` joins."""
     context = multiprocessing.get_context("forkserver")  # which imports torch once for all
     context.set_forkserver_preload(["psdist.workers.loop", "psdist.workers.group.tier"])
     pipes = [context.Pipe() for _ in range(size)]
@@ -144,7 +144,7 @@ def _main(
             else None,
         )
         if size == 1:
-            connection.send(b"")  # nobody to tell a port to
+            connection.send(b"")  # no process needs the port
         connection.send(script(channel))
     except Exception as error:
         connection.send(error)

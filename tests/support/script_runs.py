@@ -32,7 +32,7 @@ class Cut(Exception):
 
 @dataclass
 class Worker:
-    """What a Job is to these scripts."""
+    """The part of a Job that these scripts use."""
 
     worker: int = 0
     num_workers: int = 1
@@ -46,7 +46,7 @@ class Worker:
     checkpoint_at: int | None = None
     num_checkpoints: int = 0
     looked_at: list[Any] = field(default_factory=list)
-    """What the script has evaluated: it may do so twice."""
+    """Batches that the script has evaluated: it may do so twice."""
 
     def __post_init__(self) -> None:
         self.loaders = Loaders(

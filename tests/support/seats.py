@@ -1,4 +1,4 @@
-"""What is wanted of the seats on a host, as a list of what is not met.
+"""Requirements on the seats of a host, as a list of those that are not met.
 
     complaints(machine, ["server", "worker"], seat(machine, ["server", "worker"]))     # []
 

@@ -2,8 +2,8 @@
 
 STRIKE="folding chief": the chief is killed when a server folds a push of iteration 12 into a sum.
 
-    registering     its leader has told the first server of its group, and not the second; a server:
-                    the first group has told it
+    registering     its leader has registered its group with the first server, not with the
+                    second; a server: the first group has registered with it
     pushing         of iteration 12 its second push has left, others have not; a server: two pushes
                     wait for it to take them
     parked          a worker waits for replies that the mode does not allow yet (not in async)
@@ -13,8 +13,8 @@ STRIKE="folding chief": the chief is killed when a server folds a push of iterat
                     files are there, and the checkpoint is about to count
     collective      a worker is in a job.mean, to which others have still to come
     saving          the chief has written half of what job.save writes
-    shutting down   a worker has said that its script is done; a server is told to finish; the
-                    coordinator knows that all is done, and has told nobody
+    shutting down   a worker has reported the end of its script; a server is to finish; the
+                    coordinator has noted the end of all, and told no rank yet
 
 The victims: worker 2, the chief, server 2, its standby server 1, the coordinator server 0. Where
 the victim has no part in such a moment the first other rank that comes to it kills it. It happens
@@ -52,7 +52,7 @@ VICTIMS: Final = {
     "coordinator": ("server", COORDINATOR),
 }
 NEVER: Final = {("parked", "async"), ("folding", "ssp"), ("folding", "async")}
-"""What a mode has no such moment of."""
+"""Moments that a mode does not have."""
 VARIABLE: Final = "STRIKE"
 
 
@@ -69,7 +69,7 @@ class Strike:
 
     @staticmethod
     def of_environment() -> Strike | None:
-        """None where nobody is to be killed, or somebody was."""
+        """Return None if no rank is to be killed, or one has been."""
         run_dir = Path(os.environ["PSDIST_RUN_DIR"])
         if VARIABLE not in os.environ or mark_of(run_dir).exists():
             return None
@@ -86,7 +86,7 @@ class Strike:
 
     @property
     def leading_worker(self) -> int:
-        """Who comes first to what workers come to one after the other."""
+        """Return the worker that comes first to such a moment."""
         return self.number if self.role == "worker" else VICTIMS["worker"][1]
 
     @property
@@ -128,7 +128,7 @@ def install(strike: Strike) -> None:
 
 
 def _in_the_script(_strike: Strike) -> None:
-    """The script of workers knows these moments: tests/support/programs/deaths/struck_script.py."""
+    """Moments of a worker's script are in tests/support/programs/deaths/struck_script.py."""
 
 
 def _in_registering(strike: Strike) -> None:

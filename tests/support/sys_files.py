@@ -29,7 +29,7 @@ class Root:
         file.write_text(f"{text}\n", encoding="utf-8")
 
     def write_set(self, name: str, cpus: Iterable[int]) -> None:
-        """As the kernel: a mask, and a list beside it."""
+        """Write a set as the kernel does: as a mask and as a list."""
         cpus = sorted(cpus)
         text = bitmap.format(cpus).replace("0x", "") or "0"
         self.write(name, text)

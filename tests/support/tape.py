@@ -1,4 +1,4 @@
-"""What a terminal shows of the bytes that are written to it: lines, and the few codes we use.
+"""Render bytes as a terminal would: lines, and the few codes that psdist uses.
 
     tape = Tape()
     tape.write(b"one\\ntwo\\r\\x1b[2K\\x1b[1A")

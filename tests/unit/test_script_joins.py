@@ -133,7 +133,7 @@ def test_a_state_that_cannot_be_written_is_a_line_and_nobody_joins(
         chief.joins.meet([12], lambda: state)
     assert chief.brought == [("join", JoinBrought((12,), ""))]
     (record,) = caplog.records
-    assert "no spare can take a dead worker's place now: " in record.getMessage()
+    assert "spares cannot take a failed worker's place now: " in record.getMessage()
 
 
 def test_who_comes_when_the_job_is_over_is_told_nothing(tmp_path: Path) -> None:

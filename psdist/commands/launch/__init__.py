@@ -365,7 +365,7 @@ class Parent:
     # -- the end -------------------------------------------------------------------------------
 
     def _end_ranks_left_behind(self) -> None:
-        """mpirun has ended. Where it was killed its ranks may live on: not for long."""
+        """Collect the last facts of ranks that outlive a killed mpirun for a moment."""
         for rank in self._ranks.connected:
             self._hear(rank)
         for rank in self._ranks.connected:

@@ -157,9 +157,9 @@ class Death:
 
 class LauncherNoise:
     PARTIAL_S = 0.1
-    """So long the beginning of a line waits for its end: a launcher forwards what ranks wrote."""
+    """Time that the beginning of a line waits for its end: a launcher forwards what ranks wrote."""
     BLOCK_S = 2.0
-    """So long the beginning of a block does: a launcher may print it line by line."""
+    """Time that the beginning of a block waits: a launcher may print it line by line."""
     MAX_LINE_BYTES = 4096
     """Longer lines are no noise."""
 

@@ -260,7 +260,7 @@ class Ranks:
         return [rank for rank in self.all if rank.process.is_alive]
 
     def hang_up(self) -> None:
-        """No rank lives on without its line."""
+        """Close all lines: no rank outlives its line."""
         for rank in self.all:
             rank.close()
 

@@ -204,8 +204,8 @@ class RunStatus(HasSnapshot):
         row = {"server": server, "host": holder_of(host), "from_s": round(at_s, 3)}
         self.alone.append({**row, "until_s": None, "kept_by": None})
         return Notice(
-            f"the shard of server {server} has one copy, in {describe_peer(host)}: the job ends "
-            "with that one's death, until another copy is whole"
+            f"the shard of server {server} has no replica, only {describe_peer(host)}: the job "
+            "ends if that process fails before the next replica is complete"
         )
 
     def _complete(self, server: int, keeper: int, at_s: float) -> Notice:
@@ -214,7 +214,7 @@ class RunStatus(HasSnapshot):
         )
         now["until_s"], now["kept_by"] = round(at_s, 3), holder_of(keeper)
         return Notice(
-            f"the shard of server {server} has a second copy again, in {describe_peer(keeper)}, "
+            f"the shard of server {server} has a replica again, in {describe_peer(keeper)}, "
             f"after {now['until_s'] - now['from_s']:.1f} s"
         )
 

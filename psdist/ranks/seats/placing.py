@@ -316,9 +316,9 @@ def pairs_of(config: RunConfig, roles: Roles, environment: Mapping[str, str]) ->
     pairs = pair(hosts=hosts_of(roles)[:num_servers], racks=racks_of(roles)[:num_servers])
     if not survives_deaths(environment):
         raise ConfigError(
-            "failures.replication = buddy needs an MPI that survives the death of a rank, which is "
-            "Open MPI under mpirun --with-ft ulfm (psdist run -n passes it); under srun, and with "
-            "MPICH, the launcher ends the job: set failures.replication = none, and make "
+            "failures.replication = buddy needs an MPI that survives the failure of a rank, which "
+            "is Open MPI under mpirun --with-ft ulfm (psdist run -n passes it); under srun, and "
+            "with MPICH, the launcher ends the job: set failures.replication = none, and make "
             "checkpoints"
         )
     return pairs

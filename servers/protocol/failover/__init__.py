@@ -1,6 +1,5 @@
 """Decisions of the coordinator and its standby, for the failure of the coordinator; pure.
 
-Here live: the coordinator's ends of its lines to all ranks (lines), and its machine with what makes
-a second one follow it and take its place (coordinator_log). Nothing here knows shards, memory or
-the network.
+The coordinator's ends of its lines to all ranks are in ``lines``; ``coordinator_log`` is the log
+that a standby follows and takes over. Nothing here knows shards, memory or the network.
 """

@@ -238,7 +238,8 @@ class Deaf(VirtualNetwork):
 
 
 def failures(**broken: Any) -> list[str]:
-    """Of runs in which one server may hear of other codecs long before another one."""
+    """Return the failures of runs in which one server may learn of other codecs long before
+    another."""
     found = []
     for seed in range(8):
         schedule = replace(SCHEDULE, seed=seed, iterations=(12,) * 2, jitter_s=1e-3)

@@ -164,7 +164,7 @@ SCHEDULE: Final = Schedule(
 
 
 class Uneven(Skewed):
-    """The last group computes three times as long as the others."""
+    """The last group takes three times longer to compute than the others."""
 
     def compute_s(self) -> float:
         return 12e-3 if self.group == len(self.job.groups) - 1 else 4e-3
@@ -199,8 +199,8 @@ def train(
 
 
 def test_in_ssp_a_slow_link_brings_a_coarse_codec_and_a_fast_one_takes_it_away() -> None:
-    """Of 12.3 ms that a round takes on the fast link the group that is three times as fast waits 8
-    for the other one: for no bytes."""
+    """On the fast link a round takes 12.3 ms. The group that is three times faster waits 8 ms of it
+    for the other one: no codec shortens that."""
     job = train("ssp", COPIES)
     prove(job)
     coarse, *finer = job.codecs[1:]
@@ -216,7 +216,7 @@ def test_in_ssp_a_slow_link_brings_a_coarse_codec_and_a_fast_one_takes_it_away()
         mine, theirs = held(worker), copies_of(job, worker)
         assert all(torch.equal(mine[chunk], theirs[chunk]) for chunk in mine)
 
-    # What is told wrongly of it is found.
+    # A false report of it is found.
     at = next(number for number, line in enumerate(lines) if line.changed is not None)
     changed = lines[at].changed
     assert changed is not None
@@ -288,7 +288,8 @@ def test_a_link_that_changes_is_found_out(
 
 
 def failures(mode: str, seeds: range, **broken: Any) -> Iterator[str]:
-    """Of runs in which one server may hear of other codecs long before another one."""
+    """Yield the failures of runs in which one server may learn of other codecs long before
+    another."""
     for seed in seeds:
         schedule = replace(
             SCHEDULE,

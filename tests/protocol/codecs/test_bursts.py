@@ -1,4 +1,4 @@
-"""Pushes of which every N-th has no codec, over the virtual network: each message has its round's
+"""Every N-th push has no codec, over the virtual network: each message has its round's
 codec, both ends agree, and replies continue as without bursts.
 """
 
@@ -91,7 +91,7 @@ def test_who_has_other_bursts_is_refused_in_one_line() -> None:
     class Differing(VirtualJob):
         @property
         def wire(self) -> Wire:
-            """Servers are made first, workers ask the job."""
+            """Servers are created first; workers get their wire from the job."""
             return replace(BOTH, burst=4)
 
         @wire.setter

@@ -1,5 +1,5 @@
 """Codecs that change within a run, over the virtual network: each message has its round's codec,
-both ends agree, and what workers hold is what servers know that they hold.
+both ends agree, and servers store exactly what workers hold.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def test_who_has_another_schedule_is_refused_in_one_line(is_push: bool) -> None:
     class Differing(VirtualJob):
         @property
         def wire(self) -> Wire:
-            """Servers are made first, workers ask the job."""
+            """Servers are created first; workers get their wire from the job."""
             return changing(3)
 
         @wire.setter

@@ -1,7 +1,7 @@
 """Codecs end to end over the virtual network: encoded by workers, decoded and added by servers,
 encoded again for the replies, decoded where workers compute.
 
-The codecs are tests/support/rounding.py's. What servers and workers then hold is predicted by
+The codecs are tests/support/rounding.py's. The values of servers and workers are predicted by
 rounding the same numbers in a loop of a few lines.
 """
 
@@ -217,7 +217,7 @@ def test_a_codec_that_is_not_expected_is_refused_naming_the_peer(
     class Differing(VirtualJob):
         @property
         def wire(self) -> Wire:
-            """Servers are made first, workers ask the job."""
+            """Servers are created first; workers get their wire from the job."""
             return of_workers
 
         @wire.setter

@@ -30,7 +30,7 @@ SCHEDULE: Final = Schedule(
 
 
 def copies_of(job: VirtualJob, worker: VirtualWorker) -> dict[int, torch.Tensor]:
-    """What servers know that this worker holds, by chunk of its slice."""
+    """Return the servers' copies of this worker's parameters, by chunk of its slice."""
     found = {}
     for chunk in worker.mine:
         executor: Any = job.executor(job.owners[chunk])

@@ -1,6 +1,6 @@
 """Codecs with feedback in both directions, in sync: over the virtual network, with real codecs.
 
-Servers hold x, and what workers hold, x^; a reply is what has changed of x^. What both then are is
+Servers hold x, and the workers' x^; a reply is the change of x^. Both are
 computed again in a loop of a few lines.
 """
 
@@ -112,7 +112,7 @@ def test_what_is_left_out_of_replies_comes_later_and_what_is_held_follows_the_pa
 def test_relative_replies_are_computed_again() -> None:
     job = play(replace(SCHEDULE, servers=1), wire=replace(INT4_SIGN, push=RAW))
     raw = play(replace(SCHEDULE, servers=1))
-    # With raw pushes x is what it is without codecs, as long as gradients do not depend on x^.
+    # With raw pushes x is the same as without codecs, because gradients do not depend on x^ here.
     assert torch.equal(parameters(job), parameters(raw))
     codings = INT4_SIGN.replies(job.partition)
     assert codings is not None

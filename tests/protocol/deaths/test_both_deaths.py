@@ -1,4 +1,4 @@
-"""Workers and servers fail in one run, where servers have buddies: rules hold, whoever lives
+"""Workers and servers fail in one run, where servers have buddies: rules hold, every surviving rank
 finishes, and what was acknowledged is in the final parameters once.
 
 More by hand: ``python -m tests.protocol.deaths.test_both_deaths 5000``.
@@ -30,15 +30,15 @@ from tests.support.virtual.surviving import deaths_of, prove_survival
 SEEDS = range(28)
 MANY = range(2000, 2300)
 FOUND = (88, 250, 532, 10120, 10149)
-"""A checkpoint whose copy the dead server's buddy had, and not that its collective was over (88); a
-first chunk in progress that was chosen with groups of the dead counted (250); a leader that had
-left, said so to a server that failed, and failed as well (532); an update that was inherited, of
-which nobody active was left to share it (10120); answers to what was sent again, more at a time
+"""Faults found: a checkpoint whose copy the failed server's replica had, but not the end of its
+collective (88); a first chunk in progress that was chosen with failed groups counted (250); a
+leader that had left, reported that to a server that failed, and failed as well (532); an inherited
+update that no active group was left to share (10120); more answers to repeated messages at a time
 than the window takes (10149)."""
 
 
 def play_and_prove(seeds: Any, **broken: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_both_deaths(seed, **broken)

@@ -42,7 +42,7 @@ def assert_copies_are_the_shards(job: VirtualJob) -> None:
             shard, copy = each.executor(server), copy_of(job, each.set_index, server)
             assert isinstance(shard, TensorShard)
             assert torch.equal(copy.memory[chunk].values, shard.memory[chunk].values)
-            # Every part of the optimizer's state, as one server hands it to the chief.
+            # Every part of the optimizer's state, as one server sends it to the chief.
             assert copy.state(chunk, 0) == shard.state(chunk, 0)
         for log, copied in zip(each.server_histories, each.copied_histories, strict=True):
             assert (log.log().events == copied[1].log().events).all()
@@ -99,9 +99,8 @@ def test_what_is_acknowledged_is_held_by_two_servers() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
 def test_bytes_to_the_buddy_are_the_folded_mean_or_each_update(mode: str) -> None:
-    """Of G groups' pushes and replies and the records: in sync (2 G + 1) / 2 G of what there is
-    without buddies, else 1.5, and beside that some hundred bytes of a record, and the initial
-    values."""
+    """Relative to the pushes and replies of G groups, the records take 1 / (2 G) in sync, else
+    1 / 2; besides, some hundred bytes per record, and the initial values."""
     num_groups, iterations, num_chunks, elements = 3, 5, 4, 4096
     schedule = Schedule(
         seed=1,
@@ -141,7 +140,7 @@ def test_the_death_of_a_server_is_survived_at_any_moment(first: int) -> None:
             continue
         assert not job.network.unfinished, f"seed {seed}: wait for ever: {job.network.unfinished}"
         if not any(loop.hosted for loop in job.servers):
-            continue  # it had failed behind the end
+            continue  # it had failed after the end
         prove(job)
         survived += 1
         if job.schedule.mode == "sync":

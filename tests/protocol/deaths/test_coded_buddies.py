@@ -2,7 +2,7 @@
 virtual network, with real tensors.
 
 A buddy decodes what its server decodes, and encodes in sync what its server encodes: what workers
-hold is the same bits there. What is sent again is what was encoded once.
+hold is the same bits there. Messages are repeated as they were encoded once.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ APART: Final = {
 }
 """In ssp and async, where groups hold different versions."""
 EXACT_HERE: Final = Wire(push=Exact(), reply=Exact(), seed=5)
-"""What arithmetic says is what comes out."""
+"""The decoded values are exactly what arithmetic says."""
 WITH_REFILLS: Final = (3, 36)
 MORE_REFILLS: Final = (10, 69, 92)
-"""What workers held of a dead server was called unchanged, and nobody knew what it was (92)."""
+"""A worker's parameters from a failed server counted as unchanged, but no server stored them
+(92)."""
 
 
 def each(wires: dict[str, Wire], *first: str) -> list[Any]:
@@ -114,7 +115,7 @@ def test_a_buddy_decodes_what_its_server_decodes(wire: Wire) -> None:
 
 
 def test_an_update_goes_to_the_buddy_as_it_was_encoded_and_a_sum_in_full() -> None:
-    """So beside pushes and replies 1.5 times as many bytes go in ssp and async, with any codec."""
+    """So pushes and replies take 1.5 times the bytes in ssp and async, with any codec."""
     elements, num_chunks, iterations = 4096, 4, 5
     schedule = replace(
         SCHEDULE, has_buddies=True, group_sizes=(1, 1, 1), iterations=(iterations,) * 3,
@@ -204,7 +205,7 @@ def test_many_more() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "ssp"])
 def test_what_is_sent_again_is_what_was_encoded_once(mode: str) -> None:
-    """What a codec leaves out of a push is kept: encoded again it would be added twice."""
+    """The rest of a push is kept by the codec: encoded again it would be added twice."""
     num_again = 0
     for seed in range(2):
         schedule = replace(SCHEDULE, seed=seed, mode=mode, has_buddies=True)
@@ -244,7 +245,7 @@ class _Wavering(Quantized):
 
 
 def test_a_codec_that_gives_other_bytes_for_the_same_values_ends_the_job() -> None:
-    """Else nobody would know what workers hold when a server has failed."""
+    """Else the workers' parameters would be unknown after a server's failure."""
     wire = replace(RELATIVE, push=RAW, reply=_Wavering(), compare_every=1)
     with pytest.raises(ProtocolError, match=r"chunk \d: codec.pull encodes other bytes on this"):
         play(replace(SCHEDULE, has_buddies=True), wire=wire, is_watched=False)

@@ -1,4 +1,4 @@
-"""The coordinator fails, and its standby continues in its place: under seeded schedules, with real
+"""The coordinator fails, and its standby takes over: under seeded schedules, with real
 tensors, every rank finishes, every collective has brought what it brings, every line for people was
 written once, and in sync the parameters are those of the run without the death.
 
@@ -42,16 +42,16 @@ SEEDS = range(14)
 SEEDS_OF_OTHERS = range(200, 210)
 MANY = range(3000, 3300)
 FOUND = (24, 51, 45, 1288, 20153)
-"""What was sent to the shard of server 0 when the coordinator was found elsewhere and the shard was
+"""Faults found: messages to the shard of server 0 when the coordinator had moved and the shard had
 not (24); a server that was asked twice whether a collective has ended (51); a coordinator that
-ended before everybody had heard who it is (45); a model whose set-up began between the death and
-the word of who serves in its place (1288); a second set, described behind the death, of which the
-next copy did not know that another server had the place (20153)."""
+ended before every rank had its address (45); a model whose set-up began between the failure and the
+notice of the takeover (1288); a second set, described after the failure, whose next replica did not
+learn that another server had taken over (20153)."""
 SETTING_UP = "while a model was being set up"
 
 
 def play_and_prove(seeds: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job, undisturbed = play_with_coordinator_death(seed)
@@ -116,7 +116,7 @@ def test_many_more() -> None:
 
 
 def has_come(job: VirtualJob) -> bool:
-    """Somebody waits in a collective, behind the set-up, and others are still to come."""
+    """True if a worker waits in a collective, after the set-up, and others are still to come."""
     coordinator = job.coordinator
     return coordinator.is_ready and any(
         each.entered and not each.is_complete for each in coordinator.collectives.values()
@@ -144,7 +144,7 @@ def is_complete(job: VirtualJob) -> bool:
 
 
 def has_noted(job: VirtualJob) -> bool:
-    """Of what the coordinator was told last its standby knows nothing yet."""
+    """True if the standby has nothing yet of the coordinator's last message."""
     assert job.coordinator_log is not None
     assert job.second is not None
     return job.coordinator.is_ready and job.coordinator_log._number > job.second._number
@@ -210,7 +210,8 @@ def test_while_it_declares_a_worker_dead(phase: Callable[[VirtualJob], bool]) ->
 
 
 def test_while_another_server_s_place_is_taken() -> None:
-    """Its buddy was told, or has told, or everybody was told: nobody asks for its place twice."""
+    """Its replica is asked, has answered, or all ranks have the answer: no rank requests its place
+    twice."""
     schedule = Schedule(
         seed=2, servers=4, iterations=(8, 8), num_chunks=8, mode="ssp", has_buddies=True
     )
@@ -250,11 +251,12 @@ def test_what_follows_leaves_when_the_standby_knows() -> None:
     assert held > 20
 
 
-# -- nobody is left who knows ----------------------------------------------------------------------
+# -- no process has the coordinator's state
+# ----------------------------------------------------------------------
 
 
 def play_without_both(order: tuple[int, int], apart: int) -> VirtualJob:
-    """Coordinator and standby fail, so many events one behind the other."""
+    """Coordinator and standby fail, ``apart`` events one after the other."""
     schedule = Schedule(
         seed=4, servers=4, iterations=(40, 40), num_chunks=8, mode="async", has_buddies=True
     )
@@ -341,7 +343,7 @@ def report_nothing_undone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def serve_the_shard_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent to server 0 reaches its successor before that has been declared."""
+    """Messages to server 0 reach its successor before that has been declared."""
     never = property(lambda _: False, set_nothing)
     monkeypatch.setattr(LineTransport, "_is_shard_elsewhere", never, raising=False)
 

@@ -1,5 +1,5 @@
-"""Networks that are cut for a while, with deaths on both sides: whoever lives finishes, nothing is
-lost and nothing taken twice.
+"""Networks that are cut for a while, with deaths on both sides: every surviving rank finishes,
+nothing is lost and nothing taken twice.
 
 More by hand: ``python -m tests.benchmarks.deaths.schedules``.
 """
@@ -19,7 +19,7 @@ MANY = range(1000, 1200)
 
 
 def play_and_prove(seeds: Iterable[int]) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_cuts(seed)

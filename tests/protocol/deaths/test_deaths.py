@@ -1,5 +1,5 @@
-"""Workers fail at random moments of seeded schedules, and the others continue: rules hold, whoever
-lives finishes, and what was acknowledged is in the final parameters once.
+"""Workers fail at random moments of seeded schedules, and the others continue: rules hold, every
+surviving rank finishes, and what was acknowledged is in the final parameters once.
 
 More by hand: ``python -m tests.protocol.deaths.test_deaths 5000``.
 """
@@ -32,7 +32,7 @@ MANY = range(1000, 1400)
 
 
 def play_and_prove(seeds: range, **broken: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_deaths(seed, **broken)
@@ -67,7 +67,7 @@ def test_many_more() -> None:
 
 
 def test_with_clipping_too_the_living_finish() -> None:
-    """Whose norm is of contributors that may differ from chunk to chunk."""
+    """The norm is of contributors that may differ from chunk to chunk."""
     num_deaths = 0
     for seed in range(200, 210):
         schedule = replace(schedule_with_deaths(seed), mode="sync", clipping=1.0)
@@ -119,7 +119,7 @@ def test_a_worker_that_does_not_hear_that_its_group_is_out_is_noticed(
 
 
 class ForgetsInheritance(SetLoop):
-    """Its history does not say which updates of the dead will be contained."""
+    """Its history does not name the failed workers' updates that will be contained."""
 
     def _inherit(self, action: Any) -> None:
         del action

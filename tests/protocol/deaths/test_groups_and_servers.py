@@ -1,6 +1,6 @@
 """Workers fail whose groups continue without them, and servers that have buddies, the coordinator
-among them: rules hold, whoever lives makes every iteration, and what was acknowledged is in the
-final parameters once.
+among them: rules hold, every surviving worker makes every iteration, and what was acknowledged is
+in the final parameters once.
 
 More by hand: ``python -m tests.protocol.deaths.test_groups_and_servers 1000 2000 [coordinator]``.
 """
@@ -33,13 +33,13 @@ from tests.support.virtual.surviving import deaths_of, prove_survival
 SEEDS = (5, 6, 18, 20)
 COORDINATOR = (6, 13)
 HEIRS = (6, 13)
-"""In these a server fails with what heirs have pushed instead of the dead; in 13 nobody else brings
-that."""
+"""In these a server fails with updates that other workers pushed for failed ones; in 13 no other
+server has them."""
 MANY = range(2000, 2300)
 
 
 def play_and_prove(seeds: Iterable[int], **more: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_groups_and_servers(seed, **more)
@@ -65,7 +65,7 @@ def play_and_prove(seeds: Iterable[int], **more: Any) -> Counter[str]:
 
 
 def play_heirs(seeds: Iterable[int]) -> int:
-    """How often a server had failed with what heirs had pushed."""
+    """Return how often a server had failed with updates pushed for failed workers."""
     met = 0
     for seed in seeds:
         job = play_with_a_server_that_loses_what_heirs_push(seed)

@@ -1,6 +1,6 @@
 """Workers fail at random moments of seeded schedules, and their groups continue without them: rules
-hold, whoever lives makes every iteration, what was acknowledged is in the final parameters once,
-and every value is what arithmetic says.
+hold, every surviving worker makes every iteration, what was acknowledged is in the final parameters
+once, and every value is what arithmetic says.
 
 More by hand: ``python -m tests.protocol.deaths.test_groups_that_go_on 1000 2000``.
 """
@@ -28,7 +28,7 @@ from tests.support.virtual.going_on import (
 from tests.support.virtual.surviving import deaths_of, prove_survival
 
 CUT = (20, 22, 25, 74, 103, 116, 119, 161, 167)
-"""In these somebody fails in an iteration of which something had been pushed,"""
+"""In these a worker fails in an iteration that is pushed in part."""
 HANDED_ON = (119, 161, 167)
 """in these what a dead worker had pushed waits for others then."""
 SEEDS = (*range(5), 31, *CUT)
@@ -36,7 +36,7 @@ MANY = range(2000, 2300)
 
 
 def play_and_prove(seeds: Iterable[int], **broken: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_groups_that_go_on(seed, **broken)
@@ -129,7 +129,7 @@ def test_many_more() -> None:
 
 
 class DoesNotSaySo(SetLoop):
-    """Its history does not say that a group continues without somebody."""
+    """Its history does not record that a group continues without a failed worker."""
 
     def _record_membership(self, action: Any) -> None:
         if action.kind != "reform":

@@ -1,7 +1,8 @@
 """Workers fail at random moments of seeded schedules, and substitutes join in their places: rules
-hold, whoever lives finishes, and every value is what arithmetic says. Servers may fail as well.
+hold, every surviving rank finishes, and every value is what arithmetic says. Servers may fail as
+well.
 
-More by hand: ``python -m tests.protocol.deaths.test_joins 5000``, behind it perhaps which server
+More by hand: ``python -m tests.protocol.deaths.test_joins 5000``, then optionally which server
 fails.
 """
 
@@ -31,7 +32,7 @@ was in each, was at no place of the script, and the others waited for ever."""
 
 
 def play_and_prove(seeds: range, **broken: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_joins(seed, **broken)

@@ -1,6 +1,6 @@
 """A rank fails at a random moment of a seeded schedule: the job ends for all, and for one reason.
 
-What survives a death later will be tested here, too; in this version nothing does.
+Failures that a job survives will be tested here, too; in this version there are none.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_everybody_ends_with_the_name_of_the_dead_and_nobody_waits(victim: str) 
             assert str(error).startswith(f"{describe_peer(dead)} has failed; ")
             assert str(error).endswith("restart the job")
         num_errors += len(network.errors)
-    # Whoever had nothing left to do but to hear the last word may have ended in time.
+    # A rank that had only the last message left to receive may have ended in time.
     assert num_errors > 2 * len(SEEDS)
 
 

@@ -1,6 +1,6 @@
 """The mode changes, by a schedule, by the script or by what psdist observes, or psdist's codecs do,
 and servers fail that have buddies, or the coordinator: at any moment, and between the two phases of
-a change. Rules hold, everybody finishes, and every value is what arithmetic says.
+a change. Rules hold, every rank finishes, and every value is what arithmetic says.
 
 More by hand: ``python -m tests.protocol.deaths.test_mode_buddies FIRST LAST``.
 """
@@ -38,13 +38,13 @@ SEEDS_OF_COORDINATOR = (0, 1, 7, 9)
 BEHIND_A_CHANGE = (7, 9)
 WITH_REFILLS = (8, 15)
 LADDERS = (3, 4)
-"""Of the first those that are quick and have met all that is to be met."""
+"""Seeds among the first that are quick and together meet all situations."""
 MORE = range(24)
 MANY = range(1000, 1200)
 
 
 def play_deaths(seeds: Iterable[int], **more: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_mode_buddies(seed, **more)
@@ -148,7 +148,7 @@ def test_so_it_is_where_psdist_chooses_the_codecs() -> None:
 
 
 def test_what_is_sent_in_full_behind_a_death_is_in_the_window_of_replies() -> None:
-    """Also where the worker says that it holds that version: 552 bytes were under way, of 512."""
+    """Also if the worker reports that it holds that version: 552 bytes were under way, of 512."""
     schedule = replace(schedule_with_ladder_buddies(7), mode="async")
     wire = replace(LADDER, has_copies=True)
     prove_survival(play_with_mode_buddies(7, schedule=schedule, wire=wire))

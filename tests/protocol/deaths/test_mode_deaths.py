@@ -1,6 +1,6 @@
 """The mode changes, by a schedule, by the script or by the coordinator, and workers fail at random
-moments, between the two phases of a change, too: rules hold, whoever lives finishes, and every
-value is what arithmetic says.
+moments, between the two phases of a change, too: rules hold, every surviving rank finishes, and
+every value is what arithmetic says.
 
 More by hand: ``python -m tests.protocol.deaths.test_mode_deaths 2000``.
 """
@@ -32,7 +32,7 @@ MANY = range(1000, 1300)
 
 
 def play_and_prove(seeds: range, **broken: Any) -> Counter[str]:
-    """What was met, and how often."""
+    """Play the seeds; return the situations that occurred, with counts."""
     met: Counter[str] = Counter()
     for seed in seeds:
         job = play_with_mode_deaths(seed, **broken)

@@ -1,7 +1,7 @@
 """Servers fail one after the other, and shards that have one copy left get another: under seeded
-schedules, on the virtual network, with real tensors. Whoever lives finishes, every update that was
-acknowledged is in the final parameters once, and in sync the parameters are those of the run
-without deaths. Where nobody has a shard any more the job ends with the one error that says so.
+schedules, on the virtual network, with real tensors. Every surviving rank finishes, every update
+that was acknowledged is in the final parameters once, and in sync the parameters are those of the
+run without deaths. Where no process has a shard any more the job ends with one error that names it.
 
 More by hand: ``python -m tests.protocol.deaths.test_refills FIRST LAST [coordinator]``.
 """
@@ -19,12 +19,12 @@ from tests.support.virtual.refills import by_hand, play_and_prove, play_refills
 from tests.support.virtual.surviving import prove_survival
 
 SEEDS = (3, 10, 18, 36, 69, 75, 83, 88, 92, 96)
-"""Of the first hundred those that are quick and have met all that can be met."""
+"""Seeds among the first hundred that are quick and together meet all situations."""
 SEEDS_WITH_COORDINATOR = (1, 5, 6, 10, 15, 19, 34, 42, 49, 58, 60, 73, 74, 81, 83, 88)
 """As these."""
 MANY = range(1000, 1300)
 FOUND = (2111,)
-"""What waited to be sent again, when who was to get it failed as well (2111)."""
+"""Fault found: messages waiting to be repeated to a process that failed as well (2111)."""
 FOUND_WITH_COORDINATOR = (48, 91, 31007)
 """A shard that was asked again whether a collective has ended, when the next copy of it knew that
 (48); a coordinator that had a place taken before its own shard knew that its copy was lost (91); a
@@ -41,7 +41,7 @@ def test_server_after_server_dies_and_the_others_go_on() -> None:
 
 
 def test_the_coordinator_dies_before_and_in_and_behind_a_fill() -> None:
-    """And another server behind it."""
+    """And another server after it."""
     met = play_and_prove(play_refills, SEEDS_WITH_COORDINATOR, coordinator_dies=True)
     for what in (
         *("coordinator first", "coordinator filling", "coordinator source", "coordinator whole"),
@@ -63,8 +63,8 @@ def test_what_was_found_with_the_coordinator(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", [KeepCopy, FillCopy])
 def test_what_the_coordinator_has_not_come_to_say_of_a_copy_its_standby_says(kind: type) -> None:
-    """Its standby has noted what it follows from: else the shard would stay alone, and nobody be
-    told."""
+    """Its standby has stored the reason: else the shard would stay without a replica, and no rank
+    be informed."""
     schedule = Schedule(
         seed=3, servers=4, iterations=(40, 40), num_chunks=8, mode="ssp", has_buddies=True
     )

@@ -1,6 +1,6 @@
-"""Spares that take the places of servers and of workers, whoever fails first: under seeded
-schedules, on the virtual network. Whoever lives finishes, every update that was acknowledged is in
-the final parameters once, and the joined histories prove it.
+"""Spares that take the places of servers and of workers, in either order: under seeded schedules,
+on the virtual network. Every surviving rank finishes, every update that was acknowledged is in the
+final parameters once, and the joined histories prove it.
 
 More by hand: ``python -m tests.protocol.deaths.test_shared_spares FIRST LAST [coordinator]``.
 """
@@ -13,7 +13,7 @@ from tests.support.virtual.refills import by_hand, play_and_prove
 from tests.support.virtual.shared_spares import play_with_shared_spares
 
 SEEDS = (7, 9, 31, 32, 36, 37, 44, 46, 47, 57, 58)
-"""Of the first sixty those that are quick and have met all that can be met."""
+"""Seeds among the first sixty that are quick and together meet all situations."""
 SEEDS_WITH_COORDINATOR = (1, 4, 6, 7, 10, 19, 20, 21, 122, 153)
 """As these, and of the hundreds two that have met what was missing."""
 MANY = range(1000, 1200)

@@ -1,6 +1,7 @@
-"""Spares keep second copies and continue in dead servers' places: under seeded schedules, on the
-virtual network, with real tensors. Whoever lives finishes, every update that was acknowledged is in
-the final parameters once, and in sync the parameters are those of the run without deaths.
+"""Spares hold replicas and take the places of failed servers: under seeded schedules, on the
+virtual network, with real tensors. Every surviving rank finishes, every update that was
+acknowledged is in the final parameters once, and in sync the parameters are those of the run
+without deaths.
 
 More by hand: ``python -m tests.protocol.deaths.test_spares FIRST LAST [coordinator]``.
 """
@@ -19,7 +20,7 @@ from tests.support.virtual.spares import play_with_spares
 from tests.support.virtual.surviving import prove_survival
 
 SEEDS = (6, 14, 20, 38, 39, 42, 48, 50, 55)
-"""Of the first seventy those that are quick and have met all that can be met."""
+"""Seeds among the first seventy that are quick and together meet all situations."""
 SEEDS_WITH_COORDINATOR = (10, 19, 26, 33, 38, 42, 48, 67)
 """As these."""
 MANY = range(1000, 1200)
@@ -44,7 +45,7 @@ def test_the_coordinator_dies_among_them() -> None:
 
 
 def test_who_is_out_hears_so_before_the_standby_ends() -> None:
-    """Of two groups one worker of one, and the coordinator, fail: the job of the other has ended
+    """A worker of one of two groups, and the coordinator, fail: the job of the other has ended
     before the last worker of the first has heard who the coordinator is, and that its group is
     out."""
     met = play_and_prove(play_with_spares, [20429], coordinator_dies=True)

@@ -1,7 +1,7 @@
-"""The coordinator fails, then who has its place, then who has that one's, as long as there is
-another whole copy of the shard of server 0 in between: under seeded schedules, on the virtual
-network, with real tensors. Whoever lives finishes, every update that was acknowledged is in the
-final parameters once, and in sync the parameters are those of the run without deaths.
+"""The coordinator fails, then its successor, then the next one, while there is another whole copy
+of the shard of server 0 in between: under seeded schedules, on the virtual network, with real
+tensors. Every surviving rank finishes, every update that was acknowledged is in the final
+parameters once, and in sync the parameters are those of the run without deaths.
 
 More by hand: ``python -m tests.protocol.deaths.test_successions FIRST LAST``.
 """
@@ -14,7 +14,7 @@ from tests.support.virtual.refills import by_hand, play_and_prove
 from tests.support.virtual.successions import play_successions
 
 SEEDS = (3, 6, 7, 10, 12, 13, 24, 27, 36, 43, 46)
-"""Of the first fifty those that are quick and have met all that can be met."""
+"""Seeds among the first fifty that are quick and together meet all situations."""
 MANY = range(1000, 1200)
 
 

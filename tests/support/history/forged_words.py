@@ -1,4 +1,4 @@
-"""What `psdist check` says of every forged history: tests/unit/history/forged.txt.
+"""Output of `psdist check` for every forged history: tests/unit/history/forged.txt.
 
 python -m tests.support.history.forged_words        # write it again; then read what has changed
 """

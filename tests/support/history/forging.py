@@ -161,10 +161,10 @@ class Fault:
     """Which must refuse it; None: the record cannot be read."""
     forge: Forge
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of the honest run."""
+    """The honest run's own."""
 
     def refused(self) -> list[str]:
-        """What the check says: of each broken rule how often, and its first violation. Fails the
+        """The check's findings: each broken rule with a count and its first violation. Fails the
         test where that is not about ``rule``, or the history before the fault is not proved."""
         forged = Forgery(**self.settings)
         assert forged.judge().proved, "the history before the fault"

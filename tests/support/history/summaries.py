@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def summary_of(job: VirtualJob) -> Summary:
-    """Of workers that have trained tensors."""
+    """Return summaries of workers that have trained tensors."""
     run = job.history().run
     sets = [_of_set(each) for each in job.sets]
     common = {

@@ -37,7 +37,7 @@ class Server:
 class Reply(NamedTuple):
     position: int
     version: int
-    """Of the chunk's bytes."""
+    """Checksum of the chunk's bytes."""
     clock: int
     slowest: int
     """The fewest updates that it contains of a group that is waited for."""
@@ -52,9 +52,9 @@ class Group:
     replies: dict[int, Reply] = field(default_factory=dict)
     """By chunk."""
     answered: dict[int, int] = field(default_factory=dict)
-    """Of a chunk: the pushes that have been answered."""
+    """Pushes of a chunk that have been answered."""
     brought: list[tuple[float, frozenset[int]]] = field(default_factory=list)
-    """Of each iteration: weight, chunks without a gradient."""
+    """By iteration: weight, chunks without a gradient."""
     collectives: list[int] = field(default_factory=list)
     is_waiting: bool = False
     has_left: bool = False

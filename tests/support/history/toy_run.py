@@ -96,7 +96,7 @@ class ToyRun:
         self.active = [0] * num_servers
         """Workers in groups that have not left."""
         self.staleness: Counter[int] = Counter()
-        """Of the uses of whoever pushes the chunk."""
+        """Staleness of uses by workers that push the chunk, with counts."""
         self.num_replies = [0] * num_servers
         self.num_steps = [0] * num_servers
         self.is_fault_made = False
@@ -165,7 +165,7 @@ class ToyRun:
         return is_here or group.clock == group.iterations
 
     def _owed(self, group: Group) -> list[int]:
-        """The chunks of which a reply must come before the group continues."""
+        """Chunks that need a reply before the group continues."""
         outstanding = 0 if self._is_stopping(group) else self.record.pipeline
         return [
             chunk
@@ -260,7 +260,7 @@ class ToyRun:
         group.clock += 1
 
     def _bring(self, group: Group) -> None:
-        """What the group's workers push in this iteration."""
+        """Make the pushes of the group's workers in this iteration."""
         chunks = range(len(self.done))
         own = [self.random.choice((1.0, 0.75, 0.5)) for _ in group.writers]
         weight = 0.0 if self.random.random() < self.empty_rate else sum(own)

@@ -217,7 +217,7 @@ def _why_hidden() -> str | None:
 
 
 def _command(*args: str) -> None:
-    # A process of its own: the daemons outlive it and are nobody's children here.
+    # A process of its own: the daemons outlive it and have no parent here.
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "tests" / "cluster"), *args],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A job that trains over all four hosts of the test cluster, of which one is cut off or killed.
+"""A job that trains over all four hosts of the test cluster; one of them is cut off or killed.
 
 seen = played(cluster, folder, launcher="srun", how="silent", where="h3", limit_s=60)
 seen.ranks_s, seen.job_s, seen.status, seen.output
@@ -133,7 +133,7 @@ def played(
 
 
 def jobs_processes(host: str) -> list[int]:
-    """What jobs have started on a host: all but its slurmd."""
+    """Processes that jobs have started on a host: all but its slurmd."""
 
     def words(pid: int) -> bytes:
         with suppress(OSError):

@@ -93,7 +93,7 @@ class Cluster:
         return self.directory / "jobs"
 
     def environment(self) -> dict[str, str]:
-        """What a Slurm command needs in its environment to talk to this cluster."""
+        """Variables that a Slurm command needs to reach this cluster."""
         return {"SLURM_CONF": str(self.slurm_conf), "PATH": SYSTEM_PATH}
 
     def up(
@@ -110,7 +110,7 @@ class Cluster:
         as the machine copies), `uplink` that of every rack's, or one for each. `racks` are the
         numbers of hosts in them, EVEN where nobody says so; a cluster that is up with others is an
         error. With `keep` it stays up until
-        somebody says `down`; without, a cluster that is up already stays as it is.
+        `down` is called; without, a cluster that is up already stays as it is.
         """
         with self._lock():
             uplinks = network.uplinks_of(uplink)
@@ -147,7 +147,7 @@ class Cluster:
         return is_built and self._states().count("up") == len(HOSTS)
 
     def is_kept(self) -> bool:
-        """Whether somebody brought it up by hand, so that tests leave it up."""
+        """True if it was started manually, so that tests leave it up."""
         return bool(self._state().get("keep"))
 
     def racks(self) -> str:
@@ -213,7 +213,7 @@ class Cluster:
 
     def _build(self, racks: Mapping[str, Sequence[str]]) -> None:
         for name in ("spool", "state", "log", "pids", "munge", "jobs"):
-            # Whatever an earlier cluster remembers (jobs, node states) would confuse this one.
+            # State of an earlier cluster (jobs, nodes) would confuse this one.
             shutil.rmtree(self.directory / name, ignore_errors=True)
             (self.directory / name).mkdir(mode=0o755)
         key = self.directory / "munge" / "key"

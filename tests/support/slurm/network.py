@@ -149,7 +149,7 @@ def limits() -> tuple[str | None, list[str | None]]:
 
 
 def counted_bytes() -> dict[str, tuple[int, int]]:
-    """What each link has carried since it was made: (sent, received), of hosts and of racks.
+    """Bytes on each link since it was made: (sent, received), of hosts and of racks.
 
     A host's are those of its eth0, a rack's those of its uplink: sent is what went up. With the
     headers of packets, of which segmentation offload makes few.
@@ -176,7 +176,8 @@ def cut(name: str, how: Cut) -> Iterator[None]:
 
 
 def describe_link(name: str) -> str:
-    """Of a host: "10.77.0.1, link limited to 1Gbit"; of a rack: "uplink limited to 500Mbit"."""
+    """Describe a host's link, "10.77.0.1, link limited to 1Gbit", or a rack's, "uplink limited to
+    500Mbit"."""
     if name in RACKS:
         link, rate = "uplink", _limit_of("", _rack_end(name))
     else:

@@ -29,7 +29,7 @@ def play_with_both_deaths(
     seed: int, *, schedule: Schedule | None = None, **broken: Any
 ) -> VirtualJob:
     """Some workers fail, of all groups but one, and one or two servers that are not of one pair,
-    once training may continue without them: half of them right behind one another."""
+    once training may continue without them: half of them directly one after another."""
     schedule = schedule or schedule_with_both(seed)
     pick = random.Random(f"{seed} both deaths")
     job = VirtualJob(schedule, max_deaths=99, is_watched=False, **broken)

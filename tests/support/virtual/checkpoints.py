@@ -21,7 +21,7 @@ Parts = dict[tuple[int, int, int], Region]
 
 @dataclass
 class MemoryCheckpoint:
-    """What a server has kept for a checkpoint."""
+    """State that a server keeps for a checkpoint."""
 
     name: str
     parts: Parts

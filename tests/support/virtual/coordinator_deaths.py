@@ -43,7 +43,7 @@ def play_with_coordinator_death(
         steps += 1
     pick = random.Random(f"{seed} registrar's death")
     job = VirtualJob(schedule, is_watched=False)
-    # Half of them near the end, of which schedules have little.
+    # Half of them near the end, a small part of a schedule.
     last = 60 if pick.random() < 0.3 else steps
     for _ in range(steps - 1 - pick.randrange(min(last, steps))):
         job.network.step()

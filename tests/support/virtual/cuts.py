@@ -32,7 +32,7 @@ def schedule_with_cuts(seed: int) -> Schedule:
 
 
 def play_with_cuts(seed: int) -> RefillJob:
-    """Of the coordinator and the standby one fails at most, of pairs of buddies as well; and some
+    """At most one of coordinator and standby fails, and at most one server of a pair; and some
     workers, of all groups but one."""
     schedule = schedule_with_cuts(seed)
     pick = random.Random(f"{seed} who is cut off")

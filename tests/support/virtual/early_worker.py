@@ -68,7 +68,7 @@ class EarlyWorker(VirtualWorker):
         )
 
     def _last_end(self) -> GroupChannel:
-        """Of this worker's ends of its group, one for each set."""
+        """The last of this worker's ends of its group; it has one for each set."""
         end = self.job.channels[self.group][self.seat.place]
         for _ in range(self.set_index):
             end = end.duplicate()

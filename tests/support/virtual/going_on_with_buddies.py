@@ -56,8 +56,8 @@ def play_with_groups_and_servers(
 
 
 def play_with_a_server_that_loses_what_heirs_push(seed: int, **broken: Any) -> VirtualJob:
-    """A worker fails; when an iteration of its group counts only for what has been pushed of it,
-    and its heirs push in its place, a server fails."""
+    """A worker fails; when an iteration of its group counts only the pushed part of its gradient,
+    and other workers push its chunks, a server fails."""
     schedule = schedule_with_buddies(seed)
     pick = random.Random(f"{seed} heirs")
     job = VirtualJob(schedule, max_deaths=99, reforms=True, is_watched=False, **broken)

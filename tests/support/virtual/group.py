@@ -1,10 +1,10 @@
 """Groups in one process: the operations of several workers on a virtual network's clock.
 
 For protocol tests and simulations. An operation is complete when all workers of the group have come
-to it and its seeded time has passed, which differs by worker: whoever is done continues. What a
-back end may answer with garbage or a hang is an :class:`InvariantError` here: workers that are in
-different operations, or in one with other shapes, and memory that changed under an operation (after
-a reduce_scatter until all have begun the next one).
+to it and its seeded time has passed, which differs by worker: a worker whose time has passed
+continues. Where a back end may answer with garbage or a hang, this is an :class:`InvariantError`
+here: workers that are in different operations, or in one with other shapes, and memory that changed
+under an operation (after a reduce_scatter until all have begun the next one).
 
     group = VirtualGroup(network, [worker_id(0), worker_id(1)], seed=7, link=LinkModel())
     channel = group.channel(0)            # for the actor of worker 0
@@ -37,7 +37,7 @@ Tensors = list[torch.Tensor]
 
 
 class VirtualGroup:
-    """What the workers of one group share."""
+    """State shared by the workers of one group."""
 
     def __init__(
         self, network: VirtualNetwork, members: Sequence[int], *, seed: int, link: LinkModel
@@ -56,7 +56,7 @@ class VirtualGroup:
         return VirtualChannel(self, place, len(self._members))
 
     def duplicate(self) -> VirtualGroup:
-        """One more, of the same workers; the same for whoever asks."""
+        """Return another group of the same workers; the same one on every call."""
         if self._duplicate is None:
             self._duplicate = VirtualGroup(
                 self._network, self._members, seed=self._seed + 1, link=self._link
@@ -99,7 +99,7 @@ class VirtualChannel:
         self._group = group
         self._number = 0
         self._lent: _Unchanged | None = None
-        """What others may still read: the seam's rule for reduce_scatter."""
+        """Values that others may still read: the seam's rule for reduce_scatter."""
         self.is_closed = False
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ def _shape(flats: Sequence[torch.Tensor], slices: Slices) -> tuple[Any, ...]:
 
 
 class _Come(Generic[T]):
-    """What one worker brings to an operation, and what it does with what all bring."""
+    """A worker's input to an operation, and its callback for the inputs of all."""
 
     def __init__(
         self,

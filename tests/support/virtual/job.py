@@ -111,7 +111,7 @@ REPEATABLE: tuple[type[Control] | Kind, ...] = (
     *(Progress,),
 )
 """Messages without payload whose receivers take a second one: what it changes has happened already,
-or it is answered again. Of all others a second one is an error."""
+or it is answered again. A second one of any other message is an error."""
 COUNTED = frozenset({Collected, Stop, Progress})
 """Those of them that come once where lines to the coordinator count."""
 
@@ -255,7 +255,7 @@ class SetOfJob:
         living = [each for host, each in hosted.items() if host not in self.network.dead]
         if living or not hosted:
             return living[0] if living else self.servers[server]
-        # Who served it last has failed when nobody needed it any more.
+        # Its last process failed when no rank needed it any more.
         return hosted.get(
             part_of(self.coordinator, Takeovers).shards[server].host, self.servers[server]
         )
@@ -267,7 +267,7 @@ class SetOfJob:
         return history
 
     def set_loop(self, server: int) -> SetLoop | None:
-        """None where the server has not heard of the set, because somebody failed."""
+        """None if the server has not received the set, because a rank failed."""
         loops = self.loop_of(server).sets
         return loops[self.set_index] if self.set_index < len(loops) else None
 
@@ -288,7 +288,7 @@ class SetOfJob:
 
     @property
     def modes(self) -> list[ModeFrom]:
-        """Of every round, each from its first one on, as the schedule and the coordinator say."""
+        """Modes of all rounds, each with its first round, from the schedule and the coordinator."""
         schedule = self.schedule
         staleness = schedule.staleness if schedule.mode == "ssp" else 0
         modes = [ModeFrom(0, schedule.mode, staleness), *schedule.later]
@@ -303,7 +303,7 @@ class SetOfJob:
 
     @property
     def codecs(self) -> tuple[CodecsSince, ...]:
-        """Of every round, as the schedule and the coordinator say."""
+        """Codecs of all rounds, from the schedule and the coordinator."""
         if not self.wire.is_ladder:
             return codecs_of(self.wire)
         ladder = ladder_of(self.wire)
@@ -374,7 +374,7 @@ class SetOfJob:
 
 
 class OtherSet(SetOfJob):
-    """A set behind the first; what all sets have in common is the job's."""
+    """A set after the first; state common to all sets is in the job."""
 
     def __init__(self, job: VirtualJob, set_index: int) -> None:
         super().__init__(set_index, job.schedule)
@@ -405,11 +405,10 @@ class VirtualJob(SetOfJob):
         """``rule(server)``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
         ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
-        whose ranks now do this job; ``max_deaths``: so many workers may fail, and the others go
-        on; ``num_substitutes``: so many of the groups, the last ones, are of workers that
-        wait to join; where the schedule has spares they are these; ``reforms``: groups continue
-        without their dead; ``apart_s``: so much later than others workers may be done with an
-        operation of their group."""
+        whose ranks now do this job; ``max_deaths``: number of workers that may fail while the
+        others continue; ``num_substitutes``: number of groups, the last ones, of workers that wait
+        to join; where the schedule has spares they are these; ``reforms``: groups continue without
+        failed workers; ``apart_s``: maximum delay of a worker in an operation of its group."""
         super().__init__(0, schedule)
         self.schedule = schedule
         self.wire = self.server_wire = wire
@@ -449,18 +448,19 @@ class VirtualJob(SetOfJob):
         """Each group's ends of its channel, by place."""
         self.servers: list[ServerLoop] = []
         self.keepers = [MemoryKeeper(schedule.seed + each) for each in range(schedule.servers)]
-        """Of each server what belongs to checkpoints."""
+        """Checkpoint state of each server."""
         self.others = [OtherSet(self, index) for index in range(1, schedule.num_sets)]
-        """The parameter sets behind the first."""
+        """The parameter sets after the first."""
         self.reported: list[LogAction] = []
-        """What the coordinator has for files and people."""
+        """The coordinator's output for files and people."""
         self.num_half_pushed = 0
-        """Sets of which a worker had pushed half an iteration when it entered a collective."""
+        """Number of sets in which a worker had pushed half an iteration when it entered a
+        collective."""
         self.dead: int | None = None
         self.errors: dict[int, PsdistError] = {}
-        """Of ranks that a death, or a mistake that the schedule wants, has ended."""
+        """Errors of ranks that a failure, or a mistake in the schedule, has ended."""
         self.buried: dict[int, BuriedError] = {}
-        """Of workers that have ended because another one of their group had failed."""
+        """Errors of workers that ended because another worker of their group had failed."""
         num_workers = self._num_workers = sum(schedule.group_sizes)
         rule_of = rule or (lambda _server: schedule.rule())
         self.has_succeeded = False
@@ -472,7 +472,8 @@ class VirtualJob(SetOfJob):
         """The coordinator's, and its standby's:"""
         self.second: CoordinatorLog | None = None
         self.standby: int | None = None
-        """Who has that; None without buddies, and from a succession on until another one has."""
+        """The standby's process; None without replicas, and after a failover until there is
+        another."""
         if schedule.has_buddies:
             self.coordinator_log = self._coordinator_log(num_workers, is_active=True)
             self.second = self._coordinator_log(num_workers, is_active=False)
@@ -512,7 +513,7 @@ class VirtualJob(SetOfJob):
         return server_id(self.schedule.buddies[0]) if self.schedule.has_buddies else None
 
     def ends_without(self, gone: Collection[int]) -> bool:
-        """Whether nobody may know what the coordinator knew, if these are dead."""
+        """True if no process has the coordinator's state once these have failed."""
         return self.coordinator_at in gone and (self.standby is None or self.standby in gone)
 
     @property
@@ -633,7 +634,7 @@ class VirtualJob(SetOfJob):
         return bool(self.schedule.spares) and worker >= self._first_substitute
 
     def _process_of(self, spare: int, loop: ServerLoop) -> Actor:
-        """A spare, and the worker that it becomes if it is asked."""
+        """Run a spare, and the worker that it becomes if the coordinator requests it."""
         yield from loop.actor()
         served = spare_seat(loop)
         if served.replace is None:
@@ -814,7 +815,7 @@ class VirtualJob(SetOfJob):
 
     @property
     def out_of_the_job(self) -> set[int]:
-        """Workers of groups of which one has failed; where groups continue, only failed workers."""
+        """Workers of groups with a failed worker; where groups continue, only failed workers."""
         dead = {worker_of(peer) for peer in self.network.dead if is_worker(peer)}
         if self.reforms:
             return dead

@@ -21,7 +21,7 @@ from tests.support.virtual.virtual_worker import VirtualWorker
 
 
 class JoiningWorker(VirtualWorker):
-    """Its script has a place for substitutes behind each of its collectives, or (a seed says so)
+    """Its script has a place for substitutes after each of its collectives, or (a seed says so)
     holds for them at any boundary of iterations; a substitute's continues where it joins."""
 
     job: JoiningJob
@@ -110,8 +110,8 @@ class JoiningJob(VirtualJob):
 def schedule_with_joins(
     seed: int, *, num_substitutes: int, base: Schedule | None = None
 ) -> Schedule:
-    """Several groups with several collectives each, and behind them the substitutes' groups.
-    ``base``: a schedule with deaths, of which the rest is."""
+    """Several groups with several collectives each, then the substitutes' groups.
+    ``base``: a schedule with deaths; the rest comes from it."""
     pick = random.Random(f"{seed} joins")
     schedule = base or schedule_with_deaths(seed)
     num_groups, num_meetings = len(schedule.group_sizes), pick.randint(2, 5)
@@ -149,8 +149,8 @@ def play_with_joins(
     proposals: Sequence[int] = (),
     **broken: Any,
 ) -> JoiningJob:
-    """Some workers fail, each at a random event, but one group has none of them; some substitutes
-    fail in turn, while they idle, before they join, or behind that. ``server``: fails as well, at a
+    """Some workers fail, each at a random event, except those of one group; some substitutes fail
+    in turn, while they idle, before they join, or after that. ``server``: fails as well, at a
     random event; servers have buddies then. ``proposals``: after so many events the coordinator
     proposes other codecs."""
     pick = random.Random(f"{seed} substitutes")

@@ -5,7 +5,7 @@ fail: at any moment, or between the two phases of a change.
     job.met                                 # what had fallen together
     play_mode_refills(7)                    # server after server, as psdist.support.virtual.refills
 
-Where the coordinator changes the mode it decides by what groups tell it, here of made-up times and
+Where the coordinator changes the mode it decides by reports of groups, here of made-up times and
 by a few rounds at a time: so its standby decides the same.
 """
 
@@ -88,7 +88,7 @@ class Telling(VirtualWorker):
 
 class ModeBuddiesJob(RefillJob):
     """One server fails, or the coordinator; half of them between the phases of a change, as far as
-    there is one, and the others at a random event; ``is_behind``: all a few events behind the first
+    there is one, and the others at a random event; ``is_behind``: all a few events after the first
     change that was not known from the start."""
 
     def __init__(

@@ -26,7 +26,7 @@ def schedule_with_mode_deaths(seed: int) -> Schedule:
 class ModeDeathsJob(VirtualJob):
     """Some workers fail, of all groups but one: at a random event, or while a change of the mode is
     proposed and servers have not all answered. The coordinator proposes where its schedule says so,
-    and (a seed says so) right behind a death, which servers are being told of."""
+    and (a seed says so) directly after a death, of which servers are being informed."""
 
     def __init__(self, schedule: Schedule, **broken: Any) -> None:
         self.met: Counter[str] = Counter()

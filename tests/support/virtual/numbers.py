@@ -17,7 +17,7 @@ NUM_VERSIONS = 8
 
 
 def initial_values(index: int, parameter: Tensor) -> Tensor:
-    """What the chief's piece ``index`` begins with."""
+    """Return the first values of the chief's piece ``index``."""
     return _wave(len(parameter), 5 * index, 2 * index + 1)
 
 
@@ -46,7 +46,8 @@ def lr_of(clock: int, lr: float) -> float:
 def hyperparameters_of(
     part: float, *, lr: float, momentum: float, weight_decay: float, num_groups: int
 ) -> list[dict[str, Any]]:
-    """Of every optimizer group, where the run's lr is now times ``part``: so is all else."""
+    """Hyperparameters of every optimizer group, with the run's lr now times ``part``; all others
+    too."""
     return [
         {
             "lr": lr * part / (1 + group),

@@ -1,9 +1,9 @@
-"""A virtual worker that overlaps as much as it may: every chunk leaves as soon as its own last
+"""A virtual worker with the largest overlap: every chunk leaves as soon as its own last
 reply has come, whatever others still wait for, in all parameter sets at a time.
 
 It has sizes alone, as its base. An iteration of the script is one of every set; while one is half
 pushed, replies to the one before may be awaited, and only in a collective and at the end everything
-is. A collective in the middle of an iteration finds some sets behind it, the same ones on all
+is. A collective in the middle of an iteration finds some sets after it, the same ones on all
 workers, and any number of chunks of the others pushed.
 
     job = VirtualJob(schedule, make_executor=..., make_worker=OneByOne)

@@ -75,7 +75,7 @@ def prove_that_all_name_the_dead(job: VirtualJob) -> None:
 
 def prove_that_the_mistake_is_told(job: VirtualJob) -> None:
     """By the first error, which ends a job; here, where it does not, by every worker's that comes
-    to the collective. Who did not come waits for the end, and so do servers."""
+    to the collective. A worker that did not come waits for the end, and so do servers."""
     mistake, last = job.schedule.mistake, {worker_id(worker) for worker in job.groups[-1]}
     assert job.errors
     if mistake == "other lr":
@@ -131,7 +131,7 @@ def prove_values(job: SetOfJob, history: History) -> Reference:
         loop = job.set_loop(server)
         chunk = loop and loop.core.chunk_states.get(index)
         if not chunk or not chunk.is_loaded or server_id(server) == job.dead:
-            continue  # the dead may have failed between a step and its record
+            continue  # it may have failed between a step and its record
         last = versions[index].positions[-1:]
         seen = job.parameters_of(index).numpy()[np.newaxis]
         reference.compare(versions[index], last, seen, f"chunk {index} at its server")
@@ -189,7 +189,7 @@ def _compare_uses(
 def _compare_copies(
     job: SetOfJob, history: History, reference: Reference, versions: dict[int, Versions]
 ) -> None:
-    """A save has every update of before it, and it comes while nobody trains: no other."""
+    """A save has every update from before it, and no other: no worker trains meanwhile."""
     for clocks, (num_pushed, copy) in zip(job.clocks_at_save, job.copies, strict=False):
         if len(clocks) < len(job.groups):
             continue  # a death came between
@@ -224,7 +224,7 @@ def _compare_snapshots(job: SetOfJob, history: History, versions: dict[int, Vers
             ]
             contained = [counts[group] + int(history.first[group]) for group in living]
             cut = [leaders[group].in_first.kept[number][job.set_index] for group in living]
-            # Of rounds that they have missed groups may not have heard.
+            # Groups may not know of rounds that they have missed.
             fits = map(ge if job.schedule.backup else eq, contained, cut)
             assert all(fits), f"{kept.name} of chunk {index} contains {contained}, not {cut}"
             starts = starts_of(job.partition, chunk)

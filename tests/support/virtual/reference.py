@@ -1,4 +1,4 @@
-"""What every chunk's parameters must be, computed a second time: the oracle of values.
+"""Every chunk's parameters, computed a second time: the oracle of values.
 
 From a server's log it takes the *order* in which updates were applied, and from the workers what
 they drew (gradients, samples, hyperparameters); all arithmetic is done again in float64, by plain
@@ -9,7 +9,7 @@ what schedules train with.
     versions = reference.replay(log)          # chunk -> Versions
     versions[3].at(position)                  # what a reply from this position carries
 
-What it was given may be off by rounding alone: differences between any two values that could be
+Inputs may be off by rounding alone: differences between any two values that could be
 mistaken for one another (a neighbour's weight, another version's lr, another clock's gradient) are
 larger than :data:`TOLERANCE` by two orders of magnitude (``virtual_worker`` draws them so,
 and tests/protocol/test_values.py plants such mistakes).
@@ -29,7 +29,7 @@ from psdist.history import EventFlag, EventKind, ServerLog
 from psdist.protocol.partition import Chunk, Partition
 
 TOLERANCE = 2e-6
-"""Of the largest value that a chunk has had so far, at least 1."""
+"""Part of the largest value that a chunk has had so far, or of 1 if that is larger."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,7 +44,7 @@ class WrongValueError(AssertionError):
 
 @dataclass(frozen=True)
 class Draw:
-    """What one worker brought to one iteration."""
+    """One worker's contribution to one iteration."""
 
     num_samples: int
     full_batch: int
@@ -61,7 +61,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class _Update:
-    """What a group brings to one iteration: its mean gradient, by buffer."""
+    """A group's contribution to one iteration: its mean gradient, by buffer."""
 
     weight: float
     hyper: Sequence[Mapping[str, Any]]
@@ -84,7 +84,7 @@ class Versions:
     momentum: Floats
     has_momentum: npt.NDArray[np.bool_]
     positions_of_loads: list[int] = field(default_factory=list)
-    """Of the versions that the chief has set."""
+    """Positions of the versions that the chief has set."""
     kept: dict[int, tuple[Floats, npt.NDArray[np.bool_]]] = field(default_factory=dict)
     """By the number of a checkpoint, the momentum then."""
 
@@ -124,10 +124,10 @@ class Reference:
     compensation: float = 0.0
     """lambda of delay compensation."""
     tables: Mapping[tuple[int, int], Sequence[tuple[int, ...]]] = field(default_factory=dict)
-    """(group, iteration) -> of whose gradients its update is, where that is not the whole group;
-    several times where it was begun again,"""
+    """(group, iteration) -> workers whose gradients its update contains, if not the whole group;
+    several times where it was begun again."""
     given_up: Collection[tuple[int, int]] = ()
-    """and those of which some chunks may have nothing, with no weight."""
+    """(group, iteration) in which some chunks may have nothing, with no weight."""
     max_norm: float = 0.0
     """To which the joint gradient of an iteration is clipped (sync); 0: it is not."""
     largest_error: float = 0.0
@@ -142,7 +142,7 @@ class Reference:
     def update_of(
         self, group: int, clock: int, chunk: Chunk, *, weight: float, is_empty: bool
     ) -> _Update:
-        """The one that a server says to have applied so; else the last that it may have been."""
+        """Return the update that a server recorded; else the last one that it may have been."""
         update = None
         for workers in reversed(self.tables.get((group, clock), [tuple(self.groups[group])])):
             key = group, clock, workers
@@ -352,7 +352,8 @@ class Reference:
 
 
 def _weighted_mean(updates: Sequence[_Update], chunk: Chunk) -> Floats:
-    """Of the chunk, over the groups; one that brought none counts as zero, with its weight."""
+    """Mean of the chunk over the groups; a group without a contribution counts as zero, with its
+    weight."""
     total = sum(update.weight for update in updates)
     mean = np.zeros(chunk.length)
     for update in updates:

@@ -49,7 +49,7 @@ class RefillJob(VirtualJob):
         self.met: Counter[str] = Counter()
         super().__init__(schedule, is_watched=False, make_set=self._make_set, **more)
         self.may_end = False
-        """Whether somebody has failed who may have had the only copy of a shard."""
+        """True if a failed process may have had the only copy of a shard."""
 
     def _make_set(self, *arguments: Any, **more: Any) -> SetLoop:
         made = _CountingSetLoop(*arguments, **more)
@@ -62,7 +62,7 @@ class RefillJob(VirtualJob):
 
 
 def schedule_with_refills(seed: int) -> Schedule:
-    """Of long enough runs; workers fail in every third of them."""
+    """Return a schedule with long enough runs; workers fail in every third of them."""
     schedule = schedule_with_deaths(seed)
     pick = random.Random(f"{seed} refills")
     iterations = tuple(each + pick.choice([8, 20]) for each in schedule.iterations)
@@ -80,7 +80,7 @@ def play_refills(
     seed: int, *, schedule: Schedule | None = None, coordinator_dies: bool = False, **broken: Any
 ) -> RefillJob:
     """All servers but the coordinator may fail, one after the other: when every shard has two
-    copies again, or while one is filled, or right behind the one before. ``coordinator_dies``: it
+    copies again, or while one is filled, or directly after the one before. ``coordinator_dies``: it
     does, too, before them, while a copy is filled, or when all are whole; its standby lives on,
     mostly."""
     schedule = schedule or schedule_with_refills(seed)
@@ -120,8 +120,8 @@ def _choose(pick: random.Random) -> str:
 
 
 def _choose_when(seed: int) -> str:
-    """When the coordinator fails: before anybody, while another one's shard is filled or its own,
-    or when all have two copies again."""
+    """When the coordinator fails: first, while another one's shard is filled or its own, or when
+    all have a replica again."""
     moments = ["first", "filling", "filling", "whole", "source"]
     return random.Random(f"{seed} registrar").choice(moments)
 
@@ -191,8 +191,8 @@ def dead_processes(job: RefillJob, spares: Iterable[int] | None = None) -> set[i
 
 
 def prove_refills(job: RefillJob) -> None:
-    """As where one server fails; where nobody had a shard any more, the job has ended with the one
-    error that says so."""
+    """Prove as where one server fails; where no process had a shard any more, the job has ended
+    with one error that names it."""
     if job.errors:
         assert job.may_end, job.errors
         for error in _told_by(job):
@@ -208,7 +208,7 @@ def prove_refills(job: RefillJob) -> None:
 
 
 def _told_by(job: RefillJob) -> list[Any]:
-    """The errors of who is the coordinator; where nobody is left who could be, of all others."""
+    """Errors of the coordinator; where no process can be the coordinator, of all other ranks."""
     assert job.coordinator_log is not None
     could_be = job.coordinator_at, job.standby, job.coordinator_log._nominee
     living = [peer for peer in could_be if peer not in {*job.network.dead, None}]
@@ -219,7 +219,7 @@ def _told_by(job: RefillJob) -> list[Any]:
 
 
 def prove_bits(job: RefillJob) -> None:
-    """Of a run in sync in which no worker has failed: those of the run without deaths."""
+    """In sync without a failed worker, the bits are those of the run without deaths."""
     has_lost_worker = any(map(is_worker, job.network.dead))
     if job.errors or job.schedule.modes != ("sync",) or has_lost_worker or not job.met["deaths"]:
         return
@@ -239,7 +239,7 @@ def prove_bits(job: RefillJob) -> None:
 def play_and_prove(
     play: Callable[..., RefillJob], seeds: Iterable[int], **broken: Any
 ) -> Counter[str]:
-    """What was met, and how often."""
+    """Play seeds; return the situations met, and how often."""
     met: Counter[str] = Counter()
     for seed in seeds:
         try:

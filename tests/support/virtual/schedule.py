@@ -1,4 +1,4 @@
-"""What is random about a run, written out: a schedule of a whole job on the virtual network.
+"""The random choices of a run, written out: a schedule of a whole job on the virtual network.
 
 A :class:`Schedule` says who computes how long, where collectives stand, what is absent, how long
 messages take, who fails. One seed makes all of it, in one of two sizes: ``small`` ones are played
@@ -41,7 +41,7 @@ class Death(NamedTuple):
 
 
 class AnotherSet(NamedTuple):
-    """A parameter set behind the first: after every ``every``-th iteration of that it makes
+    """A parameter set after the first: after every ``every``-th iteration of that it makes
     ``steps`` of its own."""
 
     num_chunks: int
@@ -57,19 +57,19 @@ class Schedule:
     later: tuple[ModeFrom, ...] = ()
     """Other modes, each from its round on, known to all from the start."""
     mode_rate: float = 0.0
-    """How often the script sets another mode behind a collective."""
+    """How often the script sets another mode after a collective."""
     is_auto: bool = False
     """Whether psdist chooses between sync and ssp,"""
     highest: int = 0
     """or, above 0, the bound of ssp from ``staleness`` up to this."""
     stale_lr: Literal["off", "inverse"] = "off"
-    """What the lr of an update is multiplied with, by how stale it is (ssp, async)."""
+    """Factor of an update's lr, by its staleness (ssp, async)."""
     compensation: float = 0.0
     """lambda of delay compensation (ssp, async)."""
     backup: int = 0
     """So many groups may miss a round (sync),"""
     backup_every: int = 2
-    """each fewer than so many rounds running."""
+    """A group misses fewer than this number of rounds in a row."""
     leaves_out_batches: bool = True
     """Whether scripts leave out the batches of rounds that they have missed, as job.loader does."""
     proposals: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class Schedule:
     """How often a collective that all groups enter after the same iteration comes in the middle of
     the next one instead, when some chunks have left."""
 
-    # What workers bring.
+    # Contributions of workers.
     has_model: bool = True
     """Without one they meet in collectives only."""
     empty_rate: float = 0.0
@@ -119,20 +119,20 @@ class Schedule:
     if every element were to be as large; 0: they do not. Elements are about 1 in a gradient of one
     worker and smaller in a mean, so 0.1 clips every step, 0.6 some and 10 none."""
 
-    # What workers do beside training.
+    # Other calls of workers.
     pull_rate: float = 0.0
     """How often a group pulls between two iterations."""
     push_rate: float = 0.0
-    """How often the chief sets values behind a collective."""
+    """How often the chief sets values after a collective."""
     ask_rate: float = 0.0
     """How often a worker that waits asks who is missing."""
     report_rate: float = 0.0
-    """How often a worker tells where it stands after an iteration, and logs a line; if ever, then
+    """How often a worker reports its progress after an iteration, and logs a line; if ever, then
     also before every collective and at its end."""
     checkpoint_rate: float = 0.0
     """Share of collectives that make a checkpoint, two of three of them."""
     mistake: Mistake = ""
-    """What the last group does wrong: it does not come to its last collective, or calls that by
+    """Mistake of the last group: it does not come to its last collective, or calls that by
     another name, or (sync) has an lr of its own in its last iteration."""
 
     # The network and the machines.
@@ -147,7 +147,7 @@ class Schedule:
     nap_s: float = 0.0
     """A server that something has arrived for sleeps so long, at most, before it looks."""
     work_s: float = 0.0
-    """What a server does with one gradient takes so long, at most."""
+    """Maximum time of a server's work on one gradient."""
     death: Death | None = None
     has_buddies: bool = False
     """Whether every server has a buddy, the next one, which keeps a second copy of its shard."""
@@ -175,7 +175,7 @@ class Schedule:
 
     @property
     def mode_by(self) -> Literal["run", "schedule", "script", "auto"]:
-        """Who changes the mode."""
+        """The source of changes of the mode."""
         if self.proposals or self.is_auto:
             return "auto"
         return "schedule" if self.later else "script" if self.mode_rate else "run"
@@ -189,7 +189,7 @@ class Schedule:
         return tuple(mode for mode in MODES if mode in coming)
 
     def another_mode(self, number: int) -> ModeFrom:
-        """That to which the ``number``-th change of a run leads."""
+        """Return the mode to which the ``number``-th change of a run leads."""
         pick = random.Random(f"{self.seed} mode {number}")
         modes: list[Mode] = ["sync", "sync", "ssp", "ssp", "async"]
         mode = pick.choice(modes)
@@ -229,7 +229,7 @@ class Schedule:
         return 1 + len(self.more_sets)
 
     def steps_of(self, set_index: int, clock: int) -> int:
-        """Steps of a set behind the first after iteration ``clock`` of that."""
+        """Steps of a set after the first, following iteration ``clock`` of the first."""
         another = self.more_sets[set_index - 1]
         return 0 if (clock + 1) % another.every else another.steps
 
@@ -332,7 +332,7 @@ class Schedule:
 
 def with_modes(seed: int, *, size: Size = "small") -> Schedule:
     """A schedule in which the mode changes: at known rounds, by the script, or by the coordinator
-    at any time; nobody fails or makes a mistake."""
+    at any time; no rank fails or makes a mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} modes")
     by = pick.choice(["schedule", "script", "registrar"])
@@ -385,7 +385,7 @@ def small_partition(num_chunks: int, *, elements: int = 64, optimizer_groups: in
 
 
 def with_backup(seed: int, *, size: Size = "small") -> Schedule:
-    """A schedule in sync in which groups may miss rounds; nobody fails or makes a mistake."""
+    """A schedule in sync in which groups may miss rounds; no rank fails or makes a mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} backup")
     sizes = base.group_sizes if len(base.group_sizes) > 1 else (*base.group_sizes, 1, 1)
@@ -418,7 +418,7 @@ def with_backup(seed: int, *, size: Size = "small") -> Schedule:
 
 def with_stale(seed: int, *, size: Size = "small") -> Schedule:
     """A schedule in ssp or async, of groups that differ in speed, in which the lr of an update
-    falls with its staleness, or its delay is compensated, or both; nobody fails or makes a
+    falls with its staleness, or its delay is compensated, or both; no rank fails or makes a
     mistake."""
     base = Schedule.from_seed(seed, size=size)
     pick = random.Random(f"{size} {seed} stale")

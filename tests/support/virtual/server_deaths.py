@@ -33,7 +33,7 @@ def play_with_server_death(
     schedule: Schedule, *, num_deaths: int = 1, **more: Any
 ) -> tuple[VirtualJob, VirtualJob]:
     """The job, and the same one without a death. Where every server but the coordinator had ended
-    by then nobody has failed."""
+    by then no rank has failed."""
     undisturbed, steps = VirtualJob(schedule, is_watched=False, **more), 0
     while undisturbed.network.step():
         steps += 1

@@ -1,4 +1,4 @@
-"""Jobs whose spares take the places of servers and of workers, whoever fails first: workers,
+"""Jobs whose spares take the places of servers and of workers, in either order: workers,
 servers and spares fail, each at a seeded moment.
 
 job = play_with_shared_spares(7)
@@ -93,7 +93,7 @@ def play_with_shared_spares(
 
 
 def _at_risk(job: SharedSparesJob, pick: random.Random) -> list[int]:
-    """Of one group nobody fails."""
+    """Spare one group: none of its workers fails."""
     groups = job.groups[: -job.schedule.spares]
     safe = pick.randrange(len(groups))
     return [
@@ -107,7 +107,7 @@ def _at_risk(job: SharedSparesJob, pick: random.Random) -> list[int]:
 def _candidates(
     job: SharedSparesJob, wanted: str, at_risk: list[int], *, spares_standby: bool
 ) -> list[int]:
-    """Who may fail now, if that is the moment for it."""
+    """Return the ranks that may fail now, if this is the moment."""
     actors, takeovers = {*job.network.unfinished}, job.takeovers
     joins = part_of(job.coordinator, Joins)
     workers = [each for each in at_risk if each in actors]

@@ -1,5 +1,5 @@
 """Jobs with spares whose servers and spares fail one after the other, each at a seeded moment:
-before, while and behind a spare's copy is filled, and once it has taken a place.
+before, while and after a spare's copy is filled, and once it has taken a place.
 
 job = play_with_spares(7)
 job.met                                 # what has happened, and how often
@@ -73,7 +73,7 @@ def play_with_spares(
 
 
 def _candidates(job: RefillJob, wanted: str, *, spares_standby: bool) -> list[int]:
-    """Who may fail now, if that is the moment for it."""
+    """Return the ranks that may fail now, if this is the moment."""
     takeovers = job.takeovers
     living = {each for each in takeovers.alive if each in job.network.unfinished} - {COORDINATOR}
     if spares_standby:

@@ -71,7 +71,7 @@ def play_successions(seed: int, *, schedule: Schedule | None = None, **broken: A
 
 
 def _victim(job: RefillJob, wanted: str, pick: random.Random) -> int | None:
-    """Who may fail now, if that is the moment for it."""
+    """Return the rank that may fail now, if this is the moment."""
     coordinator_log, takeovers = job.coordinator_log, job.takeovers
     assert coordinator_log is not None
     is_whole = job.standby in job.network.unfinished and not takeovers.alone

@@ -28,13 +28,13 @@ NOTICES_S = (0.0, 1e-4, 1e-2)
 
 
 def schedule_with_deaths(seed: int) -> Schedule:
-    """Several groups, of which not all fail; the chief may."""
+    """Return a schedule of several groups. Not all of them fail; the chief may."""
     schedule = replace(Schedule.from_seed(seed), mistake="", death=None, has_model=True)
     return with_several_groups(schedule)
 
 
 def with_several_groups(schedule: Schedule) -> Schedule:
-    """And nothing of which there is no oracle where somebody fails."""
+    """Exclude settings without an oracle for failures; at least two groups."""
     pick = random.Random(f"{schedule.seed} survivors")
     if len(schedule.group_sizes) < 2:
         sizes = (*schedule.group_sizes, *(1,) * pick.choice([1, 2]))
@@ -46,12 +46,12 @@ def with_several_groups(schedule: Schedule) -> Schedule:
             collectives=(schedule.collectives[0],) * num if schedule.collectives else (),
             compute_s=tuple(schedule.compute_s[:1]) * num,
         )
-    # What the chief sets, and to which norm servers clip, has an oracle for whole runs only.
+    # The chief's values, and the norm for clipping, have an oracle for whole runs only.
     return replace(schedule, push_rate=0.0, clipping=0.0)
 
 
 def play_with_deaths(seed: int, *, schedule: Schedule | None = None, **broken: Any) -> VirtualJob:
-    """Some workers fail, each at a random event, but one group has none of them."""
+    """Some workers fail, each at a random event, but none of one group."""
     schedule = schedule or schedule_with_deaths(seed)
     pick = random.Random(f"{seed} deaths")
     job = VirtualJob(schedule, max_deaths=99, **broken)
@@ -96,9 +96,9 @@ def crash_in_turn(
 
 
 def prove_survival(job: VirtualJob) -> None:
-    """Whoever lives has finished all that it was to do; the history keeps the mode's rules; every
-    update that was acknowledged, to the living or the dead, is in the final parameters once; and
-    every value is what arithmetic says."""
+    """Every surviving rank has finished its work; the history keeps the mode's rules; every
+    acknowledged update, also of failed workers, is in the final parameters once; and every value is
+    what arithmetic says."""
     out = job.out_of_the_job
     dead = {worker_of(peer) for peer in job.network.dead if is_worker(peer)}
     assert not job.errors, job.errors
@@ -133,7 +133,7 @@ def prove_survival(job: VirtualJob) -> None:
     histories = [each.history() for each in job.sets]
     report = check_sets_of(histories, None)
     assert not report.violations, report.violations[:5]
-    # Of a group that had taken leave when one of it failed nobody says that it is dead.
+    # A group that had left when one of its workers failed is not declared failed.
     has_left = out & {
         worker
         for each in job.workers
@@ -143,7 +143,7 @@ def prove_survival(job: VirtualJob) -> None:
     assert report.proved or has_left or not report.num_uses, report.notes
     for each, history in zip(job.sets, histories, strict=True):
         _prove_acknowledged(each, history)
-        # What the lr of an update that a failed worker pushed depends on is in no record.
+        # No record has the values that decide the lr of a failed worker's update.
         if job.wire is RAW_WIRE and not job.schedule.is_stale_aware:
             prove_values(each, history)
 

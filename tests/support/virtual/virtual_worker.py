@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 FULL_BATCH = 8
 NAMES = ("barrier", "save", "mean")
 CHECKPOINT_NAMES = ("checkpoint", "save", "checkpoint")
-"""What the collectives of a script are called, in turn."""
+"""Names of a script's collectives, in turn."""
 
 
 def pieces_of(chunk: Chunk) -> set[int]:
@@ -62,8 +62,8 @@ def pick_of_modes(schedule: Schedule, seq: int) -> random.Random:
 
 
 class VirtualWorker:
-    """What workers of a group may have apart they draw apart. Of one parameter set; the first's
-    plays the script."""
+    """Workers of a group draw independently where they may differ. One parameter set; the first
+    set's worker plays the script."""
 
     def __init__(
         self, job: VirtualJob, worker: int, group: int, first: VirtualWorker | None = None
@@ -98,17 +98,17 @@ class VirtualWorker:
         """Collectives that were put off to the middle of the next iteration."""
         self.clock = 0
         self.left_out = 0
-        """Rounds behind one that the group had missed."""
+        """Rounds after one that the group had missed."""
         self.lr = schedule.lr
         self.batch = (0, 0)
         self.draws: list[Draw] = []
-        """What was brought to each iteration."""
+        """Contributions to each iteration."""
         self.used: list[npt.NDArray[Any]] = []
         """The flat parameters that each recorded use found in memory."""
         self.pushed: list[list[npt.NDArray[Any]]] = []
-        """What the chief has set in the middle, by piece."""
+        """Values that the chief has set in the middle, by piece."""
         self.kept: list[list[int]] = []
-        """Of each checkpoint this worker's clocks, of all sets."""
+        """Clocks of this worker at each checkpoint, of all sets."""
         self.warnings: list[str] = []
         self.num_lines = 0
         self.loop = (
@@ -128,7 +128,7 @@ class VirtualWorker:
         if schedule.has_model and not self.seat.is_substitute:
             self.take_slice()
         self.others: list[VirtualWorker] = []
-        """This worker in the sets behind the first."""
+        """This worker in the sets after the first."""
         if first is None:
             for other in job.others:
                 self.others.append(type(self)(other, worker, group, self))  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ class VirtualWorker:
         return Blocking(parts)
 
     def leave_out(self, rounds: int) -> None:
-        """The group leaves out so many rounds: its script gets no batches of them."""
+        """The group leaves out ``rounds`` rounds: its script gets no batches of them."""
         self.left_out += rounds
 
     @property
@@ -269,7 +269,7 @@ class VirtualWorker:
         yield schedule.compute_s[self.group] * (0.5 + self.job.random.random())
         yield from self.iterate()
         self.clock = self.next_clock()
-        # What a group would have brought to rounds that it has left out nobody asks for.
+        # No check needs a group's contribution to rounds that it has left out.
         self.draws += self.draws[-1:] * (self.clock - len(self.draws))
 
     def next_clock(self) -> int:
@@ -548,7 +548,7 @@ class VirtualWorker:
         assert brought.values == (total if is_summed else b"")
 
     def _check_brought_by_the_living(self, brought: Brought, told: Sequence[bytes | None]) -> None:
-        """Who is dead is left out, of the numbers as well."""
+        """Failed workers are left out, of the numbers as well."""
         absent = [
             worker for worker, payload in enumerate(told) if brought.of(worker) not in (payload,)
         ]

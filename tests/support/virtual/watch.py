@@ -1,4 +1,4 @@
-"""What ranks do to the network and to memory, against the rules that bound it.
+"""Accesses of ranks to the network and to memory, checked against the rules that bound them.
 
 Counts at the seams, never by the machines' own words: :meth:`Watch.transport` stands between a loop
 and its endpoint, :meth:`Watch.executor` between a server's loop and its memory. A broken rule is an
@@ -59,7 +59,7 @@ class Slot:
     use: Use = Use.FREE
     sender: int = -1
     header: Header | None = None
-    """Of the message that it holds; of a sum, of the first."""
+    """Header of the message in it; for a sum, of the first message."""
     is_repeated: bool = False
     """The message has come a second time: the slot may be given away at once."""
     folded: list[tuple[int, int, float]] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Watch:
         self._steps: dict[tuple[int, int], int] = defaultdict(int)
         """(set, chunk) -> those that its server has made, and how often its values were set."""
         self._held: dict[tuple[int, int, int], int] = {}
-        """(worker, set, chunk) -> the version that it has said last to hold."""
+        """(worker, set, chunk) -> the newest version that it has reported to hold."""
         self.may_miss = False
         """Whether updates may come after their round has closed."""
         self.reforms = False
@@ -181,7 +181,7 @@ class Watch:
             message = header.chunk, header.clock, header.pull_number
             self._outstanding[pair].discard(message)
             if header.kind == Kind.RECEIPT:
-                assert (pair, message) in self._asked, f"{header}: nobody has asked for it"
+                assert (pair, message) in self._asked, f"{header}: without a request"
                 self.num_receipts += 1
             if header.kind != Kind.RECEIPT or header.pull_number:
                 self._unanswered[pair].discard(message)
@@ -212,7 +212,7 @@ class Watch:
         """Whether it is an update that may come too late; then its sender is to be told so."""
         header = slot.header
         if self.reforms and header is not None and header.flags & Flag.RETRANSMIT:
-            return True  # the dead had pushed it
+            return True  # a failed worker had pushed it
         if not self.may_miss or header is None or header.kind != Kind.PUSH:
             return False
         self._dropped.add((slot.sender, header.set_index, header.chunk, header.clock))
@@ -337,7 +337,7 @@ class Watch:
     # -- at the end ----------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Of a run that has ended well: nothing is owed and nothing lies in a slot."""
+        """After a run that has ended well: nothing is owed and nothing lies in a slot."""
         owed = {pair: left for pair, left in self._unanswered.items() if left}
         assert not owed, f"never answered: {owed}"
         held = [slot for slot in self._slots.values() if slot.use is not Use.FREE]
@@ -345,7 +345,7 @@ class Watch:
         lost = [slot for slot in lost if not self._is_dropped(slot)]
         assert not lost, f"received and never used: {lost}"
         untold = self._dropped - self._missed
-        assert not untold, f"dropped, and nobody was told: {untold}"
+        assert not untold, f"dropped without a notice: {untold}"
 
 
 def _brought(slot: Slot, weight: float) -> tuple[int, int, float]:
@@ -366,7 +366,7 @@ class WatchedTransport(ForwardingTransport):
         super().__init__(transport)
         self._watch = watch
         self._endpoint = transport.me
-        """Of the watch's records. A spare that becomes a worker keeps it."""
+        """Endpoint of the watch's records. A spare that becomes a worker keeps it."""
 
     def send(self, peer: int, frame: Frame) -> None:
         self._watch.on_send(self._endpoint, peer, frame)

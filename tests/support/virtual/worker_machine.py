@@ -84,7 +84,7 @@ def unchanged(header: Header, **changed: Any) -> Header:
 
 
 def offer(header: Header, ticket: Any = "ticket") -> Offered:
-    """Of the payload behind ``header``."""
+    """Return the offer of the payload after ``header``."""
     return Offered(
         *(header.sender, header.kind, header.chunk, header.length, ticket),
         clock=header.clock,

@@ -167,7 +167,7 @@ def test_the_command_prints_and_says_when_the_job_is_over(
 
 def test_spares_that_wait_are_counted(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    words = "which {} to take a dead one's place"
+    words = "which {} to take a failed rank's place"
     for count, wait in ((1, "waits"), (2, "wait")):
         job.write(num_idle_spares=count)
         assert f"  spares     {count}, {words.format(wait)}" in job.lines()

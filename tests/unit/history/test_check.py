@@ -717,7 +717,7 @@ def test_nobody_waits_for_a_dead_group_and_the_run_may_still_be_complete(is_clos
     assert report.proved, report.violations
     note = "the records of worker 1 end early, after 2 uses: its group failed"
     assert (note in report.notes) != is_closed
-    assert "server 0 declared these groups dead: [1]" in report.notes
+    assert "server 0 evicted these groups: [1]" in report.notes
 
 
 def test_a_server_counts_the_pushes_of_a_dead_group_and_may_not_have_answered_them() -> None:

@@ -59,13 +59,13 @@ def test_after_a_crash_every_part_that_is_not_proved_is_told_in_order() -> None:
         max_staleness=2,
         notes=(
             "server-0.events ends in the middle of record 48",
-            "server 0 declared these groups dead: [2]",
+            "server 0 evicted these groups: [2]",
             "of 10 updates on server 0 it is not proved what they weighed: the records of who "
             "pushed them end before",
             "the log of server 0 ends early, after 48 events; 9 sampled uses have no checksum to "
             "compare",
             "on server 0 these groups never left: [0]",
-            "server 1 declared these groups dead: [2]",
+            "server 1 evicted these groups: [2]",
             "of 5 updates on server 1 it is not proved what they weighed: the records of who "
             "pushed them end before",
             "the log of server 1 ends early, after 24 events; 2 uses of later versions are not "

@@ -120,7 +120,7 @@ def test_replies_to_a_dead_group_need_no_checksum_and_servers_without_chunks_no_
     report = forged.judge()
     assert report.proved, report.violations
     assert report.notes == tuple(
-        f"server {server} declared these groups dead: [2]" for server in range(5)
+        f"server {server} evicted these groups: [2]" for server in range(5)
     )
 
 

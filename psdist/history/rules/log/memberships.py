@@ -131,7 +131,7 @@ def _check_joins(replay: ServerReplay, findings: Findings) -> None:
         latest = int(replay.clock[before].max(initial=-1))
         if latest >= clock:
             broken.add(
-                f"{where}: at clock {clock}, but a chunk contains update {latest} of a living "
+                f"{where}: at clock {clock}, but a chunk contains update {latest} of an active "
                 "group before"
             )
 

@@ -41,14 +41,14 @@ def logs() -> str:
 
 
 def wait_until_told(dead: list[str], *, of_copies: bool = True) -> None:
-    """Until the coordinator, or who has succeeded it, has said that all of ``dead`` are, and of
-    every shard whose second copy is lost that there is another one (``of_copies``)."""
+    """Wait until the coordinator, or its successor, has reported all of ``dead`` and, with
+    ``of_copies``, a new replica of every shard that has lost its own."""
     while True:
         text = logs()
-        shards = re.findall(r"the shard of server (\d+) has (one|a second) copy", text)
+        shards = re.findall(r"the shard of server (\d+) has (no|a) replica", text)
         standing = dict(shards)  # the last word of each
         spares = {f"s{each}" for each in re.findall(r"spare (\d+) \(rank .*\) has failed", text)}
-        are_whole = "one" not in standing.values()
+        are_whole = "no" not in standing.values()
         if standing.keys() | spares >= set(dead) and (are_whole or not of_copies):
             return
         time.sleep(0.02)
