@@ -1,7 +1,7 @@
 """Every mistake a user can make: one clear line, a non-zero status, on every rank count, no hang.
 
 The line is the same as in the contract: what, where (rank, role, host), the value seen, what to do.
-What a launcher prints around the end of a job is not ours and left out. tests/support/mpirun.py
+The launcher's own output around the end of a job is left out. tests/support/mpirun.py
 fails a test whose job hangs or leaves a process behind. A rank takes a second of a core to start:
 as few are started as show the case, MPICH's only where the launcher has a part in it, and what is
 one more way to a path that another test takes is marked slow.
@@ -64,7 +64,7 @@ def run_script(
     mpi: Mpi = "openmpi",
     env: dict[str, str] | None = None,
 ) -> Completed:
-    """`psdist run bad_script.py mistake` on so many ranks; on 1, without a launcher."""
+    """Run `psdist run bad_script.py mistake` on ``ranks`` ranks; on 1, without a launcher."""
     words = ["-m", "psdist", "run", "--run-dir", str(run_dir), *options, str(SCRIPT), mistake]
     words += arguments
     env = {**QUIET, **(env or {})}
@@ -166,7 +166,7 @@ def test_all_mistakes_of_a_file_are_told_together_and_once(
     ]
 
 
-# What a shell does between mpirun and psdist: rank 1 gets another environment.
+# Like a shell between mpirun and psdist: rank 1 gets another environment.
 ON_RANK_1 = (
     'test "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 && export "$0"; exec ' + sys.executable + ' "$@"'
 )
@@ -538,7 +538,7 @@ def test_a_script_that_torchrun_starts_is_told_how_to_start_it(tmp_path: Path) -
 def test_a_gradient_with_nan_is_refused_and_leaves_the_servers_untouched(
     group: str, tmp_path: Path
 ) -> None:
-    ranks = 2 if group == "rank" else 3  # nobody else pushes meanwhile
+    ranks = 2 if group == "rank" else 3  # no other group pushes meanwhile
     options = ("--group", group)
     done = run_script(ranks, "has_a_gradient_with_nan", run_dir=tmp_path, options=options)
     line = the_line(done)

@@ -100,7 +100,7 @@ def assert_three_jobs(done: Completed, folder: Path, *, workers: int, group: str
         ("sync", 5),
         ("async", 5),
     ]
-    # In sync everybody has the same parameters, whatever a job before has left behind.
+    # In sync all ranks have the same parameters, with or without a job before.
     parameters = [each["jobs"][1]["parameters"] for each in (first, *others)]
     assert parameters == [parameters[0]] * workers
     paths = runs(folder)

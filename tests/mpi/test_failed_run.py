@@ -1,4 +1,4 @@
-"""What a run that failed leaves behind: every record up to the failure, and no claim beyond it."""
+"""Files of a failed run: every record up to the failure, and no claim beyond it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Groups in shared memory on real ranks: the same bits as by torch, also beside another job."""
+"""Groups in shared memory on real ranks: the same bits as by torch, also with another job on the
+host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script sees of its job, under both MPIs: a job each, that `psdist run --workers` starts.
+"""A script's view of its job, under both MPIs: a job each, that `psdist run --workers` starts.
 
 tests/support/programs/api_script.py is the script; every worker writes down what it saw.
 """
@@ -83,8 +83,8 @@ def test_a_world_with_another_number_of_workers_is_one_line(mpi: Mpi, tmp_path: 
     assert done.returncode == 2, done.text
     told = [line for line in done.stderr.splitlines() if line.startswith("psdist: error: ")]
     assert told == [
-        "psdist: error: --workers 2 does not fit: the launcher started 3 ranks, of which 1 would "
-        "work beside 2 that serve; start as many ranks as workers and servers together, say with "
+        "psdist: error: --workers 2 does not fit: the launcher started 3 ranks; 1 of them would "
+        "work besides 2 that serve; start as many ranks as workers and servers together, say with "
         "--servers how many serve, or leave --workers out"
     ], done.text
     assert not (tmp_path / "run").exists()

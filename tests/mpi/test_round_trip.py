@@ -64,7 +64,7 @@ def test_a_receiver_takes_payloads_in_any_order(mpi: Mpi, tmp_path: Path) -> Non
     assert done.returncode == 0, done.text
     assert "every payload was the right one" in done.stdout, done.text
     assert "worker 0 announced 9 bytes and sent 8" in done.stdout, done.text
-    # What MPI says of a message that is longer than the memory for it differs between libraries.
+    # Libraries differ in their error for a message that is longer than the memory for it.
     assert re.search(r"^MPI failed while .*trunca", done.stdout, re.M | re.I), done.text
 
 

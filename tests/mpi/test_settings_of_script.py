@@ -65,7 +65,7 @@ def prove(folder: Path) -> None:
 
 
 def assert_ssp(done: Completed, folder: Path, *, workers: int) -> None:
-    """The settings of SSP have reached everybody."""
+    """The settings of SSP have reached all ranks."""
     assert done.returncode == 0, done.text
     first, *others = seen(folder)
     assert (first["mode"], first["staleness"], first["again"]) == ("ssp", 2, True)

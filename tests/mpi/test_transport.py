@@ -37,7 +37,7 @@ def test_under_ulfm_what_had_left_the_dead_comes_before_its_loss_and_nothing_aft
 def test_under_ulfm_what_a_successor_sends_comes_although_the_death_was_noticed_late(
     tmp_path: Path,
 ) -> None:
-    """The successor was known first: what it offered was taken for the dead one's, and left."""
+    """The successor was known first: its offer was taken for the failed one's, and left."""
     env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_PROGRESS": "off", "PSDIST_SERVERS": "2"}
     program = ("-m", "tests.support.programs.deaths.late_notice")
     done = run_mpi(3, program, timeout_s=120, env=env, launcher_args=("--with-ft", "ulfm"))

@@ -19,7 +19,7 @@ def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever test comes first waits for all cases, beside what else the machine does."""
+    """The first test waits for all cases, with all else that the machine does."""
     for item in items:
         if cases_of(item) is not None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S + 60))
@@ -33,12 +33,12 @@ def cases_of(item: pytest.Item) -> str | None:
 def all_outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Outcomes:
-    """Of the cases of all modules whose tests are to run."""
+    """Outcomes of the cases of all modules whose tests are to run."""
     modules = sorted({name for item in request.session.items if (name := cases_of(item))})
     return run_over_mpi(modules, tmp_path_factory.mktemp("over-mpi"), timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, all_outcomes: Outcomes) -> dict[str, Outcome]:
-    """Of this module's cases, by name."""
+    """Outcomes of this module's cases, by name."""
     return all_outcomes[request.module.OVER_MPI]

@@ -42,7 +42,7 @@ def gradients_in(run_dir: Path) -> int:
 
 @pytest.fixture(scope="module")
 def whole(runs: ForkedRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody has killed; zeros or none make no difference to it."""
+    """An undisturbed run; zeros or none make no difference to it."""
     path = tmp_path_factory.mktemp("whole")
     assert train(runs, path).returncode == 0
     return path
@@ -54,7 +54,7 @@ def test_a_set_that_accumulates_goes_on_with_the_same_bits(
 ) -> None:
     parts = tmp_path
     assert train(runs, parts, every=every, die=str(every + 1), zero=zero).returncode == 9
-    # What a step has used, or is zero, costs no room.
+    # A used or zero gradient takes no room.
     assert bool(gradients_in(parts / "run")) == bool(every % 3)
     done = train(runs, parts, zero=zero)
     assert f"begins at [{every}, {every // 3}]" in done.stdout, done.text

@@ -1,6 +1,6 @@
 """Runs with backup groups that resume from a checkpoint, with backup groups: who was always slow is
 waited for in time, who steps is told by what groups had missed before, and the same sets of
-contributors give the bits of a run that nobody has ended."""
+contributors give the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(
 
 
 def at_first(first: Outcome, path: Path) -> tuple[Path, int]:
-    """A copy of the run as if it had failed behind its first checkpoint, and that one's round."""
+    """A copy of the run as if it had failed after its first checkpoint, and that one's round."""
     shutil.copytree(first.path, path)
     folder = Folder(path)
     name = folder.names()[0]
@@ -102,7 +102,7 @@ def attempts(path: Path) -> list[History]:
 
 
 def joined(earlier: History, later: History, clock: int) -> list[Closed]:
-    """The sets of the rounds until the checkpoint, and of those behind it."""
+    """The sets of the rounds until the checkpoint, and of those after it."""
     return numbered([*(each for each in sets_of(earlier) if each.round < clock), *sets_of(later)])
 
 

@@ -1,5 +1,4 @@
-"""Checkpoints from end to end, of jobs in one process: right, used wrongly, and with files that
-somebody else has changed.
+"""Checkpoints from end to end, of jobs in one process: right, used wrongly, and with changed files.
 
 tests/support/programs/resuming/alone.py is the script.
 """
@@ -30,7 +29,7 @@ def runs() -> Iterator[ForkedRuns]:
 
 @pytest.fixture(scope="module")
 def kept(runs: ForkedRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six iterations with a checkpoint after three, which nobody changes."""
+    """A run of six iterations with a checkpoint after three, left unchanged."""
     run_dir = tmp_path_factory.mktemp("kept") / "run"
     done = train(runs, run_dir, f"out={run_dir}.safetensors", words=("--record",))
     assert done.returncode == 0, done.text
@@ -107,7 +106,7 @@ def test_so_does_one_with_rounds_of_local_steps(
 def test_so_does_one_whose_codecs_change_on_both_sides_of_the_checkpoint(
     runs: ForkedRuns, tmp_path: Path
 ) -> None:
-    """What topk has left out is due when the checkpoint is made."""
+    """The rest from topk is due when the checkpoint is made."""
     schedule = "0: sync topk:0.05/sign; 2: sync int8/int4; 5: sync none"
     words = ("--record", "--schedule", schedule, "--set", "codec_exact=no_such_name")
     whole = tmp_path / "whole"
@@ -150,7 +149,7 @@ def test_a_third_attempt_is_told_apart_and_metrics_go_on(runs: ForkedRuns, again
 
 def test_values_of_the_script_go_on(runs: ForkedRuns, tmp_path: Path) -> None:
     assert "state {'count': 6}" in train(runs, tmp_path / "run", case="count").stdout
-    # Three iterations before the checkpoint, three behind it.
+    # Three iterations before the checkpoint, three after it.
     assert "state {'count': 6}" in resume(runs, tmp_path / "run", case="count").stdout
 
 
@@ -223,7 +222,7 @@ def test_between_backward_and_step_it_is_of_the_iteration_before(
 def test_before_a_resumed_run_trains_there_is_no_other(
     runs: ForkedRuns, kept: Path, again: Path, tmp_path: Path
 ) -> None:
-    """What it has drawn until then is not what it continues with."""
+    """Its draws until then are not those that it continues with."""
     out = tmp_path / "out.safetensors"
     done = resume(runs, again, f"out={out}", case="checkpoint_before_training")
     assert done.returncode == 0, done.text

@@ -87,7 +87,7 @@ def play(run: tuple[int, ...], path: Path, seed: int) -> None:
     link = LinkModel(latency_s=1e-5, jitter_s=(1e-4, 1e-3, 1e-2)[seed % 3])
     with mock.patch("psdist.workers.early.group_overlap.BUCKET_S", 0.0):
         run_virtually(case, path, seed=seed, link=link, fails=fails)
-    if fails is not None:  # whose files nobody has closed
+    if fails is not None:  # its files were not closed
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

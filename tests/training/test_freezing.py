@@ -143,7 +143,7 @@ def test_what_is_frozen_while_training_keeps_its_values_and_its_state(
 
 
 class Adapted(nn.Module):
-    """Frozen layers with a small trained one beside each, as low-rank adapters are."""
+    """Frozen layers, each with a small trained one, as with low-rank adapters."""
 
     def __init__(self) -> None:
         super().__init__()

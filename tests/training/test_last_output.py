@@ -1,4 +1,4 @@
-"""What a script has printed leaves its worker before the job is told that it is done."""
+"""A script's output leaves its worker before the job learns that the worker has finished."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What works in plain PyTorch works the same on servers: one script, run both ways, compared.
+"""Plain PyTorch works the same on servers: one script, run both ways, compared.
 
 A scenario is a function of ``prepare``: once it gets one that changes nothing, once ``job.prepare``
-of a job with one worker. What it returns must be the same, within the rounding of torch's fused
+of a job with one worker. Its results must be the same, within the rounding of torch's fused
 optimizers, which servers use.
 
 Longer than other modules: every case is a line of one comparison and shares its set-up.

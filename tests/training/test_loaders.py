@@ -113,7 +113,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 def test_workers_of_a_group_whose_streams_end_early_take_part_until_all_have_ended(
     tmp_path: Path,
 ) -> None:
-    """Of 7 samples worker 0 gets 3, the others 2: it makes its third step for the group."""
+    """Worker 0 gets 3 of 7 samples, the others 2: it makes its third step for the group."""
     script = trained(lambda: DataLoader(Stream(7), batch_size=1), passes=2)
     outcome = run(script, tmp_path, groups=TOGETHER)
     all_equal(outcome, one_process([[0, 1, 2], [3, 4, 5], [6]] * 2), clock=6)

@@ -1,4 +1,4 @@
-"""Whatever scripts do, in any mode and on any network: it ends, and `psdist check` proves it."""
+"""Random scripts in any mode and on any network: each ends, and `psdist check` proves it."""
 
 from __future__ import annotations
 

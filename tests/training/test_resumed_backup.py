@@ -1,6 +1,5 @@
-"""A checkpoint to which a group comes behind rounds that it has missed without having heard so: in
-a run that continues from it every group begins with the round in which the others are, and behind
-the batches of rounds that it has missed."""
+"""A checkpoint with a group that has missed rounds without knowing it. In the resumed run every
+group begins with the round of the others, after the batches of the rounds that it missed."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ def test_all_groups_go_on_in_the_round_of_the_others(num_epochs: int, tmp_path: 
     checkpoint = Folder(tmp_path).open(name)
     assert (name, checkpoint.index.sets[0].clocks) == (f"step-{AT:08d}", (AT,) * len(GROUPS))
     own = [tree.unpack(*checkpoint.worker(worker))["missed"]["clock"] for worker in range(4)]
-    assert own == [AT, AT, SLOW_AT, SLOW_AT], "nobody is behind: nothing is tested"
+    assert own == [AT, AT, SLOW_AT, SLOW_AT], "no group is late: nothing is tested"
     resumed = run(tmp_path, script, resumes=True, **SETTINGS)
     resumed.checked()
     for before, after in zip(began, resumed.results, strict=True):
@@ -106,7 +105,7 @@ def test_all_groups_go_on_in_the_round_of_the_others(num_epochs: int, tmp_path: 
 
 
 def test_backup_groups_go_on_in_the_round_of_the_others(tmp_path: Path) -> None:
-    """Who had missed rounds without having heard so, has: it is not waited for any sooner."""
+    """A group that missed rounds without knowing learns it: it is not awaited any sooner."""
     script = script_of()
     first = run(tmp_path, script, **BACKED)
     began = list(first.results)
@@ -144,7 +143,7 @@ def test_other_workers_go_on_behind_what_all_have_seen(late: int, tmp_path: Path
 
 
 def test_who_has_missed_several_rounds_hears_of_it_though_all_others_hold(tmp_path: Path) -> None:
-    """It would be told when the round closes in front of which they hold."""
+    """It would be informed when the round closes before which they hold."""
     first = run(tmp_path, script_of(is_asked=False), **BACKED)
     first.checked()
     assert [each["end"] for each in first.results] == [ROUNDS] * 4

@@ -1,5 +1,5 @@
-"""What psdist has chosen by itself continues with ``--resume``: local steps by the loss with the
-bits of a run that nobody has ended, codecs with the level that ruled."""
+"""psdist's own choices continue with ``--resume``: local steps by the loss with the bits of an
+undisturbed run, codecs with the current level."""
 
 from __future__ import annotations
 

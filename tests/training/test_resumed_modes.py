@@ -1,6 +1,6 @@
 """Modes that change within a run continue with ``--resume``: a schedule with the part of its clock,
 what the script has set, what psdist has chosen; in rounds of sync with the bits of a run that
-nobody has ended."""
+was not disturbed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.programs.training.cases import Case, Outcome, Result, Script,
 from tests.support.programs.training.virtual_job import run_virtually
 
 BATCHES = 6
-"""Of a worker, in an epoch."""
+"""Batches of a worker in an epoch."""
 Modes = Mapping[int, tuple[str, int | None]]
 GROUPS = ((0, 1), (2,))
 
@@ -34,9 +34,9 @@ GROUPS = ((0, 1), (2,))
 def script_of(
     *, at: Mapping[int, int], epochs: int = 4, modes: Modes | None = None, slow: int = -1
 ) -> Script:
-    """``at``: by group, behind so many batches of the script there is a checkpoint; ``modes``: what
-    it sets at the beginning of these epochs, -1 before the first; ``slow``: a group of which each
-    iteration takes long."""
+    """``at``: by group, batches of the script after which there is a checkpoint; ``modes``: what
+    it sets at the beginning of these epochs, -1 before the first; ``slow``: a group; each of its
+    iterations takes long."""
 
     def script(job: Job, stage: Stage) -> Result:
         torch.manual_seed(0)

@@ -28,7 +28,7 @@ ROUNDS = (
 )
 
 RATES = ("0.02", "0.15", "0.02")
-"""Of each epoch: rounds of 10 steps bear the first rate, and not the second."""
+"""Learning rate of each epoch: rounds of 10 steps converge with the first, not with the second."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def until_it_ends(runs: ForkedRuns, run_dir: Path, **given: Any) -> list[Complet
 
 @pytest.fixture(scope="module")
 def risen(runs: ForkedRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run to its end, and changed by nobody."""
+    """Run to its end, and left unchanged."""
     path = tmp_path_factory.mktemp("risen") / "run"
     attempts = until_it_ends(runs, path)
     first, last = attempts

@@ -25,7 +25,7 @@ def on_device(script: Script, path: Path, *, seed: int = 0, **options: Any) -> O
 
 
 def meddling(turn: Turn) -> None:
-    """All that servers are asked for between steps."""
+    """Make all requests to servers that are possible between steps."""
     job, folder = turn.job, run_directory_of(turn.job)
     if turn.step == 3:
         with torch.no_grad():

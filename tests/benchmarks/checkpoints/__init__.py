@@ -1,1 +1,1 @@
-"""What checkpoints cost, and whether they come back elsewhere."""
+"""Costs of checkpoints, and whether they can be restored elsewhere."""

@@ -1,10 +1,10 @@
-"""What a server's file of a checkpoint costs: beside a copy in memory and a plain file of its size.
+"""Cost of a server's checkpoint file, next to a copy in memory and a plain file of its size.
 
     python -m tests.benchmarks.checkpoints.files --mib 512 --dir /scratch
 
 A shard of chunks with Adam's state, written as psdist does (checksum, fsync), proved and read back.
-The copy is what a training pauses for; all else happens beside it. In turns, the fastest of several
-rounds, and the ratios of the same run.
+Training pauses for the copy only; the rest happens in the background. In turns, the fastest of
+several rounds, and the ratios of the same run.
 """
 
 from __future__ import annotations

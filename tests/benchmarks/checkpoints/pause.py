@@ -1,19 +1,19 @@
-"""How long ``job.checkpoint()`` keeps training waiting, and what it costs the iterations behind it,
-beside a copy of a shard in memory.
+"""Time that ``job.checkpoint()`` keeps training waiting, and its cost for later iterations,
+compared with a copy of a shard in memory.
 
     python -m tests.benchmarks.checkpoints.pause --mib 1024 --servers 4 --json FILE
 
 One worker and so many servers on this host; SGD with momentum, so a shard is its parameters and as
 much state. The copies are those of as many processes at the same time as there are servers, each of
 the largest shard with its state: into memory that is new, as that of a first checkpoint is which
-nobody has announced, and into memory that was used before. They are measured between the
+was not announced, and into memory that was used before. They are measured between the
 checkpoints, while the job stands. ``--announced``: with an interval, so servers make memory before
-the first one. Medians; time of files, written beside the training, is no part of the pause.
+the first one. Medians; the time of files, written in the background, is no part of the pause.
 
-Iterations are timed before each checkpoint, while nothing else happens, and right behind it: the
-*extra* is what the pause and those behind it have taken more than as many others. It contains the
-copies that servers make behind the pause and the files that they begin to write. ``--add``: to the
-rounds that are in FILE.
+Iterations are timed before each checkpoint, while nothing else happens, and directly after it: the
+*extra* is the additional time of the pause and those after it over the same number of others. It
+contains the copies that servers make after the pause and the files that they begin to write.
+``--add``: to the rounds that are in FILE.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def main() -> int:
     later = [each for run in runs for each in run[1:]]
 
     def in_copies(some: list[dict[str, Any]], of: str, take: Callable[..., float] = pause) -> float:
-        """Each beside the copies of its own round; the median."""
+        """Median of each value over the copies of its own round."""
         return round(median(take(each) / each[of] for each in some), 2)
 
     found = {

@@ -7,7 +7,7 @@ this host. Every ``--every`` seconds of training a role is drawn, worker, server
 (server 0), and one of those that live gets SIGKILL: the job continues without it, or where it
 cannot it ends, and is started again with ``--resume``, with all ranks. With ``--spares N`` as many
 more ranks wait to take the places of both, and may be killed, too. At the end ``psdist check``
-judges the history, and the loss stands beside that of a run in which nobody fails. Exit status 0
+judges the history, and the loss is shown next to that of a run without failures. Exit status 0
 where the training has come to its end and the check has passed.
 """
 
@@ -68,7 +68,8 @@ def start(
 
 
 def iterations(run_dir: Path, since_s: float) -> int:
-    """Of all workers, of the job that was started then. While it has made none a death ends it."""
+    """Iterations of all workers, of the job started then. While it has made none a failure ends
+    it."""
     path = run_dir / "status.json"
     if not path.exists() or path.stat().st_mtime < since_s:
         return 0
@@ -77,7 +78,7 @@ def iterations(run_dir: Path, since_s: float) -> int:
 
 
 def kill_one(run_dir: Path, process: subprocess.Popen[bytes], pick: random.Random) -> str | None:
-    """The role of who was killed; None where nobody has come so far that it has one."""
+    """Return the role of the killed rank; None if no rank has a role yet."""
     alive = [each for each in ranks_of(run_dir, process.pid) if each[1] in ROLES]
     if not alive:
         return None
@@ -101,7 +102,7 @@ def train(
     pause_s: float,
     folder: Path,
 ) -> Found:
-    """``every_s`` 0: nobody fails."""
+    """``every_s`` 0: no rank is killed."""
     found, pick, run_dir = Found(), random.Random(seed), folder / "run"
     begun_s = monotonic()
     for attempt in range(MOST_STARTS):
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--spares", type=int, default=0)
     parser.add_argument(
-        "--pause-s", type=float, default=0.01, help="behind each iteration, where ranks are killed"
+        "--pause-s", type=float, default=0.01, help="after each iteration, where ranks are killed"
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -1,11 +1,11 @@
 """Sync runs that lose a random rank at a random moment, and continue until they are done: do they
-end with the bits of a run that nobody has killed?
+end with the bits of an undisturbed run?
 
     python -m tests.benchmarks.deaths.kill_and_resume --times 20 --seed 0 --json FILE
 
 Two workers and a server of this host train tests/support/programs/resuming/resumable.py: dropout,
 batch norm, augmentation in loader processes, two schedulers. A rank, worker or server, gets SIGKILL
-at a random moment: in four of five runs behind the first checkpoint, else from the start on; some
+at a random moment: in four of five runs after the first checkpoint, else from the start on; some
 runs lose two. Compared are what every worker has seen, its model with buffers, its next random
 number, and the saved file. Exit status 0 where all are equal.
 """

@@ -1,4 +1,4 @@
-"""Who is killed, when, and in which mode: each cell a training of its own, to its end.
+"""Kills by rank, moment and mode: each cell is a training of its own, to its end.
 
     python -m tests.benchmarks.deaths.kill_matrix --json FILE                    # on this host
     python -m tests.benchmarks.deaths.kill_matrix --hosts 4 --phases pushing --json FILE
@@ -8,7 +8,7 @@ Three servers with buddies, the standby among them, and three workers (five on t
 Slurm test cluster, which is brought up and taken down; root, docs/dev/tests.md) train
 tests/support/programs/deaths/struck_script.py under ``mpirun --with-ft ulfm``;
 tests/support/strikes.py says what the phases are and who is killed. A job that has not ended with
-status 0 is started again, once, with the same words. Of each cell is told how the jobs have ended,
+status 0 is started again, once, with the same words. Each cell reports how the jobs have ended,
 whether `psdist check` proves the record, and the seconds from the kill until all workers that live
 have made another iteration. ``--json`` adds to what the file has.
 
@@ -76,7 +76,7 @@ class Cell:
 class Played(Cell):
     hosts: int
     statuses: tuple[int, ...]
-    """Of the first job, and of the second where there was one."""
+    """Status of the first job, and of the second if there was one."""
     was_killed: bool
     is_complete: bool
     """Whether summary.json says so."""
@@ -163,7 +163,7 @@ def judged(
 
 
 def play(cell: Cell, folder: Path) -> Played:
-    """In a new ``folder``, where also what it has said is kept."""
+    """Play in a new ``folder``, which also gets the output."""
     run_dir, statuses, texts, is_clean = folder / "run", list[int](), list[str](), True
     begun_s = time.monotonic()
     while not statuses or (statuses[-1] and len(statuses) < 2):

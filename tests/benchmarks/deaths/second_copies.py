@@ -1,4 +1,4 @@
-"""What a step costs with a second copy of every shard, beside the bound of its bytes and applies.
+"""Cost of a step with a replica of every shard, compared with the bound of its bytes and applies.
 
     python -m tests.benchmarks.deaths.second_copies --mib 32                      # on this host
     python -m tests.benchmarks.deaths.second_copies --mib 32 --hosts 4 --link 256 # on four
@@ -12,7 +12,7 @@ of their own, medians of all their steps. The bound is
 with the bytes that the busiest host sends (on this host: all of them), and the applies timed alone,
 in this process. Pushes and pulls are the whole model each, for every group; a second copy gets the
 mean of each step in sync, every push in ssp (docs/concepts/replication.md). With ``--hosts 4`` the
-Slurm test cluster is brought up and taken down: nobody else may use it then, and it needs root.
+Slurm test cluster is brought up and taken down: no other job may use it then, and it needs root.
 """
 
 from __future__ import annotations
@@ -95,17 +95,17 @@ def on_the_cluster(cluster: SlurmCluster, pairs: int) -> Start:
 
 
 def bytes_of_a_step(mode: str, replication: str, pairs: int, hosts: int) -> float:
-    """What the busiest host sends to others, in models; on one host what all send."""
+    """Models that the busiest host sends to others; on one host, that all ranks send."""
     copies = {"none": 0, "sync": 1, "ssp": pairs}[mode if replication == "buddy" else "none"]
     if hosts == 1:
         return 2 * pairs + copies
-    # Every host has a server, with one shard of as many as there are hosts, and a worker.
+    # Every host has a worker and a server, with one shard; there are as many shards as hosts.
     elsewhere = (hosts - 1) / hosts
     return 2 * elsewhere + copies / hosts
 
 
 def applies_s(mode: str, pairs: int, options: argparse.Namespace) -> float:
-    """What the steps of one copy take, alone: the median of 20."""
+    """Time of the steps of one copy, alone: the median of 20."""
     values = torch.zeros((options.mib << 18) // pairs, requires_grad=True)
     values.grad = torch.ones_like(values)
     optimizer = torch.optim.SGD([values], lr=0.1, fused=True)
@@ -165,7 +165,7 @@ def measure(start: Start, folder: Path, options: argparse.Namespace) -> list[dic
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What second copies of shards cost.")
+    parser = argparse.ArgumentParser(description="Measure the cost of replicas of shards.")
     parser.add_argument("--mib", type=int, default=32)
     parser.add_argument("--steps", type=int, default=6, help="measured, of each start")
     parser.add_argument("--turns", type=int, default=3)

@@ -1,4 +1,4 @@
-"""What ranks get of a signal that somebody sends to their job: a table, on the Slurm test cluster.
+"""Signals that ranks get when one is sent to their job: a table, on the Slurm test cluster.
 
     python -m tests.benchmarks.deaths.signals
 

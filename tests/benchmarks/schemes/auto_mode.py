@@ -5,8 +5,8 @@
 Four groups of one worker on the virtual network train a character model with AdamW, warm-up and
 cosine. A step takes ``STEP_S`` of the network's clock; in the first half of the iterations one
 group, drawn for each of them, takes ``SLOW_TIMES`` as long, in the second half none. Every few
-iterations the chief puts its values aside, with the time; the loss, bits of text that nobody trains
-on, is computed afterwards and takes no time. What workers tell of their rounds, by which psdist
+iterations the chief puts its values aside, with the time; the loss, bits of held-out
+text, is computed afterwards and takes no time. The round times of workers, by which psdist
 chooses, is by the network's clock, too, so that what else the machine does changes nothing.
 
 *By hand* is ssp and, from the iteration on from which none is slow, sync: what a mode that psdist
@@ -77,7 +77,7 @@ Point = tuple[int, float, float]
 Curves = dict[str, list[list[Point]]]
 """By mode, of each seed."""
 Measure = Callable[[Curves, int], dict[str, list[float]]]
-"""Of these curves of so many iterations: by mode, of each half."""
+"""Function of curves and a number of iterations: by mode, values of each half."""
 
 
 def step_s(seed: int, group: int, clock: int, steps: int) -> float:
@@ -92,7 +92,7 @@ def run(mode: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     clocks = ExitStack()
 
     def script(job: Job, stage: Stage) -> Result:
-        if job.is_chief:  # these would tell of all threads' real time, which nobody waits for
+        if job.is_chief:  # these would report the real time of all threads, which does not matter
             network = SimpleNamespace(monotonic=stage.now_s)
             for module in (standing, trainer):
                 clocks.enter_context(mock.patch.object(module, "time", network))

@@ -1,10 +1,10 @@
-"""What codecs do to learning: the character model in sync, 4 groups, on the virtual network.
+"""Effect of codecs on learning: the character model in sync, 4 groups, on the virtual network.
 
     python -m tests.benchmarks.schemes.codec_quality --json docs/bench/codec-quality.json
 
 A transformer of 75,984 parameters, gradients clipped by each worker, warm-up and cosine as in the
 example, the same samples in every row. Each row is a run of the real trainer and servers, with
-``topk`` beside SGD with momentum, too. Bits are of text that nobody trains on, of what ``job.save``
+``topk`` with SGD with momentum, too. Bits are of held-out text, of what ``job.save``
 would write; bytes are what the summary says. Rows that the JSON file has are not run again, and
 every row is written when it is done, so a run that was ended continues. Not a measure of time.
 """
@@ -126,8 +126,8 @@ def run(scheme: str, seed: int, steps: int, batch_size: int) -> dict[str, Any]:
         saved.load_state_dict(load_file(file))
         return {"bits": validation_bits(saved, valid_set, job.device)}
 
-    # Of so small a model embeddings and vectors, which codecs leave alone by default, are so large
-    # a part that bytes would say little of larger ones: here codecs have all of it.
+    # In so small a model embeddings and vectors, which codecs leave alone by default, are so large
+    # a part that bytes would say little about larger ones: here codecs have all of it.
     settings = {"seed": seed, "chunk_bytes": "auto", "codec_exact": ()}
     settings |= SCHEMES[scheme].settings
     groups = tuple((worker,) for worker in range(GROUPS))
@@ -180,7 +180,7 @@ def sent(row: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What codecs do to learning.")
+    parser = argparse.ArgumentParser(description="Measure the effect of codecs on learning.")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=16, help="windows of each worker")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

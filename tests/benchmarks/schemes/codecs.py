@@ -3,7 +3,7 @@
     python -m tests.benchmarks.schemes.codecs [--mib 4] [--repeat 20]
 
 Encoding and decoding are timed apart, each the best of five times; `both` is encode, decode and
-the remainder for feedback, which is what a worker does in each push. Of codecs with zstd `pays
+the remainder for feedback, the work of a worker in each push. Codecs with zstd have `pays
 below`: on slower links the bytes that it saves would take longer than it takes on both ends.
 """
 
@@ -35,7 +35,7 @@ NAMES = (
     *("int2:stochastic+zstd", "topk:0.01+zstd", "topk:0.1+zstd"),
 )
 WIDTH = 1024
-"""Of the matrix that lowrank takes the values for."""
+"""Width of the matrix into which lowrank forms the values."""
 
 
 def gigabytes_per_s(num_bytes: int, repeat: int, call: Callable[[], object]) -> float:

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.schemes.leaving_sync
 
-Four groups on made rounds, of which each kind is played ``RUNS`` times. It prints how many left
-sync within ``ROUNDS`` rounds, and behind which one in the mean.
+Four groups on made rounds; each kind is played ``RUNS`` times. It prints how many left sync within
+``ROUNDS`` rounds, and after how many rounds in the mean.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KINDS: Final[dict[str, Made]] = {
 
 
 def left_behind(made: Made, seed: int) -> int | None:
-    """The round behind which sync gave way."""
+    """Return the round after which sync changed."""
     control, draw = mode.ModeControl(num_groups=GROUPS, staleness=4), random.Random(seed)
     for number in range(1, ROUNDS + 1):
         for group, own_us in enumerate(made(draw)):

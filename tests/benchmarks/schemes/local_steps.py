@@ -6,7 +6,7 @@
 
 Four groups of one worker on the virtual network, sync, a transformer of 75,984 parameters, AdamW
 with the schedule of the example, the same samples in every row. Each row is a run of the real
-trainer and servers; bits are of text that nobody trains on. Seconds are those of the virtual
+trainer and servers; bits are of held-out text. Seconds are those of the virtual
 network: a step takes 10 ms, a message its bytes at 1 MB/s, whatever others are under way, and
 nothing else any time.
 """
@@ -82,7 +82,7 @@ def run(scheme: str, seed: int, steps: int, *, batch_size: int = 16) -> dict[str
     board: dict[int, list[torch.Tensor]] = {}
 
     def average(job: Job, optimizer: torch.optim.Optimizer) -> None:
-        """Of AdamW's first and second moments, over all groups."""
+        """Average AdamW's first and second moments over all groups."""
         mine = [
             value
             for state in optimizer.state.values()

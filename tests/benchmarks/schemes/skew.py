@@ -43,7 +43,7 @@ def pattern(seed: int, worker: int, steps: int) -> list[float]:
 
 
 def ideal(patterns: Sequence[Sequence[float]], bound: int) -> float:
-    """When the last worker is done, if only the rule of ssp makes anybody wait: iteration c begins
+    """When the last worker is done, if workers wait only for the rule of ssp: iteration c begins
     when all have finished iteration c - bound - 1."""
     ends = [[0.0] * len(patterns) for _ in patterns[0]]
     for clock, row in enumerate(ends):
@@ -87,7 +87,8 @@ def main() -> int:
 
 
 def run(seeds: int, *words: str) -> list[dict[str, list[dict[str, Any]]]]:
-    """What the workers have logged, by seed and mode: all are jobs of one start, one by one."""
+    """Lines that the workers have logged, by seed and mode: all are jobs of one start, one by
+    one."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [

@@ -6,7 +6,7 @@ about it.
 Four groups of one worker on the virtual network, a transformer of 75,984 parameters. Three groups
 make ``--steps`` steps each; the fourth takes ``--slow`` times as long for a step and makes so many
 fewer; in the first row all are alike, and see more samples. Not a measure of time. Each row is a
-run of the real trainer and servers; bits are of text that nobody trains on.
+run of the real trainer and servers; bits are of held-out text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.support.programs.training.virtual_job import run_virtually
 GROUPS: Final = 4
 LENGTH: Final = 64
 STEP_S: Final = 1.0
-"""Of the network's virtual clock: what messages take is little beside it."""
+"""Seconds of the network's virtual clock: long compared with any message."""
 SCHEMES: Final[dict[str, dict[str, object]]] = {
     "all alike": {},
     "one slow": {},

@@ -4,7 +4,7 @@
 
 Four workers, each a group, and a server, under mpirun; a step sleeps, on worker 3 three times as
 long (*one slow*) or on all others (*one fast*). tests/support/programs/schemes/speeds_script.py is
-what they run. What is waited is what ``optimizer.step()`` takes, so the exchange counts as waiting,
+their script. The time in ``optimizer.step()`` counts as waiting, so the exchange counts as waiting,
 too. Runs of one repeat come one after the other, and what ``psdist check`` says of each is told.
 """
 

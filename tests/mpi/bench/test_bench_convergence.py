@@ -53,7 +53,7 @@ def test_schemes_and_ddp_train_the_same_task_on_the_same_ranks(mpi: Mpi, tmp_pat
     assert local["bytes"] < base["bytes"] / 2
     assert ddp["bytes"] == 2 * 4 * PARAMETERS * STEPS
     assert power["bytes"] < ddp["bytes"]
-    # All of the bytes of one direction go through the server's link, behind the computation.
+    # All of the bytes of one direction cross the server's link, after the computation.
     assert base["link_bytes"] == pytest.approx(base["bytes"])
     at_link_s = result["alone_s"] + base["link_bytes"] / STEPS / 1.25e6
     assert base["at_link"]["10Mbit"] == pytest.approx(at_link_s)

@@ -32,7 +32,7 @@ def test_bench_step_measures_psdist_and_its_rivals_in_turns(mpi: Mpi, tmp_path: 
     assert all(len(all_s) == 2 and min(all_s) > 0 for all_s in times.values())
     # A step sleeps, whatever it is compared with; an exchange alone does not have to.
     assert all(min(all_s) >= 0.003 for way, all_s in times.items() if way.endswith("step"))
-    # Of all ranks, servers' among them, a repetition.
+    # CPU time of all ranks, including servers, per repetition.
     cpu = {row["way"]: row["user_s"] + row["system_s"] for row in result["rows"]}
     assert all(seconds > 0 for seconds in cpu.values())
     assert all(

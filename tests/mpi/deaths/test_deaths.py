@@ -99,7 +99,7 @@ SLOW = pytest.mark.slow
 def test_the_others_train_on(mode: str, dies: str, servers: int, tmp_path: Path) -> None:
     plans = [each.split() for each in dies.split(",")]
     done = run_dying(dies, tmp_path, ranks=3 + servers, mode=mode, servers=servers)
-    # Who is done when it fails is not missed.
+    # A worker that had finished when it failed is not counted.
     dead = [int(worker) for worker, phase, _ in plans]
     is_done = plans[0][1] == "finishing"
     has_trained = plans[0][1] in ("finishing", "setting", "saving")
@@ -141,7 +141,7 @@ sys.exit(3)
 
 
 def test_a_plain_script_ends_with_its_own_status_though_a_worker_has_died(tmp_path: Path) -> None:
-    """A process around each rank tells its status: mpirun's own is of all together."""
+    """A process around each rank reports its status: mpirun's own is of all together."""
     script = tmp_path / "train.py"
     script.write_text(PLAIN)
     env = {"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_MAX_DEATHS": "1"}
@@ -188,7 +188,8 @@ def test_the_rest_of_a_group_ends_well_and_the_others_train_on(tier: str, tmp_pa
 def test_one_more_than_max_deaths_ends_the_job_with_one_line(
     is_parent: bool, tmp_path: Path
 ) -> None:
-    """`psdist run -n` names the second of the dead as well, but not the first: it was survived."""
+    """`psdist run -n` names the second failed worker as well, but not the first: it was
+    survived."""
     dies = "1 forward 4,2 forward 9"
     done = run_dying(dies, tmp_path, max_deaths=1, is_parent=is_parent)
     assert done.returncode == 1, done.text

@@ -1,6 +1,6 @@
 """Workers are killed by SIGKILL, and their groups continue without them (``on_group_death =
-reform``): status 0, `psdist check` proves it, whoever lives has made every iteration, and no
-process is left."""
+reform``): status 0, `psdist check` proves it, every surviving worker has made every iteration, and
+no process is left."""
 
 from __future__ import annotations
 

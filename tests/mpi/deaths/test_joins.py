@@ -1,5 +1,5 @@
 """Workers are killed by SIGKILL and spares take their places: status 0, `psdist check` proves it,
-no sample is seen twice in an epoch, and what nobody has seen the dead one would have."""
+no sample is seen twice in an epoch, and unseen samples belonged to the failed worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     max_norm: float | None = None,
     **settings: Any,
 ) -> Completed:
-    """``has_parent``: psdist starts the launcher, and ends it where that stays behind a failed
+    """``has_parent``: psdist starts the launcher, and ends it if that outlives a failed
     job; ``max_norm``: the script prepares its model with this norm to clip to."""
     words = ["-m", "psdist", "run", "--record", "--mode", mode, "--group", "rank"]
     words += ["--servers", str(servers), "--spares", str(spares)]
@@ -66,7 +66,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def prove(done: Completed, path: Path, *, places: list[int]) -> list[dict[str, Any]]:
-    """``places``: of the dead, in the order in which spares take them. Who has joined."""
+    """``places``: of failed workers, in the order in which spares take them. Return who has
+    joined."""
     assert done.returncode == 0, done.text
     summary = json.loads((path / "run" / "summary.json").read_text())
     assert (summary["exit"], summary["workers"], summary["groups"]) == ("completed", 3, 3)
@@ -85,7 +86,7 @@ def prove(done: Completed, path: Path, *, places: list[int]) -> list[dict[str, A
 
 
 def prove_data(path: Path, joined: list[dict[str, Any]]) -> None:
-    """Of every place each iteration's samples are the same whoever makes it, and once."""
+    """Each place has the same samples in each iteration, for any worker there, and once."""
     place_of = {each["worker"]: each["place"] for each in joined}
     seen: defaultdict[int, Counter[str]] = defaultdict(Counter)
     made: defaultdict[int, list[int]] = defaultdict(list)
@@ -251,7 +252,7 @@ def test_without_a_spare_left_the_others_train_on(tmp_path: Path) -> None:
 def test_spares_take_the_places_of_workers_and_of_servers(
     mode: str, dies: str, kept_by: str | None, tmp_path: Path
 ) -> None:
-    """One of two becomes a worker, the other has the copies of the dead server's shards."""
+    """One of two becomes a worker, the other has the replicas of the failed server's shards."""
     done = run(dies, tmp_path, mode=mode, servers=2, spares=2, replication="buddy")
     (place,) = [int(each.split()[0]) for each in dies.split(",") if "kills" not in each]
     (joined,) = prove(done, tmp_path, places=[place])
@@ -267,7 +268,7 @@ def test_spares_take_the_places_of_workers_and_of_servers(
 
 @pytest.mark.slow
 def test_a_spare_that_serves_and_one_that_works_die(tmp_path: Path) -> None:
-    """Of four spares the first becomes a worker and fails, the second a server's buddy."""
+    """The first of four spares becomes a worker and fails, the second a server's replica."""
     dies = "1 loading 8,1 joining 0,0 kills-1 30"
     done = run(dies, tmp_path, servers=3, spares=4, joins=2, replication="buddy")
     prove(done, tmp_path, places=[1, 1])

@@ -20,7 +20,7 @@ TIMEOUT_S = 120
 """The job would train for ever: what it takes is its start, and until the death is noticed."""
 
 ANYBODY = r"(server|worker) \d"
-"""The coordinator prints what it hears first: its own error or that of another rank."""
+"""The coordinator prints the first report: its own error or that of another rank."""
 
 
 def run_killed(

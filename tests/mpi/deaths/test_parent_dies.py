@@ -1,4 +1,4 @@
-"""Whatever ends the parent, mpirun or the terminal: some seconds later nothing is left."""
+"""The parent, mpirun or the terminal ends: some seconds later no process is left."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def prove_survival(done: Completed, path: Path, *, server: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The parameters of a run in sync in which nobody fails."""
+    """The parameters of a run in sync without failures."""
     done = run(tmp_path_factory.mktemp("undisturbed"), kills=None)
     assert done.returncode == 0, done.text
     return parameters_of(done)
@@ -233,7 +233,7 @@ def test_modes_and_codecs_that_change_go_on_behind_a_death(server: int, tmp_path
 def test_a_mode_that_the_script_has_set_rules_behind_a_death(
     set_mode_at: int, server: int, tmp_path: Path
 ) -> None:
-    """The server is killed behind the change, or in front of the round in which that rules."""
+    """The server is killed after the change, or before the round from which it is in force."""
     settings = ("set_mode=allowed",)
     done = run(tmp_path, kills=server, settings=settings, set_mode_at=set_mode_at)
     prove_survival(done, tmp_path, server=server)

@@ -1,1 +1,1 @@
-"""Checkpoints and going on with them, over MPI."""
+"""Checkpoints and resuming from them, over MPI."""

@@ -52,7 +52,7 @@ def saved(run_dir: Path) -> bytes:
 
 
 def exported(run_dir: Path) -> bytes:
-    """What ``psdist export`` makes of the newest checkpoint, without MPI."""
+    """Return the file that ``psdist export`` makes of the newest checkpoint, without MPI."""
     out = Path(str(run_dir) + "-exported.safetensors")
     argv = [sys.executable, "-m", "psdist", "export", str(run_dir), str(out)]
     done = run_program(argv, timeout_s=TIMEOUT_S)

@@ -1,5 +1,5 @@
 """Scripts with dropout, batch norm, augmentation in loader processes and schedulers, killed and
-resumed: they end with the bits of a run that nobody killed.
+resumed: they end with the bits of an undisturbed run.
 
 tests/support/programs/resuming/resumable.py is the script.
 """
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mpi
 
 TIMEOUT_S = 240
 ITERATIONS = 15
-"""Of each worker: 3 epochs of 5 batches."""
+"""Iterations of each worker: 3 epochs of 5 batches."""
 
 
 def run(run_dir: Path, *words: str, script: tuple[str, ...] = (), workers: int = 2) -> Completed:
@@ -34,7 +34,7 @@ def run(run_dir: Path, *words: str, script: tuple[str, ...] = (), workers: int =
 
 
 def found(run_dir: Path, *, workers: int = 2) -> list[Any]:
-    """What each worker has seen and holds at its end, and the saved model."""
+    """The samples that each worker has seen, its state at its end, and the saved model."""
     of_workers = [
         json.loads(Path(f"{run_dir}.out-{worker}.json").read_text("utf-8"))
         for worker in range(workers)

@@ -1,4 +1,4 @@
-"""Pushes of which every N-th has no codec, in whole jobs: over MPI and on the virtual network.
+"""Every N-th push has no codec, in whole jobs: over MPI and on the virtual network.
 
 tests/support/programs/training/codec_cases.py has the jobs over MPI.
 """
@@ -58,7 +58,7 @@ def test_every_fifth_push_of_every_group_has_no_codec(
 
 
 def train_by(optimizer: Callable[..., torch.optim.Optimizer]) -> torch.Tensor:
-    """What servers should have: a push of a twentieth of the values at a time, computed here."""
+    """Values that servers should have: a twentieth of the values is pushed at a time."""
     weight = torch.nn.Parameter(torch.zeros(LENGTH))
     steps, left = optimizer([weight], lr=0.1), torch.zeros(LENGTH)
     for number, gradient in enumerate(GRADIENTS, start=1):
@@ -127,7 +127,7 @@ def test_the_check_notices_bursts_in_other_rounds(tmp_path: Path) -> None:
 def test_it_sends_less_than_all_and_more_than_the_codec_alone(
     local_steps: int, tmp_path: Path
 ) -> None:
-    """Of SGD with an outer optimizer, too, whose rounds are counted."""
+    """SGD with an outer optimizer, too, whose rounds are counted."""
     given = {"steps": 24, "local_steps": local_steps, "codec_exact": ()}
     with_bursts, without, plain = (
         learn(tmp_path / f"run-{number}", push_codec=codec, **given)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from tests.support.programs.training.cases import Case, Outcome, Result, Script,
 from tests.support.programs.training.virtual_job import run_virtually
 
 WIDTH = 1024
-"""Of the model: several chunks, so that every worker has some."""
+"""Width of the model: several chunks, so that every worker has some."""
 COPIES: dict[str, Any] = {"pull_copies": "on"}
 SSP: dict[str, Any] = {"mode": "ssp", "staleness": 2}
 

@@ -50,7 +50,7 @@ def test_in_sync_the_same_bits_with_any_number_of_servers_across_changes(tmp_pat
 
 
 def test_bytes_are_those_of_each_rounds_codec(tmp_path: Path) -> None:
-    """A run that changes at 12 sends as much as half of each of the runs that do not."""
+    """A run that changes at 12 sends half the sum of the two runs that do not."""
     whole = [
         play(tmp_path / codec.replace(":", "-"), schedule=f"0: sync {codec}; 1000: sync none")
         for codec in ("int8/int8", "topk:0.05")

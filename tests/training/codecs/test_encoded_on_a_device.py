@@ -216,7 +216,7 @@ def test_a_model_on_the_cpu_has_no_device_that_could_encode(tmp_path: Path) -> N
 
 
 def stopping(at: int) -> Script:
-    """Behind so many steps there is a checkpoint."""
+    """A checkpoint is made after ``at`` steps."""
 
     def script(job: Job, _stage: Stage) -> Result:
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""What a script may call while gradients of an iteration have left and others have not."""
+"""Calls that a script may make while only some gradients of an iteration have left."""
 
 from __future__ import annotations
 

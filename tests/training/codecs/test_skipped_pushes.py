@@ -22,7 +22,7 @@ STEPS, WIDTH = 40, 32
 def train(
     job: Job, stage: Stage, *, adam: bool = False, breaks_at: int = -1, uses_both: bool = True
 ) -> Result:
-    """Two linear maps, of which one has gradients a thousand times smaller."""
+    """Two linear maps; one has gradients a thousand times smaller."""
     torch.manual_seed(0)
     model = torch.nn.ModuleDict(
         {"large": torch.nn.Linear(WIDTH, WIDTH), "small": torch.nn.Linear(WIDTH, 4 * WIDTH)}
@@ -79,7 +79,7 @@ def test_what_is_small_is_sent_less_often_and_nothing_is_lost(codec: str, tmp_pa
         moved = plain.results[0]["saved"][name]
         assert torch.allclose(tensor, moved, atol=2e-3), f"{name}: updates were lost"
     coding = runs[0].summary["coding"]
-    # Of the small one's chunks four in five pushes of each group.
+    # Four in five pushes of the small one's chunks, in each group.
     assert coding["pushes_skipped"] > 0.3 * coding_pushes(runs[0])
     assert coding["bytes_pushed_before"] == plain.summary["bytes_pushed"]
     assert runs[0].summary["bytes_pushed"] < 0.75 * plain.summary["bytes_pushed"]
@@ -88,7 +88,7 @@ def test_what_is_small_is_sent_less_often_and_nothing_is_lost(codec: str, tmp_pa
 
 
 def coding_pushes(outcome: Outcome) -> int:
-    """Of chunks, of all groups."""
+    """Number of pushes of chunks, of all groups."""
     return STEPS * len(GROUPS) * outcome.summary["sets"][0]["chunks"]
 
 

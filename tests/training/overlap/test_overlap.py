@@ -64,7 +64,7 @@ class Slow(nn.Module):
 
 @dataclass
 class Turn:
-    """What a test may do in an iteration."""
+    """State that a test may use in an iteration."""
 
     job: Job
     step: int
@@ -190,7 +190,7 @@ def test_in_ssp_and_async_chunks_leave_early_and_the_modes_rules_hold(
 
 
 class Attention(nn.Module):
-    """Of which torch reads out_proj.weight without calling the module."""
+    """Torch reads its out_proj.weight without calling the module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Attention(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Whose backward runs another one inside."""
+    """Its backward runs another one inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_models_whose_backward_is_no_plain_chain_give_the_same_bits(
 
 
 class Mixed(nn.Module):
-    """Of three dtypes, and weights that lie in memory in another order than their gradients."""
+    """Three dtypes, and weights with another memory order than their gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +383,7 @@ def test_it_stays_off_where_gradients_are_not_left_alone(
 
 
 class Unused(nn.Module):
-    """A layer behind the last that no forward pass comes to: its gradient would leave first."""
+    """A layer after the last that no forward pass uses: its gradient would leave first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,7 +487,7 @@ LATE = {
 
 
 class Linear(nn.Module):
-    """Whose loss is linear in its parameters: a gradient does not depend on where they are."""
+    """Its loss is linear in its parameters: a gradient does not depend on their values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -573,7 +573,7 @@ def test_a_backward_that_no_step_follows_is_an_error(tmp_path: Path) -> None:
 
 
 class Reused(nn.Module):
-    """Whose first layers are held until step(): the middle one gets its gradient twice."""
+    """Its first layers are held until step(): the middle one gets its gradient twice."""
 
     def __init__(self, *, is_long: bool) -> None:
         super().__init__()
@@ -781,8 +781,8 @@ def test_values_that_the_chief_pushes_count_at_once(tmp_path: Path) -> None:
 
 
 def gan(every: int) -> Script:
-    """The discriminator's gradients come in the generator's backward, too, in which they count for
-    nothing; the generator is trained ``every`` so many steps."""
+    """The discriminator's gradients also arrive in the generator's backward, but count for nothing
+    there; the generator is trained once in ``every`` steps."""
 
     def script(job: Job, stage: Stage) -> Result:
         generator_of = torch.Generator().manual_seed(job.worker)

@@ -1,4 +1,4 @@
-"""Steps that return before their replies: the same bits, whoever reads a parameter and how."""
+"""Steps that return before their replies: the same bits, for every way to read a parameter."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def num_late(outcome: Outcome) -> set[int]:
     return {sum(each["late"]) for each in outcome.results}
 
 
-# -- whoever reads ---------------------------------------------------------------------------------
+# -- ways to read ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -124,7 +124,7 @@ class Listed(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Whose weights torch keeps in a list of its own."""
+    """Torch keeps its weights in a list of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def copied(turn: Turn) -> list[Tensor]:
     twin = copy.deepcopy(turn.model)
     assert all(type(each) is nn.Parameter for each in twin.parameters())
     assert all(type(each._parameters) is dict for each in twin.modules())
-    twin(torch.ones(1, PROBLEM.num_inputs)).sum().backward()  # tells nobody
+    twin(torch.ones(1, PROBLEM.num_inputs)).sum().backward()  # without a notice
     return list(twin.parameters())
 
 
@@ -282,7 +282,7 @@ def for_each_sample(turn: Turn) -> list[Tensor]:
 
 
 def as_fakes(turn: Turn) -> list[Tensor]:
-    """What looks at shapes alone still brings the values."""
+    """A reader of shapes alone still brings the values."""
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         turn.model(torch.ones(1, PROBLEM.num_inputs))
     return by_data(turn)
@@ -300,7 +300,7 @@ def traced(turn: Turn) -> list[Tensor]:
 
 
 def kept_views(turn: Turn) -> list[Tensor]:
-    """Made once: nobody is told who reads them."""
+    """Made once: no hook runs when they are read."""
     if turn.step == 6:
         turn.job.__dict__["kept"] = [each.detach() for each in turn.model.parameters()]
     return [each.clone() for each in turn.job.__dict__.get("kept", [])]
@@ -319,7 +319,7 @@ def after_a_pull(turn: Turn) -> list[Tensor]:
 
 
 def in_a_fork(turn: Turn) -> list[Tensor]:
-    """The child reads: what it says is compared with what the parent has."""
+    """The child reads: its values are compared with the parent's."""
     out, into = os.pipe()
     child = os.fork()
     if not child:
@@ -742,7 +742,7 @@ def test_what_is_compiled_later_finds_the_values_and_full_becomes_auto(tmp_path:
         if turn.step == 6:
             inner = turn.model
             model_of[turn.job.worker] = torch.compile(lambda x: inner(x), backend="aot_eager")
-        if turn.step >= 8:  # nobody waits for a table any more
+        if turn.step >= 8:  # no table is awaited any more
             assert all(type(each._parameters) is dict for each in turn.model.modules())
         if turn.step >= 6:
             x = torch.linspace(-1, 1, PROBLEM.num_inputs).unsqueeze(0)
@@ -822,7 +822,7 @@ def test_two_optimizers_of_one_model_have_each_a_tail(tmp_path: Path) -> None:
 
 
 def looping(job: Job, stage: Stage) -> Result:
-    """With a loader of the job's, behind whose batches workers may meet."""
+    """With a loader of the job's; workers may pause after its batches."""
     torch.manual_seed(3)
     model = PROBLEM.model()
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -1,4 +1,4 @@
-"""Gradients that leave during backward in groups of several: the same bits, and nobody hangs."""
+"""Gradients that leave during backward in groups of several: the same bits, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TOGETHER = GROUPS[3]
 
 
 def deep() -> nn.Sequential:
-    """Of many chunks, so that some are reduced while others are made."""
+    """A model of many chunks, so that some are reduced while others are made."""
     inner = [each for _ in range(10) for each in (nn.Linear(32, 32), nn.Tanh())]
     return nn.Sequential(
         nn.Linear(PROBLEM.num_inputs, 32), *inner, nn.Linear(32, PROBLEM.num_classes)
@@ -171,7 +171,7 @@ def test_sets_whose_gradients_come_in_turn_give_the_same_bits(tmp_path: Path) ->
 
 
 class Wide(nn.Module):
-    """Whose loss is linear in its parameters: a gradient does not depend on where they are."""
+    """Its loss is linear in its parameters: a gradient does not depend on their values."""
 
     def __init__(self, pause: Callable[[], None]) -> None:
         super().__init__()
@@ -323,7 +323,7 @@ def test_gradients_that_a_group_drops_hold_up_nobody_in_a_collective_or_are_an_e
 
 
 class Stream(IterableDataset[Tensor]):
-    """Of which workers see different numbers of samples."""
+    """Workers get different numbers of samples from it."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples

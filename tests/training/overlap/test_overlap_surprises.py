@@ -1,4 +1,4 @@
-"""What a script does late, or out of psdist's sight, while its gradients leave during backward."""
+"""Late or hidden actions of a script while its gradients leave during backward."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def training(after_step: Callable[[Job, nn.Module, int], None] = lambda *_: None
 
 
 def delayed(num_parts: int, fresh: tuple[int, ...] = ()) -> list[Tensor]:
-    """What a group of so many workers reads, by torch alone: iteration c all updates before c - 1,
-    and those before c in ``fresh``; at last all of them."""
+    """Values that a group of ``num_parts`` workers reads, by torch alone: iteration c all updates
+    before c - 1, and those before c in ``fresh``; at last all of them."""
     model = PROBLEM.model()
     start, values = [p.detach().clone() for p in model.parameters()], []
     newest = [each.clone() for each in start]
@@ -131,8 +131,7 @@ def test_so_does_one_of_a_model_on_a_device_whose_copies_come_late(
 def test_what_lands_before_a_device_s_forward_pass_is_not_written_over_by_its_checksum(
     tmp_path: Path,
 ) -> None:
-    """A reply lies in host memory, beside which the model's values would be brought to be
-    compared."""
+    """A reply is in host memory: a comparison would have to copy the model's values there."""
 
     def lands(job: Job, _model: nn.Module, _step: int) -> None:
         sets_of(job).take_over()

@@ -115,7 +115,7 @@ def test_a_collective_ends_a_round_early_and_so_does_the_end(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1),)], ids=["alone", "of-two"])
 def test_a_short_batch_weighs_less(groups: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
-    """40 samples: each worker has 20, of which the third batch is 4."""
+    """40 samples: each worker has 20, and its third batch has 4."""
     x, y = (part[:40] for part in PROBLEM.data())
 
     def script(job: Job, _stage: Stage) -> Result:
@@ -346,7 +346,7 @@ def test_what_the_script_writes_in_a_round_is_refused_where_the_round_would_end(
 
 
 def test_a_batch_that_is_under_way_when_a_round_is_cut_weighs_what_it_does(tmp_path: Path) -> None:
-    """Of the local steps of a script that calls a collective between backward() and step()."""
+    """Local steps of a script that calls a collective between backward() and step()."""
     x, y = (part[:20] for part in PROBLEM.data())
 
     def script(job: Job, _stage: Stage) -> Result:
@@ -364,7 +364,7 @@ def test_a_batch_that_is_under_way_when_a_round_is_cut_weighs_what_it_does(tmp_p
 
 
 def test_a_checkpoint_waits_for_the_step_that_uses_what_is_accumulated(tmp_path: Path) -> None:
-    """Of the script's call it is an error, else the gradient would count in the next round."""
+    """A call by the script is an error, else the gradient would count in the next round."""
 
     def call(job: Job, _model: nn.Module, step: int) -> None:
         if step == 6:

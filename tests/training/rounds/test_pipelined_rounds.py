@@ -60,7 +60,7 @@ def training(
     *,
     max_norm: float | None = None,
 ) -> Script:
-    """What lay in memory behind each step, and at the end."""
+    """Memory content after each step, and at the end."""
 
     def script(job: Job, stage: Stage) -> Result:
         model = PROBLEM.model()
@@ -89,9 +89,9 @@ def vector(model: nn.Module) -> Tensor:
 def one_group(
     make_outer: Make, *, num_workers: int, local_steps: int = 4, lands: Sequence[int] = ()
 ) -> list[Tensor]:
-    """What such a group has in memory behind each step, by torch alone: the servers' optimizer
+    """Memory of such a group after each step, by torch alone: the servers' optimizer
     steps at each round's end, and its result of the round before is what the group takes over.
-    ``lands``: steps behind which there is a collective, so that nothing is outstanding."""
+    ``lands``: steps with a collective after them, so that nothing is outstanding."""
     model = PROBLEM.model()
     inner = sgd(model.parameters())
     servers = PROBLEM.model()
@@ -249,7 +249,7 @@ def test_a_model_on_a_device_has_the_same_rounds(
     assert len(devices) == num_workers
 
 
-# -- what is beside it -----------------------------------------------------------------------
+# -- other features with it -----------------------------------------------------------------------
 
 
 def test_a_round_that_is_not_finite_is_dropped_and_what_was_outstanding_is_not(
@@ -368,7 +368,7 @@ def test_a_round_of_an_epoch_awaits_the_replies_of_the_one_before(
 
 
 def test_a_run_goes_on_from_a_checkpoint_behind_an_outstanding_reply(tmp_path: Path) -> None:
-    """A group that is alone, which ends with the bits of a run that nobody has ended."""
+    """A single group, which ends with the bits of an undisturbed run."""
 
     def script_of(has_checkpoint: bool) -> Script:
         def script(job: Job, _stage: Stage) -> Result:

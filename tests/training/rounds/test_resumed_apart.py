@@ -47,7 +47,7 @@ ASYNC = {**SSP, "mode": "async"}
 
 def script_of(*, stop_at: int | None = None, held_up: int = 1, seed: int = 0) -> Script:
     """Which samples each worker has seen, in ``job.state`` and so in the checkpoint: by epoch.
-    ``stop_at``: behind this round a worker ends; the group ``held_up`` is slow at first, another
+    ``stop_at``: after this round a worker ends; the group ``held_up`` is slow at first, another
     one, drawn by ``seed``, later."""
 
     def script(job: Job, stage: Stage) -> Result:
@@ -198,7 +198,7 @@ def with_evaluations(
 
 
 def numbers(path: Path, worker: int) -> list[int]:
-    """Of passes in which this worker has evaluated, in order."""
+    """Numbers of passes in which this worker has evaluated, in order."""
     told = read_worker_lines(path / "history", HandLine, num_workers=4)[worker]
     return sorted({each.number for each in told.lines if each.loader == 2})
 
@@ -212,7 +212,7 @@ def test_an_evaluation_that_is_made_again_keeps_its_number(tmp_path: Path) -> No
     assert violated(path) == set()
     assert tuple(read_history(path).run.first_clocks) == (2, 3, 3), "an epoch is of three hands"
     made = [numbers(path, worker) for worker in range(4)]
-    assert made == [[0, 1], [0, 1], [1], [1]], "one group inside the first epoch, two behind it"
+    assert made == [[0, 1], [0, 1], [1], [1]], "one group inside the first epoch, two after it"
 
 
 @pytest.mark.slow

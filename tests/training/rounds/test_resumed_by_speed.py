@@ -42,8 +42,8 @@ def script_of(
     asks_at: int = -1,
 ) -> Script:
     """Which samples each worker has seen, in ``job.state`` and so in the checkpoint: by epoch.
-    ``stop_at``: behind this round the attempt ends; ``asks_at``: behind so many batches there is to
-    be a checkpoint, as by a signal."""
+    ``stop_at``: after this round the attempt ends; ``asks_at``: after this number of batches there
+    is to be a checkpoint, as by a signal."""
 
     def script(job: Job, stage: Stage) -> Result:
         model = nn.Linear(1, 1)
@@ -83,7 +83,7 @@ def run(path: Path, script: Script, *, resumes: bool = False, **settings: Any) -
 
 
 def begin(path: Path, *, stop_at: int, every: str = "2", **options: Any) -> None:
-    """An attempt that ends in the middle of an epoch, with a checkpoint behind it."""
+    """An attempt that ends in the middle of an epoch, then a checkpoint."""
     settings = {key: options.pop(key) for key in ("groups",) if key in options}
     run(path, script_of(stop_at=stop_at, **options), checkpoint_every=every, **settings)
 

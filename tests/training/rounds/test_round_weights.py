@@ -17,7 +17,7 @@ from tests.support.virtual.network import LinkModel
 WILD = LinkModel(latency_s=1e-5, jitter_s=2e-3, duplicate_rate=0.05)
 GROUPS = ((0, 1), (2,), (3,))
 ROUNDS = ([4, 4, 4], [4, 1, 3], [2, 4, 1])
-"""Of each group; a collective that all come to after other steps cuts them."""
+"""Weights by group; a collective that all enter after other steps cuts them."""
 
 
 def run(script: Script, path: Path) -> Outcome:

@@ -54,7 +54,7 @@ def run(script: Script, path: Path, *, seed: int = 0, servers: int = 2, **settin
 
 
 def fails(script: Script, path: Path, **settings: Any) -> None:
-    """Raises what the job says."""
+    """Raise the job's error."""
     run(script, path, record=False, **settings)
 
 
@@ -168,7 +168,7 @@ def test_a_collective_ends_a_round_early_and_so_does_the_end(tmp_path: Path) -> 
 
 
 def in_torch_with_rounds(lengths: list[int]) -> Tensor:
-    """Two groups of one that meet after so many steps of SGD with momentum."""
+    """Two groups of one that exchange after these numbers of steps of SGD with momentum."""
     models = [PROBLEM.model(), PROBLEM.model()]
     inner = [sgd(model.parameters()) for model in models]
     parts = [
@@ -228,7 +228,7 @@ def test_in_ssp_and_async_rounds_are_proved_and_bring_the_same_on_average(
 
 
 class Stream(torch.utils.data.IterableDataset[Batch]):
-    """21 samples, one behind the other: the first worker of two gets 11."""
+    """21 samples in order: the first worker of two gets 11."""
 
     def __iter__(self) -> Iterator[Batch]:
         x, y = PROBLEM.data()

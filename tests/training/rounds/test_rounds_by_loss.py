@@ -32,7 +32,7 @@ OVER_MPI = "by_loss_cases"
 WILD = LinkModel(latency_s=1e-5, jitter_s=2e-3, duplicate_rate=0.05)
 GROUPS = ((0, 1), (2,))
 LENGTHS = [*[8] * 5, *[4] * 4, 2, 2]
-"""Of a loss that is a quarter from round 1 on, and a sixteenth from round 5 on: 60 steps. The last
+"""For a loss that is a quarter from round 1 on, and a sixteenth from round 5 on: 60 steps. The last
 one of 61 is a round that a collective cuts."""
 
 

@@ -121,7 +121,7 @@ def test_what_goes_with_rounds_of_an_epoch(beside: dict[str, Any], tmp_path: Pat
 
 def test_a_collective_cuts_a_round_and_the_pass_ends_the_next_one(tmp_path: Path) -> None:
     def after_step(job: Job, step: int) -> None:
-        if step in (3, 2 * PER_PASS - 1):  # and one behind the last step of a pass
+        if step in (3, 2 * PER_PASS - 1):  # and one after the last step of a pass
             job.mean(1.0)
 
     outcome = run(training(after_step), tmp_path)

@@ -52,7 +52,7 @@ def each_once(outcome: Outcome, count: int, epochs: int) -> None:
 
 
 def share_waited(outcome: Outcome, epochs: slice = slice(None)) -> float:
-    """Of all workers' time, in ``step()``."""
+    """Part of all workers' time that ``step()`` takes."""
     waited_s = sum(sum(each["waited_s"][epochs]) for each in outcome.results)
     return waited_s / sum(each["took_s"] for each in outcome.results)
 

@@ -1,4 +1,4 @@
-"""What run.json may say of rounds in which pushes have another codec."""
+"""Valid entries of run.json for rounds in which pushes have another codec."""
 
 from __future__ import annotations
 

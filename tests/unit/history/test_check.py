@@ -320,7 +320,7 @@ def test_violations_of_a_runs_sets_are_counted_together_and_told_by_set() -> Non
     assert report.num_violations == alone.num_violations
     assert report.violations == tuple(f"set 1: {line}" for line in alone.violations)
     assert broken(report) == broken(alone)
-    # What is wrong between them counts as well.
+    # A fault between them counts as well.
     other = dataclasses.replace(second, run=second.run.model_copy(update={"psdist": "0.0"}))
     report = check_sets_of([first, other], None)
     assert report.num_violations == alone.num_violations + 1
@@ -604,7 +604,7 @@ def test_a_step_that_is_never_completed_is_caught() -> None:
 
 
 def cut(history: History, shares: list[float]) -> History:
-    """What a crash leaves: of every record a prefix."""
+    """Cut a prefix of every record, as a crash does."""
     count = iter(shares)
     return dataclasses.replace(
         history,
@@ -734,7 +734,7 @@ def test_a_server_counts_the_pushes_of_a_dead_group_and_may_not_have_answered_th
             "clocks": (6, 2),
             "updates_applied": 8,
             "max_staleness_seen": 0,
-            "staleness_seen": {"0": 6},  # what the dead has seen nobody has told
+            "staleness_seen": {"0": 6},  # the failed worker's uses were not reported
             "recorded": Recorded(pipeline=0, checksum_every=0),
             "per_server": (ServerSummary.model_validate(counts),),
         }

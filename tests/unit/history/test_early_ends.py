@@ -1,5 +1,5 @@
 """Records of runs that ended early: an attempt before it had a model, a server before a set was
-described, or behind the last event with what it had not written."""
+described, or after the last event, with parts unwritten."""
 
 from __future__ import annotations
 

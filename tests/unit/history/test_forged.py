@@ -3,7 +3,7 @@
 The list is the test: a sentence that says the fault, what it does to an honest history, and the
 rule that must refuse it. Here: groups, updates, steps, weights and pushes. The honest run has
 groups 0 (workers 0 and 1), 1 and 2, which leave after 8, 8 and 6 iterations, chunks 0 and 2 on
-server 0, chunk 1 on server 1, and a collective at 3. What the check says of each stands in
+server 0, chunk 1 on server 1, and a collective at 3. The check's findings for each are in
 forged.txt.
 
 Longer than other modules: it is one list.
@@ -421,7 +421,7 @@ def _(forged: Forgery) -> None:
     event["weight"], event["flags"] = 1.0, event["flags"] & EventFlag.LAST
 
 
-# -- what workers say of their pushes --------------------------------------------------------------
+# -- workers' records of their pushes --------------------------------------------------------------
 
 
 def pushes(forged: Forgery) -> np.void:

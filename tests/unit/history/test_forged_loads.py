@@ -26,7 +26,7 @@ def fault(what: str, rule: Rule | None, **settings: Any) -> Callable[[Forge], Fo
 
 
 def change(what: str, rule: Rule | None, **values: Any) -> None:
-    """Of the load of chunk 2."""
+    """Change the load of chunk 2."""
 
     @fault(what, rule)
     def _(forged: Forgery) -> None:

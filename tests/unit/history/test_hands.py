@@ -122,7 +122,7 @@ MINE = [
         line(hand=1, start=10, stop=16, batches=3, end=16, round=1),
     ],
 ]
-"""Of two workers, in batches of two."""
+"""Hands of two workers, in batches of two."""
 
 
 def found(workers: list[list[HandLine]], steps: list[StepLine]) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def recorded(run_dir: Path, *, num_events: int = 6, is_closed: bool = True) -> P
 
 
 # ---------------------------------------------------------------------------------------------
-# What is written is what is read
+# Records are read as they were written
 
 
 def test_the_structs_that_write_and_the_dtypes_that_read_have_one_layout() -> None:

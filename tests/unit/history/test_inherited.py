@@ -47,7 +47,7 @@ def history_of(
     iterations = [0, 0, 0]
 
     def use() -> None:
-        """Whoever has its last update in both chunks begins the next iteration."""
+        """A worker whose last update is in both chunks begins the next iteration."""
         for worker, log in enumerate(workers):
             clock = iterations[worker]
             if clock < NUM_ITERATIONS and not (worker == 1 and clock > DIES_IN):

@@ -1,7 +1,7 @@
 """A substitute joins a run: recorded, recomputed, and refused where it is wrong.
 
 Groups 0 and 1 of one worker each and a substitute's, group 2; chunk 0 on server 0, chunk 1 on
-server 1. Group 1 fails in iteration 2, and the substitute joins at clock 3, behind a collective.
+server 1. Group 1 fails in iteration 2, and the substitute joins at clock 3, after a collective.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def test_a_server_that_lives_is_believed_and_its_buddy_agrees() -> None:
 
 
 def test_of_a_set_that_came_behind_the_death_the_log_is_the_buddys() -> None:
-    """Also where a group had told the dead server that it was there, and another one the buddy."""
+    """Also if a group had registered with the failed server, and another one with its replica."""
     buddy = log(3, is_closed=True)
     for early in (ServerHistory(None, 2).log(), joined_by(1, 0)):
         shard = joined(early, buddy, name="copy-2")
@@ -113,7 +113,7 @@ def test_a_log_goes_from_copy_to_copy() -> None:
     later.filled(3, position)
     for each in (buddy, later):
         each.step(0, [(0, 4, 1.0, False, 0)])
-    buddy.step(0, [(0, 5, 1.0, False, 0)])  # told to nobody
+    buddy.step(0, [(0, 5, 1.0, False, 0)])  # not reported
     later.taken_over(3)
     later.step(0, [(0, 5, 1.0, False, 0)])
     later.checksum(0, 7, worker=0, clock=5)

@@ -44,7 +44,7 @@ RUN = RunRecord(
 
 
 def summary(**told: Any) -> Summary:
-    """Of what is compared; nothing else of it is looked at."""
+    """Return a summary with the compared members; no other is read."""
     steps = (StepsTold(round=0, steps=4), StepsTold(round=5, steps=2))
     given = {"local_steps": 63, "rounds_cut": 1, "steps_by_loss": steps, **told}
     return Summary.model_construct(**given)
@@ -322,7 +322,7 @@ def test_rounds_begin_where_the_checkpoint_was_made() -> None:
 
 
 def found_of(run: RunRecord, *lines: StepLine) -> list[str]:
-    """Of an attempt that has ended early."""
+    """Return the findings of an attempt that has ended early."""
     findings = Findings(max_listed_per_rule=9)
     check_lengths(run, [], lines, None, findings)
     return [*findings.lines()]

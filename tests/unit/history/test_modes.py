@@ -55,7 +55,7 @@ def broken(history: History) -> set[str]:
 
 
 Change = Callable[[Records, Records], Records]
-"""Of a server's events, where the MODE events stand; the forged ones."""
+"""From a server's events, and those that are MODE events, to the forged ones."""
 
 
 def forged(history: History, change: Change, *, server: int = 0) -> History:
@@ -126,7 +126,7 @@ def test_a_change_that_stands_behind_what_it_rules_is_refused() -> None:
 
 
 def test_a_change_that_all_servers_tell_a_round_too_early_is_refused() -> None:
-    """What was used in that round had been sent before."""
+    """The parameters used in that round had been sent before."""
     history = history_of(BY_SCRIPT)
     for server in (0, 1):
         history = forged(history, later_by(-1), server=server)

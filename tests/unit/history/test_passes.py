@@ -32,7 +32,7 @@ RUN = RunRecord(
     owners=(),
 )
 PASSES = [(10, 0, True), (20, -1, True), (24, 3, False)]
-"""A collective has ended the second behind its last step, and the script has left the third."""
+"""A collective has ended the second after its last step, and the script has left the third."""
 ROUNDS = [(0, 10), (1, 7), (2, 3), (3, 4)]
 
 

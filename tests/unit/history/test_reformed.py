@@ -1,4 +1,4 @@
-"""What the check proves of a group that continues without one of its workers, and what it refuses.
+"""Proofs for a group that continues without one of its workers, and refusals.
 
 sync, group 0 of workers 0 to 2 and group 1 of worker 3, chunks 0 to 5 on one server: two of each
 worker's slice. Worker 1 fails in iteration 2: of its chunks (1 and 4) one update has arrived whole,
@@ -25,7 +25,7 @@ NUM_CHUNKS, NUM_ITERATIONS, DIES_IN, DEAD = 6, 4, 2, 1
 GROUPS = ((0, 1, 2), (3,))
 PLACES = tuple(chunk % 3 for chunk in range(NUM_CHUNKS))
 WHOLE, NOTHING = 1, 4
-"""Chunks of the dead one: of which its last update came, and did not."""
+"""Chunks of the failed worker: its last update came to the first, not to the second."""
 
 Event = list[object]
 
@@ -44,7 +44,7 @@ def record() -> RunRecord:
 
 
 def events_of() -> list[Event]:
-    """What the server writes down: [kind, group or chunk, clock, weight of group 0 ...]."""
+    """Return the server's records: [kind, group or chunk, clock, weight of group 0 ...]."""
     events: list[Event] = [["member", EventKind.JOIN, 0, 0, 3], ["member", EventKind.JOIN, 1, 0, 1]]
     for clock in range(NUM_ITERATIONS):
         if clock == DIES_IN:
@@ -185,12 +185,12 @@ def nothing_of_a_living_ones(events: list[Event]) -> None:
 
 
 def nothing_once_more(events: list[Event]) -> None:
-    """And what the heir had pushed an iteration later."""
+    """And the update that was pushed for the failed worker an iteration later."""
     events[at(events, "step", NOTHING, DIES_IN + 1)][3] = 0.0
 
 
 def nothing_an_iteration_late(events: list[Event]) -> None:
-    """Of a chunk whose last update the dead had pushed, the heir's first one."""
+    """In a chunk whose last update the failed worker had pushed: the first one pushed for it."""
     events[at(events, "step", WHOLE, DIES_IN + 1)][3] = 0.0
 
 

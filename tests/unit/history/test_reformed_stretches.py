@@ -1,4 +1,4 @@
-"""What the check proves of a group between the deaths of its workers, and of servers together.
+"""Proofs for a group between the failures of its workers, and for servers together.
 
 sync, one group of workers 0 to 3, chunks 0 to 7 on servers 0 and 1, four on each; server 2 owns
 none. Worker 3 fails in iteration 2, worker 2 in iteration 6, each before anything of it was pushed.
@@ -114,7 +114,7 @@ def test_two_deaths_are_proved(unwritten: int) -> None:
 
 @pytest.mark.parametrize("clock", [3, 4, 5])
 def test_between_deaths_those_who_live_push_with_one_weight(clock: int) -> None:
-    """Of iterations 1 to 6 worker 3 says nothing, and worker 2 has not failed yet."""
+    """Worker 3 reports nothing for iterations 1 to 6, and worker 2 has not failed yet."""
     report = check(history_of({(1, clock): (1.0, 2.5)}))
     assert broken(report) == {Rule.PUSHES.value}, report.violations
     weights = [3.0, 2.5, 3.0] if clock < 4 else [3.0, 2.5]

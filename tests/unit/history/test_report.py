@@ -1,4 +1,4 @@
-"""What `psdist check` reports, whole: every number, every note, in order."""
+"""The report of `psdist check`, whole: every number, every note, in order."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_of_attempts_that_were_not_recorded_nothing_is_said() -> None:
     assert not findings.total
 
 
-# -- behind a rollback ---------------------------------------------------------------------------
+# -- after a rollback ---------------------------------------------------------------------------
 
 
 def ended(good: int, lossiest: int = 8) -> StepLine:
@@ -106,7 +106,7 @@ BEGUN_OTHERWISE = (
 
 
 def first_steps(most: int) -> Fidelity:
-    """Of a run that begins with so many."""
+    """State of a run that begins with ``most`` local steps."""
     control = LossStepControl(num_workers=1, num_groups=1, local_steps=most)
     return Fidelity(steps=control.kept(((0, most),), 0))
 
@@ -181,7 +181,7 @@ def test_the_first_attempt_goes_on_with_nothing() -> None:
 
 @pytest.mark.parametrize("most", [8, 12, 4, 3])
 def test_with_fewer_local_steps_goes_on_what_a_rollback_allows(most: int) -> None:
-    """Of 16 steps 8 are allowed: who sets so many continues with the first loss, too."""
+    """A rollback allows 8 of 16 steps: a run with 8 continues with the first loss, too."""
     assert OTHER.steps is not None
     kept = Fidelity(steps=replace(OTHER.steps, starts=((0, 16), (3, 5))))
     left = Fidelity(steps=replace(OTHER.steps, starts=((0, 8), (3, 5))))
@@ -192,7 +192,7 @@ def test_with_fewer_local_steps_goes_on_what_a_rollback_allows(most: int) -> Non
 
 
 def test_with_more_than_is_allowed_an_attempt_begins_with_what_is() -> None:
-    """Codecs were kept; local steps are set now, of which an earlier rollback allows four."""
+    """Codecs were kept; now local steps are set, and an earlier rollback allows four."""
     lines = [ended(100), line("kept", CODECS)]
     assert found(lines, [line("resumed", FIRST_LESS)], local_steps_by_loss=8) == []
     assert found(lines, [line("resumed", LESS)], local_steps_by_loss=8)

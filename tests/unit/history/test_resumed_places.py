@@ -9,8 +9,8 @@ from psdist.history.run_record import RunRecord
 from tests.support.history.toy_run import ToyRun
 
 CUT = (9, 4, 7)
-"""Of groups 0 and 1 and of a substitute, group 2, which has joined; the lowest of those that live
-stands for the dead."""
+"""Clocks of groups 0 and 1 and of a substitute, group 2, which has joined; a failed group has the
+lowest clock of active ones."""
 
 
 def record(clocks: tuple[int, ...], *, mode: str = "async", num_substitutes: int = 1) -> RunRecord:

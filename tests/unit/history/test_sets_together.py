@@ -1,4 +1,4 @@
-"""What summary.json says of all parameter sets together is what it says of each."""
+"""The totals of summary.json over all parameter sets are the sums over the sets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_set(*, clock: int, chunks: int | None, servers: tuple[int, int]) -> dict[
 
 
 def summary(**changes: Any) -> Summary:
-    """Of a run of two sets on two servers, the counts of each server apart."""
+    """Return a summary of a run of two sets on two servers, with the counts of each server."""
     told = {
         "mode": "sync", "staleness": None, "servers": 2, "workers": 2, "groups": 2,
         "exit": "completed", "empty_servers": (), "chunks": 7, "clocks": (5, 5),

@@ -134,7 +134,11 @@ def test_a_server_may_contain_less_of_a_dead_group_than_another() -> None:
     for name in ("checksums", "replies"):
         longer[name] -= 2
     forged.summary["updates_applied"] -= 1
-    for staleness, count in (("0", 3), ("1", 6), ("2", 9)):  # what the dead has seen nobody tells
+    for staleness, count in (
+        ("0", 3),
+        ("1", 6),
+        ("2", 9),
+    ):  # the failed worker's uses are not reported
         forged.summary["staleness_seen"][staleness] -= count
     forged.is_summary_asked = True
     assert (shorter["updates"], longer["updates"]) == (21, 22)
@@ -227,7 +231,7 @@ def test_the_largest_staleness_is_of_all_uses_also_of_chunks_that_others_push() 
 
 
 def replay_of(num_events: int) -> ServerReplay:
-    """Of one chunk and two groups that take turns."""
+    """Replay one chunk and two groups that take turns."""
     run = ToyRun(seed=1, groups=((0,), (1,)), iterations=(1, 1), num_chunks=1, num_servers=1).record
     server = ServerHistory(None, 0)
     for number in range(num_events):

@@ -1,4 +1,4 @@
-"""What ranks tell one another at the start, without MPI."""
+"""Messages between ranks at the start, without MPI."""
 
 from __future__ import annotations
 

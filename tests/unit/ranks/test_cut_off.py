@@ -1,4 +1,4 @@
-"""What a rank does about a host that is cut off, its own or another one's."""
+"""A rank's reaction to a host that is cut off, its own or another one's."""
 
 from __future__ import annotations
 

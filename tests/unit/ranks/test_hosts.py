@@ -1,4 +1,4 @@
-"""Who calls whom, and who ends: begin() of several ranks, as threads of this process."""
+"""Callers and ends of lines between hosts: begin() of several ranks, as threads of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where MPI's Abort ends nobody else: who ends the job tells everybody, and who is told ends."""
+"""Where MPI's Abort ends only its caller: that rank notifies all others, and they end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Exited(BaseException):
 
 
 class Network:
-    """Of one rank: what it sends, and what a poll brings."""
+    """Network of one rank: the messages it sends, and the results of polls."""
 
     def __init__(self, me: int) -> None:
         self.me = me
@@ -60,7 +60,7 @@ class Comm:
 def exit_of(
     tmp_path: Path, me: int, *, parent: Any = None, **settings: Any
 ) -> tuple[Exit, Network, Comm]:
-    """Of two servers and a worker."""
+    """A job of two servers and a worker."""
     network = Network(me)
     comm = Comm(network)
     places = [Place(rank=rank, host="h1", pid=os.getpid(), cores=(0,)) for rank in range(3)]

@@ -1,4 +1,4 @@
-"""What the coordinator writes when a loss has blown up, and which jobs look for that at all."""
+"""The coordinator's record when a loss has blown up, and the jobs that check for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reports on a rank: the coordinator, its standby, who becomes that later, and nobody else."""
+"""Reporters on ranks: the coordinator, its standby, and later standbys only."""
 
 from __future__ import annotations
 

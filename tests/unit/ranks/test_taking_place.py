@@ -45,7 +45,7 @@ SPARE = worker_id(2)
 
 
 class Network:
-    """What comes to a rank, in order, and what it sends."""
+    """Messages that arrive at a rank, in order, and those that it sends."""
 
     def __init__(self, *events: Control | Event, me: int = SPARE) -> None:
         self.me = me
@@ -102,7 +102,7 @@ def test_a_spare_that_is_not_needed_waits_for_the_next_job_and_for_the_end(
     rank.exit.end_process()
     assert left_out == [True]
     leave(rank)
-    assert network.sent == []  # nobody has counted it
+    assert network.sent == []  # it was not counted
 
 
 @pytest.mark.parametrize("joined", [True, False])

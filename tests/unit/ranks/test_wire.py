@@ -1,4 +1,4 @@
-"""What goes over the wire, as the settings have it: the codecs of a run that chooses them."""
+"""The wire format chosen by the settings: the codecs of a run that chooses them."""
 
 from __future__ import annotations
 

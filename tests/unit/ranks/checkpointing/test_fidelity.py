@@ -1,4 +1,4 @@
-"""What of psdist's own choices a run takes over from its checkpoint, and what is said of it."""
+"""Choices of psdist that a run takes over from its checkpoint, and the lines about them."""
 
 from __future__ import annotations
 

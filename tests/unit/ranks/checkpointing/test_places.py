@@ -38,7 +38,8 @@ ROLES = Roles(
         ({}, (0, 1), (9, 4)),
         ({SUBSTITUTE: 1}, (0, SUBSTITUTE), (9, 7)),
         ({SUBSTITUTE: 0}, (1, SUBSTITUTE), (7, 4)),
-        # Who had the place when the checkpoint began has failed behind its file, and was replaced.
+        # The worker in that place when the checkpoint began failed after its file, and was
+        # replaced.
         ({SUBSTITUTE: 1}, (0, 1), (9, 4)),
     ],
 )

@@ -1,4 +1,4 @@
-"""What becomes of an attempt's files when the next one begins; what it continues from."""
+"""Fate of an attempt's files when the next one begins; and the checkpoint that it resumes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def regions(chunk: int) -> list[Region]:
 
 
 def finished(keeper: FileKeeper) -> Written | WriteFailed:
-    """What has become of the file, when nothing is owed to it any more."""
+    """Return the outcome of the file, when nothing is owed to it any more."""
     while keeper.go_on():
         pass
     assert keeper._writing is not None
@@ -110,7 +110,7 @@ def test_a_new_run_is_the_first_attempt(tmp_path: Path) -> None:
 
 
 def test_each_attempt_keeps_what_it_has_written(tmp_path: Path) -> None:
-    decided = ["decisions.jsonl", "steps.jsonl"]  # judged with the history beside them
+    decided = ["decisions.jsonl", "steps.jsonl"]  # judged together with the history
     begin(tmp_path, "metrics.jsonl", *decided)
     assert set_aside(tmp_path) == 2
     begin(tmp_path)
@@ -200,7 +200,7 @@ def test_a_shard_of_another_cut_reads_what_was_kept(
 def test_a_file_that_cannot_be_written_is_told_and_the_next_one_may_be(tmp_path: Path) -> None:
     keeper = FileKeeper(Folder(tmp_path), 0, restored=None, is_behind=False)
     keeper.keep(0, regions(0))
-    keeper.write("step-00000004")  # nobody has made its folder
+    keeper.write("step-00000004")  # its folder does not exist
     told = finished(keeper)
     assert "No such file or directory" in told.problem  # type: ignore[union-attr]
     assert not keeper.is_busy

@@ -77,7 +77,7 @@ def test_checkpoints_of_after_the_loss_began_to_rise_are_set_aside_once(tmp_path
     made(tmp_path, 300, attempt=2)
     checkpoint, _ = choose(tmp_path, said.append, records)
     assert checkpoint is not None
-    assert checkpoint.name == "step-00000300", "of an attempt behind it"
+    assert checkpoint.name == "step-00000300", "from an attempt after it"
     assert not any("blown up" in line for line in said)
     checkpoint, _ = choose(tmp_path, said.append, [*records, Record(2, rollback(99))])
     assert checkpoint is None
@@ -132,7 +132,7 @@ def test_where_nothing_less_lossy_was_left_checkpoints_are_set_aside_and_nothing
 
 @pytest.mark.parametrize(("most", "goes"), [(16, True), (12, True), (8, True), (7, False)])
 def test_who_sets_what_is_allowed_goes_on(most: int, *, goes: bool, tmp_path: Path) -> None:
-    """Of 16 steps 8 are allowed: the first loss continues with them."""
+    """A rollback allows 8 of 16 steps: the first loss continues with them."""
     assert STEPS.steps is not None
     checkpoint = Made().write(Folder(tmp_path))
     was = Fidelity(steps=replace(STEPS.steps, starts=((0, 16), (3, 6))))

@@ -1,4 +1,4 @@
-"""What signals ask of a worker: when SIGTERM waits for a checkpoint, and whose handlers stay."""
+"""Effects of signals on a worker: when SIGTERM waits for a checkpoint, and whose handlers stay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from psdist.ranks.failure import (
 
 
 class Parent:
-    """A line to psdist run, of which only this is used."""
+    """A line to psdist run; only this part is used."""
 
     def __init__(self) -> None:
         self.postpone: Any = None

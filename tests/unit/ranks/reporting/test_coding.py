@@ -1,4 +1,4 @@
-"""What the summary and the report say of codecs."""
+"""Lines of the summary and the report about codecs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users are told of a run: the model that all reports are made from."""
+"""The status of a run: the model that all reports are made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What summary.json says of clocks where spares may take workers' places."""
+"""Clocks in summary.json where spares may take workers' places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held steps: when chunks are held, what servers tell one another, and what is stepped then."""
+"""Held steps: when chunks are held, the messages between servers, and the steps then."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Server:
     def push(
         self, group: int, chunk: int, clock: int = 0, *, weight: float = 1.0, flags: int = 0
     ) -> list[Any]:
-        """Of a gradient, received into a slot."""
+        """A gradient arrives in a slot."""
         header = self.header(group, chunk, clock)._replace(length=4, weight=weight, flags=flags)
         (accept,) = self.handle(Offered(header.sender, Kind.PUSH, chunk, 4, header, clock=clock))
         assert isinstance(accept, Accept)
@@ -233,7 +233,7 @@ def test_others_may_be_ready_first() -> None:
 
 
 def test_a_server_that_has_heard_from_all_may_tell_the_next_rounds_sums_early() -> None:
-    """Its chunks are stepped, answered and pushed again before this server hears from the third."""
+    """Its chunks are stepped, answered and pushed again before this server has the third's sums."""
     server = Server((0, 1, 2))
     server.hold(1)
     server.held(1, 1.0)

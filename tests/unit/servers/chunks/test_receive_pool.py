@@ -25,7 +25,7 @@ Key = tuple[int, int | None]
 
 
 class Offers:
-    """A pool whose offers need what a test says: 1 where it says nothing."""
+    """A pool with the needs that a test sets: 1 by default."""
 
     def __init__(self, num_slots: int) -> None:
         self.needs: dict[Key, int] = defaultdict(lambda: ADDS)
@@ -34,7 +34,7 @@ class Offers:
         self.taken: list[Frame] = []
 
     def tickets(self, actions: list[Action]) -> list[str]:
-        """Of the offers that are accepted, in order; their slots are taken from now on."""
+        """Tickets of the accepted offers, in order; their slots are taken from now on."""
         accepted = []
         for action in actions:
             assert isinstance(action, Accept)
@@ -101,7 +101,7 @@ def test_who_needs_least_is_received_first_and_among_alike_who_came_first() -> N
 
 
 def test_offers_of_one_chunk_and_group_are_received_in_the_order_in_which_they_came() -> None:
-    """The next is considered when its forerunner has arrived; whoever handles that says so."""
+    """The next is considered when its predecessor has arrived; a notice is needed for that."""
     offers = Offers(1)
     assert [offers.offer(ticket, 0) for ticket in "abcd"] == [["a"], [], [], []]
     assert offers.release() == ["b"]
@@ -115,7 +115,7 @@ def test_a_later_offer_of_the_same_push_never_overtakes_one_that_is_held() -> No
     offers = Offers(2)
     offers.offer("other", 9)
     assert offers.offer("a", 0, need=FRONTIER) == []
-    # Its need has changed, and nobody has said so yet: the new offer does, for the first in line.
+    # Its need has changed without a notice: the new offer gives it, for the first in line.
     assert offers.offer("b", 0, need=ADDS) == ["a"]
     assert offers.tickets(offers.pool.reconsider(0, 0)) == []
     assert offers.release(1) == ["b"]
@@ -216,7 +216,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(key=keys, need=needs)
     def change_need(self, key: Key, need: int) -> None:
-        """Whoever makes it smaller says so; one that grows is noticed when it is looked at."""
+        """A smaller need comes with a notice; a larger one is noticed when it is looked at."""
         is_smaller = need < self.offers.needs[key]
         self.offers.needs[key] = need
         if is_smaller:

@@ -151,7 +151,7 @@ def test_a_reply_obeys_the_rule_of_the_round_that_uses_it(
 
 
 def in_version(version: int, **options: bool) -> ChunkState:
-    """Of a chunk with the second buffer current."""
+    """A chunk with the second buffer current."""
     chunk = chunk_of(**options)
     chunk.version, chunk.current = version, 1
     return chunk

@@ -173,7 +173,7 @@ def loaded(mode: str, *, groups: int = 2, staleness: int = 0) -> ServerCore:
 
 
 def send(core: ServerCore, kind: int, group: int, **fields: Any) -> list[Any]:
-    """What follows when a payload of 4 bytes, or a pull, has arrived."""
+    """Return the actions when a payload of 4 bytes, or a pull, has arrived."""
     header = Header(
         kind=kind, sender=worker_id(group), group=group, chunk=0, settings=1, weight=1.0,
         length=0 if kind == Kind.PULL else 4, dtype=Dtype.FLOAT32,
@@ -380,7 +380,7 @@ def test_a_group_that_comes_while_a_step_waits_for_a_buffer_is_waited_for() -> N
     register(core, 0)
     send(core, Kind.INIT, 0)
     chunk = core.chunk_states[0]
-    chunk.open_replies[:] = [1, 1]  # both buffers are read by somebody
+    chunk.open_replies[:] = [1, 1]  # both buffers have a reader
     assert [type(each) for each in send(core, Kind.PUSH, 0, clock=0)] == [StartSum]
     register(core, 1)
     chunk.open_replies[:] = [0, 1]
@@ -476,7 +476,8 @@ def test_a_suspension_that_is_too_late_is_the_leaders_all_the_same() -> None:
 
 
 def test_a_push_that_the_chunk_contains_takes_a_slot_out_of_its_turn() -> None:
-    """It comes again behind the death of the server that it was sent to, and goes at once."""
+    """It is repeated after the failure of the server that it was sent to, and is received at
+    once."""
     core = server("sync")
     needed = core.rule.slots_needed
     assert needed(0, 1) == EARLY

@@ -92,7 +92,7 @@ class Pair:
         self.done: list[LogAction] = []
 
     def tell(self, peer: int, message: Control) -> list[LogAction]:
-        """What leaves the coordinator at once, but notes."""
+        """Return the actions of the coordinator at once, without log entries."""
         actions = self.first.handle(peer, message)
         self.notes += [each.message for each in sent(actions) if isinstance(each.message, Append)]
         return [each for each in actions if not is_note(each)]
@@ -105,7 +105,7 @@ class Pair:
         return self.settle()
 
     def settle(self) -> list[LogAction]:
-        """What follows when the standby has answered all."""
+        """Return the actions when the standby has answered all."""
         actions = []
         for note in self.notes:
             self.done += self.second.note(note)
@@ -195,7 +195,7 @@ def test_without_its_standby_the_coordinator_goes_on() -> None:
     actions = sent(pair.first.on_lost(STANDBY, "server 1"))
     resumed = [each.peer for each in actions if isinstance(each.message, Resume)]
     assert resumed == [server_id(each) for each in range(NUM_SERVERS)]
-    assert actions[-1] == SendControl(server_id(2), TakeOver(server=1)), "behind what was held"
+    assert actions[-1] == SendControl(server_id(2), TakeOver(server=1)), "after the held messages"
     assert pair.first.on_lost(STANDBY, "server 1") == []
     line = pair.first.handle(worker_id(0), metrics(0, 1))
     assert line == [WriteMetrics({"worker": 0, "clock": 1})]
@@ -222,7 +222,7 @@ def test_the_standby_goes_on_with_the_collective() -> None:
     assert heard.keys() == {*map(server_id, (1, 2)), *map(worker_id, (0, 1))}
     undone, actions = succeed(pair)
     alone = ShardAlone(server=2, host=2)
-    assert (undone, actions) == ([], [alone]), "nobody knows yet who the coordinator is"
+    assert (undone, actions) == ([], [alone]), "no rank has the new coordinator yet"
     for peer in heard:
         again = pair.second.handle(peer, Rejoined(received=0))
         assert again == [SendControl(peer, TakeOver(server=0))] * (peer == STANDBY)
@@ -302,7 +302,7 @@ SURVIVE = MembershipChanged(generation=1, dead=[0], chief=2)
 
 
 def bury_one() -> Pair:
-    """Of two groups: worker 0 has failed, and worker 1 with it is out."""
+    """Two groups: worker 0 has failed, and worker 1 with it is out."""
     pair = Pair(GROUPS)
     for worker in range(3):
         enter_prepare = Enter(worker=worker, seq=1, name="prepare", payload=PREPARED)
@@ -334,7 +334,7 @@ def test_who_is_out_and_has_ended_is_owed_nothing() -> None:
 
 
 def test_who_is_out_hears_so_of_the_standby() -> None:
-    """Before that ends: its line had been closed when it was said."""
+    """Before the standby ends: the line was closed at the first report."""
     pair = bury_one()
     second = pair.second
     told_of_all = {each.peer: each.message for each in second.announcements()}
@@ -397,7 +397,7 @@ def filled(number: int, server: int) -> CopyFilled:
 
 def appointing() -> CoordinatorLog:
     """The coordinator: its standby has failed, and server 2 has a whole copy of the shard of server
-    0, which everybody is being told."""
+    0, and all ranks are being informed."""
     first = coordinator_log()
     first.on_lost(STANDBY, LAST_DEAD)
     told = sent(first.handle(server_id(2), TakenOver(server=1)))
@@ -421,7 +421,7 @@ def receive(first: CoordinatorLog, peers: Sequence[int]) -> list[LogAction]:
 
 
 ALL = (server_id(1), worker_id(0), worker_id(1), NEXT)
-"""The first two of which are one process: server 1 continues in that of server 2."""
+"""The first two are one process: server 1 continues in that of server 2."""
 
 
 def entrusting() -> tuple[CoordinatorLog, CoordinatorLog, InstallAll]:

@@ -85,7 +85,7 @@ def test_all_has_left_where_the_line_is_open() -> None:
     assert lines.has_told_all([PEER])
     lines.close()
     assert not lines.has_told_all([PEER, worker_id(2)])
-    assert lines.has_told_all([worker_id(2)]), "to which nothing was said"
+    assert lines.has_told_all([worker_id(2)]), "nothing was sent to it"
     lines.on_follows(PEER, 0)
     assert lines.has_told_all([PEER])
 
@@ -98,7 +98,7 @@ def test_what_is_wanted_to_have_come_there_is_waited_for() -> None:
     lines.on_received(PEER, 1)
     assert not lines.has_received_wanted([worker_id(2), PEER])
     lines.on_received(PEER, 2)
-    assert lines.has_received_wanted([PEER]), "what was said since nobody waits for"
+    assert lines.has_received_wanted([PEER]), "later messages are not awaited"
 
 
 def test_the_dead_are_not_wanted_to_have_anything() -> None:

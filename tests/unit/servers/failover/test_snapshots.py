@@ -1,4 +1,4 @@
-"""Snapshots of the coordinator: whoever continues with one decides what the first would."""
+"""Snapshots of the coordinator: a machine restored from one decides as the original would."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ NAMES = ["none", "int8", "int4"]
 
 
 def drawn(pick: random.Random, round_number: int) -> list[Control]:
-    """What workers tell of one round."""
+    """Return workers' reports of one round."""
     own_us = [pick.choice([1000, 9000]) for _ in GROUPS]
     return [
         Progress(

@@ -1,5 +1,5 @@
-"""Modes and codecs that change within a run, and what workers hold, as a buddy knows them that goes
-on instead of a server."""
+"""Modes and codecs that change within a run, and the workers' copies, in a replica that takes over
+from its server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TO_SSP = ModeRecord(round=5, mode="ssp", staleness=2, number=1)
 
 
 def picture(*records: Record) -> ShardState:
-    """Of one chunk with four rounds of two groups, and these behind them."""
+    """State of one chunk with four rounds of two groups, then these records."""
     known = ShardState(chunks=(0,), num_groups=2, num_state_parts=0)
     known.apply(ResumedRecord(seq=1))
     for group in (0, 1):

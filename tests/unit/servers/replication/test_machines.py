@@ -1,5 +1,5 @@
-"""The machines of second copies, each by itself: pairs, what a primary holds, the order in which a
-buddy takes records, what it knows, and who takes a dead server's place."""
+"""The machines of replicas, each by itself: pairs, the records that a primary holds, the order of
+records in a replica, its state, and takeovers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_without_its_buddy_a_server_says_nothing_until_the_coordinator_has_spoke
     assert primary.hold("first")
     primary.on_replica_lost()
     assert primary.on_ack(BUDDY, 1) == []
-    assert primary.count_record() == 0, "nobody is told any more"
+    assert primary.count_record() == 0, "no replica gets it any more"
     assert primary.hold("second")
     assert primary.go_alone() == ["first", "second"]
     assert not primary.hold("third")
