@@ -327,7 +327,7 @@ def test_a_run_that_is_there_already_is_not_written_over(start: Start, tmp_path:
     done = run(start, "second_directory_is_taken", tmp_path, ranks=3)
     assert done.returncode == 2, done.text
     (line,) = told(done)
-    assert f"run_dir = {taken}: it contains a run already; choose another directory" in line
+    assert f"run_dir = {taken}: it holds a run already; choose another directory" in line
     assert [path.name for path in taken.iterdir()] == ["ranks.json"]
 
 

@@ -78,7 +78,7 @@ def test_another_job_has_a_directory_of_its_own(
 def test_a_directory_with_a_run_is_left_alone(base: Resolved, tmp_path: Path) -> None:
     first = tmp_path / "run"
     before = (first / "config.toml").read_text()
-    with pytest.raises(ConfigError, match="it contains a run already"):
+    with pytest.raises(ConfigError, match="it holds a run already"):
         create_next_run_directory(first, made_by_script(base), ROLES, first=first)
     assert (first / "config.toml").read_text() == before
 
