@@ -28,6 +28,7 @@ if [[ ${PSDIST_MODE:-ssp} == ssp ]]; then
     consistency+=(--staleness "${PSDIST_STALENESS:-3}")
 fi
 venv=${VENV:-"$root/.venv"}
+[[ $venv == /* ]] || venv=$PWD/$venv
 run_dir=${PSDIST_RUN_DIR:-"$root/runs/quickstart-$(date +%Y%m%d-%H%M%S)-$$"}
 
 make_venv "$venv" mpi,examples

@@ -52,7 +52,10 @@ _announce() {
 _may_go_on() {
     local answer
     [[ -n ${ask_first:-} && -t 0 && -t 2 ]] || return 0
-    read -rp "Continue? [Y/n] " answer
+    read -rp "Continue? [Y/n] " answer || {
+        _say ""  # the end of the input (Ctrl-D) is no answer
+        return 1
+    }
     [[ ${answer:-y} == [Yy]* ]]
 }
 
@@ -79,6 +82,11 @@ make_venv() {
         extras=$had$missing
     fi
     if ! "$directory/bin/python" -c 'import pip' 2>/dev/null; then
+        # Making an environment empties its folder.
+        if [[ ! -e "$directory/pyvenv.cfg" && -n "$(ls -A -- "$directory" 2>/dev/null)" ]]; then
+            _say "$directory holds files and is no virtual environment: name another folder in VENV."
+            return 1
+        fi
         python=$(find_python) || return
     fi
     _announce "$directory" "$extras"

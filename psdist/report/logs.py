@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from psdist.whole_writes import append_whole
 
@@ -28,7 +28,7 @@ def start_logs(run_dir: Path, *, rank: int, who: str, setting: str = "info") -> 
     logger.propagate = bool(more)
     # Removed for good: between two jobs Python itself shows warnings.
     logger.removeHandler(_BEFORE_THE_START)
-    to_people = logging.StreamHandler()
+    to_people = _ToPeople()
     to_people.setLevel(logging.WARNING)
     to_people.setFormatter(
         logging.Formatter(f"psdist: %(levelname)s: {_escaped(who)}: %(message)s")
@@ -42,10 +42,18 @@ def start_logs(run_dir: Path, *, rank: int, who: str, setting: str = "info") -> 
 
 
 def stop_logs() -> None:
+    """Close the log of this rank. The script's own handlers stay, and records reach them again."""
     logger = logging.getLogger("psdist")
     for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        handler.close()
+        if isinstance(handler, _LogFile | _ToPeople):
+            logger.removeHandler(handler)
+            handler.close()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
+class _ToPeople(logging.StreamHandler[TextIO]):
+    """Warnings on standard error."""
 
 
 class _LogFile(logging.Handler):

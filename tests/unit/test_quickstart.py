@@ -134,6 +134,7 @@ def quickstart_at_a_terminal(
     ("words", "answer", "status", "num_commands"),
     [
         ((), "n\n", 1, 0),
+        ((), "\x04", 1, 0),  # Ctrl-D
         ((), "y\n", 0, 2),
         ((), "\n", 0, 2),
         (("--yes",), "", 0, 2),
@@ -164,6 +165,27 @@ def test_without_a_terminal_the_quickstart_continues(tmp_path: Path) -> None:
     assert "Continue?" not in done.text
     assert "1.3 GB with a CPU build" in done.stderr
     assert "-m pip install" in log.read_text()
+
+
+def test_a_folder_with_other_files_is_not_emptied_for_an_environment(tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_text("years of work")
+    env = {"PATH": os.environ["PATH"], "VENV": str(tmp_path)}
+    done = run_program(["bash", str(QUICKSTART), "--yes"], timeout_s=30, env=env)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"{tmp_path} holds files and is no virtual environment: name another folder in VENV.\n",
+    )
+    assert thesis.read_text() == "years of work"
+
+
+def test_the_environment_may_be_named_from_the_current_folder(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    fake_environment(tmp_path)
+    env = {"LOG": str(log), "VENV": "venv", "PATH": os.environ["PATH"]}
+    done = run_program(["bash", str(QUICKSTART)], timeout_s=30, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.text
+    assert "run -n 4" in log.read_text()
 
 
 def test_the_quickstart_refuses_other_words(tmp_path: Path) -> None:

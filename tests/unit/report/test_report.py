@@ -94,6 +94,29 @@ def test_after_the_end_nothing_is_written_and_the_file_is_closed(
     assert len((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == 1
 
 
+def test_a_handler_of_the_script_outlives_the_job(
+    tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    own = Kept()
+    logger.addHandler(own)
+    try:
+        start_logs(tmp_path, rank=0, who="server 0")
+        logger.warning("during")
+        stop_logs()
+        logger.warning("afterwards")
+        assert logger.handlers == [own]
+    finally:
+        logger.removeHandler(own)
+    assert seen == ["during", "afterwards"]
+    assert caplog.messages == ["afterwards"]
+
+
 def test_a_log_that_finds_no_space_is_told_once_and_nothing_else_is_lost(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
