@@ -140,6 +140,19 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: str) -> None:
     assert not broken
 
 
+def test_every_page_that_code_names_exists() -> None:
+    folders = ("psdist", "servers", "workers", "topology", "tests", "slurm", ".ci")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    missing = [
+        f"{path.relative_to(ROOT)}: {page}"
+        for path in files
+        if path.suffix in {".py", ".sh", ".sbatch", ""} and path != Path(__file__)
+        for page in re.findall(r"docs/[\w/-]{2,}\.md", path.read_text(encoding="utf-8"))
+        if not (ROOT / page).exists()
+    ]
+    assert not missing
+
+
 def test_the_readme_is_short_and_begins_with_one_sentence_and_a_picture() -> None:
     text = read("README.md")
     assert 1000 <= len(text.split()) <= 1250
