@@ -309,12 +309,23 @@ def private_reads(tests: Trees) -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each Markdown page of the documentation, README.md included, by path."""
-    paths = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+    """Return the text of each page of the documentation, README.md included, by path. A notebook's
+    text is that of its Markdown cells."""
+    docs = REPOSITORY / "docs"
+    paths = [*REPOSITORY.glob("*.md"), *docs.glob("**/*.md"), *docs.glob("**/*.ipynb")]
     shown = (path for path in sorted(paths) if "_build" not in path.parts)
-    return {
+    texts = {
         path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in shown
     }
+    return {
+        path: cells_of(text) if path.endswith(".ipynb") else text for path, text in texts.items()
+    }
+
+
+def cells_of(notebook: str) -> str:
+    """Return the Markdown cells of a notebook."""
+    cells = json.loads(notebook)["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
 
 
 def words_by_hand(texts: dict[str, str]) -> dict[str, int]:
@@ -333,6 +344,7 @@ def long_lines(texts: dict[str, str]) -> list[str]:
     return [
         f"{path}:{number}"
         for path, text in texts.items()
+        if path.endswith(".md")
         for number, line in enumerate(text.splitlines(), start=1)
         if len(line) > COLUMNS and not line.lstrip().startswith("|")
     ]

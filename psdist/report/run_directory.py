@@ -5,7 +5,7 @@
     run.append_metrics({"epoch": 1, "loss": 0.5})
     run.num_lost, run.why_lost                # lines for which there was no space
 
-The contract of names is in docs/dev/design.md; what the files say is decided elsewhere.
+The contract of names is in docs/reference/run-directory.md; other modules decide the contents.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     counts_of_run(status, reports, built)     # status: RunStatus; reports: RankReports
 
-docs/dev/design.md names the fields that users rely on. After a failure, a count that is not known
-is null.
+docs/reference/run-directory.md names the fields that users rely on. After a failure, a count that
+is not known is null.
 """
 
 from __future__ import annotations
