@@ -197,6 +197,16 @@ def test_lines_of_code_and_of_docstrings_are_told_apart() -> None:
     assert sources.count_lines(made, ast.parse(made)) == (7, 1, 4)
 
 
+def test_of_a_notebook_only_the_markdown_cells_are_words_by_hand() -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["Two words\n", "and three more."]},
+        {"cell_type": "code", "source": ["a = 1"]},
+    ]
+    text = house.cells_of(json.dumps({"cells": cells}))
+    assert house.words_by_hand({"docs/a.ipynb": text}) == {"docs/a.ipynb": 5}
+    assert "docs/tutorials/staleness.ipynb" in house.pages()
+
+
 def test_refusals_are_rows_with_a_reason_and_texts_with_a_remedy() -> None:
     made = dict(house.parse({house.SETTINGS: "class RunConfig:\n  backup: int\n  mode: str"}))
     made |= trees("""
