@@ -100,6 +100,8 @@ class ScriptCheckpoints:
         """Gradients of the checkpoint, by set, until training continues."""
         self.has_trained = False
         """Whether an iteration was made in this process."""
+        self._awaits_boundary = self._config.checkpoint_every is not None
+        """Whether checkpoint.every is set, and the script has come to no boundary yet."""
         self.occasions = Occasions(
             every=self._config.checkpoint_every,
             is_leading=judging_mode(self._config) == "sync" or self._worker == 0,
@@ -288,6 +290,17 @@ class ScriptCheckpoints:
             self._set_modes.end_iteration()
         self._files.tell()
         self._loaders.end_iteration()
+        if self._awaits_boundary:
+            self._warn_if_overdue()
+
+    def _warn_if_overdue(self) -> None:
+        now_s = self._session.rank.now_s()
+        if self.occasions.reason(clock=self._clocks[0], now_s=now_s) == "checkpoint":
+            self._awaits_boundary = False
+            self._tell_chief(
+                f"checkpoint.every = {self._config.checkpoint_every} makes no checkpoint: the "
+                "script uses no psdist loader and no job.epochs; call job.checkpoint()"
+            )
 
     def on_boundary(self, a_pass: Pass | None) -> None:
         """The script has done all that belongs to its last iteration, and asks for the next batch
@@ -299,6 +312,8 @@ class ScriptCheckpoints:
             self._go_on()
         if a_pass is not None and self._followed is not None:
             self._followed.ask_for_batch(a_pass)
+        if self._sets.sets:
+            self._awaits_boundary = False
         if self._sets.sets and not self.script.is_resuming:
             self._signals.has_boundary()
             may_be_cut = all(each.strategy.may_be_cut for each in self._sets.trainers)

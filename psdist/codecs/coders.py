@@ -10,8 +10,9 @@ sums of squares, which are reported, use the device's own order.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from psdist.codecs.chunks import ChunkCodings
     from psdist.codecs.device_kernels import DeviceKernels
     from psdist.codecs.host_kernels import HostKernels
+
+_log: Final = logging.getLogger(__name__)
 
 Measures: TypeAlias = Mapping[str, Callable[[], Tensor]]
 """Name of a number -> what computes it: a tensor of one element."""
@@ -152,7 +155,13 @@ class DeviceCoder(HostCoder):
     ) -> Encoded | None:
         if self.kernels is None:
             return None
-        pushed = self.kernels.push(division, gradient, kept, times)
+        try:
+            pushed = self.kernels.push(division, gradient, kept, times)
+        except Exception as error:  # Triton compiles another size now, and its cache is full
+            self.kernels = None
+            _log.warning("GPU kernels disabled: %s: %s; torch encodes instead",
+                         type(error).__name__, error)  # fmt: skip
+            return None
         if pushed is None:
             return None
         memory, copies = self._on_host("parts of numbers", chunk, pushed.numbers.view(-1))

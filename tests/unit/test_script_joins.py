@@ -76,6 +76,7 @@ def test_a_spare_has_trained_when_an_iteration_has_ended() -> None:
         _files=SimpleNamespace(tell=lambda: told.append("files")),
         _loaders=SimpleNamespace(end_iteration=lambda: told.append("loaders")),
         _set_modes=None,
+        _awaits_boundary=False,
     )
     ScriptCheckpoints.end_iteration(checkpoints)
     assert checkpoints.has_trained

@@ -277,6 +277,8 @@ def _loaded() -> ctypes.CDLL:
     if compiler is None:
         raise FileNotFoundError(f"no compiler on PATH: {', '.join(_COMPILERS)}")
     path = _folder() / f"passes-{_key(compiler)}.so"
+    if not path.is_absolute():  # a user without a home: nothing is kept
+        return _from_memory(_compiled(compiler))
     with suppress(OSError):
         # Nobody else may have written what this process is to run.
         if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 0o022:
@@ -290,6 +292,10 @@ def _loaded() -> ctypes.CDLL:
             new.chmod(0o600)
             new.replace(path)  # ranks that compile at the same time write the same
         return ctypes.CDLL(str(path))
+    return _from_memory(library)
+
+
+def _from_memory(library: bytes) -> ctypes.CDLL:
     with open(os.memfd_create("psdist-kernels"), "wb") as memory:
         memory.write(library)
         memory.flush()
@@ -301,16 +307,19 @@ def _compiled(compiler: str) -> bytes:
         target = Path(folder) / "passes.so"
         command = [compiler, *_FLAGS, "-o", str(target), str(_SOURCE), "-lm"]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+            command, capture_output=True, text=True, errors="replace",
+            timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
         if done.returncode:
             raise OSError(f"{compiler} failed with status {done.returncode}: {done.stderr[-500:]}")
         return target.read_bytes()
 
 
 def _folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "psdist"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # its specification: ignore a relative one
+        cache = Path(os.path.expanduser("~/.cache"))
+    return cache / "psdist"
 
 
 def _key(compiler: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,25 @@ def test_other_workers_go_on_with_what_can_move(tmp_path: Path) -> None:
     assert again.returncode == 0, again.text
     assert "is of other workers: buffers and what is attached are the chief's" in again.text
     assert "the checkpoint is of 2 workers, the job of 1: batch sizes are per worker" in again.text
+
+
+@pytest.mark.parametrize("feed", ["list", "loader"])
+def test_checkpoint_every_without_a_boundary_is_a_warning(tmp_path: Path, feed: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, psdist\n"
+        "job = psdist.init()\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "batches = [torch.ones(2)] * 4\n"
+        f"for batch in job.loader(batches, batch_size=1) if {feed == 'loader'} else batches:\n"
+        "    model(batch).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    words = ["-m", "psdist", "run", "--run-dir", "run", "--checkpoint-every", "2", str(script)]
+    done = run_program([sys.executable, *words], timeout_s=TIMEOUT_S, cwd=tmp_path)
+    assert done.returncode == 0, done.text
+    told = "checkpoint.every = 2 makes no checkpoint: the script uses no psdist loader"
+    assert done.stderr.count(told) == (feed == "list"), done.text
+    assert (tmp_path / "run" / "checkpoints").exists() == (feed == "loader")

@@ -19,6 +19,7 @@ from psdist.codecs import OnDevice, device_kernels
 from psdist.codecs.coders import DeviceCoder
 from psdist.codecs.device_kernels import DeviceKernels, kernels_for
 from psdist.codecs.feedback import PushTerms
+from psdist.codecs.layout import Division, Stretch
 from psdist.codecs.schemes.low_rank import LowRank
 from psdist.errors import NonFiniteGradientError
 from psdist.transfers import Transfers
@@ -137,3 +138,20 @@ def test_kernels_that_cannot_be_had_or_give_other_bits_leave_the_push_to_torch(
     monkeypatch.setattr(DeviceKernels, "push", lambda *_: None)
     assert kernels_for(CPU, [FORMS["sign"]], ["float32"]) is None
     assert "codec=sign dtype=torch.float32: its bits differ" in caplog.text
+
+
+def test_kernels_that_fail_during_training_are_disabled_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full:
+        def push(self, *_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    coder = DeviceCoder(Transfers(), Full())  # type: ignore[arg-type]
+    division = Division([Stretch(0, 8)], [], FORMS["sign"], (0,))  # type: ignore[arg-type]
+    given: dict[str, Any] = {"kept": torch.zeros(8), "times": 1.0, "into": torch.empty(8)}
+    for _ in range(2):
+        assert coder.encode_at_once(0, division, torch.ones(8), **given) is None
+    assert caplog.messages == [
+        "GPU kernels disabled: OSError: [Errno 28] No space left on device; torch encodes instead"
+    ]

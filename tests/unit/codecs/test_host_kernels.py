@@ -230,6 +230,28 @@ def test_without_a_folder_to_write_to_the_library_is_loaded_from_memory(
     assert len(os.listdir("/proc/self/fd")) == num
 
 
+@needs_compiler
+def test_a_user_without_a_home_gets_no_folder_named_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr("os.path.expanduser", str)
+    assert kernels_for(CODECS.values()) is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_of_a_compiler_in_another_encoding_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "gcc"
+    compiler.write_bytes(b"#!/bin/sh\nprintf 'Ger\\344t voll' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kernels_for(CODECS.values()) is None
+
+
 def test_without_a_compiler_torch_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert kernels_for(CODECS.values()) is None
