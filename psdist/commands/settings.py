@@ -179,7 +179,17 @@ def _explanation(what: str, key: str) -> list[str]:
     if what.replace("-", "_") not in (name, key):
         lines.insert(0, f"{what} is {name}")
     lines += [f"  {label:<12} {text}" for label, text in rows.items() if text]
-    return lines + [f"  {_line(row)}" for row in _conflicts([key])]
+    lines += [f"  {_line(row)}" for row in _conflicts([key])]
+    columns = shutil.get_terminal_size((100, 24)).columns
+    return [part for line in lines for part in _wrapped(line, columns)]
+
+
+def _wrapped(line: str, columns: int) -> list[str]:
+    """Continue a long line below its text; words are not cut."""
+    indent = " " * (15 if line.startswith("  ") and line[14:15] == " " else 4)
+    return textwrap.wrap(
+        line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _template() -> str:

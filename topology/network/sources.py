@@ -284,7 +284,7 @@ def _guess(machine: Machine, typical: float, default: float | None) -> tuple[flo
     if typical:
         return typical, "typical of those measured"
     if default is not None:
-        return default, "by default"
+        return default, "as given"
     of_cards = cards.link_bytes_per_s(machine)
     if not of_cards:
         return DEFAULT_LINK_BYTES_PER_S, "by default"

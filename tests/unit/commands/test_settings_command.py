@@ -123,6 +123,14 @@ def test_show_takes_the_words_of_run(
     assert shown.startswith("psdist: error: mode = x (command line): must be ")
 
 
+@pytest.mark.parametrize("name", NAMES.values())
+def test_an_explanation_fits_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, output_of(capsys, "settings", name).splitlines())) <= 80
+
+
 def test_the_template_is_toml_whose_lines_are_the_defaults(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
