@@ -874,7 +874,7 @@ def test_an_uplink_of_unknown_speed_lets_all_that_is_below_it_pass() -> None:
     found = {switch.name: switch.bytes_per_s / 12e9 for switch in cluster.switches}
     assert found == {"s4": 5, "s3": 4, "s2": 1, "s0": 2, "s1": 2}
     assert any("no oversubscription" in note for note in cluster.notes)
-    assert any("12 GB/s, as given" in note for note in cluster.notes)
+    assert any("12 GB/s, by default" in note for note in cluster.notes)
 
 
 def test_known_speeds_are_kept_without_a_note() -> None:
