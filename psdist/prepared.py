@@ -405,7 +405,7 @@ class ParameterSets:
                 return each
         if module is None:
             raise UsageError(
-                f"{len(self.models)} models were prepared: say which one to {call}, "
+                f"{len(self.models)} models were prepared: name one, "
                 f"job.{call}({'path, ' * (call == 'save')}model=...)"
             )
         raise UsageError(f"job.{call}: this model was not prepared; pass what job.prepare returned")
