@@ -111,7 +111,7 @@ class Job:
         """Device for the model of this worker: its own GPU, else the CPU."""
         self._mode: ModeFrom | None = None
         """Mode that the script has set in the run, also in attempts before."""
-        if self._config.set_mode == "allowed" and session.fidelity is not None:
+        if self._config.set_mode == "allowed" and session.tuning_state is not None:
             self._mode = session.modes_of(0)[-1]
         self.failure: BaseException | None = None
         """Error that ended this worker's part before the end of the job; it ends the script."""

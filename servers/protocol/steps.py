@@ -19,11 +19,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from psdist.controller.kept import (
-    Fidelity,
     KeptPaces,
     KeptPass,
     KeptSteps,
     Rollback,
+    TuningState,
     at_place,
     from_place,
     rolled_back,
@@ -117,8 +117,8 @@ class FixedSteps(CoordinatorPart):
 
     on_membership_changed = on_away
 
-    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
-        return replace(fidelity, steps=self.kept(clock), paces=self.kept_paces())
+    def keep(self, tuning_state: TuningState, clock: int) -> TuningState:
+        return replace(tuning_state, steps=self.kept(clock), paces=self.kept_paces())
 
     def kept(self, clock: int) -> KeptSteps | None:
         """Return the steps for a checkpoint of ``clock`` rounds of the slowest group; None unless

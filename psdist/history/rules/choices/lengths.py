@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
+from psdist.controller.kept import KeptSteps, TuningState, at_place, from_place
 from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
 from psdist.controller.steps import Term, block_of, first_of
 from psdist.history.lines import STEP_LINES, LengthLine, PassLine, StepLine, WorkerLines
@@ -139,7 +139,7 @@ def _check_by_loss(
             )
         if line.kept is not None:
             step = int(line.kept.checkpoint.removeprefix("step-") or 0)
-            now = Fidelity(steps=kept_now(step), rise=risen.kept())
+            now = TuningState(steps=kept_now(step), rise=risen.kept())
             is_so = bool(line.kept.checkpoint) and line.kept.fidelity == now
             return "" if is_so else "other choices than follow from what was reported"
         told = line.reported
