@@ -445,8 +445,8 @@ class Job:
             for trainer in self._sets.trainers:
                 trainer.on_batch(num_samples, nominal, source=position, storages=storages)
             position.use_batch()
-            is_dealt = isinstance(self._steps, SpeedSteps)
-            self._standing.on_batch(position, is_of_equal_passes=not is_dealt)
+            is_by_speed = isinstance(self._steps, SpeedSteps)
+            self._standing.on_batch(position, is_of_equal_passes=not is_by_speed)
 
     # -- what is decided by the loss -----------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from psdist.controller.kept import KeptPaces, TuningState
-from psdist.controller.steps import StepControl, Term, block_of
+from psdist.controller.steps import StepControl, Term, window_of
 from psdist.history.lines import HandLine, StepLine, WorkerLines
 from psdist.history.rules.choices.replayed import check_fixed
 from psdist.history.rules.choices.resumed import goes_on
@@ -134,7 +134,7 @@ def _check_worker(
     coming: dict[_Pass, int] = {}
     for line in lines:
         where = f"worker {worker}: hand {line.hand} of pass {line.number} over loader {line.loader}"
-        steps = fixed.get(Term(line.loader, line.number, block_of(line.hand)))
+        steps = fixed.get(Term(line.loader, line.number, window_of(line.hand)))
         if steps is None or len(steps) <= group:
             broken.add(f"{where} was never fixed")
         elif line.batches != steps[group] and not (line.end >= 0 and line.batches < steps[group]):
