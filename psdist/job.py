@@ -111,11 +111,12 @@ class Job:
         """Device for the model of this worker: its own GPU, else the CPU."""
         self._mode: ModeFrom | None = None
         """Mode that the script has set in the run, also in attempts before."""
-        if self._config.set_mode == "allowed" and session.fidelity is not None:
+        if self._config.set_mode == "allowed" and session.tuning_state is not None:
             self._mode = session.modes_of(0)[-1]
         self.failure: BaseException | None = None
         """Error that ended this worker's part before the end of the job; it ends the script."""
-        self._is_finished = self._has_warned_of_clipping = False
+        self._is_finished = False
+        self._has_warned_of_clipping = self._has_warned_of_push = False
         self._has_batches = self._config.global_batch is None
         """True once psdist has shared out a batch, if the settings give its size."""
         group = start_group(session, self.device)
@@ -444,8 +445,8 @@ class Job:
             for trainer in self._sets.trainers:
                 trainer.on_batch(num_samples, nominal, source=position, storages=storages)
             position.use_batch()
-            is_dealt = isinstance(self._steps, SpeedSteps)
-            self._standing.on_batch(position, is_of_equal_passes=not is_dealt)
+            is_by_speed = isinstance(self._steps, SpeedSteps)
+            self._standing.on_batch(position, is_of_equal_passes=not is_by_speed)
 
     # -- what is decided by the loss -----------------------------------------------------------
 
@@ -720,33 +721,40 @@ class Job:
         return self._checkpoints.make()
 
     @span_of_call(Span.SET_VALUES, _tracer_of)
-    def push(self, model: torch.nn.Module | None = None) -> None:
+    def set_parameters(self, model: torch.nn.Module | None = None) -> None:
         """Send the chief's values of the whole model to the servers and to every worker.
 
         Call it after the script has written parameters, with load_state_dict() or otherwise. Values
         that other workers have written are replaced. The servers keep the optimizer state. With
         several models, ``model`` names the one to send.
         """
-        refuse_call_of_group(self._session, "job.push")
+        refuse_call_of_group(self._session, "job.set_parameters")
         if self._session.roles.num_substitutes:
             raise UsageError(
-                "job.push with spares for workers' places: what servers do not hold would not come "
-                f"to a spare that has taken one; {without_substitutes(self._config)}, or write the "
+                "job.set_parameters with spares for workers' places: a spare would not receive "
+                f"what servers do not hold; {without_substitutes(self._config)}, or write the "
                 "values before job.prepare"
             )
-        sets = self._prepared_between_steps("push")
-        prepared = sets.model_of(model, "push")
+        sets = self._prepared_between_steps("set_parameters")
+        prepared = sets.model_of(model, "set_parameters")
         for each in prepared.sets:
             each.require_pushable()
         which = b"%d" % sets.models.index(prepared)
-        brought = self._collective("push", which)
+        brought = self._collective("set_parameters", which)
         if unlike := brought.unlike(which):
             raise UsageError(
-                f"job.push: {describe_workers(unlike)} pushes another model than this worker; all "
-                "workers must push the same one"
+                f"job.set_parameters: {describe_workers(unlike)} names another model than this "
+                "worker; all workers must name the same model"
             )
-        self._by_chief("push", prepared.set_values)
+        self._by_chief("set_parameters", prepared.set_values)
         sets.bring(prepared)
+
+    def push(self, model: torch.nn.Module | None = None) -> None:
+        """Deprecated name of :meth:`set_parameters`."""
+        if self.is_chief and not self._has_warned_of_push:
+            self._has_warned_of_push = True
+            logger.warning("job.push is deprecated; write job.set_parameters")
+        self.set_parameters(model)
 
     def _collective(self, name: str, payload: bytes = b"", *, values: bytes = b"") -> Brought:
         self._require_open(name)

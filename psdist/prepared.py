@@ -43,7 +43,7 @@ from psdist.protocol.optimizers import (
     traits,
 )
 from psdist.protocol.partition import Partition
-from psdist.ranks.checkpointing.fidelity import levels_of
+from psdist.ranks.checkpointing.tuning_state import levels_of
 from psdist.ranks.failure import printable
 from psdist.ranks.session import JobSession
 from psdist.ranks.wire import credits_of, wire_of
@@ -405,7 +405,7 @@ class ParameterSets:
                 return each
         if module is None:
             raise UsageError(
-                f"{len(self.models)} models were prepared: say which one to {call}, "
+                f"{len(self.models)} models were prepared: name one, "
                 f"job.{call}({'path, ' * (call == 'save')}model=...)"
             )
         raise UsageError(f"job.{call}: this model was not prepared; pass what job.prepare returned")
@@ -667,7 +667,7 @@ class ParameterSets:
             layout,
             description.parameters,
             credits=credits_of(config, len(self._context.roles.groups)),
-            wire=wire_of(config, levels_of(self._context.fidelity)),
+            wire=wire_of(config, levels_of(self._context.tuning_state)),
             first_clock=first_clock,
             history=history,
             reduces_early=early.is_on and self._group.size > 1,

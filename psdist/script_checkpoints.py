@@ -181,7 +181,7 @@ class ScriptCheckpoints:
         restored = self._session.restored
         tree = self._files.restored()
         if restored is not None and tree is not None:
-            self._require_same_hands(restored)
+            self._require_same_assignments(restored)
             self.script.restore(tree, name=restored.checkpoint.name, is_moved=self._files.is_moved)
             if self._files.is_moved and self._config.global_batch is None:
                 self._tell_chief(
@@ -203,7 +203,7 @@ class ScriptCheckpoints:
                     "left out of their pushes is dropped"
                 )
 
-    def _require_same_hands(self, restored: Restored) -> None:
+    def _require_same_assignments(self, restored: Restored) -> None:
         """Raises :class:`UsageError` if each group was at its own place of a pass, and cannot
         continue there in this run."""
         index = restored.checkpoint.index

@@ -95,7 +95,7 @@ class SpeedSteps(_Recorded):
         self._sets = sets
         self._is_training = is_training
         self._require_open = require_open
-        self._hands = self._records(HandLine)
+        self._assignments = self._records(HandLine)
         self.length = StepsBySpeed(
             group=group, steps_of=loop.steps_of, tell=self._tell, now_s=context.rank.now_s
         )
@@ -105,7 +105,7 @@ class SpeedSteps(_Recorded):
             group=group,
             place=groups[group].index(worker),
             steps_of=self._steps_of,
-            on_batch=self._on_dealt,
+            on_batch=self._on_assigned,
         )
 
     def _tell(self, clock: int, step_us: int) -> None:
@@ -132,12 +132,12 @@ class SpeedSteps(_Recorded):
                 sets.resume()
                 return steps
 
-    def _on_dealt(self, dealt: AssignedPart | None) -> None:
+    def _on_assigned(self, part: AssignedPart | None) -> None:
         if self._is_training():
-            self.length.deal(ends_hand=dealt is not None)
-        if dealt is not None and self._hands is not None:
+            self.length.begin_batch(ends_assignment=part is not None)
+        if part is not None and self._assignments is not None:
             clock = self._clock() if self._is_training() else -1
-            self._hands.add(round=clock, **asdict(dealt))
+            self._assignments.add(round=clock, **asdict(part))
 
 
 class ScriptPasses(_Recorded):

@@ -118,7 +118,7 @@ FEATURE_MODULES = (
 FEATURES = {
     "backup groups": "backed backup may_miss miss missed misses wait_every",
     "bound that moves": "bound_control",
-    "changing codecs": "codec_control fidelity level levels",
+    "changing codecs": "codec_control tuning_state level levels",
     "changing modes": "change changes changing control mode_control modes set_mode",
     "checkpoints": "checkpoint checkpoints keeper kept restore restored restores resumed snapshot",
     "checksums": "checks checksum checksummed damaged",

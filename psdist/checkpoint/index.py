@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from psdist.checkpoint import plain as plain_values
 from psdist.checkpoint import strict
 from psdist.checkpoint.strict import parse_json
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.errors import CheckpointError, PlacementError
 from psdist.mode_names import Mode
 from psdist.protocol.partition import ITEM_BYTES, Partition, Piece
@@ -157,8 +157,9 @@ class Index:
     """Workers of each group."""
     sets: Annotated[tuple[SetRecord, ...], Field(min_length=1)]
     files: tuple[FileRecord, ...]
-    fidelity: Fidelity | None = None
-    """Tuning state within the run; None if nothing that psdist chose is to be restored."""
+    fidelity: TuningState | None = None
+    """Tuning state within the run, under its older name in files; None if there are no choices of
+    psdist to restore."""
 
     @property
     def step(self) -> int:

@@ -1,7 +1,7 @@
 """State of psdist's choices within the run, in a checkpoint, so that ``--resume`` continues with
 them.
 
-    kept = Fidelity(codecs=control.kept(clock=120))
+    kept = TuningState(codecs=control.kept(clock=120))
     control.go_on(kept.codecs, first_round=120)         # of another attempt; ValueError: of none
 
 Plain values, for index.json and for what is recorded of decisions.
@@ -190,7 +190,7 @@ class KeptModes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fidelity:
+class TuningState:
     """All that was chosen."""
 
     __pydantic_config__ = CLOSED
@@ -241,11 +241,11 @@ def rolled_back(
     )
 
 
-def within(fidelity: Fidelity, rollback: Rollback) -> Fidelity:
+def within(tuning_state: TuningState, rollback: Rollback) -> TuningState:
     """Return the tuning state after this rollback, unchanged if nothing less lossy was left."""
-    most, codecs, steps = rollback.allowed, fidelity.codecs, fidelity.steps
+    most, codecs, steps = rollback.allowed, tuning_state.codecs, tuning_state.steps
     if most < 0:
-        return fidelity
+        return tuning_state
     if codecs is not None and codecs.names == rollback.names:
         codecs = replace(
             codecs,
@@ -255,12 +255,12 @@ def within(fidelity: Fidelity, rollback: Rollback) -> Fidelity:
         )
     if steps is not None and not rollback.names:
         steps = replace(steps, starts=_limited(steps.starts, most))
-    return replace(fidelity, codecs=codecs, steps=steps)
+    return replace(tuning_state, codecs=codecs, steps=steps)
 
 
-def within_all(fidelity: Fidelity, rollbacks: Iterable[Rollback]) -> Fidelity:
+def within_all(tuning_state: TuningState, rollbacks: Iterable[Rollback]) -> TuningState:
     """Return the tuning state after all of these rollbacks."""
-    return reduce(within, rollbacks, fidelity)
+    return reduce(within, rollbacks, tuning_state)
 
 
 def _limited(starts: tuple[tuple[int, int], ...], most: int) -> tuple[tuple[int, int], ...]:

@@ -32,8 +32,8 @@ KEPT: Final = 3
 LEAST_GAIN: Final = 0.05
 """Part of a step's time that new numbers must save, as predicted, to be chosen."""
 
-HANDS: Final = 4
-"""Number of hands in a term; the first term of a pass has one hand."""
+ASSIGNMENTS: Final = 4
+"""Assignments in an allocation window; the first window of a pass has one."""
 
 
 class Term(NamedTuple):
@@ -44,17 +44,19 @@ class Term(NamedTuple):
     number: int
     """Number of the pass over it."""
     block: int
-    """Number of the block of hands in the pass: of one hand first, then of :data:`HANDS` each."""
+    """Number of the allocation window in the pass, under its older name in histories and messages.
+    The first window has one assignment, each other window :data:`ASSIGNMENTS`."""
 
 
-def block_of(hand: int) -> int:
-    """Return the block of this hand in its pass, or of a round with the script's own batches."""
-    return (hand + HANDS - 1) // HANDS
+def window_of(number: int) -> int:
+    """Return the allocation window of an assignment of a pass, or of a round with the script's own
+    batches. Both are counted from 0."""
+    return (number + ASSIGNMENTS - 1) // ASSIGNMENTS
 
 
-def first_of(block: int) -> int:
-    """The first hand, or round, of a block."""
-    return 1 + HANDS * (block - 1) if block else 0
+def first_of(window: int) -> int:
+    """Return the first assignment, or round, of a window."""
+    return 1 + ASSIGNMENTS * (window - 1) if window else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Final, Generic, NamedTuple, Self, T
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.kept import Rollback, TuningState
 from psdist.controller.observed import (
     GroupCame,
     GroupGone,
@@ -178,7 +178,8 @@ class KeptLine(Line):
 
     checkpoint: Annotated[str, Field(pattern=r"^(step-[0-9]{8,15})?$")]
     """"" if a run begins with them after a rollback, without a checkpoint."""
-    fidelity: Fidelity
+    fidelity: TuningState
+    """The tuning state, under its older name in files."""
 
 
 class ChoiceLine(Line):

@@ -105,7 +105,8 @@ class CoordinatorLine:
         """Messages that the standby may not have."""
         self._num_said = 0
         self._num_received = 0
-        self._succession: LeaderChanged | None = None
+        self._failover: LeaderChanged | None = None
+        """The successor's message, if it arrived before the failure of the coordinator."""
         self._is_over = False
 
     @property
@@ -179,8 +180,8 @@ class CoordinatorLine:
         if not self._may_be_succeeded:
             others = [each for each in self._gone if each != event.who]
             raise lost_coordinator(event.who, others)
-        if event.peer == self._at and self._succession is not None:
-            return [event, *self._follow(self._succession)]
+        if event.peer == self._at and self._failover is not None:
+            return [event, *self._follow(self._failover)]
         return [event]
 
     @property
@@ -207,15 +208,15 @@ class CoordinatorLine:
             if not self._is_awaiting:
                 self._refuse(peer, "says again that it is the coordinator's successor")
             return self._follow(message)
-        self._succession = message
+        self._failover = message
         return self._follow(message) if self._has_lost_coordinator else []
 
-    def _follow(self, succession: LeaderChanged) -> list[LineAction]:
+    def _follow(self, failover: LeaderChanged) -> list[LineAction]:
         died = self._at
-        if succession.host != died:
-            self._at, self._standby, self._succession = succession.host, None, None
+        if failover.host != died:
+            self._at, self._standby, self._failover = failover.host, None, None
         self._is_awaiting = False
-        self._forget(succession.heard)
+        self._forget(failover.heard)
         follows = Say(Rejoined(received=self._num_received))
         return [Follow(self._at, died), follows, *map(Say, self._said)]
 

@@ -41,7 +41,7 @@ class Kind(IntEnum):
     PULL = 3
     """Asks for a chunk's parameters; no payload."""
     INIT = 4
-    """The chief's parameters of one chunk: the initial ones, or others that it sets (job.push)."""
+    """The chief's parameters of one chunk: the initial values, or values of job.set_parameters."""
     CONTROL = 5
     RECEIPT = 6
     """A server has received a push, and its reply must wait, or it has set the chief's values; no

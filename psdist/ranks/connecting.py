@@ -24,7 +24,7 @@ import msgpack
 
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.sources import Resolved, describe_defaults
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.errors import ConfigError, LaunchError, UserError
 from psdist.install import detect, explain_torchrun, survives_deaths
 from psdist.install.room import check_shared_memory
@@ -38,8 +38,8 @@ from psdist.ranks.agreement import (
     exchange,
     start_mpi,
 )
-from psdist.ranks.checkpointing.fidelity import packed, unpacked
 from psdist.ranks.checkpointing.resuming import mark_of, opened
+from psdist.ranks.checkpointing.tuning_state import packed, unpacked
 from psdist.ranks.failure import end_all, format_error, ignore_interrupts, wait_until_read
 from psdist.ranks.mpi_end import is_ours
 from psdist.ranks.parent_link import ParentLink
@@ -166,7 +166,7 @@ def _connect(
             made = _packed(create_run_directory(outcome, placed.roles, placed.files))
         except ConfigError as error:
             made = error
-    path, attempt, name, mark, fidelity = _unpacked(broadcast(comm, agreed(comm, made)))
+    path, attempt, name, mark, tuning_state = _unpacked(broadcast(comm, agreed(comm, made)))
     checkpoint: Checkpoint | UserError | None = None
     try:
         checkpoint = opened(path, name, mark)
@@ -193,7 +193,7 @@ def _connect(
             buddies=() if pairs is None else pairs.buddies,
             attempt=attempt,
             checkpoint=checkpoint,
-            fidelity=fidelity,
+            tuning_state=tuning_state,
         ),
         parent=parent,
     )
@@ -220,14 +220,14 @@ def _log_choices(resolved: Resolved, pairs: Pairs | None = None) -> None:
 def _packed(begun: Begun) -> bytes:
     name = begun.checkpoint.name if begun.checkpoint is not None else ""
     mark = mark_of(begun.checkpoint)
-    words = [os.fsencode(begun.path), begun.attempt, name, mark, packed(begun.fidelity)]
+    words = [os.fsencode(begun.path), begun.attempt, name, mark, packed(begun.tuning_state)]
     as_bytes: bytes = msgpack.packb(words)
     return as_bytes
 
 
-def _unpacked(data: bytes) -> tuple[Path, int, str, str, Fidelity | None]:
-    path, attempt, name, mark, fidelity = msgpack.unpackb(data)
-    return Path(os.fsdecode(path)), int(attempt), str(name), str(mark), unpacked(fidelity)
+def _unpacked(data: bytes) -> tuple[Path, int, str, str, TuningState | None]:
+    path, attempt, name, mark, tuning_state = msgpack.unpackb(data)
+    return Path(os.fsdecode(path)), int(attempt), str(name), str(mark), unpacked(tuning_state)
 
 
 def join(comm: MPI.Intracomm, bootstrap: Bootstrap, *, parent: ParentLink | None = None) -> Rank:
@@ -305,7 +305,7 @@ def _connect_alone(
             started_s=started_s,
             attempt=begun.attempt,
             checkpoint=begun.checkpoint,
-            fidelity=begun.fidelity,
+            tuning_state=begun.tuning_state,
         ),
         number=0,
         transport=transport,

@@ -17,14 +17,14 @@ from psdist.config.settings import RunConfig
 from psdist.controller import Controller
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl
 from psdist.controller.rollback import RiseGuard
 from psdist.controller.steps import StepControl
 from psdist.protocol.ids import server_id
-from psdist.ranks.checkpointing.fidelity import codec_control, loss_step_control
 from psdist.ranks.checkpointing.ruling import begins_with
+from psdist.ranks.checkpointing.tuning_state import codec_control, loss_step_control
 from psdist.ranks.coordinator_parts import (
     choosing_parts,
     fixed_steps,
@@ -50,7 +50,7 @@ from psdist.servers.set_store import BuiltSet
 def coordinator_of(context: JobSession) -> Coordinator:
     """Return the coordinator, before anything has happened in the job."""
     config, roles, first = context.config, context.roles, context.first_clocks(0)
-    groups, mode, kept = roles.groups, judging_mode(config), context.fidelity
+    groups, mode, kept = roles.groups, judging_mode(config), context.tuning_state
     control = _controller(config, roles.num_groups_beginning)
     rounds = RoundControl(control, groups=groups) if control is not None else None
     steps = fixed_steps(
@@ -60,7 +60,7 @@ def coordinator_of(context: JobSession) -> Coordinator:
     reads = isinstance(control, CodecControl) and (control.reads_losses or guard is not None)
     if kept is not None or first is not None:
         clocks = first.clocks[: roles.num_groups_beginning] if first is not None else (0,)
-        resume(kept or Fidelity(), max(clocks), control, steps, guard)
+        resume(kept or TuningState(), max(clocks), control, steps, guard)
     begins = kept.modes if kept is not None and kept.modes is not None else begins_with(config)
     return assemble(
         num_workers=roles.num_workers,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from psdist.controller import Controller
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.kept import KeptModes, TuningState
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.mode import ModeControl
 from psdist.controller.rollback import RiseGuard
@@ -82,7 +82,7 @@ def fixed_steps(
 
 
 def resume(
-    fidelity: Fidelity,
+    tuning_state: TuningState,
     first_round: int,
     control: Controller | None,
     steps: FixedSteps | None,
@@ -90,16 +90,16 @@ def resume(
 ) -> None:
     """Continue the choices that a checkpoint keeps. ``first_round``: the most rounds of a group in
     the checkpoint. Raises ValueError for choices of another kind of run."""
-    if fidelity.codecs is not None and isinstance(control, CodecControl):
-        control.go_on(fidelity.codecs, first_round)
+    if tuning_state.codecs is not None and isinstance(control, CodecControl):
+        control.go_on(tuning_state.codecs, first_round)
     if isinstance(control, ModeControl | BoundControl):
-        control.go_on(fidelity.modes, first_round)
-    if fidelity.steps is not None and steps is not None:
-        steps.go_on(fidelity.steps)
-    if fidelity.paces is not None and steps is not None:
-        steps.go_on_at_pace(fidelity.paces)
-    if guard is not None and (fidelity.rise is not None or first_round):
-        guard.go_on(fidelity.rise, first_round)
+        control.go_on(tuning_state.modes, first_round)
+    if tuning_state.steps is not None and steps is not None:
+        steps.go_on(tuning_state.steps)
+    if tuning_state.paces is not None and steps is not None:
+        steps.go_on_at_pace(tuning_state.paces)
+    if guard is not None and (tuning_state.rise is not None or first_round):
+        guard.go_on(tuning_state.rise, first_round)
 
 
 def joining_parts(

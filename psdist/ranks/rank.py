@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.protocol.control import TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
 from psdist.protocol.ids import COORDINATOR, is_spare, is_worker, spare_of, worker_id
@@ -60,7 +60,7 @@ class Bootstrap:
     """Number of starts of the run, with this one."""
     checkpoint: Checkpoint | None = None
     """Checkpoint that the first job starts from."""
-    fidelity: Fidelity | None = None
+    tuning_state: TuningState | None = None
     """Tuning state with which the first job begins; None: the tuning state of a new run."""
 
     @property

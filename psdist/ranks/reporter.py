@@ -109,14 +109,14 @@ class Reporter(Reports):
         self._has_looked_for_empty_servers = False
         if is_active:
             context.exit.on_failure(self._on_abort)
-        restored, fidelity = context.restored, context.fidelity
+        restored, tuning_state = context.restored, context.tuning_state
         why = "rollback" if restored is None else f"checkpoint {restored.checkpoint.name}"
         self._status = RunStatus(
             context.config,
             context.roles,
             coordinator.progress,
-            fidelity=fidelity,
-            why=why if fidelity is not None else "",
+            tuning_state=tuning_state,
+            why=why if tuning_state is not None else "",
         )
         self._choice_lines = ChoiceLines(context.config, context.run_directory)
         self._status_file = StatusFile(context.run_directory)
@@ -173,15 +173,15 @@ class Reporter(Reports):
 
     def _record_resumed(self) -> None:
         """Report psdist's own choices with which the job begins, before any other choice."""
-        restored, fidelity = self._context.restored, self._context.fidelity
-        kept = self._context.kept_fidelity
+        restored, tuning_state = self._context.restored, self._context.tuning_state
+        kept = self._context.kept_tuning_state
         if kept is not None and kept.modes is not None:
-            is_taken = fidelity is not None and fidelity.modes is not None
+            is_taken = tuning_state is not None and tuning_state.modes is not None
             say = logger.info if is_taken else logger.warning
             say("%s", line_of_modes(self._context.config, kept.modes))
-        if fidelity is not None:
+        if tuning_state is not None:
             name = "" if restored is None else restored.checkpoint.name
-            self._choice_lines.resume(name, fidelity)
+            self._choice_lines.resume(name, tuning_state)
 
     # -- the standby -------------------------------------------------------------------------------
 

@@ -20,13 +20,13 @@ from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import describe_modes, modes_that_may_come
 from psdist.config.settings import RunConfig, to_toml
 from psdist.config.sources import SCRIPT, Resolved, deprecation, describe, describe_script
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.errors import ConfigError
 from psdist.protocol.ids import is_spare, is_worker, worker_of
 from psdist.protocol.roles import Roles
-from psdist.ranks.checkpointing.fidelity import fidelity_of
 from psdist.ranks.checkpointing.resuming import choose
 from psdist.ranks.checkpointing.rollbacks import read_rollbacks
+from psdist.ranks.checkpointing.tuning_state import tuning_state_of
 from psdist.report.run_directory import RunDirectory
 
 _PLAN_FILES: Final = ("plan.txt", "plan.json")
@@ -40,7 +40,7 @@ class Begun:
     attempt: int = 1
     checkpoint: Checkpoint | None = None
     """Checkpoint that the run starts from."""
-    fidelity: Fidelity | None = None
+    tuning_state: TuningState | None = None
     """Tuning state that the run starts with."""
 
 
@@ -60,7 +60,7 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
     lines: list[str] = []
     rollbacks = read_rollbacks(path) if config.resume else []
     checkpoint, attempt = choose(path, lines.append, rollbacks) if config.resume else (None, 1)
-    fidelity = fidelity_of(config, checkpoint, lines.append, rollbacks)
+    tuning_state = tuning_state_of(config, checkpoint, lines.append, rollbacks)
     directory = RunDirectory.create(path)
     try:
         directory.write_text("config.toml", to_toml(config))
@@ -73,7 +73,7 @@ def create_run_directory(outcome: Resolved, roles: Roles, files: Mapping[str, st
     _say(deprecation(outcome))
     _say(lines)
     _say(_nobody_to_be_ahead_of(config, roles))
-    return Begun(path=path, attempt=attempt, checkpoint=checkpoint, fidelity=fidelity)
+    return Begun(path=path, attempt=attempt, checkpoint=checkpoint, tuning_state=tuning_state)
 
 
 def create_next_run_directory(path: Path, resolved: Resolved, roles: Roles, *, first: Path) -> None:

@@ -23,8 +23,8 @@ from psdist.config.settings import RunConfig
 from psdist.history.writers import ServerHistory, history_folder
 from psdist.protocol.flow import REPLY_WINDOW_BYTES
 from psdist.protocol.ids import COORDINATOR, is_spare, server_id, spare_id
-from psdist.ranks.checkpointing.fidelity import levels_of
 from psdist.ranks.checkpointing.files import FileKeeper
+from psdist.ranks.checkpointing.tuning_state import levels_of
 from psdist.ranks.coordinating import Duty, coordinator_log_of, coordinator_of
 from psdist.ranks.lobby import wait_for_job
 from psdist.ranks.rank import Rank
@@ -189,7 +189,7 @@ def _replicated(
         options,
         buddy=None if is_spare(server) else buddies[server],
     )
-    wire = wire_of(context.config, levels_of(context.fidelity))
+    wire = wire_of(context.config, levels_of(context.tuning_state))
     seat: LoggedSeat | StandbySeat
     if server == COORDINATOR:
         log = coordinator_log_of(context, is_active=True)
@@ -207,7 +207,7 @@ def _replicated(
 def _make_store(context: JobSession, here: int) -> Callable[[int, int], ShardStore]:
     """Return the function that makes the store of a server's shard, or the ``copy``-th replica of
     a shard, on server ``here``."""
-    wire = wire_of(context.config, levels_of(context.fidelity))
+    wire = wire_of(context.config, levels_of(context.tuning_state))
     make_executor = partial(TensorShard, transfers=transfers_for(shard_device_of(context)))
 
     def make_store(server: int, copy: int) -> ShardStore:

@@ -18,7 +18,7 @@ from psdist.checkpoint.folder import Folder
 from psdist.config.compatibility import reforms_groups
 from psdist.config.modes import ModeFrom, judging_mode
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.protocol.checkpoints import FirstClocks
 from psdist.protocol.control import TakePlace
 from psdist.protocol.events import ControlArrived, PeerLost
@@ -177,14 +177,14 @@ class JobSession:
         return Folder(self.run_directory.path)
 
     @property
-    def fidelity(self) -> Fidelity | None:
+    def tuning_state(self) -> TuningState | None:
         """Tuning state with which the job begins; None: the tuning state of a new run."""
-        return fitting(self.config, self.kept_fidelity)
+        return fitting(self.config, self.kept_tuning_state)
 
     @property
-    def kept_fidelity(self) -> Fidelity | None:
+    def kept_tuning_state(self) -> TuningState | None:
         """Tuning state of the checkpoint, even if it does not fit the settings of the job."""
-        return self.rank.bootstrap.fidelity if self.number <= 1 else None
+        return self.rank.bootstrap.tuning_state if self.number <= 1 else None
 
     @property
     def restored(self) -> Restored | None:
@@ -199,7 +199,7 @@ class JobSession:
 
     def modes_of(self, set_index: int) -> tuple[ModeFrom, ...]:
         """Return the modes of a parameter set at the beginning of the job."""
-        return modes_of(self.config, self.fidelity, set_index=set_index)
+        return modes_of(self.config, self.tuning_state, set_index=set_index)
 
     def first_clocks(self, set_index: int) -> FirstClocks | None:
         """Return the groups' first clocks in a parameter set; None if nothing is restored."""

@@ -53,7 +53,7 @@ class Span(IntEnum):
     """``other``: the index of its name in COLLECTIVES."""
     SAVE = 17
     SET_VALUES = 18
-    """``job.push()``."""
+    """``job.set_parameters()``."""
     PULL_ALL = 19
     """``job.pull()``."""
     OPTIMIZER_STATE = 20
@@ -75,7 +75,7 @@ NAMES: Final = {
     Span.WAIT_COLLECTIVE: "wait: collective",
     Span.WAIT_SERVERS: "wait: servers",
     Span.WAIT_END: "wait: others to finish",
-    Span.SET_VALUES: "job.push",
+    Span.SET_VALUES: "job.set_parameters",
     Span.PULL_ALL: "job.pull",
     Span.SAVE: "job.save",
     Span.OPTIMIZER_STATE: "job.optimizer_state",
@@ -84,7 +84,7 @@ NAMES: Final = {
 """Names of the kinds whose name is not the lower-case form."""
 
 COLLECTIVES: Final = (
-    *("prepare", "save", "mean", "barrier", "push", "optimizer_state"),
+    *("prepare", "save", "mean", "barrier", "set_parameters", "optimizer_state"),
     *("any", "all", "loader", "finish", "start", "pull", "checkpoint", "written", "set_mode"),
 )
 

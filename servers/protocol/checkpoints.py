@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.controller.snapshots import Fields
 from psdist.errors import InvariantError
 from psdist.protocol.checkpoints import (
@@ -43,11 +43,12 @@ class BeginCheckpoint:
 
 
 @dataclass(slots=True)
-class KeepFidelity:
+class KeepTuningState:
     """Choices of psdist that are part of the checkpoint."""
 
     checkpoint: str
-    fidelity: Fidelity
+    fidelity: TuningState
+    """The tuning state, under its older name in files."""
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ class Checkpoints(CoordinatorPart):
         begun = self.begin([of_worker.get(worker, lowest) for worker in range(job.num_workers)])
         collective.answer_all(begun.checkpoint.encode())
         kept = job.kept(lowest[0])
-        choices = [] if kept == Fidelity() else [KeepFidelity(begun.checkpoint, kept)]
+        choices = [] if kept == TuningState() else [KeepTuningState(begun.checkpoint, kept)]
         return [begun, *choices, *job.resume(seq, begun.checkpoint)]
 
     def _go_on(self, job: Coordinator) -> Actions:

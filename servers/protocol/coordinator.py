@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
 
 import msgpack
 
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.controller.snapshots import Change, Fields, HasSnapshot, Nested
 from psdist.errors import InvariantError, PeerLostError, ProtocolError
 from psdist.protocol.checkpoints import CHECKPOINT, WRITTEN
@@ -197,9 +197,9 @@ class CoordinatorPart(HasSnapshot):
         """Another process serves the shard of ``server`` now: repeat what it may have missed."""
         return []
 
-    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
-        """Return ``fidelity`` with what a checkpoint of ``clock`` rounds keeps of this part."""
-        return fidelity
+    def keep(self, tuning_state: TuningState, clock: int) -> TuningState:
+        """Return ``tuning_state`` with what a checkpoint of ``clock`` rounds keeps of this part."""
+        return tuning_state
 
     def resume_at(self, clocks: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
         """Return, by worker and set, where workers resume from a checkpoint that is made at
@@ -331,12 +331,12 @@ class Coordinator(HasSnapshot):
         self.entered[worker] = seq
         return self._ask(lambda part: part.on_joined(worker, clocks))
 
-    def kept(self, clock: int) -> Fidelity:
+    def kept(self, clock: int) -> TuningState:
         """Return what a checkpoint of ``clock`` rounds of the slowest group keeps of the parts."""
-        fidelity = Fidelity()
+        tuning_state = TuningState()
         for part in self.parts:
-            fidelity = part.keep(fidelity, clock)
-        return fidelity
+            tuning_state = part.keep(tuning_state, clock)
+        return tuning_state
 
     def resume(self, seq: int, checkpoint: str = "") -> Actions:
         """Tell every server that all workers have come to collective ``seq``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.kept import Rollback, TuningState
 from psdist.controller.loss_steps import MOST_LOSS, counts_nonfinite
 from psdist.controller.observed import LossHeard
 from psdist.controller.rollback import Rise, RiseGuard
@@ -67,8 +67,10 @@ class Losses(CoordinatorPart):
         rise = self._guard.report(message.round, message.count, message.total)
         return [] if rise is None else [self._reader.rolled_back(message.round, rise)]
 
-    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
-        return fidelity if self._guard is None else replace(fidelity, rise=self._guard.kept())
+    def keep(self, tuning_state: TuningState, clock: int) -> TuningState:
+        return (
+            tuning_state if self._guard is None else replace(tuning_state, rise=self._guard.kept())
+        )
 
     @property
     def good(self) -> int | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from psdist.controller import Decision
-from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.kept import KeptModes, TuningState
 from psdist.controller.observed import LevelsSized
 from psdist.controller.snapshots import Fields, Nested
 from psdist.errors import ProtocolError
@@ -151,10 +151,10 @@ class ModeChanges(CoordinatorPart):
     def on_joined(self, worker: int, clocks: Sequence[int]) -> Actions:
         return [] if self._control is None else [*self._control.admit(worker, clocks[0])]
 
-    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
+    def keep(self, tuning_state: TuningState, clock: int) -> TuningState:
         if self._control is not None:
-            fidelity = self._control.keep(fidelity, clock)
-        return fidelity if self.kept is None else replace(fidelity, modes=self.kept)
+            tuning_state = self._control.keep(tuning_state, clock)
+        return tuning_state if self.kept is None else replace(tuning_state, modes=self.kept)
 
     def know_sizes(self, sizes: list[int]) -> Actions:
         if self._control is None:

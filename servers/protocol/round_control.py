@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from psdist.controller import Controller, Decision, Observation
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, Rollback, rolled_back
+from psdist.controller.kept import Rollback, TuningState, rolled_back
 from psdist.controller.observed import GroupCame, GroupGone, ModeObserved
 from psdist.controller.rollback import Rise
 from psdist.controller.snapshots import Fields, HasSnapshot, Nested
@@ -45,11 +45,11 @@ class RoundControl(HasSnapshot):
         self._led_anew: set[int] = set()
         """Groups with a new leader that has measured nothing yet."""
 
-    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
-        """Return ``fidelity`` with what a checkpoint of ``clock`` rounds keeps of the codecs."""
+    def keep(self, tuning_state: TuningState, clock: int) -> TuningState:
+        """Return ``tuning_state`` with the codecs that a checkpoint of ``clock`` rounds keeps."""
         if not isinstance(self._control, CodecControl):
-            return fidelity
-        return replace(fidelity, codecs=self._control.kept(clock))
+            return tuning_state
+        return replace(tuning_state, codecs=self._control.kept(clock))
 
     # -- rounds --------------------------------------------------------------------------------
 

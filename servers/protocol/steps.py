@@ -19,11 +19,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from psdist.controller.kept import (
-    Fidelity,
     KeptPaces,
     KeptPass,
     KeptSteps,
     Rollback,
+    TuningState,
     at_place,
     from_place,
     rolled_back,
@@ -32,7 +32,7 @@ from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.observed import StepsObserved
 from psdist.controller.rollback import Rise
 from psdist.controller.snapshots import Fields, Nested
-from psdist.controller.steps import StepControl, Term, block_of
+from psdist.controller.steps import StepControl, Term, window_of
 from psdist.errors import ProtocolError
 from psdist.protocol.control import AskSteps, Control, LossReported, RoundTook, StepsFixed
 from psdist.protocol.ids import worker_id
@@ -117,15 +117,15 @@ class FixedSteps(CoordinatorPart):
 
     on_membership_changed = on_away
 
-    def keep(self, fidelity: Fidelity, clock: int) -> Fidelity:
-        return replace(fidelity, steps=self.kept(clock), paces=self.kept_paces())
+    def keep(self, tuning_state: TuningState, clock: int) -> TuningState:
+        return replace(tuning_state, steps=self.kept(clock), paces=self.kept_paces())
 
     def kept(self, clock: int) -> KeptSteps | None:
         """Return the steps for a checkpoint of ``clock`` rounds of the slowest group; None unless
         they are by the loss. Blocks that have begun continue in the resumed run."""
         if not isinstance(self._control, LossStepControl):
             return None
-        starts = from_place(self._starts, block_of(clock))
+        starts = from_place(self._starts, window_of(clock))
         return self._control.kept(starts, self._num_fixed)
 
     def kept_paces(self) -> KeptPaces | None:
@@ -137,7 +137,7 @@ class FixedSteps(CoordinatorPart):
 
     def rolled_back(self, round_number: int, rise: Rise) -> Rollback:
         """Return what follows from a loss that has blown up in this round."""
-        most = max(steps for _, steps in from_place(self._starts, block_of(rise.good)))
+        most = max(steps for _, steps in from_place(self._starts, window_of(rise.good)))
         return rolled_back(round_number, rise, most)
 
     def go_on(self, kept: KeptSteps) -> None:

@@ -726,8 +726,8 @@ def test_weights_that_are_clipped_past_torch_end_the_job_in_one_error(tmp_path: 
     assert all("WARNING" in each and "has written to" in each for each in warnings), done.text
     assert re.search(
         r"error at bad_script\.py line \d+: iteration \d: the script has written to parameter "
-        r"0\.weight since the servers sent its values, .* call job\.push\(\) on all workers after "
-        r"each write, or express it in the model",
+        r"0\.weight since the servers sent its values, .* call job\.set_parameters\(\) on all "
+        r"workers after each write, or express it in the model",
         line,
     ), line
 
@@ -739,7 +739,7 @@ def test_an_embedding_with_max_norm_is_refused_in_one_line(tmp_path: Path) -> No
     assert re.search(
         r"error at bad_script\.py line \d+: module 0 \(Embedding\) has max_norm = 1, .*; build it "
         r"without max_norm and renormalise with `.*renorm_\(2, 0, 1\)` before job\.prepare\(\) "
-        r"and, followed by job\.push\(\), after each optimizer\.step\(\)",
+        r"and, followed by job\.set_parameters\(\), after each optimizer\.step\(\)",
         line,
     ), line
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from psdist.controller import Controller
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.kept import KeptModes, TuningState
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.rollback import RiseGuard
 from psdist.controller.steps import StepControl
@@ -41,7 +41,7 @@ def assemble(
     control: Controller | None = None,
     steps: StepControl | LossStepControl | None = None,
     rollback: float | None = None,
-    fidelity: Fidelity | None = None,
+    tuning_state: TuningState | None = None,
     first_round: int = 0,
     modes: KeptModes | None = None,
     reforms: bool = False,
@@ -51,8 +51,8 @@ def assemble(
     fixed = fixed_steps(steps, num_workers=num_workers, groups=groups, mode=mode)
     guard = RiseGuard(rollback) if rollback is not None else None
     reads = isinstance(control, CodecControl) and (control.reads_losses or guard is not None)
-    if fidelity is not None or first_round:
-        resume(fidelity or Fidelity(), first_round, control, fixed, guard)
+    if tuning_state is not None or first_round:
+        resume(tuning_state or TuningState(), first_round, control, fixed, guard)
     return coordinator_assembly.assemble(
         num_workers=num_workers,
         num_servers=num_servers,

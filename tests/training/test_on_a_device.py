@@ -87,7 +87,7 @@ def push(turn: Turn) -> None:
         with torch.no_grad():
             for parameter in turn.model.parameters():
                 parameter.mul_(0.5)
-        turn.job.push()
+        turn.job.set_parameters()
 
 
 def pull_and_save(turn: Turn) -> None:

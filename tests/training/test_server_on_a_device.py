@@ -31,7 +31,7 @@ def meddling(turn: Turn) -> None:
         with torch.no_grad():
             for parameter in turn.model.parameters():
                 parameter.mul_(0.5)
-        job.push()
+        job.set_parameters()
     if turn.step == 5:
         job.save(folder / "model.safetensors")
         state = job.optimizer_state()

@@ -1,5 +1,5 @@
-"""Writes of a script to parameters: refused unless job.push() follows, and then trained on as in
-one plain process."""
+"""Writes of a script to parameters: refused unless job.set_parameters() follows, and
+then trained on as in one plain process."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def writing(write: Write, *, pushes: bool, groups: Groups) -> Script:
         def after_step(model: nn.Module) -> None:
             write(model)
             if pushes:
-                job.push()
+                job.set_parameters()
 
         train(model, optimizer, batches(job, groups), after_step)
         return {"parameters": flat(model)}
@@ -148,7 +148,9 @@ def test_writes_that_are_pushed_train_as_in_one_process(
 def test_writes_that_are_not_pushed_end_the_job_with_the_parameters_name(
     write: Write, groups: Groups, tmp_path: Path
 ) -> None:
-    told = r"iteration \d+: the script has written to parameter \d\.\w+ .*call job\.push\(\)"
+    told = (
+        r"iteration \d+: the script has written to parameter \d\.\w+ .*call job\.set_parameters\(\)"
+    )
     with pytest.raises(UsageError, match=told):
         run(writing(write, pushes=False, groups=groups), tmp_path, groups)
 
@@ -164,7 +166,9 @@ SETTINGS: list[dict[str, object]] = [
 def test_a_clip_that_is_not_pushed_ends_the_job_however_it_communicates(
     settings: dict[str, object], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=r"has written to parameter .*call job\.push\(\)"):
+    with pytest.raises(
+        UsageError, match=r"has written to parameter .*call job\.set_parameters\(\)"
+    ):
         run(writing(clip, pushes=False, groups=APART), tmp_path, APART, **settings)
 
 
@@ -411,7 +415,7 @@ def test_an_embedding_that_is_renormalised_after_each_step_trains_as_with_max_no
 
         def after_step(model: nn.Module) -> None:
             renormalise(model)
-            job.push()
+            job.set_parameters()
 
         train(model, optimizer, words(part=job.worker, num_parts=2), after_step)
         return {"parameters": flat(model)}

@@ -20,7 +20,7 @@ from itertools import pairwise
 from operator import mul
 from typing import Any
 
-from psdist.controller.steps import Term, block_of
+from psdist.controller.steps import Term, window_of
 from psdist.errors import UsageError
 from psdist.workers.data.processes import seeded_batches
 from psdist.workers.data.seen import Pass, PassAllocation, nested_pass
@@ -126,7 +126,7 @@ class AssignedPart:
     number: int
     """Number of the pass over this loader."""
     hand: int
-    """Number of the assignment in the pass."""
+    """Number of the assignment in the pass, under its older name in histories."""
     start: int
     stop: int
     """End of its positions in the epoch's order, which begin at ``start``."""
@@ -211,16 +211,16 @@ class AssignedBatches:
     def _coming(
         self,
         at: PassAllocation,
-        hand: int,
+        number: int,
         start: int,
         known: dict[int, Sequence[int]],
         *,
         is_handing_out: bool,
     ) -> Iterator[tuple[int, Assignment]]:
-        """The assignments from number ``hand``, which begins at ``start``."""
+        """The assignments from ``number`` on, whose first one begins at ``start``."""
         num_samples = len(self.dataset)
         while True:
-            window = block_of(hand)
+            window = window_of(number)
             if window not in known:
                 known[window] = self.allocation.steps_of(Term(at.loader, at.number, window))
             found = assign(
@@ -232,54 +232,54 @@ class AssignedBatches:
                 drop_last=self.drop_last,
             )
             assert found is not None  # the one before was the last
-            yield hand, found
+            yield number, found
             if found.is_last:
                 return
             start = found.positions.stop
-            hand += 1
-            if is_handing_out and block_of(hand) != window:
+            number += 1
+            if is_handing_out and window_of(number) != window:
                 del known[window]
 
-    def _mine(self, hand: Assignment) -> list[range]:
-        return hand.batches(group=self.allocation.group, place=self.allocation.place)
+    def _mine(self, assignment: Assignment) -> list[range]:
+        return assignment.batches(group=self.allocation.group, place=self.allocation.place)
 
     def sizes(self) -> Iterator[tuple[int, float]]:
         at = self._at
-        coming = self._coming(at, at.hand, at.start, self._known, is_handing_out=True)
+        coming = self._coming(at, at.assignment, at.start, self._known, is_handing_out=True)
         return self._hand_out(self._pass, at, coming)
 
     def _hand_out(
         self, a_pass: Pass, at: PassAllocation, coming: Iterator[tuple[int, Assignment]]
     ) -> Iterator[tuple[int, float]]:
         num_samples = len(self.dataset)
-        for index, hand in coming:
+        for number, assignment in coming:
             if self._pass is not a_pass:
                 raise nested_pass()
-            mine = self._mine(hand)
+            mine = self._mine(assignment)
             for part in mine[:-1]:
                 at.is_between = False
                 self.allocation.on_batch(None)
                 yield len(part), self.batch_size
-            dealt = AssignedPart(
+            assigned = AssignedPart(
                 loader=at.loader,
                 number=at.number,
-                hand=index,
+                hand=number,
                 start=mine[0].start,
                 stop=mine[-1].stop,
                 batches=len(mine),
-                end=hand.positions.stop if hand.is_last else -1,
-                left=num_samples - hand.positions.stop if hand.is_last else 0,
-                may_leave=self.drop_last * (self.batch_size * sum(hand.sizes) - 1),
+                end=assignment.positions.stop if assignment.is_last else -1,
+                left=num_samples - assignment.positions.stop if assignment.is_last else 0,
+                may_leave=self.drop_last * (self.batch_size * sum(assignment.sizes) - 1),
             )
-            at.hand, at.start, at.is_between = index + 1, hand.positions.stop, True
-            if hand.is_last:
+            at.assignment, at.start, at.is_between = number + 1, assignment.positions.stop, True
+            if assignment.is_last:
                 a_pass.num_batches = a_pass.seen + 1
-            self.allocation.on_batch(dealt)
+            self.allocation.on_batch(assigned)
             yield len(mine[-1]), self.batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         at = self._at
-        coming = self._coming(at, at.hand, at.start, self._known, is_handing_out=False)
+        coming = self._coming(at, at.assignment, at.start, self._known, is_handing_out=False)
         return seeded_batches(
             (part for _, each in coming for part in self._mine(each)),
             num_samples=len(self.dataset),
@@ -296,9 +296,9 @@ class AssignedBatches:
         )
 
 
-def refuse_allocation(deal: Callable[..., AssignedBatches] | None, what: str) -> None:
+def refuse_allocation(assign_batches: Callable[..., AssignedBatches] | None, what: str) -> None:
     """Raise UsageError with ``steps_by = speed``: ``what`` gives all workers equal parts."""
-    if deal is not None:
+    if assign_batches is not None:
         raise UsageError(
             f"local.steps_by = speed: {what} gives all workers as many samples, and groups of "
             "different speed would come to the end at different times; use job.loader, or "

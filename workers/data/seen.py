@@ -44,7 +44,7 @@ class PassAllocation:
     """The loader in whose allocation windows the coordinator fixes local steps."""
     number: int
     """Number of the pass over this loader."""
-    hand: int = 0
+    assignment: int = 0
     """Number of the next assignment."""
     start: int = 0
     """Its first position in the epoch's order."""
@@ -311,9 +311,9 @@ class SeenPasses:
         """Return a tree of plain values. ``at``: training continues with the next batch of this
         pass; None between two epochs."""
         counts = self._counter.counts() if at is None else self._mark
-        dealt = [[loader, number] for loader, number in sorted(self.num_allocated.items())]
+        allocated = [[loader, number] for loader, number in sorted(self.num_allocated.items())]
         return {
-            **({"dealt": dealt} if dealt else {}),
+            **({"dealt": allocated} if allocated else {}),
             "orders": self._orders.collect(is_between=at is None),
             "counts": [[*key, count] for key, count in sorted(counts.items())],
             "passes": [] if at is None else [_told(each, each is at) for each in self._passes],
@@ -333,11 +333,11 @@ class SeenPasses:
             kept["salt"] = tuple(kept.get("salt", ()))
             each = Pass(is_resumed=True, **kept)
             allocation = told.get("dealing")
-            is_dealt = allocation is not None and self._is_allocating
+            is_assigned = allocation is not None and self._is_allocating
             is_anew = is_moved or allocation is not None or (self._is_allocating and each.is_shared)
             if not each.steps and not each.is_resume_point:
                 each.seen, each.is_over = 0, False
-                if is_dealt:  # keeps its number, which the other workers use for this pass
+                if is_assigned:  # keeps its number, which the other workers use for this pass
                     each.allocation = PassAllocation(
                         loader=allocation[0], number=allocation[1], start=each.start
                     )
@@ -348,10 +348,13 @@ class SeenPasses:
                         f"{each.seen} of another number of workers cannot be found"
                     )
                 each.start, each.seen = told["consumed"] or 0, 0
-                if is_dealt:
-                    loader, number, hand = allocation
+                if is_assigned:
+                    loader, number, assignment = allocation
                     each.allocation = PassAllocation(
-                        loader=loader, number=number, hand=hand, start=each.start
+                        loader=loader,
+                        number=number,
+                        assignment=assignment,
+                        start=each.start,
                     )
             found.append(each)
         self._replay = found
@@ -365,8 +368,8 @@ _KEPT = (
 
 
 def has_returned_samples(tree: Mapping[str, Any]) -> bool:
-    """True if samples of a failed worker had been dealt to other workers in this epoch, as psdist
-    did until November 2026."""
+    """True if other workers had received samples of a failed worker in this epoch, as psdist did
+    until November 2026."""
     spans = (told.get(key) for told in tree["passes"] for key in ("left", "rest"))
     return any(each is not None for each in spans)
 
@@ -376,7 +379,7 @@ def _told(a_pass: Pass, is_resume_point: bool) -> dict[str, Any]:
     plain["salt"], plain["kind"] = list(a_pass.salt), int(a_pass.kind)
     allocation = a_pass.allocation
     if allocation is not None:
-        plain["dealing"] = [allocation.loader, allocation.number, allocation.hand]
+        plain["dealing"] = [allocation.loader, allocation.number, allocation.assignment]
     return {
         **plain,
         "is_resume_point": is_resume_point,

@@ -38,7 +38,8 @@ from psdist.protocol.partition import Span
 
 CALLS = (
     *("optimizer.step", "save", "mean", "barrier", "pull", "prepare", "finish"),
-    *("any", "all", "loader", "push", "optimizer_state", "start", "checkpoint", "written"),
+    *("any", "all", "loader", "set_parameters", "optimizer_state"),
+    *("start", "checkpoint", "written"),
     SET_MODE,
 )
 """Calls of a script that an agreement names, by index."""

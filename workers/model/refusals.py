@@ -202,8 +202,8 @@ def refuse_renormalised(
                 f"module {name or '(the model)'} ({type(each).__name__}) has max_norm = "
                 f"{each.max_norm:g}, which writes to {weight} in forward, where the servers do not "
                 "see it; build it without max_norm and renormalise with `with torch.no_grad(): "
-                f"weight.renorm_({norms})` before job.prepare() and, followed by job.push(), after "
-                "each optimizer.step()"
+                f"weight.renorm_({norms})` before job.prepare() and, followed by "
+                "job.set_parameters(), after each optimizer.step()"
             )
 
 

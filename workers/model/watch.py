@@ -24,8 +24,8 @@ from psdist.workers.model.forward_hooks import DroppedInCopies
 logger = logging.getLogger("psdist")
 
 _REMEDY: Final = (
-    "load and initialise models before job.prepare, or call job.push() on all workers after it, "
-    "which makes the chief's values the servers'"
+    "load and initialise models before job.prepare, or call job.set_parameters() on all workers "
+    "after it, which makes the chief's values the servers'"
 )
 _MOST_WRITES: Final = 3
 """Iterations with a write until the job ends. The first one is a warning: a script may write once
@@ -73,7 +73,7 @@ class ModelWatch:
         self._before_load = []
 
     def accept(self) -> None:
-        """Accept the values in memory, which the servers have now (job.push)."""
+        """Accept the values in memory, which the servers have now (job.set_parameters)."""
         self._before_load = []
 
     def look(self, flat: FlatModel, clock: int, *, is_local: bool = False) -> None:
@@ -98,8 +98,8 @@ class ModelWatch:
         if self._num_writes == _MOST_WRITES:
             raise UsageError(
                 f"{told}, as in {_MOST_WRITES - 1} iterations before; the servers do not see such "
-                "writes, and their next values replace them: call job.push() on all workers after "
-                "each write, or express it in the model (torch.nn.utils.parametrize)"
+                "writes, and their next values replace them: call job.set_parameters() on all "
+                "workers after each write, or express it in the model (torch.nn.utils.parametrize)"
             )
         if self._num_writes == 1:
             logger.warning(

@@ -580,7 +580,7 @@ class Transfers:
             return f"the rest of iteration {self.clock - 1} to be pushed"
         clock, pull = next(iter(self.awaited.values()))
         if self._is_loading:
-            return "servers to set the values of job.push"
+            return "servers to set the values of job.set_parameters"
         return "parameters" if pull else f"the replies to iteration {clock}"
 
     def check_invariants(self) -> None:

@@ -82,8 +82,8 @@ class LocalDifferences(LocalSteps):
             if not same_bits(self._anchor[buffer][stretch], self.flat.values[buffer][stretch]):
                 raise UsageError(
                     f"round {self.iteration.clock}: parameter {pieces[piece].name} was "
-                    "written since the last replies; call job.push(), which makes what the chief "
-                    "has in memory the servers' values and every worker's"
+                    "written since the last replies; call job.set_parameters(), which "
+                    "sends the chief's values to the servers and to every worker"
                 )
 
     def collect(

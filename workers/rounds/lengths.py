@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 
-from psdist.controller.steps import Term, block_of
+from psdist.controller.steps import Term, window_of
 from psdist.errors import UsageError
 from psdist.workers.loop import Wait
 
@@ -72,7 +72,7 @@ class StepsByLoss(RoundLength):
         self._in_round = 0
 
     def begin(self, clock: int) -> Iterator[Wait]:
-        block = block_of(clock)
+        block = window_of(clock)
         if self._fixed[0] != block:
             self._tell(clock)  # first: the coordinator reads the losses before the question
             steps = yield from self._steps_of(Term(0, 0, block))
@@ -138,7 +138,7 @@ class StepsBySpeed(RoundLength):
         self._steps_of = steps_of
         self._tell = tell
         self._now_s = now_s
-        self._ends_hand = False
+        self._ends_assignment = False
         """True if the batch handed out next, or the newest one, is the last of its assignment."""
         self._num_batches = 0
         """Batches handed out for training since the last step."""
@@ -148,9 +148,9 @@ class StepsBySpeed(RoundLength):
         self._round_began_s = self._first_step_s = self._last_step_s = now_s()
         self._in_round = 0
 
-    def deal(self, *, ends_hand: bool) -> None:
+    def begin_batch(self, *, ends_assignment: bool) -> None:
         """A batch is about to be handed out."""
-        self._ends_hand = ends_hand
+        self._ends_assignment = ends_assignment
 
     def use_batch(self) -> None:
         self._num_batches += 1
@@ -165,9 +165,9 @@ class StepsBySpeed(RoundLength):
             )
 
     def begin(self, clock: int) -> Iterator[Wait]:
-        if not self._has_loader and self._own[0] != block_of(clock):
-            steps = yield from self._steps_of(Term(0, 0, block_of(clock)))
-            self._own = block_of(clock), steps[self._group]
+        if not self._has_loader and self._own[0] != window_of(clock):
+            steps = yield from self._steps_of(Term(0, 0, window_of(clock)))
+            self._own = window_of(clock), steps[self._group]
 
     def end_step(self, in_round: int) -> bool:
         self._last_step_s = self._now_s()
@@ -175,7 +175,7 @@ class StepsBySpeed(RoundLength):
             self._first_step_s = self._last_step_s
         self._in_round = in_round
         self._num_batches = 0
-        return self._ends_hand if self._has_loader else in_round == self._own[1]
+        return self._ends_assignment if self._has_loader else in_round == self._own[1]
 
     def end_round(self, clock: int) -> None:
         """The first step counts only if it is alone: before it there may have been a collective or

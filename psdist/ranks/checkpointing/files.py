@@ -24,7 +24,7 @@ from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
 from psdist.checkpoint.states import to_json
 from psdist.checkpoint.tensors import Entry, write_file
 from psdist.config.modes import judging_mode
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.errors import CheckpointError, InvariantError
 from psdist.protocol.checkpoints import MOST_PROBLEM_CHARACTERS, Misses
 from psdist.protocol.control import Setup, WriteFailed, Written
@@ -38,7 +38,7 @@ from psdist.servers.protocol.checkpoints import (
     BeginCheckpoint,
     CompleteCheckpoint,
     DropCheckpoint,
-    KeepFidelity,
+    KeepTuningState,
 )
 from psdist.servers.shard.regions import Keeper, Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
@@ -46,7 +46,7 @@ from psdist.version import VERSION
 
 logger = logging.getLogger("psdist")
 
-CheckpointAction = BeginCheckpoint | KeepFidelity | CompleteCheckpoint | DropCheckpoint
+CheckpointAction = BeginCheckpoint | KeepTuningState | CompleteCheckpoint | DropCheckpoint
 
 
 def file_name(peer: int, joined: Mapping[int, int]) -> str:
@@ -213,7 +213,7 @@ def _region(checkpoint: Checkpoint, set_index: int, piece: int, start: int, leng
 
 
 _SHOWN_PROBLEMS: Final = 4
-_FIDELITY: Final[TypeAdapter[Fidelity | None]] = TypeAdapter(Fidelity | None)
+_TUNING_STATE: Final[TypeAdapter[TuningState | None]] = TypeAdapter(TuningState | None)
 
 
 class CheckpointFiles:
@@ -229,7 +229,7 @@ class CheckpointFiles:
         """Return the rounds of a checkpoint that must stay; None: the newest ones stay."""
         self._problem = ""
         """Error of the beginning of the folder."""
-        self._fidelity: Fidelity | None = None
+        self._tuning_state: TuningState | None = None
         """Tuning state for the index of the checkpoint that is being written."""
 
     def add_set(self, partition: Partition, setup: Setup) -> None:
@@ -241,19 +241,19 @@ class CheckpointFiles:
         self.num_complete += isinstance(action, CompleteCheckpoint)
         self.num_failed += isinstance(action, DropCheckpoint)
         if isinstance(action, BeginCheckpoint):
-            self._fidelity = None
-        elif isinstance(action, KeepFidelity):
-            self._fidelity = action.fidelity
+            self._tuning_state = None
+        elif isinstance(action, KeepTuningState):
+            self._tuning_state = action.fidelity
 
     def standing(self) -> tuple[int, int, bytes]:
         """Return, for a new standby: the numbers of complete and of dropped checkpoints, and the
         tuning state for the index of the checkpoint that is being written."""
-        return self.num_complete, self.num_failed, _FIDELITY.dump_json(self._fidelity)
+        return self.num_complete, self.num_failed, _TUNING_STATE.dump_json(self._tuning_state)
 
     def go_on(self, standing: tuple[int, int, bytes]) -> None:
         """Continue from the coordinator's :meth:`standing`."""
-        self.num_complete, self.num_failed, fidelity = standing
-        self._fidelity = _FIDELITY.validate_json(fidelity)
+        self.num_complete, self.num_failed, tuning_state = standing
+        self._tuning_state = _TUNING_STATE.validate_json(tuning_state)
 
     def has_done(self, action: CheckpointAction) -> bool:
         """True if the folder looks as if the failed coordinator had done the action."""
@@ -264,13 +264,13 @@ class CheckpointFiles:
 
     def do(self, action: CheckpointAction) -> None:
         if isinstance(action, BeginCheckpoint):
-            self._problem, self._fidelity = "", None
+            self._problem, self._tuning_state = "", None
             try:
                 self._folder.begin(action.checkpoint)
             except (OSError, CheckpointError) as error:
                 self._problem = f"{self._folder.path}: {_words(error)}"
-        elif isinstance(action, KeepFidelity):
-            self._fidelity = action.fidelity
+        elif isinstance(action, KeepTuningState):
+            self._tuning_state = action.fidelity
         elif isinstance(action, DropCheckpoint):
             told = [f"{describe_peer(peer)}: {why}" for peer, why in action.problems.items()]
             more = f" (and {len(told) - _SHOWN_PROBLEMS} more)" * (len(told) > _SHOWN_PROBLEMS)
@@ -329,7 +329,7 @@ class CheckpointFiles:
                 FileRecord(name=file_name(peer, session.joined), num_bytes=num_bytes, crc32=crc32)
                 for peer, (num_bytes, crc32) in sorted(action.files.items())
             ),
-            fidelity=self._fidelity,
+            fidelity=self._tuning_state,
         )
 
 

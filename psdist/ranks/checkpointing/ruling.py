@@ -1,8 +1,8 @@
 """The modes by round of a job that begins, new or from a checkpoint.
 
 begins_with(config)                         # KeptModes, if the mode may change without a schedule
-fitting(config, fidelity)                   # the part of a checkpoint's tuning state that fits
-modes_of(config, fidelity, set_index=0)     # [ModeFrom(0, "sync"), ModeFrom(66, "ssp", 3)]
+fitting(config, tuning_state)                   # the part of a checkpoint's tuning state that fits
+modes_of(config, tuning_state, set_index=0)     # [ModeFrom(0, "sync"), ModeFrom(66, "ssp", 3)]
 are_apart_in_sync([60, 65], modes)          # True: groups cannot continue at these clocks
 """
 
@@ -22,7 +22,7 @@ from psdist.config.modes import (
     schedule_of,
 )
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, KeptMode, KeptModes
+from psdist.controller.kept import KeptMode, KeptModes, TuningState
 
 _ENDLESS: Final = 2**62
 _SHOWN: Final = 8
@@ -42,13 +42,13 @@ def highest_bound(config: RunConfig) -> int | None:
     return (config.staleness_to or config.staleness) if mode_by(config) == "auto" else None
 
 
-def fitting(config: RunConfig, fidelity: Fidelity | None) -> Fidelity | None:
-    """Return ``fidelity`` without modes that do not fit ``config``, which has the script's
+def fitting(config: RunConfig, tuning_state: TuningState | None) -> TuningState | None:
+    """Return ``tuning_state`` without modes that do not fit ``config``, which has the script's
     settings."""
-    if fidelity is None or fidelity.modes is None or not _unfit(config, fidelity.modes):
-        return fidelity
-    left = replace(fidelity, modes=None)
-    return left if left != Fidelity() else None
+    if tuning_state is None or tuning_state.modes is None or not _unfit(config, tuning_state.modes):
+        return tuning_state
+    left = replace(tuning_state, modes=None)
+    return left if left != TuningState() else None
 
 
 def line_of_modes(config: RunConfig, kept: KeptModes) -> str:
@@ -79,13 +79,13 @@ def _unfit(config: RunConfig, kept: KeptModes) -> str:
 
 
 def modes_of(
-    config: RunConfig, fidelity: Fidelity | None, *, set_index: int
+    config: RunConfig, tuning_state: TuningState | None, *, set_index: int
 ) -> tuple[ModeFrom, ...]:
     """Return the modes in the order in which they were set, the first from round 0 on. A mode
     replaces earlier ones that begin at the same round or later."""
-    if fidelity is None or fidelity.modes is None:
+    if tuning_state is None or tuning_state.modes is None:
         return schedule_of(config)
-    starts = fidelity.modes.starts
+    starts = tuning_state.modes.starts
     return tuple(ModeFrom(each.start(set_index), each.mode, each.staleness) for each in starts)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from psdist.config.codec_rounds import is_controlled
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, Rollback
+from psdist.controller.kept import Rollback, TuningState
 from psdist.controller.observed import (
     GroupCame,
     GroupGone,
@@ -25,7 +25,7 @@ from psdist.controller.observed import (
 )
 from psdist.history.lines import DECISION_LINES, STEP_LINES
 from psdist.report.run_directory import RunDirectory
-from psdist.servers.protocol.checkpoints import KeepFidelity
+from psdist.servers.protocol.checkpoints import KeepTuningState
 from psdist.servers.protocol.modes import ModeChanged
 from psdist.servers.protocol.steps import StepsChosen
 
@@ -35,7 +35,7 @@ _KINDS: Final[dict[type, str]] = {
     LevelsSized: "sized",
     GroupGone: "gone",
     GroupCame: "came",
-    KeepFidelity: "kept",
+    KeepTuningState: "kept",
     LossHeard: "reported",
     Rollback: "rolled_back",
     StepsObserved: "observed",
@@ -61,10 +61,10 @@ class ChoiceLines:
                 lines = [*self._directory.missing(self._file_of(fact), lines)]
             self._append(self._file_of(fact), lines)
 
-    def resume(self, checkpoint: str, fidelity: Fidelity) -> None:
+    def resume(self, checkpoint: str, tuning_state: TuningState) -> None:
         """The first line: the job begins with these choices of ``checkpoint``."""
-        name = STEP_LINES if fidelity.is_of_steps else DECISION_LINES
-        line = {"resumed": {"checkpoint": checkpoint, "fidelity": asdict(fidelity)}}
+        name = STEP_LINES if tuning_state.is_of_steps else DECISION_LINES
+        line = {"resumed": {"checkpoint": checkpoint, "fidelity": asdict(tuning_state)}}
         self._append(name, [line])
 
     def written(self, facts: Iterable[object]) -> Sequence[object]:
@@ -88,7 +88,7 @@ class ChoiceLines:
                 return self._losses_file
             case StepsObserved() | StepsChosen() | Rollback(names=()):
                 return STEP_LINES
-            case KeepFidelity(fidelity=fidelity) if fidelity.is_of_steps:
+            case KeepTuningState(fidelity=tuning_state) if tuning_state.is_of_steps:
                 return STEP_LINES
         return DECISION_LINES
 

@@ -27,7 +27,7 @@ from psdist.config.modes import (
 )
 from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity
+from psdist.controller.kept import TuningState
 from psdist.controller.observed import LossHeard
 from psdist.controller.snapshots import Fields, HasSnapshot
 from psdist.controller.steps import first_of
@@ -80,15 +80,15 @@ class RunStatus(HasSnapshot):
         roles: Roles,
         progress: Mapping[int, Progress],
         *,
-        fidelity: Fidelity | None = None,
+        tuning_state: TuningState | None = None,
         why: str = "",
     ) -> None:
         """``progress``: the latest report of each worker, which the coordinator keeps current;
-        ``fidelity``: psdist's own choices with which the job begins, and ``why``."""
+        ``tuning_state``: psdist's own choices with which the job begins, and ``why``."""
         self._config, self._roles, self._progress = config, roles, progress
-        modes = fidelity.modes if fidelity is not None else None
-        codecs = fidelity.codecs if fidelity is not None else None
-        steps = fidelity.steps if fidelity is not None else None
+        modes = tuning_state.modes if tuning_state is not None else None
+        codecs = tuning_state.codecs if tuning_state is not None else None
+        steps = tuning_state.steps if tuning_state is not None else None
         self._deaths: list[Row] = []
         self.joined: list[Row] = []
         """Spares that have taken places: ``place`` is the failed worker, ``clock`` the first

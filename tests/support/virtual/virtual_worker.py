@@ -493,7 +493,7 @@ class VirtualWorker:
         yield from self._collective(names[self.core.collectives.seq % len(names)])
 
     def push(self) -> Iterator[float | None]:
-        """As job.push, of all sets: what others have in memory is the chief's then."""
+        """As job.set_parameters, of all sets: what others have in memory is the chief's then."""
         yield from self._collective("push")
         for each in (self, *self.others):
             each.draw_values()

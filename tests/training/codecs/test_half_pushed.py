@@ -47,7 +47,7 @@ def prepare(job: Job) -> None:
 CALLS: dict[str, Callable[[Job, Path], Any]] = {
     "prepare": lambda job, _path: prepare(job),
     "pull": lambda job, _path: job.pull(),
-    "push": lambda job, _path: job.push(),
+    "set_parameters": lambda job, _path: job.set_parameters(),
     "save": lambda job, path: job.save(path / "model.safetensors"),
     "optimizer_state": lambda job, _path: job.optimizer_state(),
     "checkpoint": lambda job, _path: job.checkpoint(),

@@ -730,7 +730,7 @@ def test_who_sends_nothing_early_is_not_left_out_of_what_others_have_sent(tmp_pa
     assert auto.summary["early_pushes"] == 2 * NUM_CHUNKS * (STEPS - WATCHED)
 
 
-@pytest.mark.parametrize("call", ["pull", "save", "push"])
+@pytest.mark.parametrize("call", ["pull", "save", "set_parameters"])
 def test_what_needs_a_whole_iteration_is_refused_between_backward_and_step(
     call: str, tmp_path: Path
 ) -> None:
@@ -772,7 +772,7 @@ def test_values_that_the_chief_pushes_count_at_once(tmp_path: Path) -> None:
             with torch.no_grad():
                 for parameter in turn.model.parameters():
                     parameter.mul_(0.5)
-            turn.job.push()
+            turn.job.set_parameters()
 
     both(training(before=push), tmp_path)
 

@@ -328,7 +328,7 @@ def test_a_gradient_is_of_the_parameters_that_its_round_began_with(tmp_path: Pat
     assert first.summary["rounds_cut"] == 0
 
 
-@pytest.mark.parametrize("call", ["push", "mean"])
+@pytest.mark.parametrize("call", ["set_parameters", "mean"])
 def test_what_the_script_writes_in_a_round_is_refused_where_the_round_would_end(
     call: str, tmp_path: Path
 ) -> None:
@@ -336,8 +336,8 @@ def test_what_the_script_writes_in_a_round_is_refused_where_the_round_would_end(
         if step != 5:
             return
         load_others(model)
-        if call == "push":
-            job.push(model)
+        if call == "set_parameters":
+            job.set_parameters(model)
         else:
             job.mean(0.0)
 

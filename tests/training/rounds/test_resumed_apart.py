@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from psdist.commands.check import check_run
-from psdist.controller.steps import block_of
+from psdist.controller.steps import window_of
 from psdist.errors import UsageError
 from psdist.history.lines import HandLine, read_worker_lines
 from psdist.history.rules.findings import Rule
@@ -261,8 +261,8 @@ def test_batches_of_the_scripts_own_go_on_with_the_steps_of_their_rounds(tmp_pat
             *whole, (last, rest) = sorted(result["steps"].items())
             assert whole, "no round is whole: nothing is tested"
             for clock, steps in whole:
-                assert steps == steps_of[block_of(clock)][group]
-            assert rest <= steps_of[block_of(last)][group]
+                assert steps == steps_of[window_of(clock)][group]
+            assert rest <= steps_of[window_of(last)][group]
 
 
 def all_where_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +271,8 @@ def all_where_the_first_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start_pass(self: AssignedBatches, a_pass: Pass) -> None:
         if a_pass.allocation is not None:
-            first.append((a_pass.allocation.hand, a_pass.allocation.start))
-            a_pass.allocation.hand, a_pass.allocation.start = first[0]
+            first.append((a_pass.allocation.assignment, a_pass.allocation.start))
+            a_pass.allocation.assignment, a_pass.allocation.start = first[0]
         whole(self, a_pass)
 
     monkeypatch.setattr(AssignedBatches, "start_pass", start_pass)

@@ -213,7 +213,7 @@ def begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start_pass(self: AssignedBatches, a_pass: Pass) -> None:
         if a_pass.allocation is not None:
-            a_pass.allocation.hand = a_pass.allocation.start = 0
+            a_pass.allocation.assignment = a_pass.allocation.start = 0
         whole(self, a_pass)
 
     monkeypatch.setattr(AssignedBatches, "start_pass", start_pass)

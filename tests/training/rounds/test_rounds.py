@@ -433,11 +433,11 @@ def test_values_set_between_rounds_are_the_servers_or_an_error(tmp_path: Path) -
                 other = PROBLEM.model(seed=5)
                 model.load_state_dict(other.state_dict())
                 if pushes:
-                    job.push()
+                    job.set_parameters()
 
         return training(lambda parameters: torch.optim.SGD(parameters, lr=0.0), after_step)
 
-    with pytest.raises((JobFailedError, UsageError), match=r"load_state_dict.*job\.push"):
+    with pytest.raises((JobFailedError, UsageError), match=r"load_state_dict.*job\.set_parameters"):
         fails(setting(pushes=False), tmp_path / "error")
     outcome = run(setting(pushes=True), tmp_path / "right")
     for result in outcome.results:
@@ -450,7 +450,9 @@ def test_values_written_by_hand_between_rounds_are_told(tmp_path: Path) -> None:
             with torch.no_grad():
                 next(model.parameters()).mul_(2)
 
-    with pytest.raises((JobFailedError, UsageError), match=r"0\.weight was written.*job\.push"):
+    with pytest.raises(
+        (JobFailedError, UsageError), match=r"0\.weight was written.*job\.set_parameters"
+    ):
         fails(training(sgd, after_step), tmp_path)
 
 

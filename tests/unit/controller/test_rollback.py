@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptSteps, Rollback, rolled_back, within
+from psdist.controller.kept import KeptSteps, Rollback, TuningState, rolled_back, within
 from psdist.controller.rollback import HIGH, LOOK, KeptRise, Rise, RiseGuard
 
 NAMES = ("none", "fp16", "int8", "int4", "int4/sign")
@@ -122,18 +122,18 @@ def test_what_was_kept_is_limited() -> None:
     kept = replace(
         control.kept(0), starts=((0, 1), (20, 4), (30, 3), (40, 1)), lossiest=4, came_from=4
     )
-    found = within(Fidelity(codecs=kept), rolled_back(60, RISE, 3, names=NAMES)).codecs
+    found = within(TuningState(codecs=kept), rolled_back(60, RISE, 3, names=NAMES)).codecs
     assert found is not None
     assert (found.starts, found.lossiest, found.came_from) == (*(((0, 1), (20, 2), (40, 1)), 2, 2),)
-    assert within(Fidelity(codecs=found), rolled_back(60, RISE, 4, names=NAMES)).codecs == found
+    assert within(TuningState(codecs=found), rolled_back(60, RISE, 4, names=NAMES)).codecs == found
     other = rolled_back(60, RISE, 3, names=NAMES[:4])
-    assert within(Fidelity(codecs=kept), other).codecs == kept
-    assert within(Fidelity(codecs=kept), rolled_back(60, RISE, 2)).codecs == kept
+    assert within(TuningState(codecs=kept), other).codecs == kept
+    assert within(TuningState(codecs=kept), rolled_back(60, RISE, 2)).codecs == kept
 
     steps = KeptSteps(starts=((0, 9), (3, 6)), num_fixed=4, first_loss=1.0, totals=(), count=0)
-    limited = within(Fidelity(steps=steps), rolled_back(60, RISE, 9)).steps
+    limited = within(TuningState(steps=steps), rolled_back(60, RISE, 9)).steps
     assert limited == replace(steps, starts=((0, 4),))
-    assert within(Fidelity(steps=steps), other).steps == steps
+    assert within(TuningState(steps=steps), other).steps == steps
 
 
 def test_the_lossiest_level_since_a_round() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.controller.kept import KeptPaces, KeptPass
-from psdist.controller.steps import KEPT, Choice, StepControl, block_of, first_of
+from psdist.controller.steps import KEPT, Choice, StepControl, first_of, window_of
 
 
 def chosen(paces: list[int], sizes: list[int], local_steps: int) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def test_steps_that_take_no_time_are_no_division_by_zero() -> None:
 
 
 def test_terms_are_of_one_hand_and_then_of_four_each() -> None:
-    assert [block_of(hand) for hand in range(10)] == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert [window_of(number) for number in range(10)] == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
     assert [first_of(block) for block in range(4)] == [0, 1, 5, 9]
 
 

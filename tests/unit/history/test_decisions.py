@@ -11,7 +11,7 @@ import pytest
 
 from psdist.controller import Observation
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptCodecs, Rollback
+from psdist.controller.kept import KeptCodecs, Rollback, TuningState
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.controller.observed import (
     GroupCame,
@@ -385,7 +385,7 @@ def controlled() -> CodecControl:
 
 
 def line_of(key: str, codecs: KeptCodecs | None, checkpoint: str = NAME) -> DecisionLine:
-    told = {"checkpoint": checkpoint, "fidelity": Fidelity(codecs=codecs)}
+    told = {"checkpoint": checkpoint, "fidelity": TuningState(codecs=codecs)}
     return DecisionLine.model_validate({key: told})
 
 
@@ -522,7 +522,7 @@ def test_a_rollback_that_nothing_calls_for_is_found() -> None:
 def test_a_checkpoint_keeps_the_least_loss() -> None:
     kept = {"checkpoint": "step-00000009", "fidelity": None}
     for rise, is_right in ((KeptRise(best=1.0, good=7), True), (KeptRise(best=2.0, good=7), False)):
-        kept["fidelity"] = Fidelity(codecs=controlled().kept(9), rise=rise)  # type: ignore[assignment]
+        kept["fidelity"] = TuningState(codecs=controlled().kept(9), rise=rise)  # type: ignore[assignment]
         line = DecisionLine.model_validate({"kept": kept})
         assert (findings_of(*RISES[:2], line, run=WATCHED) == "") == is_right
 
@@ -532,7 +532,7 @@ def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good() -> None
     run = AGAIN.model_copy(update=told)
     for resumed in ([], [line_of("resumed", controlled().kept(0))]):
         for good in (100, 0):
-            kept = Fidelity(codecs=controlled().kept(90), rise=KeptRise(best=None, good=good))
+            kept = TuningState(codecs=controlled().kept(90), rise=KeptRise(best=None, good=good))
             says = {"kept": {"checkpoint": "step-00000090", "fidelity": kept}}
             line = DecisionLine.model_validate(says)
             assert (findings_of(*resumed, line, run=run) == "") == (good == 100)
@@ -546,7 +546,7 @@ def test_losses_that_are_none_do_not_stand_still() -> None:
         {
             "kept": {
                 "checkpoint": "step-00000009",
-                "fidelity": Fidelity(codecs=control.kept(9), rise=rise),
+                "fidelity": TuningState(codecs=control.kept(9), rise=rise),
             }
         }
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
+from psdist.controller.kept import KeptSteps, TuningState, rolled_back
 from psdist.controller.loss_steps import MOST_LOSS
 from psdist.controller.observed import LossHeard, StepsObserved
 from psdist.controller.rollback import KeptRise, Rise
@@ -247,7 +247,7 @@ KEPT = KeptSteps(starts=((0, 3),), num_fixed=3, first_loss=4.0, totals=(2.0, 0.0
 
 
 def kept_line(key: str, kept: KeptSteps | None, checkpoint: str = NAME) -> StepLine:
-    told = {"checkpoint": checkpoint, "fidelity": Fidelity(steps=kept)}
+    told = {"checkpoint": checkpoint, "fidelity": TuningState(steps=kept)}
     return StepLine.model_validate({key: told})
 
 
@@ -339,7 +339,7 @@ def test_losses_that_are_none_are_no_first_loss() -> None:
 
 def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good() -> None:
     run = AGAIN.model_copy(update={"rollback": 2.0})
-    begun = Fidelity(steps=KEPT, rise=KeptRise(best=None, good=6))
+    begun = TuningState(steps=KEPT, rise=KeptRise(best=None, good=6))
     said = {"checkpoint": NAME, "fidelity": begun}
     assert found_of(run, BEGINS, StepLine.model_validate({"kept": said})) == []
     at_first = KeptSteps(starts=((0, 4),), num_fixed=0, first_loss=None, totals=(0.0, 0.0), count=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psdist.controller.kept import Fidelity, KeptSteps, rolled_back
+from psdist.controller.kept import KeptSteps, TuningState, rolled_back
 from psdist.controller.loss_steps import LossStepControl
 from psdist.controller.rollback import Rise
 from psdist.history.lines import DecisionLine, StepLine
@@ -15,7 +15,7 @@ from psdist.history.rules.choices.resumed import Attempt, check_resumed, goes_on
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.run_record import RunRecord
 from tests.unit.history.test_decisions import INT8, NONE, RUN
-from tests.unit.ranks.checkpointing.test_fidelity import CODECS, STEPS
+from tests.unit.ranks.checkpointing.test_tuning_state import CODECS, STEPS
 
 NAME = "step-00000100"
 
@@ -25,8 +25,8 @@ def run_of(**changed: Any) -> RunRecord:
     return RUN.model_copy(update={"ladder": (), "codecs": (), **told, **changed})
 
 
-def line(key: str, fidelity: Fidelity, checkpoint: str = NAME) -> StepLine:
-    return StepLine.model_validate({key: {"checkpoint": checkpoint, "fidelity": fidelity}})
+def line(key: str, tuning_state: TuningState, checkpoint: str = NAME) -> StepLine:
+    return StepLine.model_validate({key: {"checkpoint": checkpoint, "fidelity": tuning_state}})
 
 
 def found(
@@ -39,7 +39,7 @@ def found(
     return [*findings.lines()]
 
 
-OTHER = Fidelity(
+OTHER = TuningState(
     steps=KeptSteps(starts=((0, 5),), num_fixed=3, first_loss=2.5, totals=(0.1, 0.2), count=4)
 )
 WORDS = (
@@ -58,7 +58,7 @@ def test_what_was_kept_last_under_that_name_is_gone_on_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fidelity", "changed", "is_wrong"),
+    ("tuning_state", "changed", "is_wrong"),
     [
         (STEPS, {}, False),
         (STEPS, {"local_steps_by_loss": 5}, False),
@@ -68,9 +68,9 @@ def test_what_was_kept_last_under_that_name_is_gone_on_with() -> None:
     ],
 )
 def test_nothing_goes_on_only_where_the_settings_choose_among_other_things(
-    fidelity: Fidelity, changed: dict[str, Any], *, is_wrong: bool
+    tuning_state: TuningState, changed: dict[str, Any], *, is_wrong: bool
 ) -> None:
-    assert bool(found([line("kept", fidelity)], [], **changed)) == is_wrong
+    assert bool(found([line("kept", tuning_state)], [], **changed)) == is_wrong
 
 
 def test_codecs_of_the_same_names_go_on() -> None:
@@ -105,14 +105,14 @@ BEGUN_OTHERWISE = (
 )
 
 
-def first_steps(most: int) -> Fidelity:
+def first_steps(most: int) -> TuningState:
     """State of a run that begins with ``most`` local steps."""
     control = LossStepControl(num_workers=1, num_groups=1, local_steps=most)
-    return Fidelity(steps=control.kept(((0, most),), 0))
+    return TuningState(steps=control.kept(((0, most),), 0))
 
 
 FIRST_LESS = first_steps(4)
-LESS = Fidelity(steps=replace(OTHER.steps, starts=((0, 4),))) if OTHER.steps else OTHER
+LESS = TuningState(steps=replace(OTHER.steps, starts=((0, 4),))) if OTHER.steps else OTHER
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ LESS = Fidelity(steps=replace(OTHER.steps, starts=((0, 4),))) if OTHER.steps els
     ],
 )
 def test_an_attempt_goes_on_from_before_with_what_is_allowed(
-    good: int, resumed: Fidelity, words: str
+    good: int, resumed: TuningState, words: str
 ) -> None:
     lines = [line("kept", OTHER), ended(good)]
     wrong = found(lines, [line("resumed", resumed)], local_steps_by_loss=8)
@@ -183,8 +183,8 @@ def test_the_first_attempt_goes_on_with_nothing() -> None:
 def test_with_fewer_local_steps_goes_on_what_a_rollback_allows(most: int) -> None:
     """A rollback allows 8 of 16 steps: a run with 8 continues with the first loss, too."""
     assert OTHER.steps is not None
-    kept = Fidelity(steps=replace(OTHER.steps, starts=((0, 16), (3, 5))))
-    left = Fidelity(steps=replace(OTHER.steps, starts=((0, 8), (3, 5))))
+    kept = TuningState(steps=replace(OTHER.steps, starts=((0, 16), (3, 5))))
+    left = TuningState(steps=replace(OTHER.steps, starts=((0, 8), (3, 5))))
     lines = [line("kept", kept), ended(100, 16)]
     goes = found(lines, [line("resumed", left)], local_steps_by_loss=most)
     drops = found(lines, [], local_steps_by_loss=most)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptPaces, KeptPass, KeptSteps, Rollback
+from psdist.controller.kept import KeptPaces, KeptPass, KeptSteps, Rollback, TuningState
 from psdist.controller.loss_steps import MOST_LOSS, LossStepControl
 from psdist.controller.observed import LossHeard, StepsObserved
 from psdist.controller.rollback import KeptRise
@@ -28,7 +28,7 @@ from psdist.protocol.control import (
 )
 from psdist.protocol.ids import server_id, worker_id
 from psdist.servers.protocol.actions import SendControl
-from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepFidelity
+from psdist.servers.protocol.checkpoints import BeginCheckpoint, KeepTuningState
 from psdist.servers.protocol.coordinator import Coordinator, CoordinatorAction
 from psdist.servers.protocol.losses import Losses
 from psdist.servers.protocol.steps import FixedSteps, StepsChosen
@@ -242,7 +242,7 @@ def test_codecs_are_guarded_by_what_is_reported_where_that_is_asked_for() -> Non
 # -- from attempt to attempt ---------------------------------------------------------------------
 
 
-def resumed(fidelity: Fidelity, mode: str = "sync") -> Coordinator:
+def resumed(tuning_state: TuningState, mode: str = "sync") -> Coordinator:
     steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
     return assemble(
         num_workers=3,
@@ -250,7 +250,7 @@ def resumed(fidelity: Fidelity, mode: str = "sync") -> Coordinator:
         groups=((0,), (1, 2)),
         steps=steps,
         mode=mode,
-        fidelity=fidelity,
+        tuning_state=tuning_state,
         first_round=7,
     )
 
@@ -261,7 +261,7 @@ def of_block(worker: int, block: int) -> AskSteps:
 
 def test_blocks_that_had_begun_are_not_decided_again() -> None:
     kept = KeptSteps(starts=((0, 6), (3, 4)), num_fixed=4, first_loss=4.0, totals=(1.0,), count=1)
-    machine = resumed(Fidelity(steps=kept))
+    machine = resumed(TuningState(steps=kept))
     for worker, block, steps in ((0, 2, 6), (1, 3, 4), (2, 2, 6)):
         (answer,) = tell(machine, of_block(worker, block))
         assert isinstance(answer, SendControl)
@@ -271,7 +271,7 @@ def test_blocks_that_had_begun_are_not_decided_again() -> None:
     assert isinstance(chosen, StepsChosen)
     assert chosen.steps == (4, 4)  # a loss of 1, where it was 4
     assert len(answers) == 3
-    assert machine.kept(13) == Fidelity(
+    assert machine.kept(13) == TuningState(
         steps=KeptSteps(
             starts=((0, 4),), num_fixed=5, first_loss=4.0, totals=(0.0, 0.0, 0.0), count=0
         )
@@ -281,7 +281,7 @@ def test_blocks_that_had_begun_are_not_decided_again() -> None:
 def test_what_was_fixed_is_kept_by_block() -> None:
     machine = by_loss("async")
     tell(machine, LossReported(worker=0, round=0, count=1, total=4.0))
-    assert machine.kept(0) == Fidelity(
+    assert machine.kept(0) == TuningState(
         steps=KeptSteps(
             starts=((0, 8),), num_fixed=0, first_loss=None, totals=(4.0, 0.0, 0.0), count=1
         )
@@ -304,14 +304,14 @@ def test_what_was_fixed_is_kept_by_block() -> None:
 
 
 def test_where_nothing_is_chosen_by_the_loss_nothing_is_kept() -> None:
-    assert assemble(num_workers=3, num_servers=1).kept(3) == Fidelity()
+    assert assemble(num_workers=3, num_servers=1).kept(3) == TuningState()
 
 
 def test_steps_by_speed_go_on_with_nothing() -> None:
     kept = KeptSteps(starts=((0, 6),), num_fixed=4, first_loss=4.0, totals=(1.0,), count=1)
     steps = StepControl(sizes=[1, 2], local_steps=8)
     with pytest.raises(ValueError, match=r"^of local steps by the loss$"):
-        assemble(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(steps=kept))
+        assemble(num_workers=3, num_servers=1, steps=steps, tuning_state=TuningState(steps=kept))
 
 
 def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
@@ -319,12 +319,12 @@ def test_steps_by_speed_keep_what_was_heard_and_go_on_with_it() -> None:
     for worker, step_us in ((0, 3000), (1, 1000)):
         tell(machine, RoundTook(worker=worker, round=0, step_us=step_us))
     kept = machine.kept(1)
-    assert kept == Fidelity(
+    assert kept == TuningState(
         paces=KeptPaces(sizes=(1, 2), total=24, steps=(8, 8), step_us=((3000,), (1000,)))
     )
     steps = StepControl(sizes=[1, 2], local_steps=8)
     groups = ((0,), (1, 2))
-    again = assemble(num_workers=3, num_servers=1, steps=steps, fidelity=kept, groups=groups)
+    again = assemble(num_workers=3, num_servers=1, steps=steps, tuning_state=kept, groups=groups)
     for block in (1, 2, 3):
         if block == 3:
             tell(again, RoundTook(worker=0, round=1, step_us=3000))
@@ -407,7 +407,7 @@ def test_steps_by_the_loss_go_on_with_no_speeds() -> None:
     paces = KeptPaces(sizes=(1,), total=8, steps=(8,), step_us=((),))
     steps = LossStepControl(num_workers=3, num_groups=2, local_steps=8)
     with pytest.raises(ValueError, match=r"^of local steps by speed$"):
-        assemble(num_workers=3, num_servers=1, steps=steps, fidelity=Fidelity(paces=paces))
+        assemble(num_workers=3, num_servers=1, steps=steps, tuning_state=TuningState(paces=paces))
 
 
 def test_a_checkpoint_is_told_what_it_keeps_when_it_begins() -> None:
@@ -419,7 +419,7 @@ def test_a_checkpoint_is_told_what_it_keeps_when_it_begins() -> None:
         actions += tell(machine, enter)
     begin, keep, *_ = actions
     assert begin == BeginCheckpoint("step-00000007")
-    assert keep == KeepFidelity("step-00000007", Fidelity(codecs=control.kept(7)))
+    assert keep == KeepTuningState("step-00000007", TuningState(codecs=control.kept(7)))
 
 
 # -- a loss that blows up ------------------------------------------------------------------------
@@ -448,7 +448,7 @@ def guarded(level: int, factor: float | None = 2.0) -> Coordinator:
         groups=((0,), (1,), (2,)),
         control=control,
         rollback=factor,
-        fidelity=Fidelity(codecs=kept),
+        tuning_state=TuningState(codecs=kept),
     )
 
 
@@ -482,9 +482,9 @@ def test_where_nobody_looks_for_a_rise_losses_are_not_asked_for() -> None:
 
 def test_a_run_that_goes_on_knows_the_least_loss() -> None:
     control = CodecControl(num_groups=3, names=NAMES)
-    fidelity = Fidelity(codecs=control.kept(0), rise=KeptRise(best=1.0, good=0))
+    tuning_state = TuningState(codecs=control.kept(0), rise=KeptRise(best=1.0, good=0))
     machine = assemble(
-        num_workers=3, num_servers=1, control=control, rollback=2.0, fidelity=fidelity
+        num_workers=3, num_servers=1, control=control, rollback=2.0, tuning_state=tuning_state
     )
     assert isinstance(rises(machine, good=0)[-1], Rollback)
 
@@ -496,14 +496,14 @@ def test_a_checkpoint_of_a_run_in_which_nobody_looked_is_taken_as_good(
     rise: KeptRise | bool | None, good: int
 ) -> None:
     control = CodecControl(num_groups=3, names=NAMES)
-    kept = None if isinstance(rise, bool) else Fidelity(codecs=control.kept(0), rise=rise)
+    kept = None if isinstance(rise, bool) else TuningState(codecs=control.kept(0), rise=rise)
     machine = assemble(
         num_workers=3,
         num_servers=1,
         groups=((0,), (1,), (2,)),
         control=control,
         rollback=2.0,
-        fidelity=kept,
+        tuning_state=kept,
         first_round=100,
     )
     assert part_of(machine, Losses).good == good

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from psdist.controller import Controller, Decision, Observation
 from psdist.controller.bound import BoundControl
 from psdist.controller.codec import CodecControl
-from psdist.controller.kept import Fidelity, KeptModes
+from psdist.controller.kept import KeptModes, TuningState
 from psdist.controller.loss_steps import counts_nonfinite
 from psdist.controller.mode import ModeControl
 from psdist.controller.observed import GroupCame, LevelsSized, LossHeard, ModeObserved
@@ -180,7 +180,7 @@ class _Checking:
     def _compare_kept(self, kept: KeptLine) -> None:
         control, step = self._control, int(kept.checkpoint.removeprefix("step-") or -1)
         now = control.kept(step) if isinstance(control, CodecControl) and step >= 0 else None
-        expected = Fidelity(codecs=now, modes=self._modes, rise=self._risen.kept())
+        expected = TuningState(codecs=now, modes=self._modes, rise=self._risen.kept())
         is_kept = now is not None or self._modes is not None
         if not is_kept or step < 0 or kept.fidelity != expected:
             self._refuse(f"{kept.checkpoint} has other choices than follow from what was observed")

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from psdist.controller.kept import Fidelity, KeptPaces
-from psdist.controller.steps import StepControl, Term, block_of
+from psdist.controller.kept import KeptPaces, TuningState
+from psdist.controller.steps import StepControl, Term, window_of
 from psdist.history.lines import HandLine, StepLine, WorkerLines
 from psdist.history.rules.choices.replayed import check_fixed
 from psdist.history.rules.choices.resumed import goes_on
@@ -95,7 +95,7 @@ def _check_by_speed(
                 each.is_of(len(run.groups)) for each in passes
             )
             now = replace(control.kept(), passes=passes)
-            if not is_so or line.kept.fidelity != Fidelity(paces=now):
+            if not is_so or line.kept.fidelity != TuningState(paces=now):
                 return "other speeds than were observed"
             are_fixed = all(fixed.get(term) == its for term, its in _terms_of(now))
             return "" if are_fixed else "other steps of passes than were fixed"
@@ -134,7 +134,7 @@ def _check_worker(
     coming: dict[_Pass, int] = {}
     for line in lines:
         where = f"worker {worker}: hand {line.hand} of pass {line.number} over loader {line.loader}"
-        steps = fixed.get(Term(line.loader, line.number, block_of(line.hand)))
+        steps = fixed.get(Term(line.loader, line.number, window_of(line.hand)))
         if steps is None or len(steps) <= group:
             broken.add(f"{where} was never fixed")
         elif line.batches != steps[group] and not (line.end >= 0 and line.batches < steps[group]):

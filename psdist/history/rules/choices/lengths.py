@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from psdist.controller.kept import Fidelity, KeptSteps, at_place, from_place
+from psdist.controller.kept import KeptSteps, TuningState, at_place, from_place
 from psdist.controller.loss_steps import LossStepControl, counts_nonfinite
-from psdist.controller.steps import Term, block_of, first_of
+from psdist.controller.steps import Term, first_of, window_of
 from psdist.history.lines import STEP_LINES, LengthLine, PassLine, StepLine, WorkerLines
 from psdist.history.rules.choices.replayed import Risen, check_fixed, judge_summary
 from psdist.history.rules.choices.resumed import goes_on
@@ -39,7 +39,7 @@ def check_lengths(
     fixed = _check_by_loss(run, lines, findings, is_complete=is_complete)
     if wrong := judge_summary((line.rolled_back for line in lines), summary):
         broken.add(f"{STEP_LINES}: {wrong}")
-    first = block_of(_first_round(run))
+    first = window_of(_first_round(run))
     if list(fixed) != (in_turn := [Term(0, 0, first + block) for block in range(len(fixed))]):
         at = next(n for n, pair in enumerate(zip(fixed, in_turn, strict=True)) if len({*pair}) > 1)
         broken.add(f"{[*fixed][at]} was fixed where {in_turn[at]} was to be")
@@ -106,7 +106,7 @@ def _check_by_loss(
         except ValueError as error:
             broken.add(f"{STEP_LINES}, line 1: the run continued with steps {error}")
             return fixed
-        for block in range(block_of(_first_round(run)), num_before):
+        for block in range(window_of(_first_round(run)), num_before):
             fixed[Term(0, 0, block)] = [*control.of_all(at_place(starts, block))]
 
     unsaid = [] if begins is None else [begins]
@@ -119,12 +119,12 @@ def _check_by_loss(
         return changes
 
     def most_since(clock: int) -> int:
-        return max(steps for _, steps in from_place(changes_now(), block_of(clock)))
+        return max(steps for _, steps in from_place(changes_now(), window_of(clock)))
 
     def kept_now(step: int) -> KeptSteps:
         changes = changes_now()
         num_fixed = max((term.block + 1 for term in fixed), default=num_before)
-        return control.kept(from_place(changes, block_of(step)), num_fixed)
+        return control.kept(from_place(changes, window_of(step)), num_fixed)
 
     def take(line: StepLine) -> str:
         if line.rolled_back is not None:
@@ -139,7 +139,7 @@ def _check_by_loss(
             )
         if line.kept is not None:
             step = int(line.kept.checkpoint.removeprefix("step-") or 0)
-            now = Fidelity(steps=kept_now(step), rise=risen.kept())
+            now = TuningState(steps=kept_now(step), rise=risen.kept())
             is_so = bool(line.kept.checkpoint) and line.kept.fidelity == now
             return "" if is_so else "other choices than follow from what was reported"
         told = line.reported
@@ -176,7 +176,7 @@ def _check_worker(
         where = f"worker {worker}: round {line.round}"
         if line.round != coming:
             broken.add(f"{where} is recorded where round {coming} belongs")
-        steps = fixed.get(Term(0, 0, block_of(line.round)))
+        steps = fixed.get(Term(0, 0, window_of(line.round)))
         if steps is None or len(steps) <= group:
             broken.add(f"{where}: its steps were never fixed")
             continue

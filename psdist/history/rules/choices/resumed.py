@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from psdist.controller.codec import CodecControl
 from psdist.controller.kept import (
-    Fidelity,
     KeptMode,
     KeptModes,
     Rollback,
+    TuningState,
     within,
     within_all,
 )
@@ -74,7 +74,9 @@ def goes_on(run: RunRecord, resumed: KeptLine) -> bool:
     return resumed.checkpoint == run.restored and (bool(run.restored) or run.attempt > 1)
 
 
-def _due(run: RunRecord, kept: Fidelity | None, limits: Sequence[Rollback]) -> Fidelity | None:
+def _due(
+    run: RunRecord, kept: TuningState | None, limits: Sequence[Rollback]
+) -> TuningState | None:
     """Return the choices that this attempt must resume; None if it begins as every run does.
     ``kept``: those of its checkpoint."""
     left = within_all(kept, limits) if kept is not None else None
@@ -113,23 +115,23 @@ def _check_rollbacks(
             )
 
 
-def _may_go_on(run: RunRecord, fidelity: Fidelity) -> bool:
+def _may_go_on(run: RunRecord, tuning_state: TuningState) -> bool:
     """Return True if this attempt has the same alternatives, so that it must resume the choice."""
     try:
-        if fidelity.codecs is not None:
-            _codec_control(run).go_on(fidelity.codecs, 0)
+        if tuning_state.codecs is not None:
+            _codec_control(run).go_on(tuning_state.codecs, 0)
             return True
-        if fidelity.steps is not None:
-            _step_control(run).go_on(fidelity.steps)
+        if tuning_state.steps is not None:
+            _step_control(run).go_on(tuning_state.steps)
             return True
-        if fidelity.paces is not None:
+        if tuning_state.paces is not None:
             if run.local_steps_by_speed:
                 sizes = [len(workers) for workers in run.groups]
                 local_steps = run.local_steps_by_speed
-                StepControl(sizes=sizes, local_steps=local_steps).go_on(fidelity.paces)
+                StepControl(sizes=sizes, local_steps=local_steps).go_on(tuning_state.paces)
             return run.local_steps_by_speed > 0
-        if fidelity.modes is not None:
-            return may_go_on_with_modes(run, fidelity.modes)
+        if tuning_state.modes is not None:
+            return may_go_on_with_modes(run, tuning_state.modes)
     except ValueError:
         return False
     return False
@@ -150,14 +152,14 @@ def begins_with(run: RunRecord) -> KeptModes | None:
     return KeptModes(by=run.mode_by, starts=(start,))
 
 
-def _first(run: RunRecord) -> Fidelity:
+def _first(run: RunRecord) -> TuningState:
     """Return the choices with which every run begins."""
     if run.ladder:
-        return Fidelity(codecs=_codec_control(run).kept(0))
+        return TuningState(codecs=_codec_control(run).kept(0))
     if run.local_steps_by_loss:
         starts = ((0, run.local_steps_by_loss),)
-        return Fidelity(steps=_step_control(run).kept(starts, 0))
-    return Fidelity()
+        return TuningState(steps=_step_control(run).kept(starts, 0))
+    return TuningState()
 
 
 def _codec_control(run: RunRecord) -> CodecControl:

@@ -6,7 +6,7 @@ DIES="1 pushing 12" (several are parted by commas): worker 1, while it pushes, i
     parked       it has pushed all of the iteration, and waits for the replies
     forward      between two steps, where nothing is under way
     collective   it has entered a job.mean, in which it waits for others
-    setting      as the chief, when it is about to send what job.push sets
+    setting      as the chief, when it is about to send what job.set_parameters sets
     saving       as the chief, when it has written half of what job.save writes
     finishing    its script has ended, and it waits for the others
 
@@ -117,7 +117,7 @@ def main() -> None:
         with torch.no_grad():
             for each in (*model.parameters(), *model.buffers()):
                 each.fill_(job.worker + 1)
-        job.push()
+        job.set_parameters()
         everything = (*model.parameters(), *model.buffers())
         told = job.mean([each.flatten()[0].item() for each in everything])
         # The lowest worker that lives has set them all.

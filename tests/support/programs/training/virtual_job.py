@@ -25,9 +25,9 @@ import torch
 from psdist.config.sources import Resolved
 from psdist.job import Job
 from psdist.protocol.ids import server_id, worker_id
-from psdist.ranks.checkpointing.fidelity import fidelity_of
 from psdist.ranks.checkpointing.resuming import choose
 from psdist.ranks.checkpointing.rollbacks import read_rollbacks
+from psdist.ranks.checkpointing.tuning_state import tuning_state_of
 from psdist.ranks.exit import Exit
 from psdist.ranks.rank import Bootstrap, Comms, Rank
 from psdist.ranks.run_files import Begun
@@ -67,8 +67,8 @@ def run_virtually(
         (path / "ranks.json").write_text("[]")
         rollbacks = read_rollbacks(path)
         checkpoint, attempt = choose(path, print, rollbacks)
-        fidelity = fidelity_of(case.config, checkpoint, print, rollbacks)
-        begun = Begun(path=path, attempt=attempt, checkpoint=checkpoint, fidelity=fidelity)
+        tuning_state = tuning_state_of(case.config, checkpoint, print, rollbacks)
+        begun = Begun(path=path, attempt=attempt, checkpoint=checkpoint, tuning_state=tuning_state)
     network = VirtualNetwork(seed=seed, link=link)
     board: list[bytes] = []
     workers: list[_Worker] = []
@@ -85,7 +85,7 @@ def run_virtually(
                 buddies=_buddies_of(case),
                 attempt=begun.attempt,
                 checkpoint=begun.checkpoint,
-                fidelity=begun.fidelity,
+                tuning_state=begun.tuning_state,
             ),
             number=number,
             transport=network.endpoint(peer),

@@ -10,10 +10,9 @@ import pytest
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, KeptSteps, Rollback, rolled_back, within
+from psdist.controller.kept import KeptSteps, Rollback, TuningState, rolled_back, within
 from psdist.controller.rollback import Rise
 from psdist.errors import ConfigError
-from psdist.ranks.checkpointing.fidelity import fidelity_of
 from psdist.ranks.checkpointing.resuming import choose
 from psdist.ranks.checkpointing.rollbacks import (
     ROLLBACKS,
@@ -22,9 +21,10 @@ from psdist.ranks.checkpointing.rollbacks import (
     in_words,
     read_rollbacks,
 )
+from psdist.ranks.checkpointing.tuning_state import tuning_state_of
 from psdist.ranks.failure import is_requeue, requeue
 from tests.support.checkpoints import Made
-from tests.unit.ranks.checkpointing.test_fidelity import AUTO, CODECS, STEPS
+from tests.unit.ranks.checkpointing.test_tuning_state import AUTO, CODECS, STEPS
 
 NAMES = CODECS.codecs.names if CODECS.codecs is not None else ()
 
@@ -100,18 +100,18 @@ def test_the_newest_good_one_is_kept_beyond_the_newest(tmp_path: Path) -> None:
 
 def test_what_goes_on_is_less_lossy() -> None:
     said: list[str] = []
-    found = fidelity_of(AUTO, None, said.append, [Record(1, rollback(40, 3))])
+    found = tuning_state_of(AUTO, None, said.append, [Record(1, rollback(40, 3))])
     assert found is not None
     assert found.codecs is not None
     assert (found.codecs.starts, found.codecs.lossiest) == (((0, 0),), 2)
     assert said == ["resume: psdist continues with codec none, int8/int8 at most"]
     by_loss = RunConfig(steps_by="loss", local_steps=16)
-    found = fidelity_of(by_loss, None, said.append, [Record(1, rollback(40, 16, ()))])
+    found = tuning_state_of(by_loss, None, said.append, [Record(1, rollback(40, 16, ()))])
     kept = KeptSteps(starts=((0, 8),), num_fixed=0, first_loss=None, totals=(0.0,), count=0)
-    assert found == Fidelity(steps=kept)
+    assert found == TuningState(steps=kept)
     assert said[1:] == ["resume: psdist continues with at most 8 local steps"]
-    assert fidelity_of(by_loss, None, said.append, [Record(1, rollback(40, 3))]) is None
-    assert fidelity_of(RunConfig(), None, said.append, [Record(1, rollback(40, 3))]) is None
+    assert tuning_state_of(by_loss, None, said.append, [Record(1, rollback(40, 3))]) is None
+    assert tuning_state_of(RunConfig(), None, said.append, [Record(1, rollback(40, 3))]) is None
     assert STEPS.steps is not None
 
 
@@ -127,7 +127,7 @@ def test_where_nothing_less_lossy_was_left_checkpoints_are_set_aside_and_nothing
     assert within(STEPS, record.rollback) == STEPS
     assert within(CODECS, rollback(100, 0)) == CODECS
     by_loss = RunConfig(steps_by="loss", local_steps=16)
-    assert fidelity_of(by_loss, None, lambda _line: None, [record]) is None
+    assert tuning_state_of(by_loss, None, lambda _line: None, [record]) is None
 
 
 @pytest.mark.parametrize(("most", "goes"), [(16, True), (12, True), (8, True), (7, False)])
@@ -135,12 +135,12 @@ def test_who_sets_what_is_allowed_goes_on(most: int, *, goes: bool, tmp_path: Pa
     """A rollback allows 8 of 16 steps: the first loss continues with them."""
     assert STEPS.steps is not None
     checkpoint = Made().write(Folder(tmp_path))
-    was = Fidelity(steps=replace(STEPS.steps, starts=((0, 16), (3, 6))))
+    was = TuningState(steps=replace(STEPS.steps, starts=((0, 16), (3, 6))))
     checkpoint = Checkpoint(checkpoint.path, replace(checkpoint.index, fidelity=was))
     said: list[str] = []
     config = RunConfig(steps_by="loss", local_steps=most)
-    found = fidelity_of(config, checkpoint, said.append, [Record(1, rollback(40, 16, ()))])
-    left = Fidelity(steps=replace(STEPS.steps, starts=((0, 8), (3, 6))))
+    found = tuning_state_of(config, checkpoint, said.append, [Record(1, rollback(40, 16, ()))])
+    left = TuningState(steps=replace(STEPS.steps, starts=((0, 8), (3, 6))))
     assert found == (left if goes else None)
     assert ("dropped: they are of more than 7 local steps" in said[0]) != goes
 

@@ -8,7 +8,7 @@ import pytest
 
 from psdist.config.modes import ModeFrom
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, KeptMode, KeptModes
+from psdist.controller.kept import KeptMode, KeptModes, TuningState
 from psdist.mode_names import Mode
 from psdist.ranks.checkpointing.ruling import (
     are_apart_in_sync,
@@ -17,7 +17,7 @@ from psdist.ranks.checkpointing.ruling import (
     line_of_modes,
     modes_of,
 )
-from tests.unit.ranks.checkpointing.test_fidelity import CODECS
+from tests.unit.ranks.checkpointing.test_tuning_state import CODECS
 
 SYNC: tuple[Mode, int] = ("sync", 0)
 SSP: tuple[Mode, int] = ("ssp", 3)
@@ -47,13 +47,13 @@ BY_RANGE = kept("auto", (0, "ssp", 2), (66, *SSP))
     ],
 )
 def test_the_same_settings_go_on_with_them(modes: KeptModes, settings: dict[str, Any]) -> None:
-    config, fidelity = RunConfig(**settings), Fidelity(modes=modes)
-    assert fitting(config, fidelity) == fidelity
+    config, tuning_state = RunConfig(**settings), TuningState(modes=modes)
+    assert fitting(config, tuning_state) == tuning_state
     assert line_of_modes(config, modes) == "resume: continues with mode ssp:3 from iteration 66 on"
     first = modes.starts[0]
     expected = (ModeFrom(0, first.mode, first.staleness), ModeFrom(66, "ssp", 3))
-    assert modes_of(config, fidelity, set_index=0) == expected
-    later = modes_of(config, fidelity, set_index=1)
+    assert modes_of(config, tuning_state, set_index=0) == expected
+    later = modes_of(config, tuning_state, set_index=1)
     assert [each.round for each in later] == [0, 0], "a set that came later began with all of them"
     begins = begins_with(config)
     assert begins is not None
@@ -85,8 +85,8 @@ def test_with_others_they_are_dropped_and_a_line_says_why(
     modes: KeptModes, settings: dict[str, Any], why: str
 ) -> None:
     config = RunConfig(**settings)
-    assert fitting(config, Fidelity(modes=modes)) is None
-    both = Fidelity(modes=modes, codecs=CODECS.codecs)
+    assert fitting(config, TuningState(modes=modes)) is None
+    both = TuningState(modes=modes, codecs=CODECS.codecs)
     assert fitting(config, both) == CODECS
     line = line_of_modes(config, modes)
     assert line.startswith("resume: the modes that ruled until then are dropped: ")
@@ -96,7 +96,7 @@ def test_with_others_they_are_dropped_and_a_line_says_why(
 def test_a_bound_that_ruled_between_the_two_may_be_another_one_s() -> None:
     modes = kept("auto", (0, "ssp", 2), (9, "ssp", 6))
     config = RunConfig(mode="ssp", staleness=2, staleness_to=8)
-    assert fitting(config, Fidelity(modes=modes)) is not None
+    assert fitting(config, TuningState(modes=modes)) is not None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psdist.config.settings import RunConfig
-from psdist.controller.kept import Fidelity, KeptMode, KeptModes
+from psdist.controller.kept import KeptMode, KeptModes, TuningState
 from psdist.controller.observed import LossHeard
 from psdist.controller.steps import Term
 from psdist.protocol.control import Progress
@@ -214,8 +214,10 @@ def test_the_modes_of_a_checkpoint_are_told_once_and_on_a_later_standby_too() ->
     kept = KeptModes(by="auto", starts=(start,)).then((28,), "ssp", 2)
 
     def resumed() -> RunStatus:
-        fidelity = Fidelity(modes=kept)
-        return RunStatus(config, ROLES, {}, fidelity=fidelity, why="checkpoint step-00000030")
+        tuning_state = TuningState(modes=kept)
+        return RunStatus(
+            config, ROLES, {}, tuning_state=tuning_state, why="checkpoint step-00000030"
+        )
 
     status, standby = resumed(), resumed()
     standby.from_snapshot(status.to_snapshot())

@@ -16,7 +16,8 @@ def test_an_embedding_with_max_norm_is_refused_by_its_name(
     model = nn.Sequential(nn.Sequential(kind(10, 4, max_norm=1.5, norm_type=1)), nn.Linear(4, 2))
     told = (
         rf"module 0\.0 \({kind.__name__}\) has max_norm = 1\.5, .* 0\.0\.weight in forward.* "
-        r"without max_norm .*weight\.renorm_\(1, 0, 1\.5\).* job\.push\(\), after each opt"
+        r"without max_norm .*weight\.renorm_\(1, 0, 1\.5\).* "
+        r"job\.set_parameters\(\), after each opt"
     )
     with pytest.raises(ModelError, match=told):
         refuse_renormalised(model, list(model.parameters()))

@@ -125,7 +125,7 @@ def test_a_write_to_any_element_in_every_iteration_is_found_in_64_iterations(
 
         told, iterations = refused_after(worker, write, land)
         assert f"parameter {worker.names[piece]} since the servers sent" in told
-        assert "call job.push() on all workers after each write" in told
+        assert "call job.set_parameters() on all workers after each write" in told
         assert iterations <= PROMISED
         found_by_part.add(iterations)
     assert len(found_by_part) > PARTS / 4, "a part that is all of the model would find all at once"

@@ -48,7 +48,7 @@ def test_all_chunks_of_the_model_go_to_their_servers_as_far_as_credits_last() ->
     ]
     waiting = headers(actions)
     sent: list[int] = []
-    assert core.awaits() == "servers to set the values of job.push"
+    assert core.awaits() == "servers to set the values of job.set_parameters"
     while waiting:
         header = waiting.pop(0)
         sent.append(header.chunk)

@@ -36,8 +36,8 @@ class Rig:
         self.now_s += takes_s
         return self.length.end_step(in_round)
 
-    def step_of_batch(self, in_round: int, takes_s: float, *, ends_hand: bool) -> bool:
-        self.length.deal(ends_hand=ends_hand)
+    def step_of_batch(self, in_round: int, takes_s: float, *, ends_assignment: bool) -> bool:
+        self.length.begin_batch(ends_assignment=ends_assignment)
         self.length.use_batch()
         self.length.require_batches()
         return self.step(in_round, takes_s)
@@ -55,16 +55,16 @@ def test_equal_rounds_are_as_long_as_they_are_set() -> None:
 
 def test_a_round_ends_with_the_hand_that_was_dealt() -> None:
     rig = Rig()
-    ends = [rig.step_of_batch(each, 1.0, ends_hand=each == 4) for each in (1, 2, 3, 4)]
+    ends = [rig.step_of_batch(each, 1.0, ends_assignment=each == 4) for each in (1, 2, 3, 4)]
     assert ends == [False, False, False, True]
     assert not rig.asked, "the loader has asked"
 
 
 def test_batches_of_an_evaluation_end_no_round() -> None:
     rig = Rig()
-    assert not rig.step_of_batch(1, 1.0, ends_hand=False)
+    assert not rig.step_of_batch(1, 1.0, ends_assignment=False)
     rig.length.use_batch()
-    rig.length.deal(ends_hand=True)  # of another loader, without gradients
+    rig.length.begin_batch(ends_assignment=True)  # of another loader, without gradients
     rig.length.require_batches()
 
 
@@ -97,7 +97,7 @@ def test_the_only_step_of_a_round_is_counted_from_the_exchange_before_it() -> No
 def test_a_step_takes_one_batch() -> None:
     rig = Rig()
     rig.length.require_batches()  # of the script's own
-    rig.step_of_batch(1, 1.0, ends_hand=False)
+    rig.step_of_batch(1, 1.0, ends_assignment=False)
     with pytest.raises(UsageError, match="a step of 0 batches"):
         rig.length.require_batches()
     rig.length.use_batch()

@@ -1,4 +1,4 @@
-"""job.push: values that the script has set in the middle become the servers' and every worker's."""
+"""job.set_parameters: values that a script set in the middle reach servers and workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PUSHED_AT = 3
 def run(script: Script, path: Path, *, groups: Groups, **settings: object) -> Outcome:
     """Proved, too."""
     settings = {"mode": "sync", "record": True, "checksum_every": 1, **settings}
-    case = Case(name="push", script=script, groups=groups, servers=2, settings=settings)
+    case = Case(name="set_parameters", script=script, groups=groups, servers=2, settings=settings)
     outcome = run_virtually(case, path)
     assert outcome.checked().proved
     return outcome
@@ -77,7 +77,7 @@ def pushes_in_the_middle(job: Job, _stage: Stage) -> Result:
         if step == PUSHED_AT:
             if job.is_chief:
                 model.load_state_dict(other_values())
-            job.push()
+            job.set_parameters()
         train_step(model, optimizer, batch(step, [job.worker]))
     return {"model": flat(model), "mean": model[1].running_mean}
 
@@ -138,10 +138,10 @@ def test_groups_that_go_ahead_push_and_keep_their_rules(mode: str, tmp_path: Pat
             stage.sleep(0.01 * (1 + job.group))
             if step in (3, 7 - job.group):
                 model.load_state_dict(other_values(job.worker + step))
-                job.push()
+                job.set_parameters()
             train_step(model, optimizer, batch(step, [job.worker]))
         model.load_state_dict(other_values(job.worker))
-        job.push()
+        job.set_parameters()
         return {"model": flat(model)}
 
     outcome = run(script, tmp_path, groups=MIXED, mode=mode, staleness=1)
@@ -161,7 +161,7 @@ def test_what_is_pushed_in_half_precision_is_what_servers_train_on(
         train_step(model, optimizer, batch(0, [job.worker], dtype))
         values = {name: value.to(dtype) for name, value in other_values().items()}
         model.load_state_dict(values)
-        job.push()
+        job.set_parameters()
         pushed = flat(model).clone()
         for group in optimizer.param_groups:
             group["lr"] = 0.0
@@ -181,7 +181,7 @@ def test_one_of_two_models_is_pushed_and_the_other_stays(tmp_path: Path) -> None
         before = flat(second).clone()
         train_step(first, steps, batch(0, [job.worker]))
         first.load_state_dict(other_values())
-        job.push(first)
+        job.set_parameters(first)
         return {"first": flat(first), "second": flat(second), "before": before}
 
     expected, _ = make()
@@ -195,70 +195,94 @@ def test_a_load_that_is_not_pushed_is_still_refused_after_a_push(tmp_path: Path)
     def script(job: Job, _stage: Stage) -> Result:
         model, optimizer = job.prepare(*make())
         model.load_state_dict(other_values())
-        job.push()
+        job.set_parameters()
         model.load_state_dict(other_values(8))
         train_step(model, optimizer, batch(0, [job.worker]))
         return {}
 
-    refused(UsageError, r"iteration 0: load_state_dict\(\) has changed .*job\.push\(\)", script,
-            tmp_path)  # fmt: skip
+    told = r"iteration 0: load_state_dict\(\) has changed .*job\.set_parameters\(\)"
+    refused(UsageError, told, script, tmp_path)
 
 
 def test_push_before_prepare_or_of_a_model_that_was_not_prepared_is_refused(
     tmp_path: Path,
 ) -> None:
     def too_early(job: Job, _stage: Stage) -> Result:
-        job.push()
+        job.set_parameters()
         return {}
 
     def of_another(job: Job, _stage: Stage) -> Result:
         job.prepare(*make())
-        job.push(make()[0])
+        job.set_parameters(make()[0])
         return {}
 
     def of_two(job: Job, _stage: Stage) -> Result:
         job.prepare(*make())
         job.prepare(*make())
-        job.push()
+        job.set_parameters()
         return {}
 
-    refused(UsageError, r"job\.push\(\) was called before job\.prepare\(\)", too_early,
+    refused(UsageError, r"job\.set_parameters\(\) was called before job\.prepare\(\)", too_early,
             tmp_path / "early")  # fmt: skip
-    refused(UsageError, r"job\.push: this model was not prepared", of_another, tmp_path / "other")
-    refused(UsageError, r"say which one to push, job\.push\(model=\.\.\.\)", of_two,
+    refused(
+        UsageError,
+        r"job\.set_parameters: this model was not prepared",
+        of_another,
+        tmp_path / "other",
+    )
+    refused(UsageError, r"name one, job\.set_parameters\(model=\.\.\.\)", of_two,
             tmp_path / "two")  # fmt: skip
 
 
 def test_a_push_of_which_workers_name_different_models_is_refused(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         models = [job.prepare(*make())[0] for _ in range(2)]
-        job.push(models[job.worker])
+        job.set_parameters(models[job.worker])
         return {}
 
-    refused(UsageError, "worker [01] pushes another model than this worker", script, tmp_path)
+    refused(UsageError, "worker [01] names another model than this worker", script, tmp_path)
 
 
 def test_a_push_that_not_all_workers_call_is_told(tmp_path: Path) -> None:
     def script(job: Job, _stage: Stage) -> Result:
         job.prepare(*make())
-        job.push() if job.is_chief else job.barrier()
+        job.set_parameters() if job.is_chief else job.barrier()
         return {}
 
-    refused(CollectiveError, "push", script, tmp_path)
+    refused(CollectiveError, "set_parameters", script, tmp_path)
 
 
 def test_parameters_that_are_not_in_their_memory_any_more_cannot_be_pushed(tmp_path: Path) -> None:
     def assigned(job: Job, _stage: Stage) -> Result:
         model, _ = job.prepare(*make())
         model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
-        job.push()
+        job.set_parameters()
         return {}
 
     def moved(job: Job, _stage: Stage) -> Result:
         model, _ = job.prepare(*make())
         model[0].weight.data = torch.zeros_like(model[0].weight)
-        job.push()
+        job.set_parameters()
         return {}
 
     refused(UsageError, "is not any more what job.prepare.. was given", assigned, tmp_path / "a")
     refused(UsageError, "no longer uses the memory", moved, tmp_path / "m")
+
+
+def test_the_old_name_sends_the_values_and_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(job: Job, _stage: Stage) -> Result:
+        model, _ = job.prepare(*make())
+        for seed in (6, 8):
+            if job.is_chief:
+                model.load_state_dict(other_values(seed))
+            job.push()
+        return {"values": flat(model)}
+
+    expected, _ = make()
+    expected.load_state_dict(other_values(8))
+    for result in run(script, tmp_path, groups=APART).results:
+        assert torch.equal(result["values"], flat(expected))
+    warnings = [each for each in caplog.messages if "job.push" in each]
+    assert warnings == ["job.push is deprecated; write job.set_parameters"]

@@ -1,8 +1,8 @@
 """The tuning state (psdist's own choices) that a run takes from its checkpoint.
 
-fidelity = fidelity_of(config, checkpoint, say=print)      # on rank 0; None: a new run's state
-unpacked(packed(fidelity))                                 # sent to the other ranks
-levels_of(fidelity)                                        # [(0, 3)]: codec levels by round
+state = tuning_state_of(config, checkpoint, say=print)     # on rank 0; None: a new run's state
+unpacked(packed(state))                                    # sent to the other ranks
+levels_of(state)                                           # [(0, 3)]: codec levels by round
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from psdist.config.outer import counted_steps
 from psdist.config.settings import RunConfig
 from psdist.controller.codec import CodecControl
 from psdist.controller.kept import (
-    Fidelity,
     KeptCodecs,
     KeptPaces,
     KeptSteps,
     Rollback,
+    TuningState,
     within_all,
 )
 from psdist.controller.loss_steps import LossStepControl
@@ -34,7 +34,7 @@ from psdist.controller.steps import StepControl
 from psdist.errors import ProtocolError
 from psdist.ranks.checkpointing.rollbacks import Record
 
-_ADAPTER: Final = TypeAdapter(Fidelity | None)
+_ADAPTER: Final = TypeAdapter(TuningState | None)
 _FIRST_LEVELS: Final = ((0, 0),)
 _MOST_SHOWN: Final = 16
 
@@ -60,12 +60,12 @@ def loss_step_control(config: RunConfig, *, num_workers: int, num_groups: int) -
     )
 
 
-def fidelity_of(
+def tuning_state_of(
     config: RunConfig,
     checkpoint: Checkpoint | None,
     say: Callable[[str], None],
     rollbacks: Sequence[Record] = (),
-) -> Fidelity | None:
+) -> TuningState | None:
     """On rank 0: return the tuning state of a run after these ``rollbacks``. ``say`` receives a
     line for each part that does not fit the settings and is dropped. Modes are compared later, when
     the script has passed its settings (:mod:`psdist.ranks.checkpointing.ruling`)."""
@@ -93,13 +93,13 @@ def _most_of(codecs: KeptCodecs) -> str:
     return f", {codecs.names[codecs.lossiest]} at most" if is_limited else ""
 
 
-def _first(config: RunConfig) -> Fidelity | None:
+def _first(config: RunConfig) -> TuningState | None:
     """Return the tuning state of a new run; None without one."""
     if is_auto(config):
-        return Fidelity(codecs=codec_control(config, 1).kept(0))
+        return TuningState(codecs=codec_control(config, 1).kept(0))
     if config.steps_by == "loss":
         control = loss_step_control(config, num_workers=1, num_groups=1)
-        return Fidelity(steps=control.kept(((0, counted_steps(config)),), 0))
+        return TuningState(steps=control.kept(((0, counted_steps(config)),), 0))
     return None
 
 
@@ -108,7 +108,7 @@ def _taken(
     checkpoint: Checkpoint | None,
     limits: Sequence[Rollback],
     say: Callable[[str], None],
-) -> Fidelity | None:
+) -> TuningState | None:
     """Return the checkpoint's tuning state, limited by rollbacks; None if it does not fit."""
     if checkpoint is None or checkpoint.index.fidelity is None:
         return None
@@ -156,20 +156,20 @@ def _wrong_paces(config: RunConfig, kept: KeptPaces) -> str:
     return ""
 
 
-def packed(fidelity: Fidelity | None) -> str:
-    return json.dumps(None if fidelity is None else dataclasses.asdict(fidelity))
+def packed(tuning_state: TuningState | None) -> str:
+    return json.dumps(None if tuning_state is None else dataclasses.asdict(tuning_state))
 
 
-def unpacked(text: str) -> Fidelity | None:
+def unpacked(text: str) -> TuningState | None:
     """Return the argument of :func:`packed`. Raises :class:`ProtocolError` for other text."""
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:
-        raise ProtocolError(f"what rank 0 says of fidelity is damaged: {error}") from error
+        raise ProtocolError(f"the tuning state that rank 0 sent is damaged: {error}") from error
 
 
-def levels_of(fidelity: Fidelity | None) -> Sequence[tuple[int, int]]:
+def levels_of(tuning_state: TuningState | None) -> Sequence[tuple[int, int]]:
     """Return (round, level) of the codecs that psdist chooses, from round 0 on."""
-    if fidelity is None or fidelity.codecs is None:
+    if tuning_state is None or tuning_state.codecs is None:
         return _FIRST_LEVELS
-    return fidelity.codecs.starts
+    return tuning_state.codecs.starts
