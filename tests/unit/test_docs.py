@@ -16,6 +16,7 @@ import typer.main
 
 from psdist.commands.cli import app
 from psdist.config.old_names import MERGED
+from psdist.config.outer import parse_outer
 from psdist.config.settings import (
     KEYS,
     NAMES,
@@ -29,6 +30,7 @@ from psdist.config.sources import PROFILES
 from psdist.job import Job
 from psdist.protocol.control import Control
 from psdist.protocol.header import HEADER_BYTES, PROTOCOL_VERSION, Header
+from psdist.protocol.optimizers import ACCEPTED, REFUSED, OptimizerKind
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -80,6 +82,35 @@ def settings_tables() -> str:
     return "\n\n".join(parts)
 
 
+def optimizers_table() -> str:
+    """The table of docs/reference/optimizers.md, from the table that servers use."""
+    rows = [
+        "| `torch.optim` | sync | ssp, async | local steps | outer | cut |",
+        "|---|---|---|---|---|---|",
+    ]
+    for traits in ACCEPTED.values():
+        name = traits.name.rpartition(".")[2]
+        try:
+            parse_outer(name.lower())
+            outer = "yes"
+        except ValueError:
+            outer = "no"
+        stale = "yes" if traits.lr_scales else f"no: {traits.reason}"
+        cut = "anywhere" if traits.kind is OptimizerKind.ELEMENTWISE else "never"
+        rows.append(f"| {name} | yes | {stale} | yes | {outer} | {cut} |")
+    for full, reason in REFUSED.items():
+        name = full.rpartition(".")[2]
+        if name != "Optimizer":
+            rows.append(f"| {name} | no: {reason} | no | no | no | |")
+    return "\n".join(rows)
+
+
+def test_the_page_of_optimizers_has_the_table_that_servers_use() -> None:
+    wanted = optimizers_table()
+    page = "docs/reference/optimizers.md"
+    assert wanted in read(page), f"{page} wants this table:\n\n{wanted}\n"
+
+
 def test_a_page_names_every_setting_with_its_default_and_what_is_allowed() -> None:
     wanted = settings_tables()
     page = "docs/reference/settings.md"
@@ -123,6 +154,13 @@ def anchors(text: str) -> set[str]:
             anchor = f"{name}-{number}"
         found.add(anchor)
     return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_a_page_begins_with_a_percent_sign(page: str) -> None:
+    # MyST takes such a line for a comment and leaves it out of the site without a warning.
+    swallowed = re.findall(r"^\s*%.*", CODE_BLOCK.sub("", read(page)), re.MULTILINE)
+    assert not swallowed
 
 
 @pytest.mark.parametrize("page", PAGES)
