@@ -158,7 +158,7 @@ class Index:
     sets: Annotated[tuple[SetRecord, ...], Field(min_length=1)]
     files: tuple[FileRecord, ...]
     fidelity: Fidelity | None = None
-    """Tuning state within the run; None if nothing that psdist chose is to be restored."""
+    """Tuning state: what psdist chose during the run. None if no choice is to be restored."""
 
     @property
     def step(self) -> int:
