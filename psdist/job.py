@@ -275,8 +275,9 @@ class Job:
 
         - The model is the same object. Its parameters have the chief's values.
         - The optimizer shares ``param_groups`` with yours, whose ``step()`` is an error from now
-          on. Optimizer state of the chief moves to the servers. Hyperparameters must agree on all
-          workers.
+          on. Optimizer state of the chief moves to the servers, and ``optimizer.state`` is empty
+          then, except with local steps. State of other workers may differ. Hyperparameters must
+          agree on all workers.
         - Each loader gives this worker's part of the data. Its batch size is per worker.
 
         Pass several optimizers, for parts of the model, as a list; they return as a list. Each is a

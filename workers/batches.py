@@ -130,7 +130,7 @@ class _Queue:
 class Batches:
     def __init__(self) -> None:
         self.samples = 0
-        """Of finished iterations."""
+        """Samples of finished iterations."""
         self._known = _Known()
         self._queues: dict[Hashable, _Queue] = {}
         """Outstanding batches by loader."""

@@ -158,8 +158,8 @@ class Index:
     sets: Annotated[tuple[SetRecord, ...], Field(min_length=1)]
     files: tuple[FileRecord, ...]
     fidelity: TuningState | None = None
-    """Tuning state within the run, under its older name in files; None if there are no choices of
-    psdist to restore."""
+    """Tuning state, under its older name in files: what psdist chose during the run. None if no
+    choice is to be restored."""
 
     @property
     def step(self) -> int:

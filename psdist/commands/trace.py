@@ -25,7 +25,7 @@ from psdist.tracing.picture import middling_step, picture
 from psdist.tracing.shares import Steps, steps_of_all
 
 WATCHED: Final = 4
-"""So many iterations are left out where there are more: ``overlap = auto`` watches them."""
+"""First iterations to leave out, if there are more: ``overlap = auto`` watches them."""
 
 
 COLUMNS: Final = {

@@ -99,7 +99,7 @@ class CodecControl(Controller):
         loss_patience: int | None = None,
         freeze_step: int = 0,
     ) -> None:
-        """``names``: of the levels; the run begins with the first; ``mode``,
+        """``names``: levels by name; the run begins with the first; ``mode``,
         ``staleness``: the run's, which stay; ``error_budget``: the most that pushes may leave out,
         relative to what they were to bring; ``loss_patience``: for how many windows the loss may
         stand still under a level, where losses are reported; ``freeze_step``: rounds before this
@@ -135,7 +135,7 @@ class CodecControl(Controller):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the levels."""
+        """Names of the levels."""
         return tuple(self._names)
 
     @property

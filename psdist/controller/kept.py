@@ -20,7 +20,7 @@ from psdist.mode_names import Mode
 
 @dataclass(frozen=True, kw_only=True)
 class KeptGuard:
-    """Of :class:`psdist.controller.loss_guard.LossGuard`."""
+    """State of :class:`psdist.controller.loss_guard.LossGuard`."""
 
     __pydantic_config__ = CLOSED
     count: int
@@ -31,11 +31,11 @@ class KeptGuard:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCodecs:
-    """Of :class:`psdist.controller.codec.CodecControl`."""
+    """State of :class:`psdist.controller.codec.CodecControl`."""
 
     __pydantic_config__ = CLOSED
     names: tuple[str, ...]
-    """Of the levels."""
+    """Names of the levels."""
     starts: tuple[tuple[int, int], ...]
     """(round, level), ascending: the one that ruled then, from round 0 on, and those that had been
     set for later rounds."""
@@ -59,14 +59,14 @@ class KeptSteps:
 
     __pydantic_config__ = CLOSED
     starts: tuple[tuple[int, int], ...]
-    """(block, steps), ascending, the first from block 0 on: what was fixed, until block"""
+    """(first block, steps) of the fixed blocks, ascending; the first entry begins at block 0."""
     num_fixed: int
-    """which was not fixed then."""
+    """First block that was not fixed."""
     first_loss: float | None
     totals: tuple[float, ...]
-    """By worker: the sum of what it had reported since the last decision,"""
+    """By worker: the sum of its reports since the last decision."""
     count: int
-    """and how many reports all together."""
+    """Number of all these reports."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +77,9 @@ class KeptPass:
     loader: int
     number: int
     starts: tuple[tuple[int, tuple[int, ...]], ...]
-    """(first block, steps by group), ascending: in force until block"""
+    """(first block, steps by group) of the fixed blocks, ascending."""
     num_fixed: int
-    """which was not fixed then."""
+    """First block that was not fixed."""
 
     def steps_of(self, block: int) -> tuple[int, ...] | None:
         """[groups]; None where they are not fixed."""
@@ -220,9 +220,9 @@ class Rollback:
     names: tuple[str, ...]
     """Names of the codecs among which psdist chooses; empty where it chooses local steps."""
     lossiest: int
-    """Level, or local steps, since the loss was good,"""
+    """Most lossy level, or most local steps, in force since the loss was good."""
     allowed: int
-    """and from now on, at most; -1: there is nothing less lossy."""
+    """Maximum level, or local steps, from now on; -1: there is nothing less lossy."""
 
 
 def rolled_back(

@@ -25,12 +25,12 @@ _CLOCKS: Final = re.compile(rb"[0-9]{1,18}( [0-9]{1,18})*")
 
 @dataclass(frozen=True, kw_only=True)
 class Misses:
-    """By group how many rounds it had missed when a checkpoint was made (backup groups)."""
+    """Rounds that each group had missed when a checkpoint was made (backup groups)."""
 
     running: tuple[int, ...]
-    """Since it contributed last,"""
+    """Missed since its last contribution."""
     in_all: tuple[int, ...]
-    """and since the run began."""
+    """Missed since the run began."""
 
 
 @dataclass(frozen=True, kw_only=True)

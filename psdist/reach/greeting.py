@@ -71,9 +71,9 @@ def _mac(key: bytes, who: bytes, nonce: bytes, said: bytes) -> bytes:
 
 
 _ASKS: Final = 4
-"""So many unanswered questions before a line is silent."""
+"""Unanswered questions after which a line counts as silent."""
 _MOST_S: Final = 32767
-"""More seconds the kernel does not take."""
+"""Maximum seconds that the kernel accepts."""
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)
 
 

@@ -97,8 +97,8 @@ class RunDirectory:
         append_whole(self._open[name], f"{json.dumps(line)}\n".encode())
 
     def missing(self, name: str, lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Of ``lines``, which another rank was to append and may not have, in order, those that are
-        not at the end of the file."""
+        """Return the ``lines``, in order, that are not at the end of the file. Another rank was
+        to append them, and may not have done so."""
         if not lines or not (self.path / name).exists():
             return lines
         with (self.path / name).open(encoding="utf-8") as file:

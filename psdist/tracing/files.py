@@ -76,7 +76,7 @@ class About(BaseModel):
 
 
 Spans = npt.NDArray[Any]
-"""Of spans.DTYPE."""
+"""Array of spans.DTYPE."""
 
 
 @dataclass(frozen=True, kw_only=True)

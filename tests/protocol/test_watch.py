@@ -145,7 +145,7 @@ class UsesASlotTwice(ReceivePool):
 
 
 class FreesAPushUnused(ReceivePool):
-    """Frees another push, too, than the one it was given."""
+    """Frees a second push in addition to the one that it was given."""
 
     def release(self, slot: Frame) -> list[Action]:
         busy = [each for each in self.all_slots if each not in (*self._free, slot)]

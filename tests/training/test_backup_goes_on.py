@@ -1,5 +1,5 @@
-"""Runs with backup groups that resume from a checkpoint, with backup groups: who was always slow is
-waited for in time, who steps is told by what groups had missed before, and the same sets of
+"""Runs with backup groups that resume from a checkpoint: a group that was always slow is awaited
+in time, earlier misses decide which group's hyperparameters a step has, and the same sets of
 contributors give the bits of an undisturbed run."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plain PyTorch works the same on servers: one script, run both ways, compared.
+"""A script for plain PyTorch works the same on servers: it is run both ways and compared.
 
 A scenario is a function of ``prepare``: once it gets one that changes nothing, once ``job.prepare``
 of a job with one worker. Its results must be the same, within the rounding of torch's fused

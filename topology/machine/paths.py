@@ -77,9 +77,9 @@ class Paths:
         return "NODE" if one.numa == other.numa else "SYS"
 
     def joined(self, gpus: Sequence[Device], number: int) -> list[Device]:
-        """So many of ``gpus``, in their order, that the slowest link between two is the fastest.
+        """Return ``number`` of ``gpus``, in their order, with the fastest slowest link between two.
 
-        ``gpus`` evenly spread where no choice has faster links than those.
+        They are evenly spread over ``gpus`` if no choice has faster links.
         """
         best = [gpus[turn * len(gpus) // number] for turn in range(number)]
         if number < 2 or not self._speeds:

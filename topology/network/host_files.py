@@ -35,7 +35,7 @@ from psdist.topology.text.models import FIRST_FAULT, String, Whole, validated
 
 MAX_BYTES: Final = 8 << 20
 MAX_SLOTS: Final = 65_536
-"""Of a host."""
+"""Maximum slots of a host."""
 
 _COUNTED: Final = re.compile(
     rf"(?P<user>[A-Za-z0-9_][A-Za-z0-9._-]{{0,63}}@)?(?P<host>{HOST_NAME.pattern})"

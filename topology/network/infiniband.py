@@ -55,7 +55,7 @@ _MESSAGE = re.compile(
 )
 """Lines of ibnetdiscover and its libraries on standard error, and of -s on standard output."""
 _HEADING = re.compile(r"Chassis \d+(?: \(guid 0x[0-9a-fA-F]+\))?$|Non-Chassis Nodes|Hostname: ")
-"""Of -g. It lists a switch of a chassis twice: as a spine or line node, and as a switch."""
+"""Headings of -g, which lists a switch of a chassis twice: as a spine or line node and a switch."""
 _LIST = re.compile(r"(?:Switch|Ca|Router)\s+: 0x[0-9a-fA-F]+ ports ")
 _PORTS_REPORT = re.compile(r"(?:SW|CA|RT)\s+\d+\s+\d+ 0x[0-9a-fA-F]+ ")
 _DIFFERENCES = re.compile(r"[<>] ")
@@ -302,7 +302,7 @@ def _rate_in(line: str, port: re.Match[str]) -> float:
 
 @lru_cache(maxsize=64)
 def _bytes_per_s(word: str) -> float:
-    """Of ``4xNDR``; 0 for a speed that is not in the table."""
+    """Return the bandwidth of a word such as ``4xNDR``; 0 for a speed that is not in the table."""
     match = _RATE.fullmatch(word)
     if match is None:
         return 0.0

@@ -90,7 +90,7 @@ class LinkLoad:
 
     @property
     def seconds(self) -> float:
-        """Of the exchange."""
+        """Time of the exchange."""
         return self.num_bytes / self.bytes_per_s
 
     @property

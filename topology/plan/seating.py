@@ -199,7 +199,7 @@ class _Room:
         )
 
     def take(self, num_cores: int, home: _Place, *, only: _Place, is_light: bool) -> list[Core]:
-        """So many free cores of the package or NUMA node ``only``, close to each other."""
+        """Return free cores of the package or NUMA node ``only``, close to each other."""
         taken: list[Core] = []
         while len(taken) < num_cores:
             missing = num_cores - len(taken)

@@ -58,9 +58,9 @@ class PassOrders:
         self._in_epoch = Counter[Kind]()
         """Passes that were begun in this epoch of job.epochs."""
         self._outside = Counter[Kind]()
-        """Passes that this process has begun outside job.epochs,"""
+        """Passes that this process has begun outside job.epochs."""
         self.first_unused = Counter[Kind]()
-        """and the numbers that passes outside have had, also in the runs before it, end here."""
+        """First number that no pass outside job.epochs has had, also in earlier attempts."""
         self._resumed = Counter[Kind]()
         """``_in_epoch`` of the checkpoint that the run resumes."""
 

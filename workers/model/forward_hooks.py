@@ -113,7 +113,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def storages_in(tree: Any) -> list[StorageWeakRef]:
-    """Of :func:`tensors_in`; none for tensors that have no storage (sparse ones)."""
+    """Return the storages of :func:`tensors_in`; tensors without storage (sparse) are left out."""
     return _storages_of(tensors_in(tree))
 
 

@@ -7,7 +7,7 @@
     sink.by_piece(name)
 
 State with elements lies in memory in the order of its parameter's, as in flat memory; a part is
-copied when it is sent, so the chief never has the whole twice.
+copied when it is sent, so the chief never stores two copies of the whole state.
 """
 
 from __future__ import annotations

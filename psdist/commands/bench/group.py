@@ -42,8 +42,9 @@ WAYS = (SHARED, TORCH, MPI_TIER, MPI_ALLREDUCE, ALLREDUCE, STEP, DDP_STEP)
 
 _WARM_UP = 3
 _ROW_BYTES = 16 << 20
-"""So many bytes are exchanged in a row, and so often at most:"""
+"""Maximum bytes that are exchanged in a row."""
 _ROW_CALLS = 16
+"""Maximum exchanges in a row."""
 _REST_S = 0.02
 _LAYERS = 4
 _BATCH = 8

@@ -25,7 +25,7 @@ from psdist.errors import UsageError
 class Task:
     name: str
     unit: str
-    """Of the loss."""
+    """Unit of the loss."""
     train: TensorDataset
     build: Callable[[], nn.Module]
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]

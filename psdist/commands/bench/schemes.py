@@ -43,7 +43,7 @@ class Rival(NamedTuple):
     name: str
     hook: str
     rank: int = 0
-    """Of PowerSGD's matrices."""
+    """Rank of PowerSGD's matrices."""
 
 
 def baseline() -> Scheme:

@@ -70,7 +70,7 @@ class Ending:
 
     @property
     def is_hard(self) -> bool:
-        """Whether another signal has nothing left to hurry."""
+        """True if a further signal would have no effect."""
         return self._stage == "killed"
 
     def on_signal(

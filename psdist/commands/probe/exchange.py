@@ -54,7 +54,7 @@ either end."""
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flow:
     num_bytes: int
-    """Of a block."""
+    """Size of a block."""
     done_s: tuple[float, ...]
     """When each had arrived, in seconds since all pairs began; ascending, FEWEST or more."""
 

@@ -204,8 +204,8 @@ class RunStatus(HasSnapshot):
         row = {"server": server, "host": holder_of(host), "from_s": round(at_s, 3)}
         self.alone.append({**row, "until_s": None, "kept_by": None})
         return Notice(
-            f"the shard of server {server} has no replica, only {describe_peer(host)}: the job "
-            "ends if that process fails before the next replica is complete"
+            f"the shard of server {server} is in {describe_peer(host)} only, without a replica: "
+            "the job ends if that process fails before the next replica is complete"
         )
 
     def _complete(self, server: int, keeper: int, at_s: float) -> Notice:

@@ -417,9 +417,9 @@ class VirtualJob(SetOfJob):
         self.formed: dict[tuple[int, ...], VirtualGroup] = {}
         """Groups that continued, by who is left of them."""
         self.tables: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
-        """(set, group, iteration) -> whose gradients it was of, once more where it began again,"""
+        """(set, group, iteration) -> workers whose gradients it has, once for each start."""
         self.given_up: set[tuple[int, int, int]] = set()
-        """and whether it counts only for what had been pushed of it."""
+        """(set, group, iteration) of iterations that count only for their pushed part."""
         self._first_substitute = sum(schedule.group_sizes) - num_substitutes
         self.proposals: Sequence[int] = ()
         """After so many events the coordinator proposes other codecs."""

@@ -59,9 +59,9 @@ class Schedule:
     mode_rate: float = 0.0
     """How often the script sets another mode after a collective."""
     is_auto: bool = False
-    """Whether psdist chooses between sync and ssp,"""
+    """True if psdist chooses between sync and ssp."""
     highest: int = 0
-    """or, above 0, the bound of ssp from ``staleness`` up to this."""
+    """Above 0: psdist chooses the bound of ssp instead, from ``staleness`` up to this."""
     stale_lr: Literal["off", "inverse"] = "off"
     """Factor of an update's lr, by its staleness (ssp, async)."""
     compensation: float = 0.0

@@ -103,11 +103,11 @@ class Watch:
         self.may_miss = False
         """Whether updates may come after their round has closed."""
         self.reforms = False
-        """Whether groups continue without their dead: what is pushed instead of these."""
+        """True if groups continue without failed workers, and push instead of them."""
         self._dropped: set[tuple[int, int, int, int]] = set()
-        """(worker, set, chunk, clock) of updates that were received and not used,"""
+        """(worker, set, chunk, clock) of updates that were received and not used."""
         self._missed: set[tuple[int, int, int, int]] = set()
-        """and of those whose senders were told that their round had closed without them."""
+        """The same, of updates whose senders were told that the round had closed without them."""
         self.num_unchanged = 0
         """Replies without payload."""
 

@@ -1,5 +1,6 @@
-"""``job.pull(exact=True)``: what no codec has been at, to evaluate with; and training continues
-from what it was, bit by bit. tests/support/programs/training/codec_cases.py has the scripts."""
+"""``job.pull(exact=True)`` gets values that no codec has changed, for an evaluation. Training then
+continues from the values before it, bit by bit. tests/support/programs/training/codec_cases.py has
+the scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Callers and ends of lines between hosts: begin() of several ranks, as threads of this process."""
+"""Which rank calls which between hosts, and which rank ends. begin() of several ranks runs in
+threads of this process."""
 
 from __future__ import annotations
 

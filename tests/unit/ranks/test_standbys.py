@@ -1,4 +1,4 @@
-"""Reporters on ranks: the coordinator, its standby, and later standbys only."""
+"""Only the coordinator, its standby and later standbys report on ranks."""
 
 from __future__ import annotations
 

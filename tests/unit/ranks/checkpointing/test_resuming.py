@@ -1,4 +1,4 @@
-"""Fate of an attempt's files when the next one begins; and the checkpoint that it resumes."""
+"""An attempt's files when the next one begins, and the checkpoint that the next one resumes."""
 
 from __future__ import annotations
 

@@ -143,11 +143,11 @@ def test_a_shard_is_told_alone_once_and_whole_again() -> None:
     ]
     assert status.alone_now == [1]
     assert told == [
-        "the shard of server 1 has no replica, only server 1: the job ends if that process fails "
-        "before the next replica is complete",
+        "the shard of server 1 is in server 1 only, without a replica: the job ends if that "
+        "process fails before the next replica is complete",
         "the shard of server 1 has a replica again, in server 3, after 1.0 s",
-        "the shard of server 1 has no replica, only spare 2: the job ends if that process fails "
-        "before the next replica is complete",
+        "the shard of server 1 is in spare 2 only, without a replica: the job ends if that "
+        "process fails before the next replica is complete",
     ]
 
 
