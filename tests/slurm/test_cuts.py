@@ -85,6 +85,8 @@ def test_a_job_script_goes_on_with_the_hosts_that_are_left(slurm_cluster: SlurmC
                     "RUN_DIR": str(run_dir),
                     "EVERY": "20",
                     "PSDIST_SERVERS": "2",
+                    "PSDIST_MODE": "ssp",
+                    "PSDIST_STALENESS": "3",
                     "PSDIST_HOST_TIMEOUT_S": str(TIMEOUT_S),
                 },
                 timeout_s=500,

@@ -151,7 +151,13 @@ def test_a_job_script_starts_again_what_has_crashed_but_not_for_ever(
             *(str(program), str(folder / "out"), "--loader-processes=0", "--epochs=4"),
             *("--die-at=6", *(["--only-once"] if is_once else [])),
         ],
-        env={"RUN_DIR": str(folder / "run"), "EVERY": "4", "PSDIST_SERVERS": "2"},
+        env={
+            "RUN_DIR": str(folder / "run"),
+            "EVERY": "4",
+            "PSDIST_SERVERS": "2",
+            "PSDIST_MODE": "ssp",
+            "PSDIST_STALENESS": "3",
+        },
         timeout_s=400,
     )
     assert (folder / "run" / "attempt-1" / "ranks.json").exists(), done.text

@@ -1,5 +1,5 @@
-"""``psdist slurm``: the scripts it prints. Those for PBS and LSF run here with stand-ins for mpirun
-and psdist; no test has such a cluster."""
+"""``psdist slurm``: the scripts it prints. They run here with stand-ins for srun, mpirun and
+psdist. tests/slurm runs those for Slurm on a cluster; no test has a cluster of PBS or LSF."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ BATCH = {
     "lsf": {"LSB_JOBID": "7", "LS_SUBCWD": "", "LSB_DJOB_HOSTFILE": ""},
 }
 """Variables of a job: its number, the folder of the submission, the file of hosts."""
+EXAMPLE = ("openmpi", "mpich", "mpirun", "multi-gpu")
+"""The scripts that train an example if they are given no training script."""
 
 
 @pytest.mark.parametrize("name", cli.JOB_SCRIPTS)
@@ -40,26 +42,34 @@ def test_every_job_script_has_a_name_and_an_unknown_name_is_refused(
     assert "cobalt: expected one of openmpi, mpich" in capfd.readouterr().err
 
 
-def play(folder: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as a job of two hosts with two ranks each would."""
-    programs = folder / "venv" / "bin"
+def play(
+    folder: Path, name: str, *arguments: str, environment_folder: str = "venv", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as a job of two hosts with two ranks each would. The stand-in for psdist is in
+    ``environment_folder``."""
+    programs = folder / environment_folder / "bin"
     programs.mkdir(parents=True)
-    for program in ("psdist", "mpirun"):
+    for program in ("psdist", "mpirun", "srun"):
         (programs / program).write_text(
-            'printf "%s\\n" "$(basename "$0")" "$@"; echo "mode $PSDIST_MODE"\n'
+            'printf "%s\\n" "$(basename "$0")" "$@"; echo "mode ${PSDIST_MODE:-of the settings}"\n'
         )
         (programs / program).chmod(0o755)
+    (folder / "psdist" / "examples").mkdir(parents=True)
+    (folder / "psdist" / "examples" / "digits.py").touch()
     (folder / "train.py").touch()
     (folder / "hosts").write_text("n1\nn1\nn2\nn2\n")
-    job, submitted, hosts = BATCH[name]
+    job, submitted, hosts = BATCH.get(name, ("SLURM_JOB_ID", "SLURM_SUBMIT_DIR", "HOSTS"))
     return subprocess.run(
-        ["bash", str(REPOSITORY / "slurm" / cli.JOB_SCRIPTS[name])],
+        ["bash", str(REPOSITORY / "slurm" / cli.JOB_SCRIPTS[name]), *arguments],
+        cwd=folder,
         env={
             "PATH": "/usr/bin:/bin",
             job: "7",
             submitted: str(folder),
             hosts: str(folder / "hosts"),
-            "VENV": str(folder / "venv"),
+            "SLURM_NTASKS": "4",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_GPUS_ON_NODE": "1",
             **environment,
         },
         capture_output=True,
@@ -68,9 +78,46 @@ def play(folder: Path, name: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.parametrize("name", EXAMPLE)
+def test_the_job_scripts_choose_ssp_for_their_example_only(name: str, tmp_path: Path) -> None:
+    venv = {"VENV": str(tmp_path / "a" / "venv")}
+    example = play(tmp_path / "a", name, **venv)
+    assert example.stdout.splitlines()[-2:] == ["psdist/examples/digits.py", "mode ssp"]
+    venv = {"VENV": str(tmp_path / "b" / "venv")}
+    own = play(tmp_path / "b", name, "train.py", "--epochs", "5", **venv)
+    assert own.stdout.splitlines()[-3:] == ["--epochs", "5", "mode of the settings"], own.stderr
+
+
+@pytest.mark.parametrize("name", [*EXAMPLE, *BATCH])
+def test_a_job_script_finds_psdist_in_the_environment_or_on_path(name: str, tmp_path: Path) -> None:
+    """In VENV, else in .venv of the folder of the submission, else on PATH, as a module puts it."""
+
+    def started(folder: Path, environment_folder: str, **environment: str) -> str:
+        done = play(
+            folder,
+            name,
+            "train.py",
+            environment_folder=environment_folder,
+            SCRIPT="train.py",
+            **environment,
+        )
+        return done.stdout + done.stderr
+
+    assert "mode of the settings\n" in started(tmp_path / "a", ".venv")
+    module = f"{tmp_path / 'b' / 'module' / 'bin'}:/usr/bin:/bin"
+    assert "mode of the settings\n" in started(tmp_path / "b", "module", PATH=module)
+    missing = started(tmp_path / "c", "module")
+    assert "c/.venv or on PATH: load its module" in missing
+    module = module.replace("/b/", "/d/")
+    wrong = started(tmp_path / "d", "module", PATH=module, VENV="/nowhere")
+    assert wrong.endswith("there is no psdist in VENV=/nowhere\n")
+
+
 @pytest.mark.parametrize("name", BATCH)
 def test_a_batch_job_starts_a_rank_for_each_line_of_its_hosts(name: str, tmp_path: Path) -> None:
-    done = play(tmp_path, name, SCRIPT="train.py", ARGS="--epochs 5", PSDIST_MODE="sync")
+    venv = str(tmp_path / "venv")
+    given = {"SCRIPT": "train.py", "ARGS": "--epochs 5", "PSDIST_MODE": "sync", "VENV": venv}
+    done = play(tmp_path, name, **given)
     hosts = str(tmp_path / "hosts")
     assert done.stdout.splitlines() == [
         *("mpirun", "-n", "4", "--hostfile", hosts, "--bind-to", "none"),
@@ -80,6 +127,6 @@ def test_a_batch_job_starts_a_rank_for_each_line_of_its_hosts(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", BATCH)
 def test_a_batch_job_without_a_script_says_how_to_name_one(name: str, tmp_path: Path) -> None:
-    done = play(tmp_path, name)
+    done = play(tmp_path, name, VENV=str(tmp_path / "venv"))
     assert done.returncode == 2
     assert f"mpirun.{name}: there is no training script ''" in done.stderr
