@@ -136,7 +136,7 @@ USE_DTYPE = np.dtype(
     }
 )
 IS_CORRECTED = False
-"""Value in each push. In psdist 0.1.0 a later push could correct an iteration."""
+"""Value in each push. Before 2026-11-27 a later push could correct an iteration."""
 PUSH = struct.Struct("<iIddBB6x")
 PUSH_DTYPE = np.dtype(
     {
@@ -234,7 +234,7 @@ class History:
             if pushes["is_corrected"].any():
                 raise other_version(
                     f"history/{where} is",
-                    "a later push corrected an iteration (psdist 0.1.0 with transfer.overlap)",
+                    "a later push corrected an iteration (psdist before 2026-11-27, transfer.overlap)",
                 )
 
 
