@@ -234,7 +234,7 @@ class History:
             if pushes["is_corrected"].any():
                 raise other_version(
                     f"history/{where} is",
-                    "a later push corrected an iteration (psdist before 2026-11-27, transfer.overlap)",
+                    "a later push corrected an iteration (psdist before 2026-11-27, overlap)",
                 )
 
 
