@@ -24,6 +24,7 @@ def start_logs(run_dir: Path, *, rank: int, who: str, setting: str = "info") -> 
     """Write the log of a rank. ``setting`` is report.log: a level, and perhaps ``+propagate``."""
     level, _, more = setting.partition("+")
     logger = logging.getLogger("psdist")
+    before = logger.level, logger.propagate
     logger.setLevel(level.upper())
     logger.propagate = bool(more)
     # Removed for good: between two jobs Python itself shows warnings.
@@ -34,7 +35,7 @@ def start_logs(run_dir: Path, *, rank: int, who: str, setting: str = "info") -> 
         logging.Formatter(f"psdist: %(levelname)s: {_escaped(who)}: %(message)s")
     )
     logger.addHandler(to_people)
-    to_file = _LogFile(run_dir / "logs" / f"rank-{rank}.log")
+    to_file = _LogFile(run_dir / "logs" / f"rank-{rank}.log", before)
     to_file.setFormatter(
         logging.Formatter(f"%(asctime)s %(levelname)s {_escaped(who)}: %(message)s")
     )
@@ -42,14 +43,16 @@ def start_logs(run_dir: Path, *, rank: int, who: str, setting: str = "info") -> 
 
 
 def stop_logs() -> None:
-    """Close the log of this rank. The script's own handlers stay, and records reach them again."""
+    """Close the log of this rank. The logger is as it was before: the script's own handlers stay,
+    and records reach them again."""
     logger = logging.getLogger("psdist")
     for handler in list(logger.handlers):
         if isinstance(handler, _LogFile | _ToPeople):
             logger.removeHandler(handler)
             handler.close()
-    logger.setLevel(logging.NOTSET)
-    logger.propagate = True
+            if isinstance(handler, _LogFile):
+                level, logger.propagate = handler.before
+                logger.setLevel(level)
 
 
 class _ToPeople(logging.StreamHandler[TextIO]):
@@ -60,8 +63,10 @@ class _LogFile(logging.Handler):
     """A file of log lines. The first line that cannot be written is a warning, and the job
     continues: Python's own handler would show a traceback for each line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, before: tuple[int, bool]) -> None:
+        """``before``: level and propagation of the logger until the log began."""
         super().__init__()
+        self.before = before
         self._path = path
         self._file: FileIO | None = None
         self._is_told = False

@@ -400,7 +400,7 @@ def test_every_set_has_a_history_that_is_judged(tmp_path: Path) -> None:
     def swap(path: Path) -> None:
         (path / "history" / "set-1").rename(path / "history" / "set-2")
 
-    with pytest.raises(HistoryError, match=r"holds set-2; parameter sets are numbered without"):
+    with pytest.raises(HistoryError, match=r"contains set-2; parameter sets are numbered without"):
         read_histories(forged("gap", swap))
 
     def rewrite(file: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -1,12 +1,12 @@
 """Pushes that Triton's kernels encode: the host's bytes and residuals. Triton interprets kernels on
-the CPU here; tests/gpu/test_kernels.py has the same with a GPU. Skipped without triton:
+the CPU here (tests/conftest.py asks for it); tests/gpu/test_kernels.py has the same with a GPU.
+Skipped without triton:
 
     python -m pip install triton && python -m pytest -n 0 tests/unit/codecs/test_device_kernels.py
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.util import find_spec
 from types import ModuleType
@@ -25,7 +25,15 @@ from psdist.errors import NonFiniteGradientError
 from psdist.transfers import Transfers
 from tests.support.device_cases import FORMS, LARGEST, Pair, hard_vector, require_same_steps
 
-ALL = pytest.mark.parametrize("codec", FORMS.values(), ids=FORMS)
+SAMPLE = ("int8",)
+"""Codecs of every run: Triton interprets a kernel in seconds."""
+ALL = pytest.mark.parametrize(
+    "codec",
+    [
+        pytest.param(codec, id=name, marks=() if name in SAMPLE else pytest.mark.slow)
+        for name, codec in FORMS.items()
+    ],
+)
 DTYPES = ("float32", "bfloat16", "float16")
 CPU = torch.device("cpu")
 
@@ -36,11 +44,15 @@ needs_triton = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def kernels() -> DeviceKernels:
-    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
-    found = kernels_for(CPU, FORMS.values(), DTYPES)
-    assert found is not None
-    return found
+def all_kernels() -> DeviceKernels:
+    return DeviceKernels(CPU)
+
+
+@pytest.fixture
+def kernels(all_kernels: DeviceKernels, codec: OnDevice) -> DeviceKernels:
+    """The kernels, with this codec's trial passed."""
+    assert all(all_kernels.prove(codec, getattr(torch, dtype)) for dtype in DTYPES)
+    return all_kernels
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter
