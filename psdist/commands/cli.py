@@ -194,9 +194,10 @@ def probe(
 ) -> Action:
     """Measure latency and bandwidth inside a job: nodes, racks, sockets and GPUs.
 
-    Start it as the job would start: srun psdist probe, or mpirun psdist probe. psdist plan
-    --network and psdist run --set hosts.network=FILE read its file. --compare lists what got slower
-    between two such files: exit status 0 nothing, 1 something, 2 files that cannot be compared.
+    Start it as the job would start: srun --mpi=pmix psdist probe, or mpirun psdist probe. psdist
+    plan --network and psdist run --set hosts.network=FILE read its file. --compare lists what got
+    slower between two such files: exit status 0 nothing, 1 something, 2 files that cannot be
+    compared.
     """
     if compare is not None:
         if racks is not None or quick:

@@ -90,6 +90,7 @@ PROFILE_VARIABLE: Final = "PSDIST_PROFILE"
 NOT_SETTINGS: Final = (
     CONFIG_VARIABLE,  # the TOML file, unless --config names one
     PROFILE_VARIABLE,  # the profile, unless --profile names one
+    *("PSDIST_ROOT", "PSDIST_HOME", "PSDIST_DIR"),  # a module file's: where psdist is installed
     "PSDIST_CLUSTER_DIR",  # tests: where the Slurm cluster keeps its state
     "PSDIST_MPICH_ENV",  # tests: a virtual environment with MPICH's wheel
 )

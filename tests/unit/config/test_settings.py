@@ -490,3 +490,9 @@ def test_a_pipeline_goes_with_ssp_and_async_alone() -> None:
         of(mode="ssp", staleness="0")
     with pytest.raises(ConfigError, match=r"pipeline = 2 .*0 or 1"):
         of(pipeline="2")
+
+
+@pytest.mark.parametrize("variable", ["PSDIST_ROOT", "PSDIST_HOME", "PSDIST_DIR"])
+def test_a_module_file_may_say_where_psdist_is_installed(variable: str) -> None:
+    resolved = resolve(command_line={}, environment={variable: "/apps/psdist/0.1.0"})
+    assert set(resolved.sources.values()) == {"default"}
