@@ -91,6 +91,7 @@ class OnDevice(ABC):
     whose results are the same bits everywhere: each element by itself, or in an order that is
     written down."""
 
+    name: str
     has_device_form = True
     """False if this codec is for the host alone."""
 

@@ -59,6 +59,7 @@ def execute(notebook: dict[str, Any], *, cwd: Path) -> list[list[dict[str, Any]]
                 continue
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
+                # Code of this repository's notebook, as a reader would run it.
                 exec("".join(cell["source"]), names)
             outputs.append([])
             if text := printed.getvalue():

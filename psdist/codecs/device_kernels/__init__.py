@@ -89,7 +89,7 @@ class DeviceKernels:
     def prove(self, codec: OnDevice, dtype: torch.dtype) -> bool:
         """Encode hard values both ways, once: a codec whose bits differ stays with torch. Waits for
         the device."""
-        name = str(codec.name)  # type: ignore[attr-defined] # each is a codec
+        name = codec.name
         if (name, dtype) not in self._proven and _has_kernel(codec):
             self._proven.add((name, dtype))
             if not self._has_same_bits(codec, dtype):

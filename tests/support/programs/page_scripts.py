@@ -13,6 +13,6 @@ from tests.support.pages import whole_scripts
 for page in sys.argv[1:]:
     for script in whole_scripts(page):
         names: dict[str, Any] = {"__name__": "__main__"}
-        exec(compile(script, page, "exec"), names)
+        exec(compile(script, page, "exec"), names)  # a script that a page of docs/ shows
         print(f"{page}: clock {names['job'].clock}")
         names["job"].close()
