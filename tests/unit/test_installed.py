@@ -22,6 +22,7 @@ import pytest
 from tests.support.mpirun import REPOSITORY
 
 CONTAINERS = REPOSITORY / "containers"
+STEPS = ("apt-get", "bash", "export", "rm")
 MOST_BYTES = 1_300_000_000
 """Limit of an environment with a CPU build of torch."""
 STEP = 900.0
@@ -74,9 +75,9 @@ def test_both_recipes_copy_the_same_files_and_take_the_same_steps() -> None:
     assert dict(line.split() for line in section("files")) == copied
 
     steps = [line.removeprefix("RUN ") for line in text.splitlines()]
-    steps = [line for line in steps if line.startswith(("apt-get", "bash", "rm"))]
-    assert [line for line in section("post") if line.startswith(("apt-get", "bash", "rm"))] == steps
-    assert len(steps) == 5
+    steps = [line for line in steps if line.startswith(STEPS)]
+    assert [line for line in section("post") if line.startswith(STEPS)] == steps
+    assert len(steps) == 5, steps
 
 
 @pytest.fixture(scope="module")
