@@ -37,6 +37,7 @@ from psdist.errors import (
     TransportError,
     UsageError,
 )
+from psdist.install import survives_deaths
 
 logger = logging.getLogger("psdist")
 
@@ -177,7 +178,8 @@ def end_all(
     tell: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Print, ``tell()`` the others, and end every rank of ``comm`` (this process alone if None),
-    now."""
+    now. Under ULFM, Abort ends only its caller and can leave mpirun waiting (docs/dev/decisions.md):
+    this process exits, and the others end because they were told or notice it."""
     separator = ":\n" if "\n" in text else ": "
     with suppress(OSError, ValueError):  # stderr is closed, or its disk is full
         print(f"{heading}{separator}{text}", file=sys.stderr, flush=True)
@@ -185,8 +187,9 @@ def end_all(
     if comm is not None:
         wait_until_read()
         tell()
-        _close_standard_error()
-        comm.Abort(status)
+        if not survives_deaths(os.environ):
+            _close_standard_error()
+            comm.Abort(status)
     os._exit(status)
 
 
