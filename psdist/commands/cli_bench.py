@@ -73,6 +73,9 @@ def step(
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 10,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, in a row: their mean.")] = 1,
     servers: NumServers = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Show how long each host's links are idle.")
+    ] = False,
     json_path: JsonPath = None,
     plot_path: PlotPath = None,
 ) -> Action:
@@ -99,6 +102,7 @@ def step(
         repeats=repeats,
         steps=steps,
         servers=servers,
+        links=links,
         json_path=json_path,
         plot_path=plot_path,
     )

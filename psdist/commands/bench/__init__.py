@@ -20,7 +20,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -159,16 +159,26 @@ class Counts(NamedTuple):
 def sent(text: str | None = None) -> Counts:
     """Return the counts of all interfaces except loopback; zero if the kernel has none. Benchmarks
     take differences. ``text``: the contents of /proc/net/dev."""
+    num_bytes = packets = 0
+    for _, columns in _interfaces(text):
+        num_bytes += columns[8]
+        packets += columns[9]
+    return Counts(num_bytes, packets)
+
+
+def carried(text: str | None = None) -> dict[str, tuple[int, int]]:
+    """Return the bytes that each interface except loopback has sent and received; ``text`` as in
+    :func:`sent`."""
+    return {name: (columns[8], columns[0]) for name, columns in _interfaces(text)}
+
+
+def _interfaces(text: str | None) -> Iterator[tuple[str, list[int]]]:
     if text is None:
         try:
             text = Path("/proc/net/dev").read_text(encoding="ascii")
         except OSError:
-            return Counts()
-    num_bytes = packets = 0
+            return
     for line in text.splitlines():
         name, colon, counts = line.partition(":")
         if colon and name.strip() != "lo":
-            columns = counts.split()
-            num_bytes += int(columns[8])
-            packets += int(columns[9])
-    return Counts(num_bytes, packets)
+            yield name.strip(), [int(each) for each in counts.split()]

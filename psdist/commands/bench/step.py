@@ -20,6 +20,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from psdist.commands.bench import echo, exchange, sent
@@ -31,6 +32,7 @@ from psdist.commands.bench.between import (
     start_torch,
     wait_for_all,
 )
+from psdist.commands.bench.links import LinkSampler
 from psdist.commands.bench.sleeping import Shards, Sleepers, layer_sizes
 from psdist.commands.bench.step_report import (
     ALLREDUCE,
@@ -106,14 +108,24 @@ class _Side(Shards):
         host = context.roles.places[context.number].host
         ranks = [place.rank for place in context.roles.places if place.host == host]
         self._counts_for_host = context.number == min(ranks)
+        is_sampling = options.links and self._counts_for_host
+        self._links = {way: LinkSampler() for way in WAYS if is_sampling}
 
     def meet(self) -> None:
         wait_for_all(self.between, _REST_S)
 
     def forget_warm_up(self) -> None:
-        """From here on bytes and CPU time count."""
+        """From here on bytes, CPU time and links count."""
+        self._links = {way: LinkSampler() for way in self._links}
         self.sent = dict.fromkeys(self.sent, 0)
         self.cpu = dict.fromkeys(self.cpu, (0.0, 0.0))
+
+    def links(self) -> dict[str, dict[str, Any]]:
+        """Way -> interface of this host -> how long it was idle."""
+        return {
+            way: {name: each._asdict() for name, each in sampler.idle().items()}
+            for way, sampler in self._links.items()
+        }
 
     def turns(self, ways: dict[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
         """Every way in its turn, so often; the seconds that each took."""
@@ -124,14 +136,15 @@ class _Side(Shards):
                 before = sent()
                 self.meet()
                 user_s, system_s = cpu_seconds()
-                times[way].append(run())
-                user_end_s, system_end_s = cpu_seconds()
-                so_far = self.cpu[way]
-                self.cpu[way] = (
-                    so_far[0] + user_end_s - user_s,
-                    so_far[1] + system_end_s - system_s,
-                )
-                self.meet()
+                with self._links.get(way, nullcontext()):
+                    times[way].append(run())
+                    user_end_s, system_end_s = cpu_seconds()
+                    so_far = self.cpu[way]
+                    self.cpu[way] = (
+                        so_far[0] + user_end_s - user_s,
+                        so_far[1] + system_end_s - system_s,
+                    )
+                    self.meet()
                 if self._counts_for_host:
                     self.sent[way] += (sent() - before).num_bytes
         return times
@@ -165,7 +178,7 @@ class _ServerSide(_Side):
         self._loop.run(self._waiting, on_idle=self._duty.on_idle)
         slots = _slots(self._loop)
         context.session.end()
-        return {"sent": self.sent, "cpu": self.cpu, "slots": slots}
+        return {"sent": self.sent, "cpu": self.cpu, "links": self.links(), "slots": slots}
 
     def leave(self) -> None:
         leave_job(self.context, self._lobby)
@@ -232,6 +245,7 @@ class _WorkerSide(_Side):
             "times": times,
             "sent": self.sent,
             "cpu": self.cpu,
+            "links": self.links(),
             "compute_s": seconds,
             "prepare_s": prepared_s,
             "gloo": self._gloo,

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from psdist.commands.bench import (
     crowd_words,
+    links,
     measured_on,
     plot,
     quartiles,
@@ -46,6 +47,8 @@ class StepOptions:
     plot_path: Path | None = None
     steps: int = 1
     """Steps in a row; a repetition is their mean."""
+    links: bool = False
+    """Sample the hosts' interfaces."""
 
 
 def result_of(
@@ -65,6 +68,11 @@ def result_of(
         rows.append(
             {
                 "way": way,
+                "links": {
+                    f"{place.host} {name}": idle
+                    for place, each in zip(context.roles.places, everybody, strict=True)
+                    for name, idle in each["links"].get(way, {}).items()
+                },
                 "sent_bytes": round(most_sent),
                 "user_s": user_s,
                 "system_s": system_s,
@@ -119,6 +127,8 @@ def ranks_to_cores(context: Rank) -> tuple[int, int]:
 def report(result: dict[str, Any], options: StepOptions) -> None:
     print(header(result), flush=True)
     show(table(result), width=120)
+    if options.links:
+        show(links.table({row["way"]: row["links"] for row in result["rows"]}), width=120)
     write_result(options.json_path, result)
     if options.plot_path is not None:
         plot.write(options.plot_path, drawn(result))
