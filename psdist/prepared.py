@@ -666,7 +666,7 @@ class ParameterSets:
             self._group,
             layout,
             description.parameters,
-            credits=credits_of(config, len(self._context.roles.groups)),
+            credits=credits_of(config, self._context.roles.num_workers, partition),
             wire=wire_of(config, levels_of(self._context.tuning_state)),
             first_clock=first_clock,
             history=history,

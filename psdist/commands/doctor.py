@@ -28,6 +28,7 @@ from psdist.commands import print_json
 from psdist.errors import LaunchError
 from psdist.install import FAMILY_NAMES, SRUN_MPI, detect
 from psdist.install.distributions import rivals
+from psdist.install.eager import limits_are_chosen
 from psdist.install.mpi import (
     INSTALL_MPI,
     MpiLibrary,
@@ -224,6 +225,10 @@ class _Examination:
         if mpi.family == "unknown":
             remedy = "psdist is tested with Open MPI 5 and MPICH 5 only"
             self.add("MPI family", mpi.name, "warning", remedy)
+        if mpi.family == "openmpi":
+            is_chosen = limits_are_chosen(self.environment, str(mpi.file) if mpi.file else None)
+            whose = "your own" if is_chosen else "psdist raises them in jobs on several hosts"
+            self.add("TCP eager limits", whose)
 
     def slurm(self) -> None:
         srun = shutil.which("srun", path=self.environment.get("PATH"))

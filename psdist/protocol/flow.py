@@ -32,9 +32,9 @@ REPLY_WINDOW_BYTES = 1 << 20
 replies to a worker share its link. With fewer under way at a time the next needed one arrives
 first, and replies of the other servers keep the link busy (docs/dev/performance.md)."""
 
-MOST_OFFERS = 1024
-"""Pushes that are offered to a server and not yet received, of all groups: the MPI library holds
-the first tens of KiB of each."""
+MOST_OFFERED_BYTES = 64 << 20
+"""Bytes that the MPI library of a server may hold of pushes which are offered and not yet received,
+of all workers."""
 FEWEST_CREDITS = 2
 
 
@@ -63,9 +63,13 @@ def auto_receive_buffers(chunk_bytes: Sequence[int], *, num_groups: int, slot_by
     return Choice(allowed, f"{AMPLE_BYTES >> 20} MiB, for memory")
 
 
-def auto_credits(*, num_groups: int) -> Choice:
-    """Return the credits of a worker at each server."""
-    allowed = MOST_OFFERS // num_groups
+def auto_credits(*, num_workers: int, offer_bytes: int) -> Choice:
+    """Return the credits of a worker at each server. ``offer_bytes``: what the MPI library holds of
+    a push that is offered and not yet received."""
+    allowed = MOST_OFFERED_BYTES // (num_workers * offer_bytes)
     if allowed < AUTO_CREDITS:
-        return Choice(max(FEWEST_CREDITS, allowed), f"{num_groups} groups offer pushes to a server")
+        return Choice(
+            max(FEWEST_CREDITS, allowed),
+            f"{num_workers} workers offer pushes, {offer_bytes >> 10} KiB of each in MPI's memory",
+        )
     return Choice(AUTO_CREDITS, "what a server takes ahead of a group")

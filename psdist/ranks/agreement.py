@@ -32,7 +32,9 @@ from psdist.install import (
     slurm_switches,
     survives_deaths,
 )
+from psdist.install.eager import limits, own_limits
 from psdist.install.quirks import own_home, readable_lines, wait_for_all_ranks
+from psdist.install.trials import loaded_library_file
 from psdist.protocol.roles import Place
 from psdist.ranks.failure import printable, wait_until_read
 from psdist.ranks.mpi_end import end_is_ours, finalize_at_exit
@@ -74,6 +76,8 @@ def start_mpi() -> MPI.Intracomm:
         is_by_srun = detect(os.environ).name == "slurm"
         speaks_pmi1 = is_by_srun and family_of(library) == "mpich"
         os.environ.update(own_home(os.environ))
+        if family_of(library) == "openmpi":
+            os.environ.update(own_limits(os.environ, library_file=loaded_library_file()))
         with readable_lines(os.environ) if speaks_pmi1 else nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()
@@ -209,10 +213,25 @@ def exchange(
     resolved = agreed(comm, outcome)
     sources = dict(resolved.sources)
     flat = dict(resolved.flat)
-    mine = [VERSION, socket.gethostname(), encode(resolved.config), sources, flat]
+    mine = [
+        VERSION,
+        socket.gethostname(),
+        encode(resolved.config),
+        sources,
+        flat,
+        limits(os.environ),
+    ]
     first = broadcast(comm, msgpack.packb(mine, unicode_errors="surrogateescape"))
-    version, host, config, sources, flat = msgpack.unpackb(first, unicode_errors="surrogateescape")
+    version, host, config, sources, flat, eager = msgpack.unpackb(
+        first, unicode_errors="surrogateescape"
+    )
     difference = _differs(version=version, host=host, config=config, mine=resolved.config)
+    if not difference and eager != limits(os.environ):
+        difference = (
+            f"Open MPI's limits btl_tcp_eager_limit, btl_tcp_rndv_eager_limit and "
+            f"btl_tcp_max_send_size are {limits(os.environ)} on {socket.gethostname()} and {eager} "
+            f"on {host} (rank 0); set the same OMPI_MCA_* variables, or none, on all hosts"
+        )
     agreed(comm, LaunchError(difference) if difference else None)
     place = {
         "host": socket.gethostname(),

@@ -6,6 +6,7 @@ wire_of(config)          # the same for servers and workers
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 
 from psdist.codecs import Codec, Raw
@@ -25,7 +26,9 @@ from psdist.config.codec_specs import CodecSpec, text_of
 from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig
 from psdist.history.run_record import CodecsSince, LevelCodecs
+from psdist.install.eager import held_bytes
 from psdist.protocol.flow import auto_credits
+from psdist.protocol.partition import Partition
 
 logger = logging.getLogger("psdist")
 
@@ -128,10 +131,12 @@ def _codecs(specs: Iterable[CodecSpec], *, has_feedback: bool) -> dict[CodecSpec
     return made
 
 
-def credits_of(config: RunConfig, num_groups: int) -> int:
+def credits_of(config: RunConfig, num_workers: int, partition: Partition) -> int:
     """Return the maximum number of outstanding pushes of a worker at a server."""
     if config.credits != "auto":
         return config.credits
-    count, why = auto_credits(num_groups=num_groups)
+    count, why = auto_credits(
+        num_workers=num_workers, offer_bytes=held_bytes(os.environ, partition.max_chunk_bytes)
+    )
     logger.info("transfer.credits = %d (auto): %s", count, why)
     return count

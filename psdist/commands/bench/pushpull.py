@@ -210,7 +210,7 @@ class _WorkerSide(_Side):
         loop.take_slice(
             partition,
             owners=self.owners,
-            credits=credits_of(context.session.config, context.roles.num_workers),
+            credits=credits_of(context.session.config, context.roles.num_workers, partition),
             frames=memory,
         )
         self._in_turn(lambda: self._set_up(loop))

@@ -6,9 +6,12 @@ import pytest
 
 from psdist.config.settings import RunConfig
 from psdist.protocol.flow import auto_credits, auto_receive_buffers
+from psdist.protocol.partition import Partition, Piece
 from psdist.ranks.wire import credits_of
 
 MIB = 2**20
+PIECE = Piece(name="p", shape=(MIB // 4,), stride=(1,), dtype="float32", optimizer_group=0)
+CHUNKS = Partition.cut([PIECE] * 8, chunk_bytes=MIB)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +60,18 @@ def test_there_are_as_many_slots_as_pushing_needs_and_no_more_than_pushes(
 
 
 @pytest.mark.parametrize(
-    ("groups", "credits"), [(1, 8), (128, 8), (129, 7), (256, 4), (512, 2), (100_000, 2)]
+    ("workers", "credits"), [(1, 8), (128, 8), (129, 7), (256, 4), (512, 2), (100_000, 2)]
 )
-def test_credits_are_fewer_where_many_groups_offer_pushes(groups: int, credits: int) -> None:
-    assert auto_credits(num_groups=groups).number == credits
-    assert credits_of(RunConfig(), groups) == credits
-    assert credits_of(RunConfig(credits=5), groups) == 5
+def test_credits_are_fewer_where_many_workers_offer_pushes(workers: int, credits: int) -> None:
+    assert auto_credits(num_workers=workers, offer_bytes=64 << 10).number == credits
+    assert credits_of(RunConfig(), workers, CHUNKS) == credits
+    assert credits_of(RunConfig(credits=5), workers, CHUNKS) == 5
+
+
+def test_credits_are_fewer_where_whole_pushes_lie_in_the_memory_of_mpi(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMPI_MCA_btl_tcp_eager_limit", str(2 * MIB))
+    assert credits_of(RunConfig(), 8, CHUNKS) == 8
+    assert credits_of(RunConfig(), 16, CHUNKS) == 4
+    assert credits_of(RunConfig(), 64, CHUNKS) == 2

@@ -1,0 +1,98 @@
+"""Limits of Open MPI's TCP component up to which a message leaves without a handshake.
+
+    os.environ.update(own_limits(os.environ))     # on every rank, before MPI_Init
+    limits(os.environ)                            # on every rank the same
+    held_bytes(os.environ, chunk_bytes)           # of an offered push, in the memory of MPI
+
+Open MPI sends more than 64 KiB to another host only after the receiver has answered. This answer
+waits in the receiver's socket after data for this host, and links are idle meanwhile
+(docs/dev/performance.md).
+
+A message that arrives before its receive is posted lies in the memory of MPI. So the limit falls
+with the number of ranks: ``MOST_HELD_BYTES`` hold the fewest credits of each. More credits are
+given where they fit (:func:`psdist.protocol.flow.auto_credits`).
+
+A receiver of Open MPI 5.0.11 does not check that a message fits its buffer. So psdist compares the
+limits of all ranks before any message is as long (:func:`psdist.ranks.agreement.exchange`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from psdist.install import detect
+
+MOST_HELD_BYTES: Final = 64 << 20
+"""Offered pushes that MPI may hold on a server, of all workers."""
+FEWEST_CREDITS: Final = 2
+HEAD_BYTES: Final = 64 << 10
+"""Open MPI's own limit, and the part of a longer message that it sends with the handshake."""
+_LARGEST: Final = 4 << 20
+"""The largest chunk of ``transfer.chunk_bytes = auto``."""
+_HEADER_BYTES: Final = 4 << 10
+"""Limits include MPI's own headers."""
+_LIMIT: Final = "btl_tcp_eager_limit"
+_BUFFER: Final = "btl_tcp_max_send_size"
+_NAMES: Final = (_LIMIT, "btl_tcp_rndv_eager_limit", _BUFFER)
+_VARIABLES: Final = {name: f"OMPI_MCA_{name}" for name in _NAMES}
+_FILES: Final = "OMPI_MCA_mca_base_param_files"
+
+
+def own_limits(
+    environment: Mapping[str, str], *, library_file: str | None = None
+) -> dict[str, str]:
+    """Return the variables for a rank of Open MPI whose job has several hosts; {} for other ranks,
+    or if the user has chosen one of these limits, in a variable or in one of MPI's files of
+    parameters. ``library_file``: of libmpi, whose installation has such a file too."""
+    launcher = detect(environment)
+    is_one_host = (
+        launcher.size in (None, launcher.local_size)
+        or environment.get("SLURM_STEP_NUM_NODES") == "1"
+    )
+    if is_one_host or limits_are_chosen(environment, library_file):
+        return {}
+    assert launcher.size is not None
+    limit = min(_LARGEST, MOST_HELD_BYTES // (FEWEST_CREDITS * launcher.size))
+    if limit <= HEAD_BYTES:
+        return {}
+    # Open MPI receives into buffers of the second size.
+    return {_VARIABLES[name]: str(limit + _HEADER_BYTES) for name in (_LIMIT, _BUFFER)}
+
+
+def limits_are_chosen(environment: Mapping[str, str], library_file: str | None) -> bool:
+    """True if the user has chosen one of the limits, as far as this host shows it."""
+    files = _parameter_files(environment, library_file)
+    return any(limits(environment)) or any(map(_chooses, files))
+
+
+def limits(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of the limits, "" for MPI's own."""
+    return [environment.get(name, "") for name in _VARIABLES.values()]
+
+
+def held_bytes(environment: Mapping[str, str], num_bytes: int) -> int:
+    """Return how much of an offered message of ``num_bytes`` the receiver's MPI may hold."""
+    limit = environment.get(_VARIABLES[_LIMIT], "")
+    is_eager = limit.isascii() and limit.isdigit() and num_bytes + _HEADER_BYTES <= int(limit)
+    return max(num_bytes, 1) if is_eager else HEAD_BYTES
+
+
+def _parameter_files(environment: Mapping[str, str], library_file: str | None) -> Iterable[Path]:
+    if _FILES in environment:
+        yield from map(Path, re.split("[:,]", environment[_FILES]))
+        return
+    yield Path(environment.get("HOME", "/"), ".openmpi", "mca-params.conf")
+    if library_file is not None:
+        yield Path(library_file).parent.parent / "etc" / "openmpi-mca-params.conf"
+
+
+def _chooses(file: Path) -> bool:
+    """True if a file of MPI's parameters has a value for one of the limits."""
+    text = ""
+    with suppress(OSError):
+        text = file.read_text(encoding="utf-8", errors="replace")
+    return re.search(rf"^\s*({'|'.join(_NAMES)})\s*=", text, re.MULTILINE) is not None

@@ -1,0 +1,67 @@
+"""The limits up to which Open MPI sends without a handshake (psdist.install.eager)."""
+
+from pathlib import Path
+
+import pytest
+
+from psdist.install.eager import MOST_HELD_BYTES, held_bytes, limits, own_limits
+
+MIB = 1 << 20
+
+
+def slurm(ranks: int, nodes: int = 4) -> dict[str, str]:
+    return {
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": str(ranks),
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "HOME": "/nonexistent",
+    }
+
+
+@pytest.mark.parametrize(("ranks", "mib"), [(2, 4), (8, 4), (16, 2), (64, 0.5)])
+def test_chunks_of_a_job_of_several_hosts_leave_at_once(ranks: int, mib: float) -> None:
+    set_here = own_limits(slurm(ranks))
+    assert set(set_here) == {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"}
+    job = slurm(ranks) | set_here
+    assert held_bytes(job, int(mib * MIB)) == mib * MIB
+    assert held_bytes(job, int(mib * MIB) + 8192) == 64 << 10  # with a handshake
+    assert 2 * ranks * held_bytes(job, int(mib * MIB)) <= MOST_HELD_BYTES
+
+
+def test_one_host_or_very_many_ranks_keep_the_limits_of_mpi() -> None:
+    assert own_limits(slurm(8, nodes=1)) == {}
+    assert own_limits(slurm(1024)) == {}
+    assert own_limits({}) == {}
+    mpirun = {f"OMPI_COMM_WORLD_{name}": "4" for name in ("SIZE", "LOCAL_SIZE")}
+    assert own_limits(mpirun) == {}
+    assert own_limits(mpirun | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+
+
+def test_a_limit_that_the_user_has_chosen_stays(tmp_path: Path) -> None:
+    job = slurm(8)
+    assert own_limits(job | {"OMPI_MCA_btl_tcp_eager_limit": "1024"}) == {}
+    assert own_limits(job | {"OMPI_MCA_btl_tcp_max_send_size": "131072"}) == {}
+    home = tmp_path / ".openmpi"
+    home.mkdir()
+    (home / "mca-params.conf").write_text("btl = self,tcp\n  btl_tcp_eager_limit = 32768\n")
+    assert own_limits(job | {"HOME": str(tmp_path)}) == {}
+    (home / "mca-params.conf").write_text("# btl_tcp_eager_limit = 32768\n")
+    assert own_limits(job | {"HOME": str(tmp_path)})
+    other = tmp_path / "params"
+    other.write_text("btl_tcp_rndv_eager_limit=1\n")
+    assert own_limits(job | {"OMPI_MCA_mca_base_param_files": f"/none:{other}"}) == {}
+
+
+def test_the_file_of_the_installation_is_the_users_too(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    library = str(tmp_path / "lib" / "libmpi.so.40")
+    assert own_limits(slurm(8), library_file=library)
+    (tmp_path / "etc" / "openmpi-mca-params.conf").write_text("btl_tcp_max_send_size = 65536\n")
+    assert own_limits(slurm(8), library_file=library) == {}
+
+
+def test_limits_are_compared_as_texts_and_strange_ones_count_as_mpis_own() -> None:
+    assert limits({}) == ["", "", ""]
+    job = slurm(8) | own_limits(slurm(8))
+    assert limits(job) == [str(4 * MIB + 4096), "", str(4 * MIB + 4096)]
+    assert held_bytes({"OMPI_MCA_btl_tcp_eager_limit": "4m"}, 1 * MIB) == 64 << 10
