@@ -1,12 +1,17 @@
-"""Limits of Open MPI's TCP component up to which a message leaves without a handshake.
+"""Values of Open MPI's TCP component with which links are full: eager limits, send buffers.
 
-    os.environ.update(own_limits(os.environ))     # on every rank, before MPI_Init
+    os.environ.update(own_values(os.environ, link_bytes_per_s=0.0))   # before MPI_Init
     limits(os.environ)                            # on every rank the same
     held_bytes(os.environ, chunk_bytes)           # of an offered push, in the memory of MPI
 
 Open MPI sends more than 64 KiB to another host only after the receiver has answered. This answer
 waits in the receiver's socket after data for this host, and links are idle meanwhile
-(docs/dev/performance.md).
+(docs/dev/performance.md). psdist raises this limit in jobs on several hosts.
+
+The kernel lets the send buffer of a socket grow to some MiB. On a slow link that is a queue of
+100 ms, and the connections of a host share the link unevenly: the last of four pushes comes late.
+A buffer of 64 KiB fills a link of 1 Gbit/s, because each rank polls at least once in 1 ms. It is
+chosen only for a link whose speed is known: on a faster or a longer network it would be the limit.
 
 A message that arrives before its receive is posted lies in the memory of MPI. So the limit falls
 with the number of ranks: ``MOST_HELD_BYTES`` hold the fewest credits of each. More credits are
@@ -19,7 +24,7 @@ limits of all ranks before any message is as long (:func:`psdist.ranks.agreement
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -39,34 +44,43 @@ _LIMIT: Final = "btl_tcp_eager_limit"
 _BUFFER: Final = "btl_tcp_max_send_size"
 _NAMES: Final = (_LIMIT, "btl_tcp_rndv_eager_limit", _BUFFER)
 _VARIABLES: Final = {name: f"OMPI_MCA_{name}" for name in _NAMES}
+_SEND_BUFFER: Final = "btl_tcp_sndbuf"
+_SLOW_BYTES_PER_S: Final = 125e6
+_SEND_BUFFER_BYTES: Final = 64 << 10
 _FILES: Final = "OMPI_MCA_mca_base_param_files"
 
 
-def own_limits(
-    environment: Mapping[str, str], *, library_file: str | None = None
+def own_values(
+    environment: Mapping[str, str], *, link_bytes_per_s: float, library_file: str | None = None
 ) -> dict[str, str]:
-    """Return the variables for a rank of Open MPI whose job has several hosts; {} for other ranks,
-    or if the user has chosen one of these limits, in a variable or in one of MPI's files of
-    parameters. ``library_file``: of libmpi, whose installation has such a file too."""
+    """Return the variables for a rank of Open MPI whose job has several hosts; {} for other ranks.
+    None replaces a value that the user has chosen, in a variable or in one of MPI's files of
+    parameters.
+
+    ``link_bytes_per_s``: of this host's link, one direction; 0 if it is unknown. ``library_file``:
+    of libmpi, whose installation has such a file too."""
     launcher = detect(environment)
     is_one_host = (
         launcher.size in (None, launcher.local_size)
         or environment.get("SLURM_STEP_NUM_NODES") == "1"
     )
-    if is_one_host or limits_are_chosen(environment, library_file):
+    if is_one_host:
         return {}
     assert launcher.size is not None
+    values: dict[str, str] = {}
     limit = min(_LARGEST, MOST_HELD_BYTES // (FEWEST_CREDITS * launcher.size))
-    if limit <= HEAD_BYTES:
-        return {}
-    # Open MPI receives into buffers of the second size.
-    return {_VARIABLES[name]: str(limit + _HEADER_BYTES) for name in (_LIMIT, _BUFFER)}
+    if limit > HEAD_BYTES and not limits_are_chosen(environment, library_file):
+        # Open MPI receives into buffers of the second size.
+        values = {_VARIABLES[name]: str(limit + _HEADER_BYTES) for name in (_LIMIT, _BUFFER)}
+    is_slow = 0 < link_bytes_per_s <= _SLOW_BYTES_PER_S
+    if is_slow and not _are_chosen([_SEND_BUFFER], environment, library_file):
+        values[f"OMPI_MCA_{_SEND_BUFFER}"] = str(_SEND_BUFFER_BYTES)
+    return values
 
 
 def limits_are_chosen(environment: Mapping[str, str], library_file: str | None) -> bool:
     """True if the user has chosen one of the limits, as far as this host shows it."""
-    files = _parameter_files(environment, library_file)
-    return any(limits(environment)) or any(map(_chooses, files))
+    return _are_chosen(_NAMES, environment, library_file)
 
 
 def limits(environment: Mapping[str, str]) -> list[str]:
@@ -81,6 +95,19 @@ def held_bytes(environment: Mapping[str, str], num_bytes: int) -> int:
     return max(num_bytes, 1) if is_eager else HEAD_BYTES
 
 
+def _are_chosen(
+    names: Sequence[str], environment: Mapping[str, str], library_file: str | None
+) -> bool:
+    if any(f"OMPI_MCA_{name}" in environment for name in names):
+        return True
+    line = re.compile(rf"^\s*({'|'.join(names)})\s*=", re.MULTILINE)
+    for file in _parameter_files(environment, library_file):
+        with suppress(OSError):
+            if line.search(file.read_text(encoding="utf-8", errors="replace")):
+                return True
+    return False
+
+
 def _parameter_files(environment: Mapping[str, str], library_file: str | None) -> Iterable[Path]:
     if _FILES in environment:
         yield from map(Path, re.split("[:,]", environment[_FILES]))
@@ -88,11 +115,3 @@ def _parameter_files(environment: Mapping[str, str], library_file: str | None) -
     yield Path(environment.get("HOME", "/"), ".openmpi", "mca-params.conf")
     if library_file is not None:
         yield Path(library_file).parent.parent / "etc" / "openmpi-mca-params.conf"
-
-
-def _chooses(file: Path) -> bool:
-    """True if a file of MPI's parameters has a value for one of the limits."""
-    text = ""
-    with suppress(OSError):
-        text = file.read_text(encoding="utf-8", errors="replace")
-    return re.search(rf"^\s*({'|'.join(_NAMES)})\s*=", text, re.MULTILINE) is not None

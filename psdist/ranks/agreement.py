@@ -32,7 +32,7 @@ from psdist.install import (
     slurm_switches,
     survives_deaths,
 )
-from psdist.install.eager import limits, own_limits
+from psdist.install.eager import limits, own_values
 from psdist.install.quirks import own_home, readable_lines, wait_for_all_ranks
 from psdist.install.trials import loaded_library_file
 from psdist.protocol.roles import Place
@@ -57,7 +57,11 @@ class AgreedExit(Exception):
         self.status = status
 
 
-def start_mpi() -> MPI.Intracomm:
+def start_mpi(*, link_bytes_per_s: float = 0.0) -> MPI.Intracomm:
+    """Start MPI with the values of this installation and network; return psdist's communicator.
+
+    ``link_bytes_per_s``: of this host's link to the network, one direction; 0 if it is unknown.
+    Raises :class:`LaunchError` if MPI cannot be loaded or does not fit the launcher."""
     try:
         import mpi4py
 
@@ -77,7 +81,9 @@ def start_mpi() -> MPI.Intracomm:
         speaks_pmi1 = is_by_srun and family_of(library) == "mpich"
         os.environ.update(own_home(os.environ))
         if family_of(library) == "openmpi":
-            os.environ.update(own_limits(os.environ, library_file=loaded_library_file()))
+            file = loaded_library_file()
+            values = own_values(os.environ, link_bytes_per_s=link_bytes_per_s, library_file=file)
+            os.environ.update(values)
         with readable_lines(os.environ) if speaks_pmi1 else nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()

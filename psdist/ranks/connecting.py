@@ -45,7 +45,7 @@ from psdist.ranks.mpi_end import is_ours
 from psdist.ranks.parent_link import ParentLink
 from psdist.ranks.rank import Bootstrap, Comms, Rank, network_alone
 from psdist.ranks.run_files import Begun, create_run_directory
-from psdist.ranks.seats.cards import choose_card
+from psdist.ranks.seats.cards import choose_card, described_link
 from psdist.ranks.seats.placing import (
     agree_on_plan,
     pairs_of,
@@ -100,7 +100,7 @@ def connect(
             time.sleep(_SPEAKS_FIRST_S)  # one speaks for all, if they have found the same
         _refuse(error)
     try:
-        comm = start_mpi()
+        comm = start_mpi(link_bytes_per_s=described_link(outcome))
     except LaunchError as error:  # no MPI, so no agreeing: the launcher's rank 0 speaks for all
         if launcher.rank in (0, None):
             _refuse(error)

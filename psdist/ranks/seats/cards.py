@@ -14,6 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -25,13 +26,34 @@ from psdist.install import Launcher
 from psdist.protocol.roles import Place
 from psdist.topology import plan as plan_codec
 from psdist.topology.machine import UNKNOWN, Device, Machine, cards, sysfs
-from psdist.topology.network import Cluster
+from psdist.topology.network import Cluster, catalogue
+from psdist.topology.network.catalogue import UNMEASURED
 from psdist.topology.network.same_host import is_same_host
+from psdist.topology.network.sources import read_tree
 from psdist.topology.plan import Plan, seating
 from psdist.topology.text import file_bytes
 
 _STRATEGIES: Final = ("auto", "block", "cyclic")
+_LONG_S: Final = 1e-3
 _TASKS: Final = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
+
+
+def described_link(outcome: Resolved | UserError, *, host: str | None = None) -> float:
+    """Return the speed of this host's link (bytes/s, one direction), as ``hosts.network`` has
+    measured or ``hosts.racks`` describes it; 0 if neither does, or if messages need more than
+    ``_LONG_S``."""
+    if isinstance(outcome, UserError):
+        return 0.0
+    config, name = outcome.config, socket.gethostname() if host is None else host
+    speeds: dict[str, float] = {}
+    with suppress(PlacementError):  # rank 0 reports it when it makes the plan
+        if config.network is not None:
+            measured = catalogue.read(Path(config.network))
+            if measured.classes.get("node", UNMEASURED).latency_s <= _LONG_S:
+                speeds = {each: link.bytes_per_s for each, link in measured.node_links.items()}
+        elif config.racks is not None:
+            speeds = {each.name: each.bytes_per_s for each in read_tree(Path(config.racks)).nodes}
+    return next((speed for each, speed in speeds.items() if is_same_host(each, name)), 0.0)
 
 
 def choose_card(

@@ -16,10 +16,17 @@ from psdist.install import Launcher, detect
 from psdist.protocol.roles import Place
 from psdist.ranks import connecting
 from psdist.ranks.agreement import AgreedExit
-from psdist.ranks.seats.cards import card_notes, choose_card, ranks_here, tasks_of_nodes
+from psdist.ranks.seats.cards import (
+    card_notes,
+    choose_card,
+    described_link,
+    ranks_here,
+    tasks_of_nodes,
+)
 from psdist.topology import plan as plan_codec
 from psdist.topology.machine import Machine, sysfs
-from psdist.topology.network import one_rack
+from psdist.topology.network import catalogue, one_rack
+from psdist.topology.network.catalogue import Network, Speed
 from psdist.topology.plan import Plan
 from psdist.topology.plan.planning import PlanRequest, RankFacts, plan_job
 from tests.support.sys_files import Root, hca, two_sockets
@@ -274,7 +281,7 @@ def test_the_card_is_chosen_before_mpi_starts(monkeypatch: pytest.MonkeyPatch) -
         calls.append("card")
         return "mlx5_1"
 
-    def start() -> None:
+    def start(**_: float) -> None:
         calls.append("MPI")
         raise LaunchError("no MPI in this test")
 
@@ -285,3 +292,38 @@ def test_the_card_is_chosen_before_mpi_starts(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(AgreedExit):
         connecting.connect(Resolved(config=RunConfig(), sources={}))
     assert calls == ["card", "MPI"]
+
+
+def link_of(host: str, **files: Path) -> float:
+    config = RunConfig.model_validate({key: str(file) for key, file in files.items()})
+    return described_link(Resolved(config=config, sources={}), host=host)
+
+
+def test_the_speed_of_a_link_is_what_the_racks_say(tmp_path: Path) -> None:
+    racks = tmp_path / "racks.toml"
+    racks.write_text('[[switch]]\nname = "spine"\nnodes = "h[1-4]"\nlink = "256Mbit"\n')
+    assert link_of("h2.example.org", racks=racks) == 32e6
+    assert link_of("h5", racks=racks) == 0.0
+    assert link_of("h2") == link_of("h2", racks=tmp_path / "absent") == 0.0
+    assert described_link(ConfigError("no settings")) == 0.0
+
+
+@pytest.mark.parametrize(("latency_s", "expected"), [(1e-4, 1e8), (2e-2, 0.0)])
+def test_a_measured_link_counts_unless_messages_take_long(
+    tmp_path: Path, latency_s: float, expected: float
+) -> None:
+    speed = Speed(latency_s=latency_s, bytes_per_s=1e8, is_lower_bound=False)
+    measured = Network(
+        date="2026-11-28",
+        hosts=("h1",),
+        mpi="",
+        components=(),
+        versions={},
+        classes={"node": speed},
+        node_links={"h1": speed},
+        switch_uplinks={},
+        pairs=(),
+    )
+    file = tmp_path / "network.json"
+    file.write_bytes(catalogue.encode(measured))
+    assert link_of("h1", network=file) == expected
