@@ -7,7 +7,7 @@
 
 A link is idle in a sample if it carried less than ``IDLE_SHARE`` of its rate. The rate is measured:
 95 % of all samples of the interface, in both directions, are below it. An interface reports the
-speed of its card, which says nothing about a limit behind it.
+speed of its card, which may be above that of the network.
 """
 
 from __future__ import annotations

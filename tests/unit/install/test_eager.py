@@ -1,4 +1,4 @@
-"""The limits up to which Open MPI sends without a handshake (psdist.install.eager)."""
+"""Messages that Open MPI sends without a handshake, and its send buffers (psdist.install.eager)."""
 
 from pathlib import Path
 
