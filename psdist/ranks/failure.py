@@ -178,8 +178,8 @@ def end_all(
     tell: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Print, ``tell()`` the others, and end every rank of ``comm`` (this process alone if None),
-    now. Under ULFM, Abort ends only its caller and can leave mpirun waiting (docs/dev/decisions.md):
-    this process exits, and the others end because they were told or notice it."""
+    now. Under ULFM, Abort ends only its caller and may hang mpirun (docs/dev/decisions.md).
+    So this process exits. The others end because they receive a message or notice it."""
     separator = ":\n" if "\n" in text else ": "
     with suppress(OSError, ValueError):  # stderr is closed, or its disk is full
         print(f"{heading}{separator}{text}", file=sys.stderr, flush=True)
