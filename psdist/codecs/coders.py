@@ -77,17 +77,18 @@ class HostCoder:
         division: Division,
         gradient: Tensor,
         *,
-        kept: Tensor,
+        kept: Tensor | None,
         times: float,
         into: Tensor,
+        seen: Tensor | None = None,
     ) -> Encoded | None:
         """Encode ``gradient`` + ``kept`` x ``times`` in one pass; return None if no kernel does it.
         ``gradient``: of the chunk, in the workers' dtype; ``kept``: float32; ``into``: memory of
-        the host for the payload."""
+        the host for the payload; ``seen``: float32, memory of the host for the decoded values."""
         del chunk
         if self.host_kernels is None:
             return None
-        pushed = self.host_kernels.push(division, gradient, kept, times, into)
+        pushed = self.host_kernels.push(division, gradient, kept, times, into, seen=seen)
         return None if pushed is None else Encoded(pushed.left, pushed.number, [])
 
     def code(
@@ -149,11 +150,12 @@ class DeviceCoder(HostCoder):
         division: Division,
         gradient: Tensor,
         *,
-        kept: Tensor,
+        kept: Tensor | None,
         times: float,
         into: Tensor,
+        seen: Tensor | None = None,
     ) -> Encoded | None:
-        if self.kernels is None:
+        if self.kernels is None or kept is None or seen is not None:
             return None
         try:
             pushed = self.kernels.push(division, gradient, kept, times)

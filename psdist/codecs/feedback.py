@@ -51,6 +51,7 @@ from psdist.codecs import seed_of
 from psdist.codecs.blocks import norm_of
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings, Places, put, taken
 from psdist.codecs.coders import HostCoder
+from psdist.codecs.layout import num_values
 from psdist.codecs.schemes.plain import Exact
 from psdist.config.codec_specs import Skip
 from psdist.errors import NonFiniteGradientError
@@ -286,7 +287,7 @@ class PushEncoder:
             for segment in chunk.segments
             if segment.piece in made.terms.absent
         ]
-        if made.is_coded and self._has_feedback and not absent:
+        if made.is_coded and not absent:
             at_once = self._compute_at_once(coding, made, gradient, into)
             if at_once is not None:
                 return at_once
@@ -344,32 +345,36 @@ class PushEncoder:
     def _compute_at_once(
         self, coding: ChunkCoding, made: _Made, gradient: Tensor, into: memoryview
     ) -> Pairs | None:
-        """As :meth:`_compute`, in one pass over the values. Return None if no kernel does it: the
-        chunk has no residual, another codec left it, or the payload needs a checksum."""
+        """As :meth:`_compute`, in one pass over the values. Return None if no kernel does it, as
+        where another codec has left the residual."""
         number, name = coding.chunk.index, coding.codec.name
         last, (coded, exact, _, _) = self._residuals.get(number), made.places.division
-        if last is None or last.due is not None or last.codec != name or not coded:
+        if not coded or (last is not None and (last.due is not None or last.codec != name)):
             return None
-        if self._is_compared(number, made.clock):
-            return None
-        times = last.rate / made.terms.rate
+        kept, times = None, 1.0
+        if last is not None:
+            kept, times = last.values, last.rate / made.terms.rate
+        seen = torch.empty(num_values(coded)) if self._is_compared(number, made.clock) else None
         division, at = made.places.division, made.places.coded_at
         target = torch.frombuffer(into, dtype=torch.uint8, offset=at, count=made.places.coded_bytes)
         encoded = self.coder.encode_at_once(
-            number, division, gradient, kept=last.values, times=times, into=target
+            number, division, gradient, kept=kept, times=times, into=target, seen=seen
         )
         if encoded is None:
             return None
         left, pairs = encoded.left, list(encoded.copies)
         if exact:
-            wanted = taken(gradient, exact).to(torch.float32) + taken(last.values, exact) * times
+            wanted = taken(gradient, exact).to(torch.float32)
+            if kept is not None:
+                wanted = wanted + taken(kept, exact) * times
             given = wanted.to(torch_dtype(coding.chunk.dtype))
             target = as_tensor(into[made.places.exact_at :], coding.chunk.dtype, len(given))
             pairs.append((given, target))
             if given.dtype != torch.float32:
                 put(left, exact, wanted - given)
-        made.residual = Residual(left, made.terms.rate, codec=name)
-        made.number = encoded.number
+        if self._has_feedback:
+            made.residual = Residual(left, made.terms.rate, codec=name)
+        made.number, made.checked = encoded.number, seen
         return pairs
 
     def _is_compared(self, chunk: int, clock: int) -> bool:

@@ -90,15 +90,18 @@ class EncodingFrame(_EncodedFrame):
 class DecodingFrame(_EncodedFrame):
     """A reply about one chunk; its payload is decoded when it has arrived."""
 
-    __slots__ = ("held", "is_relative")
+    __slots__ = ("held", "is_relative", "kernels")
 
     def __init__(
         self, codings: ChunkCodings, chunk: Chunk, values: Frame, *, is_relative: bool = False
     ) -> None:
         """``values``: a frame over the chunk's values; ``is_relative``: each reply is relative to
         the reply before."""
+        from psdist.codecs.host_kernels import kernels_for  # compiles; only for a codec
+
         super().__init__(codings, chunk, values_of(chunk, values))
         self.is_relative = is_relative
+        self.kernels = kernels_for(codings.codecs) if is_relative else None
         self.held: Tensor | None = None
         """The sum of relative replies: 1-D, the workers' dtype. It lies apart from the parameters,
         because the script may write to them."""
@@ -108,7 +111,12 @@ class DecodingFrame(_EncodedFrame):
         False if the sender holds other values: all of them must come."""
         if self.values is None or self.payload is None:
             return True
-        content = self.coding(clock).read(self.payload[: self.num_received])
+        coding, payload = self.coding(clock), self.payload[: self.num_received]
+        kernels, held = self.kernels, self.held
+        if kernels and held is not None and kernels.add(coding, payload, held, form=Form.CHANGE):
+            self.values.copy_(held)
+            return True
+        content = coding.read(payload)
         if content.form is Form.CHANGE and self.held is None:
             raise ProtocolError(
                 f"chunk {self.chunk.index}: a reply relative to values that this worker "

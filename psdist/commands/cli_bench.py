@@ -134,6 +134,60 @@ def bench_group(
     return lambda: measure(num_bytes, repeats, json_path, plot_path)
 
 
+@bench_app.command("server")
+def bench_server(
+    size: Annotated[str, typer.Option(help="Bytes of the shard's parameters.")] = "64MiB",
+    groups: Annotated[int, typer.Option(min=1, help="Groups that push in a round.")] = 4,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(help="Codec, as the setting (may be repeated).", show_default="none, int8"),
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option(help="SGD, momentum or Adam (may be repeated).", show_default="all"),
+    ] = None,
+    every: Annotated[float, typer.Option(min=1e-3, help="Seconds between a group's steps.")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of each kind.")] = 7,
+    json_path: JsonPath = None,
+) -> Action:
+    """Measure how many groups, with models of which size, a server on this host can take.
+
+    Sums, steps and replies on one core, and a copy by that core, which limits them. No MPI.
+
+    Start it alone: psdist bench server --codec int4/sign --optimizer Adam
+    """
+    num_bytes = _sizes(size)
+    if len(num_bytes) != 1:
+        raise typer.BadParameter(f"{size} is not one size", param_hint="--size")
+    from psdist.config.codec_specs import parse_both
+    from psdist.ranks.loading import uncollected
+
+    with uncollected():
+        from psdist.commands.bench.server import OPTIMIZERS, ServerOptions
+        from psdist.commands.bench.server import server as measure
+
+    chosen, codecs = optimizer or list(OPTIMIZERS), codec or ["none", "int8"]
+    if wrong := [each for each in chosen if each not in OPTIMIZERS]:
+        raise typer.BadParameter(
+            f"{wrong[0]!r} is none of {', '.join(OPTIMIZERS)}", param_hint="--optimizer"
+        )
+    try:
+        for each in codecs:
+            parse_both(each)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--codec") from error
+    options = ServerOptions(
+        num_bytes=num_bytes[0],
+        groups=groups,
+        every_s=every,
+        repeats=repeats,
+        codecs=codecs,
+        optimizers=chosen,
+        json_path=json_path,
+    )
+    return lambda: measure(options)
+
+
 @bench_app.command()
 def convergence(
     task: Annotated[str, typer.Option(help="Task: digits or chars.")] = "chars",

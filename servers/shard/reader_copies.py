@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from psdist.codecs import seed_of, sender_to
-from psdist.codecs.chunks import ChunkCodings, Form
+from psdist.codecs.chunks import ChunkCodings
 from psdist.codecs.wire import Wire
 from psdist.protocol.ids import worker_of
 from psdist.servers.protocol.actions import Reply
@@ -53,10 +53,7 @@ class ReaderCopies(CodedReplies):
             return coding.encode_raw(values, into)
         whole = memory.values.to("cpu")
         seed = seed_of(self._wire.seed, sender_to(worker_of(peer)), chunk, reply.clock)
-        num_bytes = coding.encode(
-            whole - copy.values.to(torch.float32), into, whole=whole, seed=seed, form=Form.CHANGE
-        )
-        coding.read(into[:num_bytes]).change(copy.values)
+        num_bytes = self.encode_change(coding, whole, copy.values, into, seed=seed)
         copy.version = reply.version
         if self._wire.is_compared(chunk, reply.clock):
             coding.add_checksum(into, copy.values)

@@ -50,8 +50,11 @@ class CodedReplies(RawReplies):
     """Each payload encodes the parameters themselves."""
 
     def __init__(self, wire: Wire, codings: ChunkCodings) -> None:
+        from psdist.codecs.host_kernels import kernels_for  # compiles; only for a codec
+
         self._wire = wire
         self.codings = codings
+        self._kernels = kernels_for(codings.codecs)
 
     def payload(self, memory: ChunkMemory, buffer: int) -> memoryview:  # noqa: ARG002 - one size
         return allocate(self.codings.largest(memory.chunk.index))
@@ -64,6 +67,26 @@ class CodedReplies(RawReplies):
         seed = seed_of(self._wire.seed, ANY_SERVER, chunk, reply.clock)
         coding = self.coding(chunk, reply.clock)
         return coding.encode(values.to(torch.float32), into, whole=values, seed=seed)
+
+    def encode_change(
+        self,
+        coding: ChunkCoding,
+        values: torch.Tensor,
+        held: torch.Tensor,
+        into: memoryview,
+        *,
+        seed: int,
+    ) -> int:
+        """Encode how ``values`` (1-D, the server's dtype, on the CPU) differ from ``held`` (in the
+        workers'), which becomes the result of decoding it. Return the bytes of the payload."""
+        if self._kernels is not None:
+            num_bytes = self._kernels.encode_change(coding, values, held, into)
+            if num_bytes:
+                return num_bytes
+        change = values - held.to(torch.float32)
+        num_bytes = coding.encode(change, into, whole=values, seed=seed, form=Form.CHANGE)
+        coding.read(into[:num_bytes]).change(held)
+        return num_bytes
 
 
 class ChangeReplies(CodedReplies):
@@ -80,15 +103,9 @@ class ChangeReplies(CodedReplies):
         if memory.change_memory is None:
             memory.change_memory = self.payload(memory, step.target)
         payload = memory.change_memory
-        num_bytes = coding.encode(
-            values - held.to(torch.float32),
-            payload,
-            whole=values,
-            seed=seed_of(self._wire.seed, ANY_SERVER, chunk, clock),
-            form=Form.CHANGE,
-        )
+        seed = seed_of(self._wire.seed, ANY_SERVER, chunk, clock)
+        num_bytes = self.encode_change(coding, values, held, payload, seed=seed)
         memory.change, memory.change_clock = payload[:num_bytes], clock
-        coding.read(memory.change).change(held)
         if self._wire.is_compared(chunk, clock):
             coding.add_checksum(memory.change, held)
 

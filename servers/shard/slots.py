@@ -13,13 +13,15 @@ mirror there, a copy of its content; sums are made in mirrors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from psdist.codecs.chunks import ChunkCodings
+from psdist.codecs.chunks import ChunkCoding, ChunkCodings
+from psdist.codecs.layout import filled
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
-from psdist.protocol.memory import as_tensor, torch_dtype
+from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
 from psdist.protocol.partition import Chunk, master_dtype
 from psdist.transfers import DONE, Copy, Mark, Transfers
 
@@ -64,9 +66,10 @@ class Slots:
     def __init__(self, transfers: Transfers, num_bytes: int) -> None:
         """``num_bytes`` of each."""
         self._transfers = transfers
+        self.has_mirrors = transfers.has_mirrors
         self._num_bytes = num_bytes
         self._staging: torch.Tensor | None = None
-        """Where what was encoded is decoded, for the device."""
+        """Where what was encoded is decoded."""
         self._staged: Copy = DONE
 
     def make(self, count: int) -> list[Frame]:
@@ -80,7 +83,7 @@ class Slots:
         """Return the arrived values on the computing device; once for each arrival."""
         slot = self._of(frame)
         host = slot.host(dtype, num_elements)
-        if not self._transfers.has_mirrors:
+        if not self.has_mirrors:
             return host
         return self._uploaded(slot, host, slot.mirror(dtype, num_elements))
 
@@ -91,35 +94,44 @@ class Slots:
         num_elements: int,
         decode: Callable[[memoryview, torch.Tensor], None],
     ) -> torch.Tensor:
-        """As :meth:`received`, of what ``decode`` makes of the payload."""
+        """As :meth:`received`, of what ``decode`` makes of the payload; valid until the next call
+        of this or of :meth:`aside`."""
         assert frame.payload is not None
-        payload = frame.payload[: frame.num_received]
-        if not self._transfers.has_mirrors:
-            values = torch.empty(num_elements, dtype=torch_dtype(dtype))
-            decode(payload, values)
-            return values
-        if self._staging is None:
-            memory = self._transfers.allocate(self._num_bytes)
-            self._staging = as_tensor(memory, "float64", self._num_bytes // 8)
-        self._staged.wait()
-        host = self._staging.view(torch_dtype(dtype))[:num_elements]
-        decode(payload, host)
+        host = self._staged_as(dtype, num_elements)
+        decode(frame.payload[: frame.num_received], host)
+        if not self.has_mirrors:
+            return host
         slot = self._of(frame)
         target = self._uploaded(slot, host, slot.mirror(dtype, num_elements))
         self._staged, slot.copy = slot.copy, DONE
         return target
 
+    def aside(self, frame: Frame, num_bytes: int) -> memoryview:
+        """Return a copy of what has arrived, so that the slot's memory can take a sum."""
+        assert frame.payload is not None
+        memory = as_bytes(self._staged_as("float64", -(-num_bytes // 8)))[:num_bytes]
+        memory[:] = frame.payload[:num_bytes]
+        return memory
+
+    def _staged_as(self, dtype: str, num_elements: int) -> torch.Tensor:
+        """Memory of the host that is used again: new pages would cost more than the decoding."""
+        if self._staging is None:
+            memory = self._transfers.allocate(filled(self._num_bytes))
+            self._staging = as_tensor(memory, "float64", len(memory) // 8)
+        self._staged.wait()
+        return self._staging.view(torch_dtype(dtype))[:num_elements]
+
     def sums(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
         """Where a sum lies, or is to be made of what :meth:`received` gave."""
         slot = self._of(frame)
-        if self._transfers.has_mirrors:
+        if self.has_mirrors:
             return slot.mirror(dtype, num_elements)
         return slot.host(dtype, num_elements)
 
     def settle(self, frame: Frame) -> None:
         """Nothing reads this slot any more, so the network may fill it. The next content is copied
         to its mirror after all computations until now."""
-        if self._transfers.has_mirrors:
+        if self.has_mirrors:
             slot = self._of(frame)
             slot.copy.wait()
             slot.copy, slot.used = DONE, self._transfers.mark()
@@ -145,10 +157,27 @@ class RawGradients:
 
     def read(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:  # noqa: ARG002 - raw
         """Return the gradient of a push in round ``clock``, 1-D, the server's dtype: the slot's own
-        memory if it has that dtype."""
+        memory if it has that dtype. Valid until the next call."""
         gradient = self._slots.received(slot, chunk.dtype, chunk.length)
         is_master = master_dtype(chunk.dtype) == chunk.dtype
         return gradient if is_master else gradient.to(dtype=torch.float32)
+
+    def start(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
+        """Turn the gradient into a sum in the same slot, and return the sum."""
+        gradient, total = self.read(slot, chunk, clock), self.sum(slot, chunk)
+        if gradient is not total:
+            total.copy_(gradient)
+        return total
+
+    def add(
+        self, slot: Frame, chunk: Chunk, clock: int, total: torch.Tensor, weight: float
+    ) -> None:
+        """Add the gradient times ``weight`` to ``total`` (1-D, the server's dtype)."""
+        total.add_(self.read(slot, chunk, clock), alpha=weight)
+
+    def sum(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
+        """Return the sum that was started in the slot."""
+        return self._slots.sums(slot, master_dtype(chunk.dtype), chunk.length)
 
 
 class CodedGradients(RawGradients):
@@ -164,17 +193,39 @@ class CodedGradients(RawGradients):
     def read(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
         """Raise :class:`ProtocolError` if the codec decodes other values than at the sender."""
         coding = self.codings.at(clock)[chunk.index]
+        return self._slots.decoded(
+            slot, master_dtype(chunk.dtype), chunk.length, partial(self._decode, coding)
+        )
 
-        def decode(payload: memoryview, into: torch.Tensor) -> None:
-            if self._kernels is not None and self._kernels.decode(coding, payload, into):
-                return
-            content = coding.read(payload)
-            if not content.is_as_sent:
-                raise ProtocolError(
-                    f"chunk {chunk.index}: codec {coding.codec.name} decodes other values here "
-                    "than where they were encoded; do all hosts have the same version of it?"
-                )
-            into.zero_()
-            content.set(into)
+    def _decode(self, coding: ChunkCoding, payload: memoryview, into: torch.Tensor) -> None:
+        if self._kernels is not None and self._kernels.decode(coding, payload, into):
+            return
+        content = coding.read(payload)
+        if not content.is_as_sent:
+            raise ProtocolError(
+                f"chunk {coding.chunk.index}: codec {coding.codec.name} decodes other values here "
+                "than where they were encoded; do all hosts have the same version of it?"
+            )
+        into.zero_()
+        content.set(into)
 
-        return self._slots.decoded(slot, master_dtype(chunk.dtype), chunk.length, decode)
+    def start(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
+        if self._slots.has_mirrors:
+            return super().start(slot, chunk, clock)
+        total, payload = self.sum(slot, chunk), self._slots.aside(slot, slot.num_received)
+        self._decode(self.codings.at(clock)[chunk.index], payload, total)
+        return total
+
+    def add(
+        self, slot: Frame, chunk: Chunk, clock: int, total: torch.Tensor, weight: float
+    ) -> None:
+        kernels, payload = self._kernels, slot.payload
+        assert payload is not None
+        if (
+            kernels is None
+            or self._slots.has_mirrors
+            or not kernels.add(
+                self.codings.at(clock)[chunk.index], payload[: slot.num_received], total, weight
+            )
+        ):
+            super().add(slot, chunk, clock, total, weight)

@@ -27,7 +27,7 @@ from psdist.protocol.header import Flag
 from psdist.protocol.memory import as_bytes, dtype_name
 from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, Whole, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
-from psdist.protocol.partition import ALIGN, Chunk, master_dtype
+from psdist.protocol.partition import ALIGN, master_dtype
 from psdist.servers.protocol.actions import (
     BLOCK_ELEMENTS,
     Fold,
@@ -236,21 +236,18 @@ class TensorShard:
 
     def start_sum(self, action: StartSum) -> None:
         chunk = self.memory[action.chunk].chunk
-        gradient = self.gradients.read(action.slot, chunk, action.clock)
-        total = self._sum(action.slot, chunk)
-        if gradient is not total:
-            total.copy_(gradient)
+        total = self.gradients.start(action.slot, chunk, action.clock)
         if action.weight != 1.0:
             total.mul_(action.weight)
 
     def fold(self, action: Fold) -> None:
         chunk = self.memory[action.chunk].chunk
-        total = self._sum(action.accumulator, chunk)
-        total.add_(self.gradients.read(action.slot, chunk, action.clock), alpha=action.weight)
+        total = self.gradients.sum(action.accumulator, chunk)
+        self.gradients.add(action.slot, chunk, action.clock, total, action.weight)
 
     def hold(self, action: Hold) -> tuple[float, ...]:
         held = self._held[action.chunk]
-        held.copy_(self._sum(action.slot, self.memory[action.chunk].chunk))
+        held.copy_(self.gradients.sum(action.slot, self.memory[action.chunk].chunk))
         if action.scale != 1.0:
             held.mul_(action.scale)
         squares = torch.stack([_sum_of_squares(each) for each in torch.split(held, BLOCK_ELEMENTS)])
@@ -263,7 +260,7 @@ class TensorShard:
         if slot is None:
             gradient = self._held[action.chunk]
         elif action.content is SlotContent.SUM:
-            gradient = self._sum(slot, chunk)
+            gradient = self.gradients.sum(slot, chunk)
         else:
             gradient = self.gradients.read(slot, chunk, action.contributions[0].clock)
         if action.gradient_scale != 1.0:
@@ -344,9 +341,6 @@ class TensorShard:
                 self._unpacked.clear()
             groups = self._unpacked[packed] = unpack_hyperparameters(packed)
         return groups
-
-    def _sum(self, slot: Frame, chunk: Chunk) -> torch.Tensor:
-        return self._slots.sums(slot, master_dtype(chunk.dtype), chunk.length)
 
     def _fetched(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """These on the host: themselves, or copies."""

@@ -9,6 +9,7 @@ bits, the codec in torch encodes.
     made = kernels.push(division, gradient, kept, times, into)
     made.left, made.number("missed")
     kernels.decode(coding, payload, into)                     # False: torch decodes it
+    kernels.add(coding, payload, total, 2.0)                  # False: torch does, in two passes
 
 The compiled library is kept in ``~/.cache/psdist`` (or ``XDG_CACHE_HOME``). Its name contains
 the source, the compiler and the processor, so hosts of several kinds share a home. Where nothing
@@ -29,7 +30,8 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,9 +41,11 @@ import torch
 
 from psdist.codecs.chunks import HEAD, ChunkCoding, Form, Places, put, taken
 from psdist.codecs.layout import Division, Stretch, num_values
+from psdist.codecs.schemes.plain import Cast
 from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.schemes.sign import Sign
-from psdist.protocol.memory import as_tensor
+from psdist.errors import InvariantError
+from psdist.protocol.memory import as_bytes, as_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +75,18 @@ class _Push(ctypes.Structure):
         ("payload", ctypes.c_void_p),
         ("stretches", ctypes.c_void_p),
         ("num", ctypes.c_int64),
+        ("seen", ctypes.c_void_p),
     )
+
+
+_POINTERS: Final = [ctypes.c_void_p] * 2
+_VALUES: Final = [*_POINTERS, ctypes.c_int64, ctypes.c_void_p]
+_VERBS: Final[dict[str, tuple[list[Any], Any]]] = {
+    "push": (_POINTERS, None),
+    "decode": (_VALUES, ctypes.c_int),
+    "add": ([*_VALUES, ctypes.c_float], ctypes.c_int),
+}
+"""Passes of passes.c -> arguments and result."""
 
 
 class _Numbers(ctypes.Structure):
@@ -117,6 +132,8 @@ class HostKernels:
         """Codec -> its pass over a push."""
         self._decoders: dict[str, Any] = {}
         """Codec -> its pass over a payload."""
+        self._adders: dict[str, Any] = {}
+        """Codec -> the pass that adds a payload to a sum."""
         self._buffers = _Buffers()
         self._tables: dict[tuple[Stretch, ...], np.ndarray[Any, Any]] = {}
         self.num_pushes = 0
@@ -125,15 +142,15 @@ class HostKernels:
     def prove(self, codec: Any) -> bool:
         """Encode hard values both ways: a codec whose bits differ stays with torch."""
         if codec.name not in self._proven:
-            encode = getattr(self._library, f"{codec.name}_push")
-            encode.argtypes, encode.restype = [ctypes.c_void_p] * 2, None
-            self._proven[codec.name] = encode
-            decode = getattr(self._library, f"{codec.name}_decode")
-            decode.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-            decode.restype = ctypes.c_int
-            self._decoders[codec.name] = decode
+            passes = [getattr(self._library, f"{codec.name}_{verb}") for verb in _VERBS]
+            for each, (arguments, result) in zip(passes, _VERBS.values(), strict=True):
+                each.argtypes, each.restype = arguments, result
+            keep = self._proven, self._decoders, self._adders
+            for kept, each in zip(keep, passes, strict=True):
+                kept[codec.name] = each
             if not self._has_same_bits(codec):
-                self._proven[codec.name] = self._decoders[codec.name] = None
+                for kept in keep:
+                    kept[codec.name] = None
                 _log.warning("host kernel disabled: codec=%s: its bits differ from those of torch; "
                              "torch encodes instead", codec.name)  # fmt: skip
         return self._proven[codec.name] is not None
@@ -146,32 +163,43 @@ class HostKernels:
             gradient[:: 1 + _TRIAL // 40] = 0.0
             gradient[256:512], kept[256:512] = 0.0, -0.0
             payload = torch.empty(codec.num_bytes(_TRIAL), dtype=torch.uint8)
-            pushed = self.push(division, gradient, kept, 0.7, payload)
+            found = torch.empty(_TRIAL)
+            pushed = self.push(division, gradient, kept, 0.7, payload, seen=found)
             asked = gradient + kept * 0.7
             expected = codec.encode(asked, seed=0)
             seen, decoded = codec.decode(expected, _TRIAL), torch.empty(_TRIAL)
-            missed = asked - seen
-            if not self._decode(division, expected, decoded):
-                return False
-            if not torch.equal(decoded.view(torch.int32), seen.view(torch.int32)):
-                return False
             if pushed is None or not torch.equal(payload, expected):
                 return False
-            if not torch.equal(pushed.left.view(torch.int32), missed.view(torch.int32)):
-                return False
+            sums = [(kept.clone(), kept.add(seen, alpha=weight)) for weight in (1.0, 0.7)]
+            self._decode(division, expected, decoded)
+            for weight, (total, _) in zip((1.0, 0.7), sums, strict=True):
+                self._add(division, expected, total, weight)
+            pairs = [(decoded, seen), (found, seen), (pushed.left, asked - seen), *sums]
+            for one, other in pairs:
+                if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
+                    return False
         return True
 
     def push(
-        self, division: Division, gradient: Tensor, kept: Tensor, times: float, into: Tensor
+        self,
+        division: Division,
+        gradient: Tensor,
+        kept: Tensor | None,
+        times: float,
+        into: Tensor,
+        *,
+        seen: Tensor | None = None,
     ) -> Pushed | None:
         """Encode ``gradient`` + ``kept`` x ``times`` (both of the chunk) to ``into`` (uint8).
-        Return None if torch must do it."""
+        ``seen`` (float32, of the coded values) gets the decoded values. Return None if torch must
+        do it."""
         encode = self._proven.get(division.codec.name)
         is_finite = bool(np.isfinite(np.float32(times)))
         if encode is None or not is_finite or gradient.device.type != "cpu":
             return None
         num = num_values(division.coded)
-        values, before = gradient.to(torch.float32).contiguous(), kept.contiguous()
+        values = gradient.to(torch.float32).contiguous()
+        before = None if kept is None else kept.contiguous()
         left = self._buffers.take(len(gradient))
         if num < len(gradient):
             left.zero_()
@@ -179,12 +207,13 @@ class HostKernels:
         numbers = _Numbers()
         request = _Push(
             gradient=values.data_ptr(),
-            kept=before.data_ptr(),
+            kept=None if before is None else before.data_ptr(),
             times=times,
             left=left.data_ptr(),
             payload=into.data_ptr(),
             stretches=stretches.ctypes.data,
             num=num,
+            seen=None if seen is None else seen.data_ptr(),
         )
         encode(ctypes.addressof(request), ctypes.addressof(numbers))
         self.num_pushes += 1
@@ -202,28 +231,81 @@ class HostKernels:
     def decode(self, coding: ChunkCoding, payload: memoryview, into: Tensor) -> bool:
         """Write the values of a payload of pushes to ``into`` (float32, of the chunk), zero where
         nothing was sent. Return False if torch must do it, which finds what is wrong with it."""
-        places = _whole(coding, payload)
-        if places is None or into.dtype != torch.float32 or into.device.type != "cpu":
+        places, division = _whole(coding, payload), coding.all
+        if places is None or places.form is not Form.VALUES:
             return False
-        division, num_exact = places.division, num_values(places.division.exact)
+        if not self._can(division, self._decoders, into):
+            return False
         if num_values(division.coded) < len(into):
             into.zero_()
-        part = torch.frombuffer(
-            payload, dtype=torch.uint8, offset=places.coded_at, count=places.coded_bytes
-        )
-        if not self._decode(division, part, into):
+        if self._decode(division, _coded(places, payload), into):
             return False
-        if num_exact:
-            given = as_tensor(payload[places.exact_at :], coding.chunk.dtype, num_exact)
-            put(into, division.exact, given)
+        (_, has_checksum, _, checksum) = HEAD.unpack_from(payload)
+        if has_checksum and checksum != zlib.crc32(as_bytes(taken(into, division.coded))):
+            return False
+        if division.exact:
+            put(into, division.exact, _given(coding, places, payload))
         return True
 
-    def _decode(self, division: Division, payload: Tensor, into: Tensor) -> bool:
-        decode = self._decoders.get(division.codec.name)
-        if decode is None:
+    def add(
+        self,
+        coding: ChunkCoding,
+        payload: memoryview,
+        total: Tensor,
+        weight: float = 1.0,
+        *,
+        form: Form = Form.VALUES,
+    ) -> bool:
+        """Add the values times ``weight`` to ``total`` (float32, of the chunk); exact values of a
+        ``CHANGE`` replace those in ``total``. Return False if torch must do it. Raises
+        :class:`ProtocolError` as ``coding.read``; a part is added then."""
+        places, division = _whole(coding, payload), coding.all
+        if places is None or places.form is not form or HEAD.unpack_from(payload)[1]:
             return False
+        if not self._can(division, self._adders, total):
+            return False
+        if self._add(division, _coded(places, payload), total, weight):
+            coding.read(payload)
+            raise InvariantError(f"chunk {coding.chunk.index}: only the kernel refuses its payload")
+        if division.exact:
+            given = _given(coding, places, payload)
+            if form is Form.VALUES:
+                given = taken(total, division.exact).add(given, alpha=weight)
+            put(total, division.exact, given)
+        return True
+
+    def encode_change(
+        self, coding: ChunkCoding, values: Tensor, held: Tensor, into: memoryview
+    ) -> int:
+        """Write a relative reply, from ``held`` to ``values`` (both float32, of the chunk).
+        ``held`` becomes the result of adding it. Return its bytes; 0 if torch must do it."""
+        places, division = coding.places(form=Form.CHANGE), coding.all
+        is_alike = values.dtype == held.dtype and places.form is Form.CHANGE
+        if not (is_alike and division.coded and self._can(division, self._adders, held)):
+            return 0
+        payload = _coded(places, into)
+        if self.push(division, values, held, -1.0, payload) is None:
+            return 0
+        if division.exact:
+            _given(coding, places, into).copy_(taken(values, division.exact))
+        places.finish(into)
+        self.add(coding, into[: places.num_bytes], held, form=Form.CHANGE)
+        return places.num_bytes
+
+    def _can(self, division: Division, passes: Mapping[str, Any], values: Tensor) -> bool:
+        is_known = passes.get(division.codec.name) is not None
+        return is_known and values.dtype == torch.float32 and values.device.type == "cpu"
+
+    def _decode(self, division: Division, payload: Tensor, into: Tensor) -> bool:
+        """Return True if no sender makes such a payload."""
         stretches, num = self._table(tuple(division.coded)), num_values(division.coded)
-        return not decode(payload.data_ptr(), stretches.ctypes.data, num, into.data_ptr())
+        decode = self._decoders[division.codec.name]
+        return bool(decode(payload.data_ptr(), stretches.ctypes.data, num, into.data_ptr()))
+
+    def _add(self, division: Division, payload: Tensor, total: Tensor, weight: float) -> bool:
+        stretches, num = self._table(tuple(division.coded)), num_values(division.coded)
+        add, to = self._adders[division.codec.name], total.data_ptr()
+        return bool(add(payload.data_ptr(), stretches.ctypes.data, num, to, weight))
 
     def _table(self, stretches: tuple[Stretch, ...]) -> np.ndarray[Any, Any]:
         found = self._tables.get(stretches)
@@ -233,14 +315,26 @@ class HostKernels:
 
 
 def _whole(coding: ChunkCoding, payload: memoryview) -> Places | None:
-    """Return the places of a payload that leaves nothing out and needs no comparison; else None."""
+    """Return the places of a payload that leaves nothing out; else None."""
     if len(payload) < HEAD.size or coding.all.length_bytes or not coding.all.coded:
         return None
-    if HEAD.unpack_from(payload)[:3] != (Form.VALUES, 0, 0):
+    form, has_checksum, num_left_out, _ = HEAD.unpack_from(payload)
+    if form not in (Form.VALUES, Form.CHANGE) or has_checksum > 1 or num_left_out:
         return None
-    places = coding.places()
-    is_whole = places.form is Form.VALUES and places.num_bytes == len(payload)
+    places = coding.places(form=Form(form))
+    is_whole = places.form is not Form.RAW and places.num_bytes == len(payload)
     return places if is_whole else None
+
+
+def _coded(places: Places, payload: memoryview) -> Tensor:
+    return torch.frombuffer(
+        payload, dtype=torch.uint8, offset=places.coded_at, count=places.coded_bytes
+    )
+
+
+def _given(coding: ChunkCoding, places: Places, payload: memoryview) -> Tensor:
+    num = num_values(places.division.exact)
+    return as_tensor(payload[places.exact_at :], coding.chunk.dtype, num)
 
 
 def kernels_for(codecs: Iterable[Any]) -> HostKernels | None:
@@ -268,7 +362,7 @@ def of_this_process() -> HostKernels:
 def _has_kernel(codec: object) -> bool:
     if isinstance(codec, Quantized):
         return not codec.name.endswith(":stochastic")
-    return isinstance(codec, Sign)
+    return isinstance(codec, (Cast, Sign))
 
 
 def _loaded() -> ctypes.CDLL:

@@ -1,10 +1,12 @@
 /* The passes over a push on the host: one read and one write of memory encode a chunk with error
- * feedback, or decode its payload. psdist/codecs/host_kernels/__init__.py compiles and calls them.
+ * feedback, decode its payload, or add it to a sum. psdist/codecs/host_kernels/__init__.py compiles
+ * and calls them.
  *
  * The bits are those of the codecs in torch (psdist/codecs/schemes):
  * - compile with -ffp-contract=off and without -ffast-math: every operation rounds by itself;
  * - sums that decide bits are added in the order of psdist.codecs.blocks.sums_of;
- * - magnitudes are compared as whole numbers, where NaN is above infinity.
+ * - magnitudes are compared as whole numbers, where NaN is above infinity;
+ * - a weighted sum rounds once where the processor can, as torch's does.
  * Blocks do not depend on one another, and every sum is added in a written order.
  */
 #include <math.h>
@@ -22,12 +24,13 @@
 /* A push: coded values are the stretches [start, stop) of the chunk, one after another. */
 typedef struct {
     const float *gradient;
-    const float *kept; /* the residual, to be multiplied by times */
+    const float *kept; /* the residual, to be multiplied by times; NULL: there is none */
     float times;
     float *left;      /* the new residual */
     uint8_t *payload; /* a float32 scale for each block, then the codes of all blocks */
     const int64_t *stretches;
     int64_t num; /* of coded values */
+    float *seen; /* what the payload is decoded to, of the coded values; NULL: nobody asks */
 } push_t;
 
 typedef struct {
@@ -85,10 +88,14 @@ static inline int64_t next_part(cursor_t *cursor, int64_t most, int64_t *at) {
 
 static inline void ask(const push_t *push, cursor_t *cursor, float *asked, int64_t num,
                        uint32_t *most_given, uint32_t *most_asked) {
+    float nothing[BLOCK]; /* added, it changes no value, and no zero's sign */
+    if (!push->kept)
+        for (int i = 0; i < BLOCK; i++) nothing[i] = -0.0f;
     if (num < BLOCK) memset(asked, 0, BLOCK * sizeof(float));
     for (int64_t done = 0, at; done < num;) {
         int64_t part = next_part(cursor, num - done, &at);
-        const float *gradient = push->gradient + at, *kept = push->kept + at;
+        const float *gradient = push->gradient + at;
+        const float *kept = push->kept ? push->kept + at : nothing;
         if (part == BLOCK) /* the usual case, of a known length */
             ask_part(gradient, kept, push->times, asked, BLOCK, most_given, most_asked);
         else
@@ -248,10 +255,63 @@ static inline float sign_block(const float *asked, float *seen, uint8_t *codes, 
     return scale;
 }
 
-#define PUSH(name, bytes)                                                                \
+/* Values of 16 bits, each by itself. Too large ones become the largest; NaN has one form. */
+
+static inline uint32_t fp16_of(uint32_t bits) {
+    uint32_t most = bits & 0x7fffffffu, small, usual;
+    if (most < INFINITE && most > 0x477fe000u) most = 0x477fe000u;
+    small = raw_of(float_of(most) + 0.5f) - 0x3f000000u; /* below 2^-14: multiples of 2^-24 */
+    usual = (most + 0xc8000fffu + (most >> 13 & 1)) >> 13;
+    usual = most < 0x38800000u ? small : usual;
+    usual = most >= INFINITE ? (most > INFINITE ? 0x7e00u : 0x7c00u) : usual;
+    return most > INFINITE ? usual : usual | (bits >> 16 & 0x8000u);
+}
+
+static inline float fp16_value(uint32_t code) {
+    uint32_t bits = (code & 0x7fffu) << 13, exponent = bits & 0x0f800000u;
+    bits += 0x38000000u;
+    uint32_t small = raw_of(float_of(bits + 0x00800000u) - 0x1p-14f);
+    bits = exponent == 0x0f800000u ? bits + 0x38000000u : bits;
+    bits = exponent == 0 ? small : bits;
+    return float_of(bits | (code & 0x8000u) << 16);
+}
+
+static inline uint32_t bf16_of(uint32_t bits) {
+    uint32_t most = bits & 0x7fffffffu;
+    if (most < INFINITE && most > 0x7f7f0000u) most = 0x7f7f0000u;
+    uint32_t usual = (most + 0x7fffu + (most >> 16 & 1)) >> 16 | (bits >> 16 & 0x8000u);
+    return most > INFINITE ? 0x7fc0u : usual;
+}
+
+static inline float bf16_value(uint32_t code) { return float_of(code << 16); }
+
+#define CAST(name)                                                                         \
+    static inline float name##_block(const float *restrict asked, float *restrict seen,    \
+                                     uint8_t *codes, int64_t num, uint32_t most) {         \
+        uint16_t each[BLOCK];                                                              \
+        (void)most;                                                                        \
+        for (int i = 0; i < BLOCK; i++) each[i] = (uint16_t)name##_of(raw_of(asked[i]));   \
+        for (int i = 0; i < BLOCK; i++) seen[i] = name##_value(each[i]);                   \
+        memcpy(codes, each, 2 * (size_t)num);                                              \
+        return 0;                                                                          \
+    }                                                                                      \
+    static inline int name##_values(const uint8_t *codes, float scale, float *restrict to, \
+                                    int64_t num) {                                         \
+        uint16_t each[BLOCK];                                                              \
+        (void)scale;                                                                       \
+        memcpy(each, codes, 2 * (size_t)num);                                              \
+        for (int i = 0; i < num; i++) to[i] = name##_value(each[i]);                       \
+        return 0;                                                                          \
+    }
+
+CAST(fp16)
+CAST(bf16)
+
+/* bytes of the codes of a block; scale_bytes of its scale */
+#define PUSH(name, bytes, scale_bytes)                                                   \
     void name##_push(const push_t *push, numbers_t *numbers) {                           \
         int64_t num_blocks = (push->num + BLOCK - 1) / BLOCK;                            \
-        uint8_t *codes = push->payload + 4 * num_blocks;                                 \
+        uint8_t *codes = push->payload + (scale_bytes)*num_blocks;                       \
         cursor_t from = {push->stretches, push->stretches[0]}, to = from;                \
         uint32_t most_missed = 0, most_given = 0;                                        \
         float asked[BLOCK], seen[BLOCK];                                                 \
@@ -261,21 +321,26 @@ static inline float sign_block(const float *asked, float *seen, uint8_t *codes, 
             uint32_t most = 0;                                                           \
             ask(push, &from, asked, num, &most_given, &most);                            \
             float scale = name##_block(asked, seen, codes + block * (bytes), num, most); \
-            memcpy(push->payload + 4 * block, &scale, 4);                                \
+            memcpy(push->payload + 4 * block, &scale, scale_bytes);                      \
+            if (push->seen) memcpy(push->seen + block * BLOCK, seen, 4 * (size_t)num);   \
             miss(push, &to, asked, seen, num, numbers, &most_missed);                    \
         }                                                                                \
         numbers->most_missed = float_of(most_missed);                                    \
         numbers->most_given = float_of(most_given);                                      \
     }
 
-PUSH(int8, BLOCK)
-PUSH(int4, BLOCK / 2)
-PUSH(int2, BLOCK / 4)
-PUSH(sign, BLOCK / 8)
+PUSH(int8, BLOCK, 4)
+PUSH(int4, BLOCK / 2, 4)
+PUSH(int2, BLOCK / 4, 4)
+PUSH(sign, BLOCK / 8, 4)
+PUSH(fp16, BLOCK * 2, 0)
+PUSH(bf16, BLOCK * 2, 0)
 
 /* Decoding: each returns true if a code is one that no sender uses. */
 
-static inline int int8_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+static inline int int8_values(const uint8_t *restrict codes, float scale, float *restrict values,
+                              int64_t num) {
+    (void)num;
     int is_bad = 0;
     for (int i = 0; i < BLOCK; i++) {
         int8_t code = (int8_t)codes[i];
@@ -285,7 +350,9 @@ static inline int int8_values(const uint8_t *restrict codes, float scale, float 
     return is_bad;
 }
 
-static inline int int4_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+static inline int int4_values(const uint8_t *restrict codes, float scale, float *restrict values,
+                              int64_t num) {
+    (void)num;
     int is_bad = 0;
     for (int i = 0; i < BLOCK / 2; i++) {
         int low = codes[i] & 15, high = codes[i] >> 4;
@@ -296,7 +363,9 @@ static inline int int4_values(const uint8_t *restrict codes, float scale, float 
     return is_bad;
 }
 
-static inline int int2_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+static inline int int2_values(const uint8_t *restrict codes, float scale, float *restrict values,
+                              int64_t num) {
+    (void)num;
     int is_bad = 0;
     for (int place = 0; place < 4; place++)
         for (int i = 0; i < BLOCK / 4; i++) {
@@ -307,7 +376,9 @@ static inline int int2_values(const uint8_t *restrict codes, float scale, float 
     return is_bad;
 }
 
-static inline int sign_values(const uint8_t *restrict codes, float scale, float *restrict values) {
+static inline int sign_values(const uint8_t *restrict codes, float scale, float *restrict values,
+                              int64_t num) {
+    (void)num;
     uint32_t bits = raw_of(scale);
     for (int i = 0; i < BLOCK / 8; i++) {
         uint32_t packed = (uint32_t)codes[i] << 24;
@@ -317,35 +388,59 @@ static inline int sign_values(const uint8_t *restrict codes, float scale, float 
     return 0;
 }
 
-/* Returns 0, or 1 if no sender makes such a payload. Values outside the stretches stay. */
-#define DECODE(name, bytes)                                                                \
-    int name##_decode(const uint8_t *payload, const int64_t *stretches, int64_t total,     \
-                      float *into) {                                                       \
+static inline void add(float *restrict into, const float *restrict values, float weight,
+                       int64_t num) {
+    for (int64_t i = 0; i < num; i++)
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+        into[i] = fmaf(values[i], weight, into[i]);
+#else
+        into[i] += values[i] * weight;
+#endif
+}
+
+/* Both return 0, or 1 at the first block that no sender makes. Values outside the stretches stay.
+ * name_add adds the values times weight to into. */
+#define DECODE(name, bytes, scale_bytes)                                                   \
+    static inline int name##_pass(const uint8_t *payload, const int64_t *stretches,        \
+                                  int64_t total, float *into, int adds, float weight) {    \
         int64_t num_blocks = (total + BLOCK - 1) / BLOCK;                                  \
-        const uint8_t *codes = payload + 4 * num_blocks;                                   \
+        const uint8_t *codes = payload + (scale_bytes)*num_blocks;                         \
         cursor_t to = {stretches, stretches[0]};                                           \
-        for (int64_t block = 0; block < num_blocks; block++) {                             \
+        for (int64_t block = 0; block < num_blocks; block++, codes += (bytes)) {           \
             int64_t rest = total - block * BLOCK, num = rest < BLOCK ? rest : BLOCK, at;   \
-            float scale, values[BLOCK];                                                    \
-            memcpy(&scale, payload + 4 * block, 4);                                        \
+            float scale = 0, values[BLOCK];                                                \
+            memcpy(&scale, payload + 4 * block, scale_bytes);                              \
             if (scale < 0) return 1;                                                       \
             int64_t part = next_part(&to, num, &at);                                       \
-            if (part == BLOCK) {                                                           \
-                if (name##_values(codes + block * (bytes), scale, into + at)) return 1;    \
+            if (part == BLOCK && !adds) {                                                  \
+                if (name##_values(codes, scale, into + at, BLOCK)) return 1;               \
                 continue;                                                                  \
             }                                                                              \
-            if (name##_values(codes + block * (bytes), scale, values)) return 1;           \
+            if (name##_values(codes, scale, values, num)) return 1;                        \
             for (int64_t done = 0;;) {                                                     \
-                memcpy(into + at, values + done, (size_t)part * sizeof(float));            \
+                if (adds)                                                                  \
+                    add(into + at, values + done, weight, part == BLOCK ? BLOCK : part);   \
+                else                                                                       \
+                    memcpy(into + at, values + done, (size_t)part * sizeof(float));        \
                 done += part;                                                              \
                 if (done == num) break;                                                    \
                 part = next_part(&to, num - done, &at);                                    \
             }                                                                              \
         }                                                                                  \
         return 0;                                                                          \
+    }                                                                                      \
+    int name##_decode(const uint8_t *payload, const int64_t *stretches, int64_t total,     \
+                      float *into) {                                                       \
+        return name##_pass(payload, stretches, total, into, 0, 1);                         \
+    }                                                                                      \
+    int name##_add(const uint8_t *payload, const int64_t *stretches, int64_t total,        \
+                   float *into, float weight) {                                            \
+        return name##_pass(payload, stretches, total, into, 1, weight);                    \
     }
 
-DECODE(int8, BLOCK)
-DECODE(int4, BLOCK / 2)
-DECODE(int2, BLOCK / 4)
-DECODE(sign, BLOCK / 8)
+DECODE(int8, BLOCK, 4)
+DECODE(int4, BLOCK / 2, 4)
+DECODE(int2, BLOCK / 4, 4)
+DECODE(sign, BLOCK / 8, 4)
+DECODE(fp16, BLOCK * 2, 0)
+DECODE(bf16, BLOCK * 2, 0)

@@ -13,11 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from psdist.codecs import host_kernels
+from psdist.codecs import RAW, host_kernels
+from psdist.codecs.chunks import Form, put, taken
 from psdist.codecs.coders import HostCoder
 from psdist.codecs.feedback import PushTerms
 from psdist.codecs.host_kernels import HostKernels, kernels_for
+from psdist.codecs.wire import Wire
 from psdist.errors import NonFiniteGradientError, ProtocolError
+from psdist.protocol.events import Frame
+from psdist.protocol.optimizers import pack_hyperparameters, traits
+from psdist.servers.protocol.actions import Fold, Load, SlotContent, StartSum, Step
+from psdist.servers.shard.executor import ShardSpec
+from psdist.servers.shard.tensors import TensorShard
 from psdist.transfers import Transfers
 from tests.support.device_cases import (
     FORMS,
@@ -28,7 +35,7 @@ from tests.support.device_cases import (
     same_bits,
 )
 
-CODECS = {name: FORMS[name] for name in ("int8", "int4", "int2", "sign")}
+CODECS = {name: FORMS[name] for name in ("int8", "int4", "int2", "sign", "fp16", "bf16")}
 ALL = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 needs_compiler = pytest.mark.skipif(
@@ -79,7 +86,7 @@ def test_step_by_step_payloads_and_residuals_are_those_of_torch(
         num = require_same_steps(
             codec, coder, kernels, dtype=dtype, shape=shape, scale=scale, ties=ties
         )
-        assert num == 4, "all but the first, and one with a checksum"
+        assert num == 6, "all: the first, which has no residual, and one with a checksum"
 
 
 @needs_compiler
@@ -91,7 +98,7 @@ def test_pieces_that_codecs_leave_alone_go_as_they_are(
     coder = HostCoder(host_kernels=kernels)
     for dtype, shape in (("float32", (20, 16)), ("bfloat16", (77, 5)), ("float32", (1, 3))):
         num = require_same_steps(codec, coder, kernels, dtype=dtype, exact=exact, shape=shape)
-        assert num == (0 if len(exact) == 3 else 4)
+        assert num == (0 if len(exact) == 3 else 6)
 
 
 @needs_compiler
@@ -137,7 +144,12 @@ def test_payloads_are_decoded_as_torch_does(
             num = pair.host.encode(0, gradient, payload, clock=clock, terms=terms)
             found = torch.full((pair.chunk.length,), 7.0)
             assert kernels.decode(coding, payload[:num], found)
-            assert same_bits(found, coding.read(payload[:num]).values())
+            values = coding.read(payload[:num]).values()
+            assert same_bits(found, values)
+            for weight in (1.0, 2.0, 0.7):
+                total, expected = (found.clone() for _ in range(2))
+                assert kernels.add(coding, payload[:num], total, weight)
+                assert same_bits(total, expected.add_(values, alpha=weight))
 
 
 @needs_compiler
@@ -155,7 +167,12 @@ def test_torch_decodes_payloads_of_other_forms_and_refuses_wrong_ones(
         return payload[: pair.host.encode(0, gradient, payload, clock=clock, terms=terms)]
 
     assert kernels.decode(coding, pushed(1, set()), into)
-    assert not kernels.decode(coding, pushed(3, set()), into), "with a checksum"
+    checked, total = bytearray(pushed(3, set())), torch.zeros_like(into)
+    assert kernels.decode(coding, memoryview(checked), into), "with a checksum"
+    assert not kernels.add(coding, memoryview(checked), total, 1.0)
+    checked[5] ^= 1
+    assert not kernels.decode(coding, memoryview(checked), into)
+    assert not coding.read(memoryview(checked)).is_as_sent
     assert not kernels.decode(coding, pushed(1, {1}), into), "without a piece"
     assert not kernels.decode(coding, payload[: coding.encode_raw(gradient, payload)], into)
     good = bytes(pushed(1, set()))
@@ -164,9 +181,90 @@ def test_torch_decodes_payloads_of_other_forms_and_refuses_wrong_ones(
         bad[place] = value
         assert not kernels.decode(coding, memoryview(bad), into)
         with pytest.raises(ProtocolError):
+            kernels.add(coding, memoryview(bad), total, 1.0)
+        with pytest.raises(ProtocolError):
             coding.read(memoryview(bad))
+    total.zero_()
     for num in (0, 7, len(good) - 8):
         assert not kernels.decode(coding, memoryview(bytearray(good[:num])), into)
+        assert not kernels.add(coding, memoryview(bytearray(good[:num])), total, 1.0)
+    assert not total.any()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@ALL
+def test_sums_and_steps_on_a_server_are_those_of_torch(
+    codec: Any, dtype: str, kernels: HostKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kernels.prove(codec)
+    wire = Wire(push=codec, reply=RAW, seed=0, exact_in_pushes=("b",))
+    pair = Pair(
+        [(0, codec)], Transfers(), dtype=dtype, exact=("b",), shape=(60, 77), compare_every=3
+    )
+    (chunk,), hyper = pair.partition.chunks, pack_hyperparameters([{"lr": 0.5}])
+    spec = ShardSpec(
+        partition=pair.partition, chunks=(0,), optimizer="torch.optim.SGD",
+        traits=traits("torch.optim.SGD"), hyper=hyper, wire=wire,
+    )  # fmt: skip
+    shards = [TensorShard(spec)]
+    with monkeypatch.context() as patch:
+        patch.setattr(host_kernels, "kernels_for", lambda _codecs: None)
+        shards.append(TensorShard(spec))
+    found = []
+    for shard in shards:
+        slots, sums = shard.make_slots(3), []
+
+        def pushed(slot: Frame, clock: int, absent: set[int]) -> None:
+            gradient = hard_vector(chunk.length, seed=clock).to(pair.there.dtype)
+            into, terms = slot.payload, PushTerms(1.0, absent)
+            assert into is not None
+            num = pair.host.encode(0, gradient, into, clock=clock, terms=terms)
+            slot.num_received = num
+
+        pair.host.restore({"0": {}})
+        shard.load(Load(0, slots[2]))
+        for first, second, absent in ((1.0, 1.0, set()), (2.0, 0.7, set()), (1.0, 2.0, {1})):
+            for clock in (1, 2, 3):  # one of them with a checksum
+                pushed(slots[0], clock, set())
+                shard.start_sum(StartSum(0, slots[0], first, clock))
+                pushed(slots[1], clock + 10, absent)
+                shard.fold(Fold(0, slots[1], slots[0], second, clock + 10))
+                shard.step(
+                    Step(
+                        chunk=0, gradient=slots[0], content=SlotContent.SUM, gradient_scale=0.5,
+                        lr_scale=1.0, hyper=hyper, absent=frozenset(), source=0, target=0,
+                        contributions=(),
+                    )
+                )  # fmt: skip
+                sums.append(bytes(shard.payload(0, 0)))
+        found.append(sums)
+    assert found[0] == found[1]
+    assert any(found[0][0])
+
+
+@needs_compiler
+@ALL
+def test_relative_replies_are_those_of_torch_at_both_ends(codec: Any, kernels: HostKernels) -> None:
+    assert kernels.prove(codec)
+    for exact, shape in (((), (300, 257)), (("b",), (60, 77)), (("a", "c"), (1, 3))):
+        pair = Pair([(0, codec)], Transfers(), exact=exact, shape=shape)
+        coding, length, into = pair.host.codings[0], pair.chunk.length, pair.memories[0]
+        padded = coding.all.coded + coding.all.exact
+        held = [torch.zeros(length) for _ in range(4)]
+        for clock in range(4):
+            values = torch.zeros(length)
+            put(values, padded, taken(hard_vector(length, seed=clock), padded))
+            num = coding.encode(values - held[0], into, whole=values, seed=0, form=Form.CHANGE)
+            expected = bytes(into[:num])
+            coding.read(into[:num]).change(held[0])
+            num = kernels.encode_change(coding, values, held[1], into)
+            assert bytes(into[:num]) == expected
+            assert kernels.add(coding, into[:num], held[2], form=Form.CHANGE)
+            assert not kernels.add(coding, into[:num], held[3]), "no push"
+            assert not held[3].any()
+            assert same_bits(held[0], held[1])
+            assert same_bits(held[0], held[2])
 
 
 @needs_compiler
