@@ -40,7 +40,7 @@ from psdist.config.codec_specs import parse_codec
 from psdist.protocol.partition import Partition, Piece
 from psdist.protocol.rounds import Turns
 
-NAMES = ("int8", "int4", "int2", "sign")
+NAMES = ("int8", "int4", "int2", "sign", "fp16", "bf16")
 LEVELS = {"int8": 127, "int4": 7}
 TERMS = PushTerms(1.0, ())
 TIMES = 1.0
@@ -208,10 +208,8 @@ def decoders(
         total.add_(values)
 
     def by_kernels() -> None:
-        values = torch.empty(len(gradient))
         assert coder.host_kernels is not None
-        assert coder.host_kernels.decode(coding, payload, values)
-        total.add_(values)
+        assert coder.host_kernels.add(coding, payload, total)
 
     found = {"decode_torch": by_torch}
     return found if coder.host_kernels is None else found | {"decode_kernels": by_kernels}
