@@ -150,7 +150,7 @@ def bench_server(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of each kind.")] = 7,
     json_path: JsonPath = None,
 ) -> Action:
-    """Measure how many groups, with models of which size, a server on this host can take.
+    """Measure how many groups a server on this host can take, by model size.
 
     Sums, steps and replies on one core, and a copy by that core, which limits them. No MPI.
 
