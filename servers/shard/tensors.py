@@ -1,4 +1,5 @@
-"""A server's shard: the parameter memory of its chunks and the optimizers that step it.
+"""A server's shard: the parameter memory of its chunks, the optimizers that step it, and the slots
+that receive gradients.
 
 Owns all tensor arithmetic on a server. Decides nothing: the state machine chooses what to fold,
 when to step and into which buffer. Parameters are float32 (float64 for float64 models). Where
@@ -6,26 +7,35 @@ workers hold bfloat16 or float16, replies carry a copy in their dtype. With a sh
 device, parameters, sums and optimizer state lie there. Memory that the network reads and
 writes stays on the host, and psdist.transfers copies between the two.
 
+On the CPU a gradient is used in its slot. On a device each slot has a mirror, a copy of its
+content, and sums are made in mirrors.
+
     shard = TensorShard(ShardSpec(partition=partition, chunks=(0, 3), ...), Transfers())
     shard.load(Load(0, slot))
     shard.step(step_action)
     shard.payload(0, buffer=0)       # memoryview: the bytes of a reply
+
+    slots = Slots(transfers, num_bytes)
+    slots.received(frame, "float32", 1024)     # what has arrived, on the computing device
+    slots.sums(frame, "float32", 1024)         # a sum that was begun there
+    slots.settle(frame)                        # before the network fills it again
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import torch
 
-from psdist.errors import OptimizerRefusedError
+from psdist.codecs.chunks import ChunkCodings
+from psdist.errors import ProtocolError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
-from psdist.protocol.memory import as_bytes, dtype_name
-from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, Whole, stretches
+from psdist.protocol.memory import as_bytes, as_tensor, torch_dtype
+from psdist.protocol.optimizer_state import PieceState, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import ALIGN, Chunk, master_dtype
 from psdist.servers.protocol.actions import (
@@ -40,20 +50,175 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.shard import ShardStage
-from psdist.servers.shard.chunk_memory import ChunkMemory
+from psdist.servers.shard.chunk_memory import ChunkMemory, live_regions, restore_regions
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.given import Given
 from psdist.servers.shard.optimizer_state import bytes_of, fill
 from psdist.servers.shard.reader_copies import ReaderCopies
-from psdist.servers.shard.regions import HELD, Region, starts_of
+from psdist.servers.shard.regions import Region
 from psdist.servers.shard.replies import ChangeReplies, CodedReplies, RawReplies
-from psdist.servers.shard.slots import CodedGradients, RawGradients, Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
-from psdist.transfers import Transfers
+from psdist.transfers import DONE, Copy, Mark, Transfers
 
 _LOADED_AND_STEPPED: Final = 2
 """Changes of a chunk: its first values, and a step, in which most optimizers make their state."""
+
+
+class _Slot:
+    """A frame's owner."""
+
+    def __init__(self, frame: Frame, transfers: Transfers) -> None:
+        self._frame = frame
+        self._transfers = transfers
+        self._views: dict[tuple[str, int], torch.Tensor] = {}
+        self._mirrors: dict[tuple[str, int], torch.Tensor] = {}
+        self._mirror: torch.Tensor | None = None
+        self.copy: Copy = DONE
+        """To the mirror."""
+        self.used: Mark | None = None
+        """After all that was computed with the mirror."""
+
+    def host(self, dtype: str, num_elements: int) -> torch.Tensor:
+        """Chunks have few lengths, so each view is made once."""
+        key = (dtype, num_elements)
+        view = self._views.get(key)
+        if view is None:
+            assert self._frame.payload is not None
+            view = self._views[key] = as_tensor(self._frame.payload, dtype, num_elements)
+        return view
+
+    def mirror(self, dtype: str, num_elements: int) -> torch.Tensor:
+        key = (dtype, num_elements)
+        view = self._mirrors.get(key)
+        if view is None:
+            if self._mirror is None:
+                self._mirror = self._transfers.device_memory(
+                    "float64", -(-self._frame.capacity // 8)
+                )
+            view = self._mirror.view(torch_dtype(dtype))[:num_elements]
+            self._mirrors[key] = view
+        return view
+
+
+class Slots:
+    def __init__(self, transfers: Transfers, num_bytes: int) -> None:
+        """``num_bytes`` of each."""
+        self._transfers = transfers
+        self._num_bytes = num_bytes
+        self._staging: torch.Tensor | None = None
+        """Where what was encoded is decoded, for the device."""
+        self._staged: Copy = DONE
+
+    def make(self, count: int) -> list[Frame]:
+        return [Frame(self._transfers.allocate(self._num_bytes)) for _ in range(count)]
+
+    def host(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
+        """The network's own memory."""
+        return self._of(frame).host(dtype, num_elements)
+
+    def received(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
+        """Return the arrived values on the computing device; once for each arrival."""
+        slot = self._of(frame)
+        host = slot.host(dtype, num_elements)
+        if not self._transfers.has_mirrors:
+            return host
+        return self._uploaded(slot, host, slot.mirror(dtype, num_elements))
+
+    def decoded(
+        self,
+        frame: Frame,
+        dtype: str,
+        num_elements: int,
+        decode: Callable[[memoryview, torch.Tensor], None],
+    ) -> torch.Tensor:
+        """As :meth:`received`, of what ``decode`` makes of the payload."""
+        assert frame.payload is not None
+        payload = frame.payload[: frame.num_received]
+        if not self._transfers.has_mirrors:
+            values = torch.empty(num_elements, dtype=torch_dtype(dtype))
+            decode(payload, values)
+            return values
+        if self._staging is None:
+            memory = self._transfers.allocate(self._num_bytes)
+            self._staging = as_tensor(memory, "float64", self._num_bytes // 8)
+        self._staged.wait()
+        host = self._staging.view(torch_dtype(dtype))[:num_elements]
+        decode(payload, host)
+        slot = self._of(frame)
+        target = self._uploaded(slot, host, slot.mirror(dtype, num_elements))
+        self._staged, slot.copy = slot.copy, DONE
+        return target
+
+    def sums(self, frame: Frame, dtype: str, num_elements: int) -> torch.Tensor:
+        """Where a sum lies, or is to be made of what :meth:`received` gave."""
+        slot = self._of(frame)
+        if self._transfers.has_mirrors:
+            return slot.mirror(dtype, num_elements)
+        return slot.host(dtype, num_elements)
+
+    def settle(self, frame: Frame) -> None:
+        """Nothing reads this slot any more, so the network may fill it. The next content is copied
+        to its mirror after all computations until now."""
+        if self._transfers.has_mirrors:
+            slot = self._of(frame)
+            slot.copy.wait()
+            slot.copy, slot.used = DONE, self._transfers.mark()
+
+    def _uploaded(self, slot: _Slot, host: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        marks = [] if slot.used is None else [slot.used]
+        slot.copy = self._transfers.begin([(host, target)], after=marks)
+        slot.copy.join()
+        return target
+
+    def _of(self, frame: Frame) -> _Slot:
+        if frame.owner is None:
+            frame.owner = _Slot(frame, self._transfers)
+        slot: _Slot = frame.owner
+        return slot
+
+
+class RawGradients:
+    """The gradients that slots contain as they were pushed."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def read(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:  # noqa: ARG002 - raw
+        """Return the gradient of a push in round ``clock``, 1-D, the server's dtype: the slot's own
+        memory if it has that dtype."""
+        gradient = self._slots.received(slot, chunk.dtype, chunk.length)
+        is_master = master_dtype(chunk.dtype) == chunk.dtype
+        return gradient if is_master else gradient.to(dtype=torch.float32)
+
+
+class CodedGradients(RawGradients):
+    """The gradients that slots contain in the form of a codec."""
+
+    def __init__(self, slots: Slots, codings: ChunkCodings) -> None:
+        from psdist.codecs.host_kernels import kernels_for  # compiles; only for a codec
+
+        super().__init__(slots)
+        self.codings = codings
+        self._kernels = kernels_for(codings.codecs)
+
+    def read(self, slot: Frame, chunk: Chunk, clock: int) -> torch.Tensor:
+        """Raise :class:`ProtocolError` if the codec decodes other values than at the sender."""
+        coding = self.codings.at(clock)[chunk.index]
+
+        def decode(payload: memoryview, into: torch.Tensor) -> None:
+            if self._kernels is not None and self._kernels.decode(coding, payload, into):
+                return
+            content = coding.read(payload)
+            if not content.is_as_sent:
+                raise ProtocolError(
+                    f"chunk {chunk.index}: codec {coding.codec.name} decodes other values here "
+                    "than where they were encoded; do all hosts have the same version of it?"
+                )
+            into.zero_()
+            content.set(into)
+
+        return self._slots.decoded(slot, master_dtype(chunk.dtype), chunk.length, decode)
 
 
 class TensorShard:
@@ -169,66 +334,10 @@ class TensorShard:
         return True
 
     def _live_regions(self, chunk: int) -> list[Region]:
-        """Return the regions that a snapshot copies: views of the memory itself."""
-        memory = self.memory[chunk]
-        assert memory.optimizer is not None
-        states, regions = memory.optimizer.describe_state(), []
-        saved = {key: each for stage in self._stages for key, each in stage.saved(memory).items()}
-        starts = starts_of(self._partition, memory.chunk)
-        for segment, start in zip(memory.chunk.segments, starts, strict=True):
-            offset, length = segment.offset, segment.length
-            state, elements = {**states.get(segment.piece, {})}, {}
-            for key, entry in tuple(state.items()):
-                if isinstance(entry, PerElement):
-                    elements[key] = memory.optimizer.state_elements(key, offset, length)
-                elif isinstance(entry, Uncut):
-                    whole = memory.optimizer.state_tensors(offset)[key]
-                    if not isinstance(whole, torch.Tensor):
-                        raise OptimizerRefusedError(
-                            f"checkpoint: state {key!r} of parameter "
-                            f"{self._partition.pieces[segment.piece].name} is {entry.what}, which "
-                            "no checkpoint can keep"
-                        )
-                    state[key] = Whole(dtype_name(whole.dtype), tuple(whole.shape))
-                    elements[key] = whole.flatten()
-            for key, values in saved.items():
-                state[key] = PerElement(memory.chunk.dtype)
-                elements[key] = values[offset : offset + length]
-            regions.append(
-                Region(
-                    piece=segment.piece,
-                    start=start,
-                    values=memory.values[offset : offset + length],
-                    state=state,
-                    elements=elements,
-                )
-            )
-        return regions
+        return live_regions(self.memory[chunk], self._partition, self._stages)
 
     def restore(self, chunk: int, regions: Sequence[Region]) -> None:
-        memory = self.memory[chunk]
-        optimizer = memory.optimizer
-        assert optimizer is not None
-        memory.begin_change()
-        states = {each.piece: _without_held(each.state) for each in regions}
-        optimizer.begin_state({piece: state for piece, state in states.items() if state})
-        for segment, region in zip(memory.chunk.segments, regions, strict=True):
-            offset, length = segment.offset, segment.length
-            memory.values[offset : offset + length].copy_(region.values)
-            for key, value in region.elements.items():
-                if key == HELD:
-                    continue
-                entry = region.state[key]
-                if isinstance(entry, Whole):
-                    whole = value.view(entry.shape).to(memory.values.device, copy=True)
-                    optimizer.set_whole(offset, key, whole)
-                else:
-                    optimizer.state_elements(key, offset, length).copy_(value)
-        memory.end_step(target=0)
-        places = [slice(each.offset, each.offset + each.length) for each in memory.chunk.segments]
-        elements = [region.elements for region in regions]
-        for stage in self._stages:
-            stage.restore(memory, list(zip(places, elements, strict=True)))
+        restore_regions(self.memory[chunk], regions, self._stages)
 
     def value_checksum(self, chunk: int) -> int:
         (values,) = self._fetched([self.memory[chunk].values])
@@ -381,10 +490,6 @@ def stages_of(spec: ShardSpec, replies: RawReplies) -> list[ShardStage]:
     """Return the stages around steps and replies, in order."""
     stages: list[ShardStage] = [Given(spec.compensation)] if spec.compensation else []
     return [*stages, replies] if isinstance(replies, CodedReplies) else stages
-
-
-def _without_held(state: PieceState) -> PieceState:
-    return {key: entry for key, entry in state.items() if key != HELD}
 
 
 def _sum_of_squares(block: torch.Tensor) -> torch.Tensor:
