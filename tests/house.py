@@ -79,7 +79,6 @@ CORE = (
     "servers/loop.py",
     "servers/set_loop.py",
     "servers/set_store.py",
-    "servers/shard_part.py",
     "servers/protocol/",
     "workers/assembly.py",
     "workers/blocking.py",

@@ -289,7 +289,7 @@ class WorkerLoop:
                 f"parameter set {index}; this worker has {len(self.sets)}"
             )
         each = self.sets[index]
-        each._do(each.core.handle(event))
+        each._do(each.core.handlers[type(event)](event))  # most events: without another call
 
     def _on_sent(self, frame: Frame) -> None:
         # The answer to a push or a pull has the same meaning (transport.base). A loop before this

@@ -27,8 +27,8 @@ from psdist.servers.protocol.replication.shard_state import (
     ShardState,
 )
 from psdist.servers.replication.chunk_bytes import unpack_regions
+from psdist.servers.set_loop import ShardPart
 from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore, state_parts
-from psdist.servers.shard_part import ShardPart
 
 
 class ShardReplica(ShardPart):

@@ -14,7 +14,7 @@ reply, in order, and does not know which features are on.
     before_reply    keep the values that the reader will compute on         given
     on_load, saved, restore     follow values that are set, or come from a checkpoint
 
-Before the first stage a gradient is read from its slot, raw or decoded (``slots``). The optimizer
+Before the first stage a gradient is read from its slot, raw or decoded. The optimizer
 applies the lr scale and frozen moments (``chunk_optimizer``).
 """
 

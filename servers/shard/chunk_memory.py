@@ -5,18 +5,22 @@ memory.begin_step(source=0, target=1)      # memory.values is what is stepped
 memory.end_step(target=1)
 memory.buffer(1)                           # the bytes of replies
 copy = memory.owe(make)                    # of a checkpoint: made before anything here changes
+live_regions(memory, partition, stages)    # the contents for a checkpoint
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from psdist.errors import InvariantError
-from psdist.protocol.memory import as_tensor, torch_dtype
-from psdist.protocol.partition import Chunk, master_dtype
+from psdist.errors import InvariantError, OptimizerRefusedError
+from psdist.protocol.memory import as_tensor, dtype_name, torch_dtype
+from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, Whole
+from psdist.protocol.partition import Chunk, Partition, master_dtype
+from psdist.servers.shard import ShardStage
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer
+from psdist.servers.shard.regions import HELD, Region, starts_of
 from psdist.servers.shard.snapshots import ChunkCopy
 from psdist.transfers import DONE, Copy, Transfers
 
@@ -142,3 +146,74 @@ class ChunkMemory:
     def second_bytes(self) -> int:
         second = self._buffers[1]
         return second.nbytes if second is not None else 0
+
+
+def live_regions(
+    memory: ChunkMemory, partition: Partition, stages: Sequence[ShardStage]
+) -> list[Region]:
+    """Return the regions that a snapshot copies: views of the memory itself."""
+    assert memory.optimizer is not None
+    states, regions = memory.optimizer.describe_state(), []
+    saved = {key: each for stage in stages for key, each in stage.saved(memory).items()}
+    starts = starts_of(partition, memory.chunk)
+    for segment, start in zip(memory.chunk.segments, starts, strict=True):
+        offset, length = segment.offset, segment.length
+        state, elements = {**states.get(segment.piece, {})}, {}
+        for key, entry in tuple(state.items()):
+            if isinstance(entry, PerElement):
+                elements[key] = memory.optimizer.state_elements(key, offset, length)
+            elif isinstance(entry, Uncut):
+                whole = memory.optimizer.state_tensors(offset)[key]
+                if not isinstance(whole, torch.Tensor):
+                    raise OptimizerRefusedError(
+                        f"checkpoint: state {key!r} of parameter "
+                        f"{partition.pieces[segment.piece].name} is {entry.what}, which "
+                        "no checkpoint can keep"
+                    )
+                state[key] = Whole(dtype_name(whole.dtype), tuple(whole.shape))
+                elements[key] = whole.flatten()
+        for key, values in saved.items():
+            state[key] = PerElement(memory.chunk.dtype)
+            elements[key] = values[offset : offset + length]
+        regions.append(
+            Region(
+                piece=segment.piece,
+                start=start,
+                values=memory.values[offset : offset + length],
+                state=state,
+                elements=elements,
+            )
+        )
+    return regions
+
+
+def restore_regions(
+    memory: ChunkMemory, regions: Sequence[Region], stages: Sequence[ShardStage]
+) -> None:
+    """Set the chunk to these contents, one region for each segment."""
+    optimizer = memory.optimizer
+    assert optimizer is not None
+    memory.begin_change()
+    states = {each.piece: _without_held(each.state) for each in regions}
+    optimizer.begin_state({piece: state for piece, state in states.items() if state})
+    for segment, region in zip(memory.chunk.segments, regions, strict=True):
+        offset, length = segment.offset, segment.length
+        memory.values[offset : offset + length].copy_(region.values)
+        for key, value in region.elements.items():
+            if key == HELD:
+                continue
+            entry = region.state[key]
+            if isinstance(entry, Whole):
+                whole = value.view(entry.shape).to(memory.values.device, copy=True)
+                optimizer.set_whole(offset, key, whole)
+            else:
+                optimizer.state_elements(key, offset, length).copy_(value)
+    memory.end_step(target=0)
+    places = [slice(each.offset, each.offset + each.length) for each in memory.chunk.segments]
+    elements = [region.elements for region in regions]
+    for stage in stages:
+        stage.restore(memory, list(zip(places, elements, strict=True)))
+
+
+def _without_held(state: PieceState) -> PieceState:
+    return {key: entry for key, entry in state.items() if key != HELD}

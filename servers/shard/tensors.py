@@ -21,11 +21,10 @@ from typing import Final
 
 import torch
 
-from psdist.errors import OptimizerRefusedError
 from psdist.protocol.events import Frame
 from psdist.protocol.header import Flag
-from psdist.protocol.memory import as_bytes, dtype_name
-from psdist.protocol.optimizer_state import PerElement, PieceState, Uncut, Whole, stretches
+from psdist.protocol.memory import as_bytes
+from psdist.protocol.optimizer_state import PieceState, stretches
 from psdist.protocol.optimizers import HyperValue, unpack_hyperparameters
 from psdist.protocol.partition import ALIGN, master_dtype
 from psdist.servers.protocol.actions import (
@@ -40,13 +39,13 @@ from psdist.servers.protocol.actions import (
     Step,
 )
 from psdist.servers.shard import ShardStage
-from psdist.servers.shard.chunk_memory import ChunkMemory
+from psdist.servers.shard.chunk_memory import ChunkMemory, live_regions, restore_regions
 from psdist.servers.shard.chunk_optimizer import ChunkOptimizer, SegmentSpec
 from psdist.servers.shard.executor import ShardSpec, ShardStatistics
 from psdist.servers.shard.given import Given
 from psdist.servers.shard.optimizer_state import bytes_of, fill
 from psdist.servers.shard.reader_copies import ReaderCopies
-from psdist.servers.shard.regions import HELD, Region, starts_of
+from psdist.servers.shard.regions import Region
 from psdist.servers.shard.replies import ChangeReplies, CodedReplies, RawReplies
 from psdist.servers.shard.slots import CodedGradients, RawGradients, Slots
 from psdist.servers.shard.snapshots import SnapshotMemory
@@ -169,66 +168,10 @@ class TensorShard:
         return True
 
     def _live_regions(self, chunk: int) -> list[Region]:
-        """Return the regions that a snapshot copies: views of the memory itself."""
-        memory = self.memory[chunk]
-        assert memory.optimizer is not None
-        states, regions = memory.optimizer.describe_state(), []
-        saved = {key: each for stage in self._stages for key, each in stage.saved(memory).items()}
-        starts = starts_of(self._partition, memory.chunk)
-        for segment, start in zip(memory.chunk.segments, starts, strict=True):
-            offset, length = segment.offset, segment.length
-            state, elements = {**states.get(segment.piece, {})}, {}
-            for key, entry in tuple(state.items()):
-                if isinstance(entry, PerElement):
-                    elements[key] = memory.optimizer.state_elements(key, offset, length)
-                elif isinstance(entry, Uncut):
-                    whole = memory.optimizer.state_tensors(offset)[key]
-                    if not isinstance(whole, torch.Tensor):
-                        raise OptimizerRefusedError(
-                            f"checkpoint: state {key!r} of parameter "
-                            f"{self._partition.pieces[segment.piece].name} is {entry.what}, which "
-                            "no checkpoint can keep"
-                        )
-                    state[key] = Whole(dtype_name(whole.dtype), tuple(whole.shape))
-                    elements[key] = whole.flatten()
-            for key, values in saved.items():
-                state[key] = PerElement(memory.chunk.dtype)
-                elements[key] = values[offset : offset + length]
-            regions.append(
-                Region(
-                    piece=segment.piece,
-                    start=start,
-                    values=memory.values[offset : offset + length],
-                    state=state,
-                    elements=elements,
-                )
-            )
-        return regions
+        return live_regions(self.memory[chunk], self._partition, self._stages)
 
     def restore(self, chunk: int, regions: Sequence[Region]) -> None:
-        memory = self.memory[chunk]
-        optimizer = memory.optimizer
-        assert optimizer is not None
-        memory.begin_change()
-        states = {each.piece: _without_held(each.state) for each in regions}
-        optimizer.begin_state({piece: state for piece, state in states.items() if state})
-        for segment, region in zip(memory.chunk.segments, regions, strict=True):
-            offset, length = segment.offset, segment.length
-            memory.values[offset : offset + length].copy_(region.values)
-            for key, value in region.elements.items():
-                if key == HELD:
-                    continue
-                entry = region.state[key]
-                if isinstance(entry, Whole):
-                    whole = value.view(entry.shape).to(memory.values.device, copy=True)
-                    optimizer.set_whole(offset, key, whole)
-                else:
-                    optimizer.state_elements(key, offset, length).copy_(value)
-        memory.end_step(target=0)
-        places = [slice(each.offset, each.offset + each.length) for each in memory.chunk.segments]
-        elements = [region.elements for region in regions]
-        for stage in self._stages:
-            stage.restore(memory, list(zip(places, elements, strict=True)))
+        restore_regions(self.memory[chunk], regions, self._stages)
 
     def value_checksum(self, chunk: int) -> int:
         (values,) = self._fetched([self.memory[chunk].values])
@@ -375,10 +318,6 @@ def stages_of(spec: ShardSpec, replies: RawReplies) -> list[ShardStage]:
     """Return the stages around steps and replies, in order."""
     stages: list[ShardStage] = [Given(spec.compensation)] if spec.compensation else []
     return [*stages, replies] if isinstance(replies, CodedReplies) else stages
-
-
-def _without_held(state: PieceState) -> PieceState:
-    return {key: entry for key, entry in state.items() if key != HELD}
 
 
 def _sum_of_squares(block: torch.Tensor) -> torch.Tensor:

@@ -270,7 +270,7 @@ class HearsOfNoDeath(VirtualWorker):
     def take_slice(self) -> None:
         super().take_slice()
         if self.worker == 1:
-            self.core._handlers[PeerLost] = lambda _event: []
+            self.core.handlers[PeerLost] = lambda _event: []
 
 
 def test_a_worker_that_does_not_end_after_a_death_is_caught() -> None:
@@ -283,8 +283,8 @@ class NamesAnother(VirtualWorker):
     def take_slice(self) -> None:
         super().take_slice()
         core: WorkerCore = self.core
-        lost = core._handlers[PeerLost]
-        core._handlers[PeerLost] = lambda event: lost(replace(event, who="server 7"))
+        lost = core.handlers[PeerLost]
+        core.handlers[PeerLost] = lambda event: lost(replace(event, who="server 7"))
 
 
 def test_a_worker_that_names_another_than_the_dead_is_caught() -> None:

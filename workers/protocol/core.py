@@ -136,13 +136,15 @@ class WorkerCore:
         self._is_expecting = False
         self._is_suspended = False
         """True if the collective that was entered last has stopped this set."""
-        self._handlers: dict[type, Callable[[Any], list[Action]]] = {
+        self.handlers: dict[type, Callable[[Any], list[Action]]] = {
             Offered: self._on_data_too_early,
             Arrived: self._on_data_too_early,
             ControlArrived: self._on_control,
             InitialSent: self._on_initial_sent,
             PeerLost: self._on_peer_lost,
         }
+        """What :meth:`handle` calls, by type of event. The loop calls the handlers of the most
+        frequent events itself."""
         self._control: dict[type, Callable[[int, Any], list[Action]]] = {
             Registered: self.membership.on_registered,
             Missing: self._on_missing,
@@ -185,7 +187,7 @@ class WorkerCore:
         """Return the actions after ``event``, in order. Raises :class:`ProtocolError` naming a peer
         that has broken a rule, :class:`PeerLostError` naming a failed peer, :class:`BuriedError`
         if this worker's group is evicted."""
-        return self._handlers[type(event)](event)
+        return self.handlers[type(event)](event)
 
     def _on_control(self, event: ControlArrived) -> list[Action]:
         handler = self._control.get(type(event.message))
@@ -296,8 +298,8 @@ class WorkerCore:
         self.transfers.generation = self.sets[0].membership.generation
         self._first_clock = first_clock
         self.levels.begin(turns, num_levels)
-        self._handlers[Offered] = self.transfers.on_offered
-        self._handlers[Arrived] = self.transfers.on_arrived
+        self.handlers[Offered] = self.transfers.on_offered
+        self.handlers[Arrived] = self.transfers.on_arrived
 
     def begin_setup(self, setup: Setup) -> list[Action]:
         """The chief: describe the model, and the order in which all groups send its chunks, to

@@ -164,7 +164,7 @@ class LetsOldRepliesLand(VirtualWorker):
             self.old.append(event)
             return []
 
-        self.core._handlers[Offered] = on_offered
+        self.core.handlers[Offered] = on_offered
 
     def iterate(self) -> Iterator[float | None]:
         for event in self.old:

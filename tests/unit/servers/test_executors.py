@@ -33,9 +33,8 @@ from psdist.servers.protocol.actions import (
     num_blocks,
 )
 from psdist.servers.shard.executor import Executor, ShardSpec
-from psdist.servers.shard.slots import CodedGradients
 from psdist.servers.shard.snapshots import SnapshotMemory
-from psdist.servers.shard.tensors import TensorShard
+from psdist.servers.shard.tensors import CodedGradients, TensorShard
 from tests.support.rounding import Rounding
 from tests.support.virtual.sizes import CostModel, SizeShard
 
