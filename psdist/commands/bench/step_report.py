@@ -81,7 +81,7 @@ def result_of(
             }
         )
     roles, plan, config = context.roles, context.bootstrap.plan, context.session.config
-    partition = cut(layer_sizes(options.num_bytes, options.layers), config.chunk_bytes)
+    partition = cut(context, layer_sizes(options.num_bytes, options.layers))
     link_s = plan.cost_s * partition.num_bytes / plan.model_bytes if plan and plan.links else None
     return {
         **measured_on(MPI.Get_library_version()),
