@@ -225,10 +225,10 @@ def exchange(
         encode(resolved.config),
         sources,
         flat,
-        limits(os.environ),
+        *limits(os.environ),
     ]
     first = broadcast(comm, msgpack.packb(mine, unicode_errors="surrogateescape"))
-    version, host, config, sources, flat, eager = msgpack.unpackb(
+    version, host, config, sources, flat, *eager = msgpack.unpackb(
         first, unicode_errors="surrogateescape"
     )
     difference = _differs(version=version, host=host, config=config, mine=resolved.config)
