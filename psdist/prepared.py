@@ -46,7 +46,7 @@ from psdist.protocol.partition import Partition
 from psdist.ranks.checkpointing.tuning_state import levels_of
 from psdist.ranks.failure import printable
 from psdist.ranks.session import JobSession
-from psdist.ranks.wire import credits_of, wire_of
+from psdist.ranks.wire import credits_of, link_of_chunks, wire_of
 from psdist.set_assembly import (
     ORDERS,
     Clipping,
@@ -726,6 +726,9 @@ class ParameterSets:
         config, description = self._config, request.description
         partition = description.cut(
             chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
+            link_bytes_per_s=link_of_chunks(
+                config, self._context.rank.bootstrap.plan, request.max_norm
+            ),
             mode=judging_mode(config),
             extra_optimizers=config.optimizers,
         )

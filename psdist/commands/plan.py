@@ -84,7 +84,7 @@ def run(options: PlanOptions) -> int:
     workers, server_nodes = _workers(
         options, [node.name for node in cluster.nodes], {} if given is None else given.slots
     )
-    chunks = _Chunks.of(model_bytes, options.chunk_bytes)
+    chunks = _Chunks.of(model_bytes, options.chunk_bytes, cluster)
     plan = _plan(cluster, request, chunks, workers=workers, server_nodes=server_nodes)
     if given is not None:
         plan = replace(plan, notes=(*plan.notes, *given.notes, *_beyond_slots(plan, given)))
@@ -124,9 +124,10 @@ class _Chunks:
     chunk_bytes: int
 
     @classmethod
-    def of(cls, model_bytes: float, chunk_bytes: str) -> _Chunks:
+    def of(cls, model_bytes: float, chunk_bytes: str, cluster: Cluster) -> _Chunks:
         if chunk_bytes == "auto":
-            size: object = auto_chunk_bytes(int(model_bytes))
+            slowest = min(node.bytes_per_s for node in cluster.nodes)
+            size: object = auto_chunk_bytes(int(model_bytes), slowest)
         else:
             size = parse_size(chunk_bytes)
         if not isinstance(size, int) or not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES:

@@ -50,6 +50,11 @@ AUTO_FEWEST_CHUNKS = 4
 microseconds, a link that carries all of the model while others are idle milliseconds ..."""
 AUTO_LEAST_BYTES = 64 * 2**10
 """... down to this."""
+AUTO_LINK_S = 8.4e-3
+"""On a slow link a chunk takes at most this long, so that the chunks of a layer are on the links of
+several servers at a time ..."""
+AUTO_LINK_BYTES = 256 * 2**10
+"""... but is no smaller than this."""
 AUTO_ROUND_BYTES = 1024
 """Shares are rounded up to this: a chunk for the rest of a division would be a message more."""
 
@@ -154,9 +159,15 @@ class Partition:
 
     @classmethod
     def cut(
-        cls, pieces: Sequence[Piece], *, chunk_bytes: int | None, whole_tensors: bool = False
+        cls,
+        pieces: Sequence[Piece],
+        *,
+        chunk_bytes: int | None,
+        whole_tensors: bool = False,
+        link_bytes_per_s: float = math.inf,
     ) -> Partition:
-        """Cut ``pieces`` (in the model's order); ``chunk_bytes=None`` chooses by the model's size.
+        """Cut ``pieces`` (in the model's order); ``chunk_bytes=None`` chooses by the model's size
+        and the slowest link.
 
         ``whole_tensors``: no piece is cut (optimizers that need shapes); small neighbours share a
         chunk, of :data:`MOST_TOGETHER_BYTES` or ``chunk_bytes`` if that is less.
@@ -178,7 +189,8 @@ class Partition:
             by_buffer.setdefault(key, []).append(index)
         if chunk_bytes is None:
             chunk_bytes = auto_chunk_bytes(
-                sum(_aligned(max(p.num_elements, 1)) * ITEM_BYTES[p.dtype] for p in pieces)
+                sum(_aligned(max(p.num_elements, 1)) * ITEM_BYTES[p.dtype] for p in pieces),
+                link_bytes_per_s,
             )
         buffers: list[Buffer] = []
         chunks: list[Chunk] = []
@@ -344,11 +356,14 @@ class Partition:
         return cls.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=whole_tensors)
 
 
-def auto_chunk_bytes(num_bytes: int) -> int:
-    """The size of a chunk that is chosen for a model of so many bytes."""
+def auto_chunk_bytes(num_bytes: int, link_bytes_per_s: float = math.inf) -> int:
+    """Return the size of a chunk for a model of ``num_bytes``. ``link_bytes_per_s``: the slowest
+    host's link, one direction."""
     share = -(-num_bytes // AUTO_FEWEST_CHUNKS)
     for_few = max(share + -share % AUTO_ROUND_BYTES, AUTO_LEAST_BYTES)
-    return min(max(num_bytes // AUTO_CHUNKS, min(AUTO_MIN_BYTES, for_few)), AUTO_MAX_BYTES)
+    on_link = min(link_bytes_per_s * AUTO_LINK_S, AUTO_MAX_BYTES) // AUTO_LEAST_BYTES
+    most = max(int(on_link) * AUTO_LEAST_BYTES, AUTO_LINK_BYTES)
+    return min(max(num_bytes // AUTO_CHUNKS, min(AUTO_MIN_BYTES, for_few)), most)
 
 
 def empty_servers(weights: Sequence[float], num_chunks: int) -> tuple[int, ...]:

@@ -225,18 +225,19 @@ def exchange(
         encode(resolved.config),
         sources,
         flat,
-        limits(os.environ),
+        *limits(os.environ),
     ]
     first = broadcast(comm, msgpack.packb(mine, unicode_errors="surrogateescape"))
-    version, host, config, sources, flat, eager = msgpack.unpackb(
+    version, host, config, sources, flat, *eager = msgpack.unpackb(
         first, unicode_errors="surrogateescape"
     )
     difference = _differs(version=version, host=host, config=config, mine=resolved.config)
     if not difference and eager != limits(os.environ):
+        names = "btl_tcp_eager_limit, btl_tcp_rndv_eager_limit and btl_tcp_max_send_size"
         difference = (
-            f"Open MPI's limits btl_tcp_eager_limit, btl_tcp_rndv_eager_limit and "
-            f"btl_tcp_max_send_size are {limits(os.environ)} on {socket.gethostname()} and {eager} "
-            f"on {host} (rank 0); set the same OMPI_MCA_* variables, or none, on all hosts"
+            f"Open MPI's limits {names} are {limits(os.environ)} on {socket.gethostname()} and "
+            f"{eager} on {host} (rank 0); set the same OMPI_MCA_* variables and mca-params.conf on "
+            "all hosts"
         )
     agreed(comm, LaunchError(difference) if difference else None)
     place = {

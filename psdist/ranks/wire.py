@@ -6,6 +6,7 @@ wire_of(config)          # the same for servers and workers
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Sequence
 
@@ -29,6 +30,7 @@ from psdist.history.run_record import CodecsSince, LevelCodecs
 from psdist.install.eager import held_bytes
 from psdist.protocol.flow import auto_credits
 from psdist.protocol.partition import Partition
+from psdist.topology.plan import Plan
 
 logger = logging.getLogger("psdist")
 
@@ -129,6 +131,12 @@ def _codecs(specs: Iterable[CodecSpec], *, has_feedback: bool) -> dict[CodecSpec
         exact = Exact()
         made = {spec: exact if isinstance(each, Raw) else each for spec, each in made.items()}
     return made
+
+
+def link_of_chunks(config: RunConfig, plan: Plan | None, max_norm: float = 0.0) -> float:
+    """Return the speed of the link (bytes/s) by which chunks are cut; inf for none. With codecs and
+    with a joint norm results depend on the chunks, which then are those of the model alone."""
+    return math.inf if plan is None or has_codecs(config) or max_norm else plan.link_bytes_per_s
 
 
 def credits_of(config: RunConfig, num_workers: int, partition: Partition) -> int:

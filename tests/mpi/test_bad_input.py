@@ -210,8 +210,8 @@ def test_limits_of_mpi_that_differ_between_ranks_are_named(tmp_path: Path) -> No
     assert the_line(done) == (
         f"psdist: error: rank 1 on {HOST}: Open MPI's limits btl_tcp_eager_limit, "
         f"btl_tcp_rndv_eager_limit and btl_tcp_max_send_size are ['', '', '4194304'] on {HOST} "
-        f"and ['', '', ''] on {HOST} (rank 0); set the same OMPI_MCA_* variables, or none, on all "
-        "hosts"
+        f"and ['', '', ''] on {HOST} (rank 0); set the same OMPI_MCA_* variables and "
+        "mca-params.conf on all hosts"
     )
 
 

@@ -130,6 +130,12 @@ class Plan:
     known."""
 
     @property
+    def link_bytes_per_s(self) -> float:
+        """Speed of the slowest host's link that an exchange uses; inf if none does."""
+        speeds = (link.bytes_per_s for link in self.links if link.kind == "node")
+        return min(speeds, default=math.inf)
+
+    @property
     def exchange_s(self) -> float:
         """Predicted time of one exchange: of the slowest of links, servers and network cards."""
         return max(self.cost_s, self.servers_s, self.cards_s)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,9 +118,15 @@ class ModelDescription:
         return found
 
     def cut(
-        self, *, chunk_bytes: int | None, mode: str, extra_optimizers: Sequence[str]
+        self,
+        *,
+        chunk_bytes: int | None,
+        mode: str,
+        extra_optimizers: Sequence[str],
+        link_bytes_per_s: float = math.inf,
     ) -> Partition:
-        """Cut the pieces as the optimizer needs them; ``chunk_bytes`` None: by the model's size.
+        """Cut the pieces as the optimizer needs them; ``chunk_bytes`` None: by the model's size and
+        the slowest link.
 
         Raises :class:`OptimizerRefusedError` for an optimizer that servers do not run, or not in
         this mode; ``extra_optimizers``: names that the configuration allows besides torch's.
@@ -132,7 +139,12 @@ class ModelDescription:
             pieces = tuple(
                 dataclasses.replace(piece, stride=_row_major(piece.shape)) for piece in pieces
             )
-        return Partition.cut(pieces, chunk_bytes=chunk_bytes, whole_tensors=is_whole)
+        return Partition.cut(
+            pieces,
+            chunk_bytes=chunk_bytes,
+            whole_tensors=is_whole,
+            link_bytes_per_s=link_bytes_per_s,
+        )
 
     def saved_names(
         self, module: torch.nn.Module, *, skips_others: bool = False

@@ -15,6 +15,7 @@ import torch
 
 from psdist.protocol.partition import Partition, Piece
 from psdist.ranks.rank import Rank
+from psdist.ranks.wire import link_of_chunks
 
 
 class _Sleep(torch.autograd.Function):
@@ -72,8 +73,9 @@ def layer_sizes(num_bytes: int, layers: int) -> list[int]:
     return [least + (index < more) for index in range(layers)]
 
 
-def cut(sizes: Sequence[int], chunk_bytes: int | str) -> Partition:
+def cut(context: Rank, sizes: Sequence[int]) -> Partition:
     """As ``job.prepare`` cuts the layers."""
+    config = context.session.config
     pieces = [
         Piece(
             name=f"layers.{index}.weight",
@@ -84,14 +86,18 @@ def cut(sizes: Sequence[int], chunk_bytes: int | str) -> Partition:
         )
         for index, size in enumerate(sizes)
     ]
-    return Partition.cut(pieces, chunk_bytes=chunk_bytes if isinstance(chunk_bytes, int) else None)
+    return Partition.cut(
+        pieces,
+        chunk_bytes=None if config.chunk_bytes == "auto" else config.chunk_bytes,
+        link_bytes_per_s=link_of_chunks(config, context.bootstrap.plan),
+    )
 
 
 class Shards:
     """Layers cut as ``job.prepare`` cuts them, and which server has which chunk."""
 
     def __init__(self, context: Rank, sizes: Sequence[int]) -> None:
-        self.partition = cut(sizes, context.session.config.chunk_bytes)
+        self.partition = cut(context, sizes)
         self.owners = self.partition.shard(context.roles.shard_weights)
 
     def chunks_of(self, server: int) -> list[int]:

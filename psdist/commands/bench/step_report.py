@@ -81,7 +81,7 @@ def result_of(
             }
         )
     roles, plan, config = context.roles, context.bootstrap.plan, context.session.config
-    partition = cut(layer_sizes(options.num_bytes, options.layers), config.chunk_bytes)
+    partition = cut(context, layer_sizes(options.num_bytes, options.layers))
     link_s = plan.cost_s * partition.num_bytes / plan.model_bytes if plan and plan.links else None
     return {
         **measured_on(MPI.Get_library_version()),
@@ -127,7 +127,7 @@ def ranks_to_cores(context: Rank) -> tuple[int, int]:
 def report(result: dict[str, Any], options: StepOptions) -> None:
     print(header(result), flush=True)
     show(table(result), width=120)
-    if options.links:
+    if options.links and result["hosts"] > 1:
         show(links.table({row["way"]: row["links"] for row in result["rows"]}), width=120)
     write_result(options.json_path, result)
     if options.plot_path is not None:

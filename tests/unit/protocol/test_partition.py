@@ -380,6 +380,17 @@ def test_an_automatic_chunk_is_neither_tiny_nor_huge() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mib", "mbit", "kib"),
+    [(16, 256, 256), (16, 128, 256), (16, 1_000, 1024), (64, 1_000, 1024), (64, 10_000, 2048)],
+)
+def test_on_a_slow_link_chunks_are_smaller(mib: int, mbit: int, kib: int) -> None:
+    whole = [piece("a", mib * 2**18)]
+    cut = Partition.cut(whole, chunk_bytes=None, link_bytes_per_s=mbit * 125e3)
+    assert cut.chunk_bytes == kib * 1024
+    assert Partition.decode(cut.encode()) == cut
+
+
+@pytest.mark.parametrize(
     ("num_elements", "sizes"),
     [
         (2**14, [64]),

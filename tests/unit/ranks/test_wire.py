@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from psdist.codecs.schemes.plain import Exact
 from psdist.config.codec_rounds import ladder_of
 from psdist.config.codec_specs import text_of_both
 from psdist.config.settings import RunConfig
 from psdist.protocol.partition import Partition, Piece
-from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds, wire_of
+from psdist.ranks.wire import codecs_of_ladder, codecs_of_rounds, link_of_chunks, wire_of
+from psdist.topology.plan import LinkLoad, Plan
 
 PIECE = Piece(name="p", shape=(100,), stride=(1,), dtype="float32", optimizer_group=0)
 PARTITION = Partition.cut([PIECE], chunk_bytes=256)
@@ -44,3 +47,26 @@ def test_bursts_are_told_by_round_and_have_the_replies_of_the_others() -> None:
     ]
     assert len({id(replies.at(clock)) for clock in range(9)}) == 1
     assert [replies.at(clock).codec.name for clock in (8, 9, 10)] == ["int8", "none", "none"]
+
+
+def test_chunks_follow_the_slowest_host_unless_results_depend_on_them() -> None:
+    links = (
+        LinkLoad(name="h1", kind="node", num_bytes=1.0, bytes_per_s=125e6),
+        LinkLoad(name="h2", kind="node", num_bytes=1.0, bytes_per_s=32e6),
+        LinkLoad(name="rack1", kind="switch", num_bytes=1.0, bytes_per_s=8e6),
+    )
+    plan = Plan(
+        ranks=(),
+        weights=(1.0,),
+        links=links,
+        model_bytes=1.0,
+        placement="auto",
+        cost_s=0.0,
+        bound_s=0.0,
+        compared={},
+        source="",
+    )
+    assert link_of_chunks(RunConfig(), plan) == 32e6
+    assert link_of_chunks(RunConfig(codec="int8"), plan) == math.inf
+    assert link_of_chunks(RunConfig(), plan, max_norm=1.0) == math.inf
+    assert link_of_chunks(RunConfig(), None) == math.inf
