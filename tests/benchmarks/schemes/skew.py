@@ -1,19 +1,21 @@
-"""Random skew: how near ssp comes to the ideal of the drawn pattern, and what it gains in training.
+"""Random skew: the time of a step in each mode against DDP's, and what ssp gains in training.
 
     python -m tests.benchmarks.schemes.skew sleeping --seeds 5 --json docs/bench/skew-sleeping.json
     python -m tests.benchmarks.schemes.skew chars --seeds 3 --json docs/bench/skew-chars.json
 
 Four workers, each a group, sleep in every step; a tenth of the steps, drawn by seed and worker,
-takes six times as long. *sleeping*: layers that do nothing else. The ideal is the pattern itself,
-played with the bound of the mode and no time for communication. *chars*: a small character
-transformer, plain SGD, the learning rate schedule of the example over each run: from when on ssp's
-validation loss stays below what sync ends with. It is computed afterwards, of values that the chief
-has put aside, and takes no time of the run.
+takes six times as long. *sleeping*: layers that do nothing else, in each mode and with DDP (gloo),
+one after the other in the same processes; each seed begins with another one. The ideal is the
+pattern itself, played with the bound of the mode and no time for communication. *chars*: a small
+character transformer, plain SGD, the learning rate schedule of the example over each run: from when
+on ssp's validation loss stays below what sync ends with. It is computed afterwards, of values that
+the chief has put aside, and takes no time of the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -26,11 +28,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 WORKERS = 4
 BOUND = 8
 MODES = ("ssp", "sync")
+"""Of the character model."""
+WAYS = ("ddp", "sync", "ssp", "async", "auto")
+"""Of the sleeping layers."""
 EVERY = 10
 """Steps between values of the character model that the chief puts aside."""
 SLOW_SHARE, SLOW_TIMES = 0.1, 6.0
@@ -58,19 +63,21 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("sleeping", "chars"))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--usual", type=float, default=0.1, help="seconds of a usual step")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="of chars")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
     if options.kind == "sleeping":
-        rows = sleeping(options.seeds, options.steps, options.usual)
+        rows = sleeping(seeds, options.steps, options.usual)
     else:
-        rows = chars(options.seeds, options.steps, options.usual, options.optimizer)
-    for key in ("of_ideal", "faster"):
-        if key in rows[0]:
-            values = [row[key] for row in rows]
-            print(f"{key}: least {min(values):.3f}, median {statistics.median(values):.3f}")
+        rows = chars(seeds, options.steps, options.usual, options.optimizer)
+    for key in rows[0]:
+        if key in {"of_ideal", "faster"} or key.endswith("_by_ddp"):
+            values = sorted(row[key] for row in rows)
+            print(f"{key}: {values[0]:.3f} to {values[-1]:.3f}, {statistics.median(values):.3f}")
     if options.json is not None:
         report = {
             "date": time.strftime("%Y-%m-%d"),
@@ -86,54 +93,73 @@ def main() -> int:
     return 0
 
 
-def run(seeds: int, *words: str) -> list[dict[str, list[dict[str, Any]]]]:
-    """Lines that the workers have logged, by seed and mode: all are jobs of one start, one by
-    one."""
+class Ended(NamedTuple):
+    """A job that has ended."""
+
+    lines: list[dict[str, Any]]
+    """Logged by its workers."""
+    modes: list[dict[str, Any]]
+    """Of its summary."""
+
+
+def run(seeds: Sequence[int], ways: Sequence[str], *words: str) -> list[dict[str, Ended]]:
+    """Return the jobs by seed and way. They run one by one, in the same processes."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         command = [
             *(sys.executable, "-m", "psdist", "run", "-n", str(1 + WORKERS), "--servers", "1"),
             *("--group", "rank", "--run-dir", str(run_dir), "--set", "progress=off"),
-            *("-m", "tests.benchmarks.schemes.skewed", "--seeds", str(seeds), *words),
+            *("-m", "tests.benchmarks.schemes.skewed", "--store", str(Path(folder) / "store")),
+            *("--seeds", *map(str, seeds), "--ways", *ways, *words),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, timeout=900)
-        told = []
-        for number in range(1, 1 + seeds * len(MODES)):
-            path = run_dir if number == 1 else run_dir.with_name(f"run-{number}")
-            lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            told.append([json.loads(line) for line in lines])
-        jobs = iter(told)
-        return [{mode: next(jobs) for mode in MODES} for _ in range(seeds)]
+        numbers = itertools.count(1)
+        return [
+            {way: ended(run_dir, next(numbers)) for way in in_turn(ways, seed)} for seed in seeds
+        ]
 
 
-def sleeping(seeds: int, steps: int, usual_s: float) -> list[dict[str, Any]]:
+def ended(run_dir: Path, number: int) -> Ended:
+    path = run_dir if number == 1 else run_dir.with_name(f"run-{number}")
+    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    return Ended([json.loads(line) for line in lines], summary.get("modes", []))
+
+
+def in_turn(ways: Sequence[str], seed: int) -> Sequence[str]:
+    """Return the ways in the order of this seed: each seed begins with another one."""
+    return [*ways[seed % len(ways) :], *ways[: seed % len(ways)]]
+
+
+def sleeping(seeds: Sequence[int], steps: int, usual_s: float) -> list[dict[str, Any]]:
     rows = []
-    told = run(seeds, "--steps", str(steps), "--usual", str(usual_s))
-    for seed, lines in enumerate(told):
+    for seed, jobs in zip(
+        seeds, run(seeds, WAYS, "--steps", str(steps), "--usual", str(usual_s)), strict=True
+    ):
         patterns = [pattern(seed, worker, steps) for worker in range(WORKERS)]
-        ideals = {"ssp": ideal(patterns, BOUND) * usual_s, "sync": ideal(patterns, 0) * usual_s}
-        took = {mode: max(line["took_s"] for line in lines[mode]) for mode in MODES}
+        took_s = {way: max(line["took_s"] for line in jobs[way].lines) for way in WAYS}
         row: dict[str, Any] = {"seed": seed}
-        for mode in MODES:
-            row |= {f"{mode}_s": round(took[mode], 3), f"{mode}_ideal_s": round(ideals[mode], 3)}
-        row["of_ideal"] = round(ideals["ssp"] / took["ssp"], 3)
-        row["faster"] = round(took["sync"] / took["ssp"], 3)
+        row |= {f"{way}_s": round(each_s, 3) for way, each_s in took_s.items()}
+        for way, bound in (("sync", 0), ("ssp", BOUND), ("async", steps)):
+            row[f"{way}_ideal_s"] = round(ideal(patterns, bound) * usual_s, 3)
+        row |= {f"{way}_by_ddp": round(took_s[way] / took_s["ddp"], 3) for way in WAYS[1:]}
+        row["of_ideal"] = round(row["ssp_ideal_s"] / took_s["ssp"], 3)
+        row["faster"] = round(took_s["sync"] / took_s["ssp"], 3)
+        row["auto_modes"] = {each["round"]: each["mode"] for each in jobs["auto"].modes}
         rows.append(row)
-        print(
-            f"seed {seed}: ssp ({BOUND}) {took['ssp']:.2f} s, ideal of the pattern "
-            f"{ideals['ssp']:.2f} s: {row['of_ideal']:.3f} of it; sync {took['sync']:.2f} s "
-            f"(ideal {ideals['sync']:.2f}), {row['faster']:.2f} times as long"
-        )
+        print(row, flush=True)
     return rows
 
 
-def chars(seeds: int, steps: int, usual_s: float, optimizer: str) -> list[dict[str, Any]]:
+def chars(seeds: Sequence[int], steps: int, usual_s: float, optimizer: str) -> list[dict[str, Any]]:
     rows = []
     words = ["--model", "chars", "--steps", str(steps), "--usual", str(usual_s)]
     words += ["--optimizer", optimizer]
-    for seed, lines in enumerate(run(seeds, *words)):
-        curves = {mode: [(line["at_s"], line["bits"]) for line in lines[mode]] for mode in MODES}
+    for seed, jobs in zip(seeds, run(seeds, MODES, *words), strict=True):
+        curves = {
+            mode: [(line["at_s"], line["bits"]) for line in jobs[mode].lines] for mode in MODES
+        }
         wanted = curves["sync"][-1][1]  # what sync has come to; ssp makes more steps, which count
         took = {mode: below_from(curve, wanted) for mode, curve in curves.items()}
         faster = took["sync"] / took["ssp"]

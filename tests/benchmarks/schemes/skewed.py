@@ -1,14 +1,18 @@
-"""The training script of ``tests.benchmarks.schemes.skew``: a job for each seed and mode, in which
-every step sleeps as its pattern says."""
+"""The training script of ``tests.benchmarks.schemes.skew``: a job for each seed and way, in which
+every step sleeps as its pattern says. The job of the way ddp trains with DDP instead."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import time
+from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import psdist
 from psdist.commands.bench.sleeping import Sleepers, layer_sizes
@@ -19,7 +23,7 @@ from psdist.examples.chars import (
     load_text,
     windows,
 )
-from tests.benchmarks.schemes.skew import BOUND, EVERY, MODES, pattern
+from tests.benchmarks.schemes.skew import BOUND, EVERY, WORKERS, in_turn, pattern
 
 LENGTH, BATCH = 64, 8
 MORE = 1.25
@@ -32,29 +36,50 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=("sleeping", "chars"), default="sleeping")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    parser.add_argument("--seeds", type=int, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", required=True)
+    parser.add_argument("--ways", nargs="+", required=True)
+    parser.add_argument("--store", required=True, help="a file in which DDP's workers meet")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--usual", type=float, required=True)
     options = parser.parse_args()
-    train = train_chars if options.model == "chars" else sleep
-    for seed in range(options.seeds):
-        for mode in MODES:
-            is_longer = options.model == "chars" and mode == "ssp"
+    for seed in options.seeds:
+        for way in in_turn(options.ways, seed):
+            is_longer = options.model == "chars" and way == "ssp"
             steps = round(options.steps * (MORE if is_longer else 1))
-            with psdist.init(mode=mode, staleness=BOUND) as job:
-                times = pattern(seed, job.worker, steps)
-                train(job, [each * options.usual for each in times], seed, options.optimizer)
+            with psdist.init(mode="sync" if way == "ddp" else way, staleness=BOUND) as job:
+                seconds = [each * options.usual for each in pattern(seed, job.worker, steps)]
+                if options.model == "chars":
+                    train_chars(job, seconds, seed, options.optimizer)
+                elif way == "ddp":
+                    with all_workers(f"{options.store}-{seed}", job.worker):
+                        sleep(job, way, seconds)
+                else:
+                    sleep(job, way, seconds)
 
 
-def sleep(job: psdist.Job, seconds: list[float], _seed: int, _optimizer: str) -> None:
-    model = Sleepers(layer_sizes(1 << 20, 4))
-    model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+@contextlib.contextmanager
+def all_workers(store: str, worker: int) -> Iterator[None]:
+    """Make torch's default process group, which is of this worker's group alone, all workers'."""
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=worker, world_size=WORKERS)
+    yield
+    dist.destroy_process_group()
+
+
+def sleep(job: psdist.Job, way: str, seconds: list[float]) -> None:
+    sleepers = Sleepers(layer_sizes(1 << 20, 4))
+    model: torch.nn.Module = sleepers
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if way == "ddp":
+        model = DistributedDataParallel(sleepers)
+    else:
+        model, optimizer = job.prepare(model, optimizer)
     for _ in range(5):  # overlap = auto watches, memory is new
         iterate(model, optimizer, torch.zeros(()))
     job.barrier()
     began_s = time.monotonic()
     for each in seconds:
-        model.seconds = each
+        sleepers.seconds = each
         iterate(model, optimizer, torch.zeros(()))
     job.log(took_s=time.monotonic() - began_s)
 
