@@ -45,7 +45,6 @@ from psdist.protocol.checkpoints import CHECKPOINT
 from psdist.protocol.collected import SET_MODE, Brought, pack_mode
 from psdist.protocol.ids import describe_workers, worker_of
 from psdist.ranks.failure import flush_output, format_error, printable
-from psdist.ranks.server import num_threads
 from psdist.ranks.session import JobSession
 from psdist.script_checkpoints import ScriptCheckpoints
 from psdist.script_joins import require_one_set
@@ -106,7 +105,7 @@ class Job:
         """Number of groups at the start of the job."""
         self.num_servers = self.servers = roles.num_servers
         """Number of ranks that serve."""
-        torch.set_num_threads(num_threads(session.rank))
+        torch.set_num_threads(session.rank.num_threads)
         self.device = device_of_job(session)
         """Device for the model of this worker: its own GPU, else the CPU."""
         self._mode: ModeFrom | None = None

@@ -19,7 +19,6 @@ from psdist.mode_names import ModeSetting
 from psdist.ranks.connecting import current
 from psdist.ranks.lobby import join_job, leave
 from psdist.ranks.plain_script import connect_or_serve, tell_errors
-from psdist.ranks.server import serve_beside
 from psdist.worker_variables import set_variables
 
 _job: Job | None = None
@@ -85,7 +84,10 @@ def init(
         )
     if _job is None or _job.is_closed:
         join_job(rank, settings)
-        serve_beside(rank)
+        if rank.is_alone:
+            from psdist.ranks.server import serve_beside  # a worker imports nothing of servers
+
+            serve_beside(rank)
         try:
             _job = Job(rank.session)
         finally:

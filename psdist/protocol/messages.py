@@ -28,7 +28,7 @@ from psdist.errors import InvariantError, ProtocolError
 Numbers: TypeAlias = Annotated[list[int], FailFast()]
 Payloads: TypeAlias = Annotated[list[bytes], FailFast()]
 
-_CONFIG = ConfigDict(strict=True, extra="forbid")
+_CONFIG = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 
 @dataclass_transform(

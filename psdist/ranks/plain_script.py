@@ -23,7 +23,6 @@ from psdist.install import detect
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.connecting import connect, current
 from psdist.ranks.rank import Rank
-from psdist.ranks.server import serve, write_summary_if_it_fails
 from psdist.ranks.taking_place import take_place
 
 
@@ -45,8 +44,10 @@ def connect_or_serve(finish: Callable[[], int], check: Callable[[], object] = la
         rank = connect(outcome)
     except AgreedExit as agreed:
         sys.exit(agreed.status)
+    if rank.role != "worker" or rank.is_alone:
+        from psdist.ranks import server  # a worker imports nothing of servers
     if rank.role != "worker":
-        status = rank.exit.run(lambda: serve(rank))
+        status = rank.exit.run(lambda: server.serve(rank))
         if status or rank.session.replace is None:
             sys.exit(status)
     elif rank.is_substitute and not rank.exit.run(lambda: int(take_place(rank))):
@@ -54,7 +55,7 @@ def connect_or_serve(finish: Callable[[], int], check: Callable[[], object] = la
     tell_errors()
     atexit.register(_finish_at_exit, finish, os.getpid())
     if rank.is_alone:
-        write_summary_if_it_fails(rank)
+        server.write_summary_if_it_fails(rank)
     return rank
 
 

@@ -180,6 +180,12 @@ class Rank:
         return "worker" if is_worker(self.me) else "server"
 
     @property
+    def num_threads(self) -> int:
+        """Threads that torch may use in this rank."""
+        threads = self.session.config.threads
+        return max(1, int(self.core_share)) if threads == "auto" else threads
+
+    @property
     def is_substitute(self) -> bool:
         """True if this rank waits for a failed worker's place, or has taken one."""
         return self.roles.is_substitute(self.me)

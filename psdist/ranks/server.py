@@ -65,7 +65,7 @@ def serve(context: Rank) -> int:
     status. A spare that is to take a worker's place returns in the job."""
     import torch
 
-    torch.set_num_threads(num_threads(context))
+    torch.set_num_threads(context.num_threads)
     ignore_signals_of_scripts()
     lobby = None
     if context.me == COORDINATOR:
@@ -100,10 +100,10 @@ def serve_job(context: Rank) -> None:
 
 
 def serve_beside(context: Rank) -> None:
-    """Start the server of a job in one process; where there are ranks that serve, do nothing."""
-    if context.network is not None:
-        me = server_id(0)
-        context.network.spawn(me, server_actor(context.session, context.network.endpoint(me)))
+    """Start the server of a job in one process."""
+    assert context.network is not None
+    me = server_id(0)
+    context.network.spawn(me, server_actor(context.session, context.network.endpoint(me)))
 
 
 def write_summary_if_it_fails(context: Rank) -> None:
@@ -123,12 +123,6 @@ def server_actor(context: JobSession, transport: Transport) -> Actor:
     """The server of a job in one process: takes a turn whenever something arrives."""
     loop, duty = build_loop(context, transport)
     return loop.actor(on_idle=duty.on_idle)
-
-
-def num_threads(context: Rank) -> int:
-    """Threads that torch may use in this rank."""
-    threads = context.session.config.threads
-    return max(1, int(context.core_share)) if threads == "auto" else threads
 
 
 def build_loop(context: JobSession, transport: Transport) -> tuple[ServerLoop, Duty]:

@@ -35,7 +35,7 @@ from psdist.protocol.ids import is_worker, worker_of
 from psdist.ranks.agreement import allgather
 from psdist.ranks.lobby import leave, wait_for_job
 from psdist.ranks.rank import Rank
-from psdist.ranks.server import num_threads, serve_job
+from psdist.ranks.server import serve_job
 
 if TYPE_CHECKING:  # at run time only inside functions: importing them takes seconds, or starts MPI
     import torch
@@ -76,7 +76,7 @@ def convergence(options: ConvergenceOptions) -> int:
 def _measure(context: Rank, options: ConvergenceOptions, resolved: list[Resolved]) -> int:
     import torch
 
-    torch.set_num_threads(num_threads(context))
+    torch.set_num_threads(context.num_threads)
     assert context.comms.world is not None
     between = context.comms.world.Dup()  # its barriers never meet psdist's messages
     among = between.Split(int(is_worker(context.me)), context.number)

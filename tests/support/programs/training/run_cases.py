@@ -27,7 +27,7 @@ with uncollected():
     from psdist.job import Job
     from psdist.ranks.connecting import join
     from psdist.ranks.rank import Bootstrap, Rank
-    from psdist.ranks.server import num_threads, serve_job
+    from psdist.ranks.server import serve_job
     from tests.support.programs.training.cases import Case, Stage, cases_of, result_path
 
 
@@ -63,7 +63,7 @@ def _run(case: Case, comm: MPI.Intracomm, path: Path) -> None:
 def _take_part(case: Case, rank: Rank, path: Path) -> int:
     if rank.role == "worker":
         return _work(case, rank, path)
-    torch.set_num_threads(num_threads(rank))
+    torch.set_num_threads(rank.num_threads)
     serve_job(rank)
     rank.exit.close()
     return 0
