@@ -369,10 +369,10 @@ def test_a_compiler_that_fails_leaves_the_push_to_torch(
 def test_a_kernel_with_other_bits_leaves_the_push_to_torch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(HostKernels, "push", lambda *_: None)
+    monkeypatch.setattr(HostKernels, "push", lambda *_, **__: None)
     assert kernels_for([CODECS["sign"]]) is None
     assert "codec=sign: its bits differ" in caplog.text
 
 
 def test_there_are_kernels_for_some_codecs_only() -> None:
-    assert kernels_for([FORMS["fp16"], FORMS["topk:0.01"]]) is None
+    assert kernels_for([FORMS["topk:0.01"]]) is None
