@@ -5,7 +5,7 @@
 In each repetition every way is timed once, between the same ranks: *exchange*, reduce-scatter of
 the gradients and all-gather of the parameters as a job's group does them, in shared memory, over
 gloo and over MPI; ``MPI_Allreduce`` and gloo's all-reduce of as many bytes; *step*, a whole
-iteration of a small network of that size, psdist's and DistributedDataParallel's.
+iteration of a small network of that size, psdist's and DistributedDataParallel's, by bucket size.
 
 Small sizes are timed several times in a row, so that the barrier before counts little. The slowest
 worker counts. A speed-up is the median over the repetitions. Each repetition measures both.
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 SHARED, TORCH, MPI_TIER = "exchange, shared memory", "exchange, gloo", "exchange, MPI"
 MPI_ALLREDUCE, ALLREDUCE = "MPI_Allreduce", "gloo all-reduce"
-STEP, DDP_STEP = "step, psdist", "step, DDP"
-WAYS = (SHARED, TORCH, MPI_TIER, MPI_ALLREDUCE, ALLREDUCE, STEP, DDP_STEP)
+STEP = "step, psdist"
+DDP_STEPS = {f"step, DDP, {size} MiB": size for size in (4, 25, 100)}
+"""By way: the size of DDP's buckets, ``bucket_cap_mb``."""
+WAYS = (SHARED, TORCH, MPI_TIER, MPI_ALLREDUCE, ALLREDUCE, STEP, *DDP_STEPS)
 
 _WARM_UP = 3
 _ROW_BYTES = 16 << 20
@@ -61,6 +63,10 @@ class Row:
         """How many times as fast ``way`` is; the median of the repetitions."""
         pairs = zip(self.times_s[than], self.times_s[way], strict=True)
         return statistics.median(slow / fast for slow, fast in pairs)
+
+    def best_ddp(self) -> str:
+        """Return the way of DDP whose median is least."""
+        return min(DDP_STEPS, key=lambda way: statistics.median(self.times_s[way]))
 
 
 def group(
@@ -228,13 +234,12 @@ def _steps(job: Job, num_bytes: int) -> dict[str, Callable[[], object]]:
 
         return run
 
-    ours, theirs = network(), network()
-    model, optimizer = job.prepare(ours, torch.optim.SGD(ours.parameters(), lr=1e-3))
-    ddp = torch.nn.parallel.DistributedDataParallel(theirs)
-    return {
-        STEP: step(model, optimizer),
-        DDP_STEP: step(ddp, torch.optim.SGD(ddp.parameters(), lr=1e-3)),
-    }
+    ours = network()
+    steps = {STEP: step(*job.prepare(ours, torch.optim.SGD(ours.parameters(), lr=1e-3)))}
+    for way, size in DDP_STEPS.items():
+        ddp = torch.nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=size)
+        steps[way] = step(ddp, torch.optim.SGD(ddp.parameters(), lr=1e-3))
+    return steps
 
 
 def drawn(rows: Sequence[Row], *, note: str) -> str:
@@ -280,7 +285,7 @@ def _report(context: Rank, rows: Sequence[Row], repeats: int, json_path: Path | 
                 table.add_row(size_text(row.num_bytes), way, *_columns(row, way))
         table.add_section()
     show(table, width=120)
-    print(f"x as fast: as {ALLREDUCE}, or for a step as {DDP_STEP}")
+    print(f"x as fast: as {ALLREDUCE}, or for a step as DDP with its best buckets")
     if json_path is None:
         json_path = context.session.run_directory.path / "group.json"
     result = {
@@ -297,7 +302,7 @@ def _report(context: Rank, rows: Sequence[Row], repeats: int, json_path: Path | 
 def _columns(row: Row, way: str) -> tuple[str, str, str]:
     times = row.times_s[way]
     low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
-    than = DDP_STEP if way in (STEP, DDP_STEP) else ALLREDUCE
+    than = row.best_ddp() if way in (STEP, *DDP_STEPS) else ALLREDUCE
     return (
         f"{middle * 1e3:.2f} ms",
         f"{low * 1e3:.2f} to {high * 1e3:.2f}",

@@ -65,6 +65,9 @@ def result_of(
         user_s, system_s = (
             sum(each["cpu"][way][part] for each in everybody) / num_steps for part in (0, 1)
         )
+        workers_s = sum(sum(each["cpu"][way]) for each in workers) / num_steps
+        # A worker sends its gradients and receives its values, whichever way.
+        exchanged = 2 * options.num_bytes * len(workers)
         rows.append(
             {
                 "way": way,
@@ -76,6 +79,9 @@ def result_of(
                 "sent_bytes": round(most_sent),
                 "user_s": user_s,
                 "system_s": system_s,
+                "workers_s": workers_s,
+                "servers_s": user_s + system_s - workers_s,
+                "cpu_s_per_gb": (user_s + system_s) / exchanged * 1e9,
                 "cores_busy": (user_s + system_s) / statistics.mean(slowest),
                 "all_s": slowest,
             }
@@ -169,11 +175,11 @@ def header(result: dict[str, Any]) -> str:
 
 def table(result: dict[str, Any]) -> Table:
     made = Table(
-        title=f"medians of {result['repeats']}, of the slowest worker; CPU: of all ranks, and how "
-        "many cores that keeps busy"
+        title=f"medians of {result['repeats']}, of the slowest worker; CPU time of workers and of "
+        "servers, and of both for each GB that workers send and receive"
     )
     made.add_column("", no_wrap=True)
-    for name in ("median", "quartiles", "of limit", "of raw", "host sends", "CPU", "cores"):
+    for name in ("median", "quartiles", "of limit", "of raw", "host sends", "CPU", "s/GB"):
         made.add_column(name, justify="right", no_wrap=True)
     link_s = result["link_limit_s"]
     medians = {row["way"]: statistics.median(row["all_s"]) for row in result["rows"]}
@@ -190,8 +196,8 @@ def table(result: dict[str, Any]) -> Table:
             f"{median / link_s:.2f}" if link_s else "",
             f"{median / raw_s:.2f}",
             f"{row['sent_bytes'] / 2**20:.1f} MiB",
-            _ms(row["user_s"] + row["system_s"]),
-            f"{row['cores_busy']:.2f}",
+            f"{_ms(row['workers_s']).removesuffix(' ms')} + {_ms(row['servers_s'])}",
+            f"{row['cpu_s_per_gb']:.2f}",
         )
     return made
 

@@ -36,6 +36,11 @@ def test_bench_step_measures_psdist_and_its_rivals_in_turns(mpi: Mpi, tmp_path: 
     cpu = {row["way"]: row["user_s"] + row["system_s"] for row in result["rows"]}
     assert all(seconds > 0 for seconds in cpu.values())
     assert all(
+        row["workers_s"] + row["servers_s"] == pytest.approx(cpu[row["way"]])
+        and row["cpu_s_per_gb"] == pytest.approx(cpu[row["way"]] / (2 * 2 * 65536) * 1e9)
+        for row in result["rows"]
+    )
+    assert all(
         row["cores_busy"] == pytest.approx(cpu[row["way"]] / (sum(row["all_s"]) / 2))
         for row in result["rows"]
     )
