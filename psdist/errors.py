@@ -18,7 +18,7 @@ PsdistError
 ├── TransportError            the network failed us
 │   ├── PeerLostError         a rank of the job has failed
 │   ├── HostLostError         a host cannot be reached any more
-│   └── WaitTimeoutError      a wait went beyond wait_timeout_s
+│   └── WaitTimeoutError      a wait went beyond failures.wait_timeout_s
 ├── BuriedError               this worker's group is out of the job: its process ends, status 0
 ├── JobEndedError             another rank has ended the job and said why: this one ends, too
 ├── ProtocolError             a message that this protocol does not allow
@@ -150,7 +150,7 @@ class ServersLostError(TransportError):
 
 
 class WaitTimeoutError(TransportError):
-    """A wait exceeded ``wait_timeout_s``."""
+    """A wait exceeded ``failures.wait_timeout_s``."""
 
 
 class ProtocolError(PsdistError):

@@ -77,9 +77,9 @@ def _tracer_of(job: Job) -> Tracer | None:
 
 
 class Job:
-    """A worker's part in the job. Every worker must call the collectives (prepare, push, save,
-    checkpoint, optimizer_state, set_mode, mean, any, all, barrier) in the same order, and all
-    workers of a group must call pull."""
+    """A worker's part in the job. Every worker must call the collectives (prepare, set_parameters,
+    save, checkpoint, optimizer_state, set_mode, mean, any, all, barrier, close) in the same order,
+    and all workers of a group must call pull and ``clip_grad_norm_``."""
 
     def __init__(self, session: JobSession) -> None:
         if wrong := contradiction(session.config):

@@ -330,8 +330,8 @@ def slurm(
 def doctor(as_json: Json = False) -> Action:
     """Say what is here and whether it fits together.
 
-    MPI, Slurm, hwloc and torch, with the remedy for what does not fit. The exit status is 1 if
-    training would fail.
+    MPI and a message between two ranks of this host, Slurm, hwloc and torch, with the remedy for
+    what does not fit. The exit status is 1 if training would fail.
     """
     from psdist.commands.doctor import main as examine
 

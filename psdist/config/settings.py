@@ -361,7 +361,7 @@ class RunConfig(BaseModel):
     spin: Literal["auto", "on", "off"] = _setting(
         "hosts.spin",
         "auto",
-        "Waiting ranks spin (on), back off (off), or spin where a core is to spare.",
+        "Waiting ranks spin (on), back off (off), or spin if they have a core alone (auto).",
     )
     checkpoint_every: _Interval | None = _setting(
         "checkpoint.every",

@@ -45,20 +45,26 @@ def run(
     return run_virtually(case, tmp_path / f"run-{servers}-{len(groups)}-{mode}")
 
 
-def clipped(*, prepared: float | None = None, called: float | None = None) -> Script:
+def clipped(
+    *, prepared: float | None = None, called: float | None = None, scale: float | None = None
+) -> Script:
+    """``scale``: of a GradScaler that never unscales before ``step()``."""
+
     def script(job: Job, _stage: Stage) -> Result:
         model = PROBLEM.model()
         model, optimizer = job.prepare(model, sgd(model), max_grad_norm=prepared)
         norms = []
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
         size = JOINT_BATCH // job.num_workers
         for x, y in PROBLEM.batches(
             size=size, count=ITERATIONS, part=job.worker, num_parts=job.num_workers
         ):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
             if called is not None:
                 norms.append(float(job.clip_grad_norm_(called)))
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
         return {"parameters": flat(model), "norms": norms}
 
     return script
@@ -92,6 +98,17 @@ def test_a_group_clips_as_one_process_with_the_joined_batch(
                 assert relative_distance(result["parameters"], expected) < 1e-5
                 if way == "called":
                     assert result["norms"] == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_gradients_that_a_scaler_has_scaled_are_clipped_unscaled(mode: str, tmp_path: Path) -> None:
+    """A power of two as the scale changes no bit."""
+    scaled, plain = (
+        run(clipped(prepared=ALWAYS, scale=scale), tmp_path / str(scale), mode=mode)
+        for scale in (2.0**10, None)
+    )
+    for one, other in zip(scaled.results, plain.results, strict=True):
+        assert torch.equal(one["parameters"], other["parameters"])
 
 
 @pytest.mark.parametrize("max_norm", [ALWAYS, NEVER])

@@ -52,6 +52,7 @@ def play(
     for program in ("psdist", "mpirun", "srun"):
         (programs / program).write_text(
             'printf "%s\\n" "$(basename "$0")" "$@"; echo "mode ${PSDIST_MODE:-of the settings}"\n'
+            '[ -z "${SRUN_CPUS_PER_TASK:-}" ] || echo "$SRUN_CPUS_PER_TASK cores"\n'
         )
         (programs / program).chmod(0o755)
     (folder / "psdist" / "examples").mkdir(parents=True)
@@ -86,6 +87,14 @@ def test_the_job_scripts_choose_ssp_for_their_example_only(name: str, tmp_path: 
     venv = {"VENV": str(tmp_path / "b" / "venv")}
     own = play(tmp_path / "b", name, "train.py", "--epochs", "5", **venv)
     assert own.stdout.splitlines()[-3:] == ["--epochs", "5", "mode of the settings"], own.stderr
+
+
+@pytest.mark.parametrize("name", ["openmpi", "mpich", "multi-gpu"])
+def test_srun_gives_each_rank_the_cores_that_sbatch_was_asked_for(
+    name: str, tmp_path: Path
+) -> None:
+    done = play(tmp_path, name, VENV=str(tmp_path / "venv"), SLURM_CPUS_PER_TASK="4")
+    assert done.stdout.splitlines()[-1] == "4 cores", done.stderr
 
 
 @pytest.mark.parametrize("name", [*EXAMPLE, *BATCH])

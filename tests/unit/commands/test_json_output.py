@@ -34,7 +34,7 @@ TYPES: dict[type, str] = {
 }
 WITHOUT = {"run", "export", "slurm"}
 """Commands that print nothing to be read by programs."""
-INTO_A_FILE = {"probe", "pushpull", "step", "convergence", "group"}
+INTO_A_FILE = {"probe", "pushpull", "step", "convergence", "group", "server"}
 
 
 def listed(command: str) -> dict[str, set[str]]:
