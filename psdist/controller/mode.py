@@ -20,12 +20,16 @@ slowest mean decides:
 The *gain* is 1 - ssp / sync. It is 0 where one group is always the slowest, whom staleness does not
 help, and where all are alike. Own times are the same in either mode, so it is computed alike.
 
-Each window of rounds is judged once. One in sync is judged with every round that all groups have
-told of, too, from :data:`EARLY` on, for sync costs most while now this group is slow and now that
-one: of few rounds the slowest in the mean has more than its share, so that their gain is less than
-that of many. A gain from one or two bad rounds (a checkpoint here, an evaluation there) is
-left out: the :data:`LEFT_OUT` that are longest in sync. Back to sync takes a whole window: in few
-rounds there may be none that is slow.
+Every window of rounds is judged once. In sync the rounds that all groups have reported are judged
+before the window is full, too, since random skew costs most in sync. Two tests allow the change:
+
+- The rounds so far save :data:`TO_SSP` of the whole window, even if its other rounds take the usual
+  time and save nothing. The full window would lead to the same decision, so this test adds no false
+  alarms. It needs no minimum of rounds.
+- From :data:`EARLY` rounds on, the gain is high enough without the :data:`LEFT_OUT` longest rounds,
+  which may be a checkpoint and an evaluation. This test finds groups whose rounds all vary.
+
+A change back to sync takes a full window: few rounds may contain no slow one.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ TO_SSP: Final = 0.15
 TO_SYNC: Final = 0.05
 """Maximum gain for a change back: smaller, so that a gain in between changes nothing."""
 EARLY: Final = 6
-"""Minimum number of rounds for a change to ssp."""
+"""Minimum number of rounds for the second test of a change to ssp."""
 LEFT_OUT: Final = 2
 """Rounds of these that do not count."""
 
@@ -66,18 +70,17 @@ class ModeControl(Controller):
         self.mode: Mode = "sync"
 
     def judge(self) -> Decision | None:
-        first = self.window.first
-        if (rounds := self.window.take()) is not None:
-            gain, told = _gain(first, _by_round(rounds))
-            if self.mode == "ssp":
-                return Decision("sync", 0, told) if gain <= TO_SYNC else None
-        elif self.mode == "sync" and self.window.num_told >= EARLY:
-            told_of = _by_round(self.window.so_far())
-            shortest = sorted(told_of, key=_in_sync_us)[:-LEFT_OUT]
-            gain, told = _gain(first, shortest, len(told_of))
-        else:
-            return None
-        return Decision("ssp", self._staleness, told) if gain >= TO_SSP else None
+        first, rounds = self.window.first, _by_round(self.window.so_far())
+        is_whole = self.window.take() is not None
+        if self.mode == "ssp":
+            is_back = is_whole and _gain(rounds) <= TO_SYNC
+            return Decision("sync", 0, _words(first, rounds)) if is_back else None
+        if rounds and _gain(rounds, (WINDOW - len(rounds)) * _usual_us(rounds)) >= TO_SSP:
+            return Decision("ssp", self._staleness, _words(first, rounds))
+        shortest = sorted(rounds, key=_in_sync_us)[:-LEFT_OUT]
+        if not is_whole and len(rounds) >= EARLY and _gain(shortest) >= TO_SSP:
+            return Decision("ssp", self._staleness, _words(first, shortest, LEFT_OUT))
+        return None
 
     def committed(self, decision: Decision, round_number: int) -> None:
         self.mode = decision.mode
@@ -108,15 +111,34 @@ def _in_sync_us(each: _Round) -> int:
     return max(group.own_us for group in each) + _exchange_us(each)
 
 
-def _gain(first: int, rounds: Sequence[_Round], num_seen: int = WINDOW) -> tuple[float, str]:
-    """Return the gain from these among the ``num_seen`` rounds from ``first`` on, and its words."""
-    sync_us = sum(map(_in_sync_us, rounds))
+def _in_ssp_us(rounds: Sequence[_Round]) -> int:
+    """Return the time of all these rounds."""
     own_us = [[group.own_us for group in each] for each in rounds]
-    ssp_us = max(map(sum, zip(*own_us, strict=True))) + sum(map(_exchange_us, rounds))
-    gain = 1 - ssp_us / sync_us if sync_us else 0.0
-    but = f" but the {num_seen - len(rounds)} longest" if len(rounds) < num_seen else ""
+    return max(map(sum, zip(*own_us, strict=True))) + sum(map(_exchange_us, rounds))
+
+
+def _gain(rounds: Sequence[_Round], rest_us: int = 0) -> float:
+    """Return the gain of these rounds. ``rest_us``: time of further rounds that save nothing."""
+    sync_us = sum(map(_in_sync_us, rounds))
+    saved_us, whole_us = sync_us - _in_ssp_us(rounds), sync_us + rest_us
+    return saved_us / whole_us if whole_us else 0.0
+
+
+def _usual_us(rounds: Sequence[_Round]) -> int:
+    """Return the time of a round in which no group is slower than in its quickest quarter."""
+    quarter = (len(rounds) - 1) // 4
+    by_group: list[Sequence[Times]] = list(zip(*rounds, strict=True))
+    own_us = (sorted(each.own_us for each in group)[quarter] for group in by_group)
+    return max(own_us) + sorted(map(_exchange_us, rounds))[quarter]
+
+
+def _words(first: int, rounds: Sequence[_Round], left_out: int = 0) -> str:
+    """Return the times and the gain of the rounds from ``first`` on without the ``left_out``
+    longest."""
+    but = f" but the {left_out} longest" if left_out else ""
+    sync_us, ssp_us = sum(map(_in_sync_us, rounds)), _in_ssp_us(rounds)
     sync_ms, ssp_ms = (us / len(rounds) / 1e3 for us in (sync_us, ssp_us))
-    return gain, (
-        f"iterations {first} to {first + num_seen - 1}{but}: {sync_ms:.2f} ms each in sync, "
-        f"{ssp_ms:.2f} ms with bounded staleness, {100 * gain:.0f} % less"
+    return (
+        f"iterations {first} to {first + len(rounds) + left_out - 1}{but}: {sync_ms:.2f} ms each "
+        f"in sync, {ssp_ms:.2f} ms with bounded staleness, {100 * _gain(rounds):.0f} % less"
     )

@@ -36,12 +36,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from itertools import chain, islice, product, repeat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
-from unittest import mock
 
 import torch
 
@@ -57,7 +54,6 @@ from psdist.examples.chars import (
 )
 from psdist.history.writers import read_histories
 from psdist.job import Job
-from psdist.workers import standing, trainer
 from tests.support.programs.training.cases import Case, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
@@ -89,13 +85,8 @@ def run(mode: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     train, valid = load_text()
     valid_set = windows(valid[:20_000], given.length)
     curve: list[Point] = []
-    clocks = ExitStack()
 
     def script(job: Job, stage: Stage) -> Result:
-        if job.is_chief:  # these would report the real time of all threads, which does not matter
-            network = SimpleNamespace(monotonic=stage.now_s)
-            for module in (standing, trainer):
-                clocks.enter_context(mock.patch.object(module, "time", network))
         torch.manual_seed(seed)
         model, scratch = (
             CharTransformer(length=given.length, width=given.width, num_blocks=given.blocks)
@@ -132,7 +123,7 @@ def run(mode: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     }.get(mode, {"mode": "ssp", "staleness": BOUND})
     groups = tuple((worker,) for worker in range(GROUPS))
     case = Case(name="auto", script=script, servers=1, groups=groups, settings=settings)
-    with clocks, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         outcome = run_virtually(case, Path(folder) / "run", seed=seed)
         is_proved = check_run(outcome.path, read_histories(outcome.path)).proved
         modes = outcome.summary["modes"]
@@ -252,7 +243,7 @@ def main() -> int:
     given = parser.parse_args()
     wanted = [(mode, seed, given) for mode, seed in product(MODES, range(given.seeds))]
     rows: list[dict[str, Any]] = []
-    spawn = multiprocessing.get_context("spawn")  # each patches modules of its own
+    spawn = multiprocessing.get_context("spawn")  # torch has threads
     with ProcessPoolExecutor(given.jobs, mp_context=spawn) as pool:
         for row in pool.map(run, *zip(*wanted, strict=True)):
             rows.append(row)

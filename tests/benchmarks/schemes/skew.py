@@ -112,7 +112,7 @@ def run(seeds: Sequence[int], ways: Sequence[str], *words: str) -> list[dict[str
             *("-m", "tests.benchmarks.schemes.skewed", "--store", str(Path(folder) / "store")),
             *("--seeds", *map(str, seeds), "--ways", *ways, *words),
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, timeout=900)
         numbers = itertools.count(1)
         return [
