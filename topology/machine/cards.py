@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -74,8 +74,11 @@ def link_bytes_per_s(machine: Machine) -> float:
     return max((card.speed for card in machine.nics), default=0.0)
 
 
-def port_bytes_per_s(folder: Path) -> float:
-    """The rate of a card's ports that are up, one direction, from its folder in /sys; 0 unknown."""
+def with_port_speed(device: Device, root: Path) -> Device:
+    """Return the device with the rate of its ports that are up, from /sys below ``root``."""
+    if device.kind != "nic" or not device.pci or device.port_bytes_per_s:
+        return device
+    folder = root / "sys/bus/pci/devices" / device.pci
     rates = [
         float(match[1]) * 1e9 / 8
         for path in kernel_files.entries(folder, "infiniband/*/ports/*/rate")
@@ -86,7 +89,7 @@ def port_bytes_per_s(folder: Path) -> float:
             kernel_files.number(path / "speed") for path in kernel_files.entries(folder, "net/*")
         )
         rates = [speed * 1e6 / 8 for speed in speeds if speed is not None and 0 < speed < 10**7]
-    return sum(rates)
+    return replace(device, port_bytes_per_s=float(sum(rates)))
 
 
 def read_ports(root: Path) -> tuple[Port, ...]:
