@@ -1,8 +1,6 @@
 """Network cards: which ones MPI uses, how fast they are, and how to confine a rank to one.
 
-    network_cards(machine)                    # those of the fast fabric, fastest first
-    link_bytes_per_s(machine)                 # what they bring to the host together
-    ports = read_ports(Path("/"))             # what /sys says of their ports
+    ports = read_ports(Path("/"))             # what /sys says of the cards' ports
     variables(selectable(machine, ports)[:1], ports)    # {"UCX_NET_DEVICES": "mlx5_0:1", ...}
 
 A rank may be confined to one of several cards only where every card reaches every other:

@@ -1,10 +1,7 @@
 """The placement problem as numbers: a tree of links, who pushes where, where servers may sit.
 
-Here are the types :class:`Problem` and :class:`Solution`, what makes a problem well formed, and the
-formula of the cost (:func:`cost_s`). ``filling`` has the tools and the bound
-(docs/guides/placement.md has the proofs), ``placement`` the choice; ``divisions`` is the choice
-where a server costs a worker. Pure arithmetic: no hosts, racks, ranks or files; imports errors
-only.
+``filling`` has the tools and the bound (docs/guides/placement.md has the proofs), ``placement`` the
+choice; ``divisions`` is the choice where a server costs a worker. Pure arithmetic.
 
     # A switch (vertex 0) with two nodes: a group on each, room for one server on each.
     problem = Problem(

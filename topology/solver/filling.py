@@ -1,8 +1,6 @@
 """How much of the model fits below the tree's links in a given time, and the bound that this gives.
 
-    tree = FlowTree.of(problem)
-    caps = tree.caps(0.5)                                     # bytes below each edge within 0.5 s
-    even_masses(tree, caps, problem.capacity, problem.max_bytes)   # bytes at each vertex
+    caps = FlowTree.of(problem).caps(0.5)                     # bytes below each edge within 0.5 s
     lower_bound_s(problem).seconds    # no placement of problem.num_servers servers is faster
 
 The tree is hung up at its *centre*, the vertex below which no edge has more than half of the
