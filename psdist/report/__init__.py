@@ -13,7 +13,7 @@ together with a packet, but are no part of it.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -31,14 +31,7 @@ KERNEL_VARIABLE: Final = "PSDIST_INTERNAL_PARENT_KERNEL"
 Phase: TypeAlias = Literal[
     "connecting", "placing", "importing", "starting", "preparing", "training"
 ]
-PHASES: Final[tuple[Phase, ...]] = (
-    "connecting",
-    "placing",
-    "importing",
-    "starting",
-    "preparing",
-    "training",
-)
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 """Phases before training, in order. A server skips ``starting`` (the script's own beginning) and
 ``preparing``, and reports ``training`` once it serves."""
 
