@@ -138,7 +138,7 @@ def _online(root: Path) -> frozenset[int]:
 
 
 def _levels(root: Path, online: frozenset[int]) -> list[tuple[str, int, frozenset[int]]]:
-    """Return (kind, number, PUs) of packages, dies, caches and cores; equal sets in this order."""
+    """Return (kind, number, PUs) from packages down to cores; equal sets in this order."""
     packages: dict[int, set[int]] = {}
     dies: dict[tuple[int, int], set[int]] = {}
     caches: dict[int, list[frozenset[int]]] = {}
@@ -164,7 +164,7 @@ def _levels(root: Path, online: frozenset[int]) -> list[tuple[str, int, frozense
     if sum(map(len, packages.values())) != len(online):
         packages = {}
     found = [("Package", number, frozenset(cpus)) for number, cpus in packages.items()]
-    if len(dies) > len(packages):  # as in hwloc: one die of each package says nothing
+    if len(dies) > len(packages):  # as in hwloc: else the level says nothing
         found += [("Die", UNKNOWN, frozenset(cpus)) for cpus in dies.values()]
     for level in sorted(caches, reverse=True):
         found += [(f"L{level}Cache", UNKNOWN, cpus) for cpus in caches[level]]
