@@ -1,14 +1,11 @@
 """A plan as files and a command line for a launcher: ``psdist plan --emit LAUNCHER --out DIR``.
 
-    emission = files(plan, cluster, "openmpi5", script="train.py")
-    write(emission, Path("job"))
-    print(*emission.commands, *emission.notes, sep="\\n")    # run the commands in job/
+    write(files(plan, cluster, "openmpi5", script="train.py"), Path("job"))
 
 The launcher brings each rank to its host. Roles and cores come from plan.json, which every rank
-reads: it binds itself, whatever the launcher did. Where a launcher can be told the cores as well,
-it is, so that MPI starts on them. Only Open MPI's rankfile names host and cores of each rank. MPICH
-and Intel MPI take cores by local rank, the same on every host. Slurm's masks are alike, but one
-outside of the step's PUs kills the step, so that there every rank binds itself.
+reads: it binds itself. Where a launcher can be told the cores as well, it is, so that MPI starts on
+them. Only Open MPI's rankfile names host and cores of each rank. MPICH and Intel MPI take cores by
+local rank, the same on every host. A mask outside of the step's PUs kills a step of Slurm's.
 
 The syntax is what the launchers were seen to take: Slurm 22.05, Open MPI 4.1.4 and 5.0.11, MPICH
 5.0.2; for Intel MPI, Flux and PBS, that of their manuals. Starts nothing. Host names reach shells

@@ -5,13 +5,6 @@ Exceptions are the modules that choose what ``run`` runs, and ``launch``, the pa
 module ends a command whose standard output fails: the disk is full, or the reader has left. It also
 prints the JSON of all commands.
 
-    open_missing()
-    try:
-        status = command()
-        flush()
-    except OSError as error:
-        status = report_failure(error)     # 2, 141, or None: another file has failed
-
 A command may import every other room, no room imports a command, and ``cli`` imports neither torch
 nor MPI, so that ``psdist --help`` and ``psdist plan`` answer on a login node.
 """

@@ -1,8 +1,7 @@
 """``psdist check RUN_DIR``: proves from a recorded history that the mode's rules held.
 
-Owns the verdict and the report. The counts and the rules come from :mod:`psdist.history.rules`;
-docs/reference/history.md says what is proved and what cannot be. Nothing here looks at a clock that
-the running system computed, except to compare ``summary.json`` with the history.
+The rules come from :mod:`psdist.history.rules`; docs/reference/history.md says what is proved and
+what cannot be.
 
     report = check_run(run_dir, read_histories(run_dir))
     report.verdict, report.max_staleness, report.violations

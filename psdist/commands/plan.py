@@ -3,8 +3,7 @@
     psdist plan --machine node.xml --racks topology.conf --nodes 'n[1-64]' --workers-per-node 8 \\
         --model-bytes 4G --emit openmpi5 --out plan
 
-Runs on a login node: it needs neither MPI nor torch nor a GPU. Reading, placing, drawing and
-emitting are psdist.topology's; this puts them together.
+Runs on a login node: it needs neither MPI nor torch nor a GPU.
 
 Longer than other modules: every option is looked at for itself, to say what to give instead.
 """

@@ -1,11 +1,7 @@
 """The recorded history of a run, for ``psdist check`` (docs/reference/history.md).
 
 ``writers`` records it, ``files`` and ``lines`` read it, ``summary`` reads summary.json,
-and ``rules`` judges. The layout is here and in ``run_record``.
-
-The layout of a recorded history, and the parts of a whole one.
-
-Owns the record types (docs/reference/history.md has them as tables). Every file is a header and
+and ``rules`` judges. The layout is here and in ``run_record``. Every file is a header and
 whole fixed-size records, appended, so that a crash leaves a readable prefix; only a closed file has
 its number of records in the header, and only such a file counts as complete. Refuses records that
 name something that the run does not have. Never judges (:mod:`psdist.history.rules`).

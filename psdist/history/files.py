@@ -1,10 +1,8 @@
 """Reads a recorded history from its files, and joins the logs of a shard that moved.
 
-Owns what a file must look like: header, whole records, zeros where nothing stands. Damage is one
-:class:`HistoryError` in one line. Never judges what the records say.
+Damage is one :class:`HistoryError` in one line. Never judges what the records say.
 
     histories = read_histories(run_dir)          # by parameter set
-    history = read_history(run_dir)              # of the first set
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A worker writes ``history/worker-N.SUFFIX`` (:class:`WorkerLine`); a last line ``closed`` ends a
 complete file. The coordinator appends to a file of the run directory (:class:`ChoiceLine`). Each
-line is one JSON object. Never judges (:mod:`psdist.history.rules`).
+line is one JSON object.
 
     records = LineRecords(folder, 1, LengthLine)
     records.add(round=7, steps=11)

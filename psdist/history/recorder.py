@@ -1,12 +1,8 @@
 """The file of one kind of record: appended, flushed often, closed with its number of records.
 
-Owns the preallocated buffer that the writers pack into. Never knows the meaning of a record.
-
-    recorder = Recorder(path_dir / "server-0.events", FileKind.EVENTS, 0)     # None: in memory
-    EVENT.pack_into(recorder.bytes, recorder.used * EVENT.size, ...)
-    recorder.used += 1
-    if monotonic() >= recorder.flush_at_s:
-        recorder.flush()
+recorder = Recorder(path_dir / "server-0.events", FileKind.EVENTS, 0)     # None: in memory
+EVENT.pack_into(recorder.bytes, recorder.used * EVENT.size, ...)
+recorder.used += 1                   # and flush(), from recorder.flush_at_s on
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """``run.json``: the promises of a run, written once by server 0 when the model is known.
 
-Owns its fields and their contradictions. Never judges the run.
-
-    write_run(run_dir / "history", RunRecord(psdist=VERSION, mode="ssp", staleness=3, ...))
-    read_run(run_dir / "history" / "run.json")      # HistoryError in one line on damage
+write_run(run_dir / "history", RunRecord(psdist=VERSION, mode="ssp", staleness=3, ...))
+read_run(run_dir / "history" / "run.json")      # HistoryError in one line on damage
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """``summary.json`` as the check reads it, to compare it with the history.
 
-Owns the fields that a history shows; others are ignored. Never judges
-(:mod:`psdist.history.rules.summaries`).
+Fields that no history shows are ignored. :mod:`psdist.history.rules.summaries` judges.
 
     summary = read_summary(run_dir)          # None where there is none; HistoryError on damage
 """

@@ -1,17 +1,13 @@
 """Writers of the recorded history: what servers applied, what workers used and pushed.
 
-Owns the recording objects that the hot path calls. Each event is packed into one preallocated
-buffer, which goes to its file when it is full or a quarter of a second old. Never judges
-(:mod:`psdist.history.rules`) and never reads (:mod:`psdist.history.files`); this module exports the
-names that a user of histories needs.
+Each event is packed into one preallocated buffer, which goes to its file when it is full or a
+quarter of a second old. This module exports the names that a user of histories needs.
 
     history = ServerHistory(run_dir / "history", server=0)      # None instead: kept in memory
     history.member(EventKind.JOIN, group=0, clock=0, weight=2.0)
     history.apply(chunk, group, clock, weight, lr_scale)
     reply_position = history.position                           # contains all of the above
     history.close()
-
-    read_history(run_dir)                                       # -> History, or HistoryError
 
 Longer than other modules: a method for each event.
 """
@@ -153,8 +149,7 @@ class EventCount:
 class ServerHistory(EventCount):
     """One server's log. With ``path_dir`` None it stays in memory (:meth:`log`).
 
-    Its ``position`` is the only count of a server's events: a reply is stamped with it when it is
-    made. ``apply`` is on the hot path: it packs 32 bytes into a preallocated buffer.
+    Its ``position`` is the only count of a server's events: a reply is stamped with it.
     """
 
     def __init__(

@@ -6,11 +6,9 @@ runs trials in processes of their own, ``room`` checks what this host must have 
 ``quirks`` has the remedies for faults of others. Imports errors only; starts MPI only in a trial's
 own process.
 
-Reads the environment variables of the program that started this process.
-
-Owns the names of those variables and what they mean; reads a mapping that is passed in, never
-``os.environ``, and never asks MPI. Slurm's variables alone are no launcher: the shell of an sbatch
-script and of ``srun --pty bash`` has them too. A Slurm *step* of more than one task is.
+Environment variables come from a mapping that is passed in. Slurm's variables alone are no
+launcher: the shell of an sbatch script and of ``srun --pty bash`` has them too. A Slurm *step* of
+more than one task is.
 
     launcher = detect(os.environ)
     launcher.name, launcher.rank, launcher.size          # "openmpi", 3, 6

@@ -4,7 +4,7 @@
         print(rival.problem, rival.remedy)
 
 Another project on PyPI is called psdist and has the same import name; this one was installed as
-``psdist``, too, up to version 0.1.0, and is ``psdist-mpi`` since. Only the ``.dist-info`` folders
+``psdist``, too, up to version 0.1.0. Only the ``.dist-info`` folders
 on a path are read: importlib.metadata takes a hundred times as long, and every rank needs this.
 """
 

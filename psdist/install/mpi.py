@@ -1,7 +1,7 @@
 """Which MPI this Python loads, which mpirun belongs to it, and how that mpirun is called here.
 
-Owns the search for mpirun and the flags that a machine needs. MPI is never loaded into this
-process: a probe in a process of its own answers, and everything started has a deadline.
+MPI is never loaded into this process: a process of its own answers, and every process that is
+started has a deadline.
 
     library = loaded_library(os.environ)
     mpirun = find_mpirun(library, os.environ)

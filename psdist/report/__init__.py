@@ -1,15 +1,11 @@
 """Reports of a run: logs by rank, progress, the run directory and its files.
 
-Here are the packets between ranks and ``psdist run -n``. ``meter`` turns them into words, and
-``progress`` shows these if no parent does. Imports config and errors. A run whose reports cannot be
-written ends with an error.
+Here are the packets between ranks and their parent, ``psdist run -n N``, on a socket. ``meter``
+turns them into words, and ``progress`` shows these if no parent does.
 
-Packets between ranks and their parent, ``psdist run -n N``, on a socket.
-
-A packet is one JSON object of at most PACKET_BYTES, decoded with limits into one of the frozen
-classes below. psdist.commands.launch is the parent's end, psdist.ranks.parent_link a rank's.
-Descriptors (of pipes, of the parent's standard input) travel together with a packet, but are no
-part of it.
+A packet is one JSON object of at most PACKET_BYTES. psdist.commands.launch is the parent's end,
+psdist.ranks.parent_link a rank's. Descriptors (of pipes, of the parent's standard input) travel
+together with a packet, but are no part of it.
 
     data = encode(PhaseReached(phase="placing"))
     decode_fact(data)                # raises ProtocolError on anything malformed
@@ -17,7 +13,7 @@ part of it.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -35,14 +31,7 @@ KERNEL_VARIABLE: Final = "PSDIST_INTERNAL_PARENT_KERNEL"
 Phase: TypeAlias = Literal[
     "connecting", "placing", "importing", "starting", "preparing", "training"
 ]
-PHASES: Final[tuple[Phase, ...]] = (
-    "connecting",
-    "placing",
-    "importing",
-    "starting",
-    "preparing",
-    "training",
-)
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 """Phases before training, in order. A server skips ``starting`` (the script's own beginning) and
 ``preparing``, and reports ``training`` once it serves."""
 

@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 
 from psdist.errors import InvariantError
-from psdist.topology.solver import Problem, Solution, cost_s, edge_times_s, worst_edge
+from psdist.topology.solver import Problem, Solution, cost_s, edge_times_s
 
 MOST_CANDIDATES = 4
 MOST_SERVERS = 6
@@ -58,7 +58,6 @@ def solve_exact(problem: Problem) -> Solution:
         bytes_at=tuple(held),
         cost_s=cost_s(problem, held),
         bound_s=best_s,
-        worst_edge=worst_edge(problem, held),
     )
 
 

@@ -5,9 +5,7 @@
     size(4.9e9), duration(0.409)                    # "4.90 GB", "409 ms"
 
 Here is what both show: a plan joined to its cluster (ranks to nodes, loads to links, the worst
-link), and amounts in words. ``text`` (with ``text_tree``), ``matrix`` and ``svg`` (with
-``svg_racks``, ``svg_node_full``, ``svg_style``, ``svg_canvas``) draw it. Computes no load and
-changes no plan. Imports plan and what is below it; never emit.
+link), and amounts in words. ``text``, ``matrix`` and ``svg`` draw it.
 """
 
 from __future__ import annotations

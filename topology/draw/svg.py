@@ -3,8 +3,7 @@
     Path("plan.svg").write_text(draw_svg.picture(plan, cluster), encoding="utf-8")
 
 Here is the page: title, legend and notes. Up to 16 hosts are drawn in full, more as one box each,
-coloured by the load of their link. The picture needs no other file (no scripts, no external fonts);
-hovering shows details.
+coloured by the load of their link. Hovering shows details.
 """
 
 from __future__ import annotations

@@ -92,6 +92,10 @@ class Canvas:
             + (f"><title>{_safe(title)}</title></polyline>" if title else "/>")
         )
 
+    def add(self, other: Canvas) -> None:
+        """Put what is on the other sheet above what is here."""
+        self._parts += other._parts
+
     def document(self, width: float, height: float, *, title: str) -> str:
         size = f"{_number(width)} {_number(height)}"
         return "\n".join(

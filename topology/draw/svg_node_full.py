@@ -1,6 +1,6 @@
 """A host of the picture in full: packages and NUMA nodes with their cores, ranks, GPUs and NICs.
 
-width, height = full_size(place)
+width, height = full_size(scene, place)
 draw_full(canvas, scene, place, Box(0, 0, width, height))
 """
 
@@ -48,10 +48,8 @@ MAX_DEVICES = 8
 """Maximum devices drawn per kind and package; further ones (virtual functions) are counted."""
 
 
-def full_size(place: Place) -> tuple[float, float]:
-    rows = _rows(place)
-    height = sum(max(map(_part_height, row)) + GAP for row in rows) - GAP
-    return NODE_WIDTH, NODE_HEADER + height + NODE_PAD
+def full_size(scene: Scene, place: Place) -> tuple[float, float]:
+    return NODE_WIDTH, draw_full(Canvas(), scene, place, Box(0, 0, NODE_WIDTH, 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +66,6 @@ class _Part:
     inner: tuple[_Part, ...] = ()
     """Its NUMA nodes if it has several, and a last part for what is near no node."""
     is_inner: bool = False
-
-    @property
-    def width(self) -> float:
-        return NODE_WIDTH - 2 * NODE_PAD if self.columns == 2 else PACKAGE_WIDTH
 
     @property
     def per_row(self) -> int:
@@ -156,25 +150,8 @@ def _numa_name(place: Place, node: int) -> str:
     return f"NUMA {node}" + (f" (P#{os_index})" if os_index not in (node, -1) else "")
 
 
-def _part_height(part: _Part) -> float:
-    if part.inner:
-        rows = _inner_rows(part)
-        return PACKAGE_HEADER + sum(max(map(_part_height, row)) + GAP for row in rows)
-    rows_of_cells = -(-len(part.cores) // part.per_row)
-    height = PACKAGE_HEADER + rows_of_cells * CELL_HEIGHT + 4
-    height += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3)
-    height += _devices_height(part.gpus, part) + _devices_height(part.nics, part)
-    return height + 6
-
-
-def _inner_rows(part: _Part) -> list[tuple[_Part, ...]]:
-    return [
-        part.inner[first : first + part.columns]
-        for first in range(0, len(part.inner), part.columns)
-    ]
-
-
-def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
+def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> float:
+    """Return the height; that of ``box`` has no influence."""
     words = machine_words(place.node.machine)
     room = box.width - 2 * NODE_PAD
     name_room = max(room - text_width(words, 10) - 10, 0.45 * room)
@@ -198,29 +175,39 @@ def draw_full(canvas: Canvas, scene: Scene, place: Place, box: Box) -> None:
     )
     top = box.y + NODE_HEADER
     for row in _rows(place):
-        left, height = box.x + NODE_PAD, max(map(_part_height, row))
-        for part in row:
-            area = Box(left, top, part.width, height)
-            _draw_part(canvas, scene, place, part, area)
-            left += part.width + GAP
-        top += height + GAP
+        width = PACKAGE_WIDTH if row[0].columns == 1 else NODE_WIDTH - 2 * NODE_PAD
+        top = _draw_row(canvas, scene, place, row, Box(box.x + NODE_PAD, top, width, 0))
+    return top - GAP + NODE_PAD - box.y
 
 
-def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box) -> None:
-    fill = NUMA_FILL if part.is_inner else PACKAGE_FILL
-    canvas.rect(*box, fill=fill, stroke=EDGE, radius=4)
+def _draw_row(
+    canvas: Canvas, scene: Scene, place: Place, row: Sequence[_Part], first: Box
+) -> float:
+    """Draw parts as wide as ``first``, and as high as the highest; return where the next row
+    begins."""
+    contents = [Canvas() for _ in row]
+    boxes = [first._replace(x=first.x + at * (first.width + GAP)) for at in range(len(row))]
+    ends = [
+        _draw_part(content, scene, place, part, box)
+        for content, part, box in zip(contents, row, boxes, strict=True)
+    ]
+    for content, part, box in zip(contents, row, boxes, strict=True):
+        fill = NUMA_FILL if part.is_inner else PACKAGE_FILL
+        canvas.rect(*box[:3], max(ends) - first.y, fill=fill, stroke=EDGE, radius=4)
+        canvas.add(content)
+    return max(ends) + GAP
+
+
+def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box) -> float:
+    """Draw what is in the frame; return where that ends."""
     x, y, room = box.x + PACKAGE_PAD, box.y, box.width - 2 * PACKAGE_PAD
     canvas.text(x, y + 14, part.heading, size=10, fill=MUTED, room=room)
     y += PACKAGE_HEADER
-    for row in _inner_rows(part):
-        width = (room + GAP) / part.columns - GAP
-        height = max(map(_part_height, row))
-        for column, inner in enumerate(row):
-            area = Box(x + column * (width + GAP), y, width, height)
-            _draw_part(canvas, scene, place, inner, area)
-        y += height + GAP
+    for at in range(0, len(part.inner), part.columns):
+        row, width = part.inner[at : at + part.columns], (room + GAP) / part.columns - GAP
+        y = _draw_row(canvas, scene, place, row, Box(x, y, width, 0))
     if part.inner:
-        return
+        return y
     taken, colours = place.rank_of_core(), fills(place)
     pitch = room / part.per_row
     widest = max((text_width(str(each.rank), 9.5) for each in place.ranks), default=0.0)
@@ -255,7 +242,7 @@ def _draw_part(canvas: Canvas, scene: Scene, place: Place, part: _Part, box: Box
         _draw_rank(canvas, scene, rank, colours[rank.rank], (left, top, chip_width))
     y += -(-len(part.ranks) // part.columns) * (CHIP_HEIGHT + 3) + 3
     y = _draw_devices(canvas, place, part.gpus, part, (x, y, room))
-    _draw_devices(canvas, place, part.nics, part, (x, y, room))
+    return _draw_devices(canvas, place, part.nics, part, (x, y, room)) + 3
 
 
 def _draw_rank(
@@ -271,12 +258,6 @@ def _draw_rank(
     if text_width(words, 10.5) > room and rank.role == "worker":
         words = words.partition(",")[0]
     canvas.text(x + width - 6, y + 14, words, size=10.5, fill=ink(rank), anchor="end", room=room)
-
-
-def _devices_height(devices: Sequence[Device], part: _Part) -> float:
-    if len(devices) == 1 or part.is_inner:
-        return min(MAX_DEVICES, len(devices)) * (ALONE_HEIGHT + 4)
-    return -(-min(MAX_DEVICES, len(devices)) // (2 * part.columns)) * (DEVICE_HEIGHT + 4)
 
 
 def _draw_devices(
@@ -330,7 +311,7 @@ def _draw_devices(
         canvas.text(
             left + 7, top + (14 if is_alone else 20), more, size=10, fill=MUTED, room=width - 12
         )
-    return y + _devices_height(devices, part)
+    return y + -(-min(MAX_DEVICES, len(devices)) // per_row) * (height + 4)
 
 
 def _used_by(ranks: Sequence[PlannedRank]) -> str:

@@ -156,7 +156,7 @@ class Racks:
         sizes = [
             (self._grids[child].width, self._grids[child].height)
             if is_switch
-            else node_size(self._scene.nodes[child], self._level)
+            else node_size(self._scene, self._scene.nodes[child], self._level)
             for child, is_switch in children
         ]
         cell_width = max(width for width, _ in sizes)
@@ -318,8 +318,8 @@ MAX_SQUARES = 3
 """Servers shown in a box; hovering tells all."""
 
 
-def node_size(place: Place, level: Level) -> tuple[float, float]:
-    return full_size(place) if level == "full" else (BOX_WIDTH, BOX_HEIGHT)
+def node_size(scene: Scene, place: Place, level: Level) -> tuple[float, float]:
+    return full_size(scene, place) if level == "full" else (BOX_WIDTH, BOX_HEIGHT)
 
 
 def draw_node(canvas: Canvas, scene: Scene, place: Place, box: Box, level: Level) -> None:

@@ -1,7 +1,6 @@
 """A plan as text: the tree of switches and hosts with the ranks on it, and what limits it.
 
     print(draw_text.tree(plan, cluster))
-    print(draw_text.explain(plan, cluster, alternatives=[("one more server", 0.38)]))
 
 A large cluster is told in less detail, step by step, until it fits: alike hosts fold into one line
 (``n[2-16]  as n1``), then hosts that differ in load only, then hosts lose their ranks, and at last

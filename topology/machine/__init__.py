@@ -6,9 +6,9 @@
     unpack(pack(machine)) == machine            # between ranks
 
 Here are the types, and the form in which a machine travels between ranks. ``live`` makes the
-machine of this host, from ``hwloc`` (lstopo's XML) or ``sysfs`` (with ``sysfs_devices`` and
-``kernel_files``), and binds this process to PUs; ``numa`` and ``pci`` are what both know of memory
-and of links, ``cards`` and ``paths`` say what network cards and links between devices bring,
+machine of this host and binds this process to PUs: ``hwloc`` reads lstopo's XML, ``sysfs`` (with
+``kernel_files``) makes the same tree of /sys, which ``hwloc`` interprets; ``numa`` and ``pci`` have
+facts of memory and links, ``cards`` and ``paths`` of network cards and links between devices,
 ``gpus`` which GPUs this process sees. lstopo is started and /sys read in this room and nowhere else
 in the mapper. Knows no other hosts, no ranks and no roles: imports text and errors only.
 

@@ -1,8 +1,6 @@
 """Network cards: which ones MPI uses, how fast they are, and how to confine a rank to one.
 
-    network_cards(machine)                    # those of the fast fabric, fastest first
-    link_bytes_per_s(machine)                 # what they bring to the host together
-    ports = read_ports(Path("/"))             # what /sys says of their ports
+    ports = read_ports(Path("/"))             # what /sys says of the cards' ports
     variables(selectable(machine, ports)[:1], ports)    # {"UCX_NET_DEVICES": "mlx5_0:1", ...}
 
 A rank may be confined to one of several cards only where every card reaches every other:
@@ -14,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -74,8 +72,11 @@ def link_bytes_per_s(machine: Machine) -> float:
     return max((card.speed for card in machine.nics), default=0.0)
 
 
-def port_bytes_per_s(folder: Path) -> float:
-    """The rate of a card's ports that are up, one direction, from its folder in /sys; 0 unknown."""
+def with_port_speed(device: Device, root: Path) -> Device:
+    """Return the device with the rate of its ports that are up, from /sys below ``root``."""
+    if device.kind != "nic" or not device.pci or device.port_bytes_per_s:
+        return device
+    folder = root / "sys/bus/pci/devices" / device.pci
     rates = [
         float(match[1]) * 1e9 / 8
         for path in kernel_files.entries(folder, "infiniband/*/ports/*/rate")
@@ -86,7 +87,7 @@ def port_bytes_per_s(folder: Path) -> float:
             kernel_files.number(path / "speed") for path in kernel_files.entries(folder, "net/*")
         )
         rates = [speed * 1e6 / 8 for speed in speeds if speed is not None and 0 < speed < 10**7]
-    return sum(rates)
+    return replace(device, port_bytes_per_s=float(sum(rates)))
 
 
 def read_ports(root: Path) -> tuple[Port, ...]:

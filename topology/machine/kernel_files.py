@@ -1,6 +1,5 @@
 """Small files of /sys and /proc: text, a number or a list of CPUs, or nothing.
 
-    number(root / "sys/devices/system/cpu/cpu0/topology/core_id")       # 0, or None
     cpu_list(root / "sys/devices/system/cpu/online")                    # frozenset({0, 1}), or None
 
 A missing or malformed file is one that says nothing, since kernels differ in what they have.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import Device, Machine, cards, flat_machine, sysfs
+from psdist.topology.machine import Machine, cards, flat_machine, sysfs
 from psdist.topology.machine import hwloc as hwloc_xml
 from psdist.topology.machine.hwloc.elements import MAX_BYTES
 from psdist.topology.text import HOST_NAME
@@ -57,17 +57,9 @@ def this_machine(
     return replace(
         machine,
         name=_host_name(),
-        devices=tuple(_with_port_speed(each, root) for each in machine.devices),
+        devices=tuple(cards.with_port_speed(each, root) for each in machine.devices),
         notes=(*notes, *machine.notes),
     )
-
-
-def _with_port_speed(device: Device, root: Path) -> Device:
-    """lstopo tells of a card's bus only."""
-    if device.kind != "nic" or not device.pci or device.port_bytes_per_s:
-        return device
-    folder = root / "sys/bus/pci/devices" / device.pci
-    return replace(device, port_bytes_per_s=cards.port_bytes_per_s(folder))
 
 
 def _host_name() -> str:

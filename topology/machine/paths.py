@@ -1,9 +1,6 @@
 """How devices of a host reach each other: over NVLink, PCI bridges or the sockets' interconnect.
 
-    paths = Paths(machine)
-    paths.word(gpu, other)              # NV6, XGMI, PIX, PXB, PHB, NODE, SYS, or ? for not known
-    paths.joined(gpus, 2)               # the two of them that are best joined
-    paths.ring_bytes_per_s(gpus)        # what goes round all of them at once
+    Paths(machine).word(gpu, other)     # NV6, XGMI, PIX, PXB, PHB, NODE, SYS, or ? for not known
 
 The words are those of ``nvidia-smi topo -m``. Links are those of hwloc's bandwidth matrices, and
 GPUs that share switches (NVSwitch) count as linked.

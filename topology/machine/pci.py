@@ -1,10 +1,7 @@
 """Interpret PCI numbers: which function is a GPU or a network card, and how fast it is.
 
-Facts of the PCI standard, for both readers of machines; it reads nothing itself.
-
-    bus_id("00000000:3B:00.0")                                  # '0000:3b:00.0'
-    kind(0x0302, vendor=0x10DE, device=0x1DB8)                  # 'gpu'
-    link_bytes_per_s("16.0 GT/s PCIe", "16")                    # 31.5e9
+kind(0x0302, vendor=0x10DE, device=0x1DB8)                  # 'gpu'
+link_bytes_per_s("16.0 GT/s PCIe", "16")                    # 31.5e9
 """
 
 from __future__ import annotations

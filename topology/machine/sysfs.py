@@ -3,30 +3,41 @@
     package_of_affinity()   # 0, or -1 where /sys does not say
     read_machine().cores    # all that the cgroup allows; restrict it to the affinity
 
-Cores are numbered as hwloc numbers them: it nests what contains what, and counts siblings by their
-first PU.
+The sets of PUs become a tree of hwloc's objects, which the reader of lstopo's XML interprets. GPUs
+carry the names of their drivers (``card0``), not those of a runtime: join by ``pci`` or ``uuid``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from psdist.errors import PlacementError
-from psdist.topology.machine import UNKNOWN, Core, Machine, NumaNode, Package, kernel_files
-from psdist.topology.machine.numa import MemoryNode, nearest, node_of, ordinary
-from psdist.topology.machine.sysfs_devices import Locate, Place, read_devices
-from psdist.topology.text import HOST_NAME
+from psdist.topology.machine import UNKNOWN, Machine, cards, kernel_files, pci
+from psdist.topology.machine.hwloc import machine_of
+from psdist.topology.machine.hwloc.elements import CpuKind, Document, Element
+from psdist.topology.text import bitmap
 
 _CPUS: Final = Path("/sys/devices/system/cpu")
-_L3: Final = 3
 _MAX_CACHES: Final = 16
-# Intel's hybrid processors, the least powerful kind first.
-_KINDS: Final = ("cpu_lowpower", "cpu_atom", "cpu_core")
+_TYPES: Final = {
+    "cpu_lowpower": "IntelLowPowerAtom",
+    "cpu_atom": "IntelAtom",
+    "cpu_core": "IntelCore",
+}
+"""Folder of a kind of cores of Intel's hybrid processors, and hwloc's name of the kind."""
+_HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_UUID: Final = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-fA-F-]{36})$", re.MULTILINE)
+_OS_DEVICES: Final = {
+    "gpu": ("1", ("drm/card*",)),
+    "nic": ("2", ("net/*", "virtio*/net/*", "infiniband/*")),
+}
+"""hwloc's number of a kind of devices, and where their names are."""
 
 
 def package_of_affinity(cpus: Path = _CPUS, affinity: set[int] | None = None) -> int:
@@ -41,63 +52,61 @@ def package_of_affinity(cpus: Path = _CPUS, affinity: set[int] | None = None) ->
     return min(packages, key=lambda package: (-packages[package], package))
 
 
-@dataclass(kw_only=True, slots=True)
-class _Sets:
-    """Sets of PUs that are online, whether allowed or not; of each level disjoint ones."""
-
-    packages: dict[int, frozenset[int]] = field(default_factory=dict)
-    dies: list[frozenset[int]] = field(default_factory=list)
-    l3s: list[frozenset[int]] = field(default_factory=list)
-    other_caches: list[frozenset[int]] = field(default_factory=list)
-    cores: list[frozenset[int]] = field(default_factory=list)
-
-
 def read_machine(root: Path = Path("/")) -> Machine:
     """The machine below ``root``, of what is online and allowed by this process's cgroup.
 
     Raises PlacementError where /sys has no processors, or none that are allowed.
     """
-    online = _online(root)
-    allowed = allowed_cpus(root)
+    online, allowed = _online(root), allowed_cpus(root)
     usable = online if allowed is None else online & allowed
+    where = f"{root / 'sys/devices/system/cpu'}"
     if not usable:
         raise PlacementError(
-            f"{root / 'sys/devices/system/cpu'}: no processor in it is online and allowed; give "
-            "the machine as a file of lstopo --of xml"
+            f"{where}: no processor in it is online and allowed; give the machine as a file of "
+            "lstopo --of xml"
         )
-    notes: list[str] = []
-    sets = _read_sets(root, online)
-    nodes = _read_nodes(root, online)
-    if not sets.packages:
-        sets.packages = _made_up_packages(nodes, online, notes)
-    key = _Nesting(sets, nodes)
-    numa_nodes = ordinary(
-        [
-            replace(node, cpus=node.cpus & usable)
-            for node in sorted(nodes, key=lambda node: (not node.cpus, key(node.cpus)))
-        ]
+    tree = _Tree(online)
+    levels = _levels(root, online)
+    for kind, number, cpus in sorted(levels, key=lambda level: -len(level[2])):
+        tree.add(kind, cpus, number)
+    for cpu in online:
+        tree.add("PU", {cpu}, cpu)
+    _add_nodes(tree, root)
+    _add_devices(tree, root, usable)
+    document = Document(
+        version=2,
+        allowed=bitmap.mask_of(usable),
+        infos={"HostName": kernel_files.text(root / "proc/sys/kernel/hostname")},
+        kinds=_kinds(root, usable),
+        knows_drivers=True,
     )
-    packages = tuple(
-        Package(os_index=os_index, cpus=cpus & usable)
-        for os_index, cpus in sorted(sets.packages.items(), key=lambda item: key(item[1]))
-        if cpus & usable
+    document.root = tree.root
+    machine = machine_of(document, where=where)
+    in_order = sorted(machine.devices, key=lambda device: device.pci)
+    return replace(
+        machine, devices=tuple(cards.with_port_speed(device, root) for device in in_order)
     )
-    l3s = _usable(sets.l3s, usable, key)
-    own_package = {cpu: index for index, each in enumerate(packages) for cpu in each.cpus}
-    locate = _locator(usable, own_package, len(packages), numa_nodes)
-    return Machine(
-        name=_host_name(root),
-        packages=packages,
-        # As in hwloc: where every package is one die, that level says nothing.
-        dies=_usable(sets.dies, usable, key) if len(sets.dies) > len(sets.packages) else (),
-        numa_nodes=numa_nodes,
-        l3_groups=l3s,
-        cores=_cores(
-            _usable(sets.cores, usable, key), own_package, numa_nodes, l3s, _kinds(root, usable)
-        ),
-        devices=read_devices(root, locate, notes),
-        notes=tuple(notes),
-    )
+
+
+class _Tree:
+    """Objects in the objects whose PUs contain theirs; larger ones must come first."""
+
+    def __init__(self, online: frozenset[int]) -> None:
+        self.online = online
+        self.root = Element(kind="Machine", mask=bitmap.mask_of(online))
+        self.nodes: dict[int, Iterable[int]] = {}
+        self._innermost = dict.fromkeys(online, self.root)
+
+    def add(self, kind: str, cpus: Iterable[int], number: int = UNKNOWN) -> Element:
+        inside = self.online.intersection(cpus)
+        mask = bitmap.mask_of(inside)
+        above = self._innermost[min(inside)] if inside else self.root
+        while above.parent is not None and mask & ~(above.mask or 0):
+            above = above.parent
+        element = above.add(Element(kind=kind, os_index=number, mask=mask))
+        if kind not in ("NUMANode", "Near"):
+            self._innermost.update(dict.fromkeys(inside, element))
+        return element
 
 
 def allowed_cpus(root: Path = Path("/")) -> frozenset[int] | None:
@@ -128,10 +137,12 @@ def _online(root: Path) -> frozenset[int]:
     return frozenset(int(name) for name in names if name.isdecimal())
 
 
-def _read_sets(root: Path, online: frozenset[int]) -> _Sets:
-    sets = _Sets()
+def _levels(root: Path, online: frozenset[int]) -> list[tuple[str, int, frozenset[int]]]:
+    """Return (kind, number, PUs) from packages down to cores; equal sets in this order."""
     packages: dict[int, set[int]] = {}
     dies: dict[tuple[int, int], set[int]] = {}
+    caches: dict[int, list[frozenset[int]]] = {}
+    cores: list[frozenset[int]] = []
     seen: set[int] = set()
     for cpu in sorted(online):
         folder = root / f"sys/devices/system/cpu/cpu{cpu}"
@@ -147,16 +158,23 @@ def _read_sets(root: Path, online: frozenset[int]) -> _Sets:
         if siblings is None:  # before Linux 5.3
             siblings = kernel_files.cpu_list(folder / "topology/thread_siblings_list")
         core = (((siblings or frozenset()) & online) - seen) | {cpu}
-        sets.cores.append(core)
+        cores.append(core)
         seen |= core
-        _read_caches(folder, online, sets)
-    if sum(map(len, packages.values())) == len(online):
-        sets.packages = {index: frozenset(cpus) for index, cpus in packages.items()}
-    sets.dies = [frozenset(die) for die in dies.values()]
-    return sets
+        _read_caches(folder, online, caches)
+    if sum(map(len, packages.values())) != len(online):
+        packages = {}
+    found = [("Package", number, frozenset(cpus)) for number, cpus in packages.items()]
+    if len(dies) > len(packages):  # as in hwloc: else the level says nothing
+        found += [("Die", UNKNOWN, frozenset(cpus)) for cpus in dies.values()]
+    for level in sorted(caches, reverse=True):
+        found += [(f"L{level}Cache", UNKNOWN, cpus) for cpus in caches[level]]
+    return found + [("Core", UNKNOWN, cpus) for cpus in cores]
 
 
-def _read_caches(folder: Path, online: frozenset[int], sets: _Sets) -> None:
+def _read_caches(
+    folder: Path, online: frozenset[int], caches: dict[int, list[frozenset[int]]]
+) -> None:
+    """Add the caches of a PU, by level; of each level disjoint ones."""
     for index in range(_MAX_CACHES):
         cache = folder / f"cache/index{index}"
         level = kernel_files.number(cache / "level")
@@ -166,28 +184,23 @@ def _read_caches(folder: Path, online: frozenset[int], sets: _Sets) -> None:
         if shared is None or kernel_files.text(cache / "type") == "Instruction":
             continue
         shared &= online
-        known = sets.l3s if level == _L3 else sets.other_caches
+        known = caches.setdefault(level, [])
         if shared and shared not in known[-1:] and not any(shared & other for other in known):
             known.append(shared)
 
 
-def _read_nodes(root: Path, online: frozenset[int]) -> list[MemoryNode]:
-    """Return all nodes; one for everything where the kernel has none."""
-    nodes: list[MemoryNode] = []
+def _add_nodes(tree: _Tree, root: Path) -> None:
+    """Add all nodes, by number; one for everything where the kernel has none."""
+    nodes = {}
     for folder in kernel_files.entries(root / "sys/devices/system/node", "node[0-9]*"):
         cpus = kernel_files.cpu_list(folder / "cpulist")
         if cpus is not None and folder.name[4:].isdecimal():
-            nodes.append(
-                MemoryNode(
-                    os_index=int(folder.name[4:]),
-                    cpus=cpus & online,
-                    memory_bytes=_memory_bytes(kernel_files.text(folder / "meminfo")),
-                )
-            )
-    if not nodes:
-        memory_bytes = _memory_bytes(kernel_files.text(root / "proc/meminfo"))
-        nodes = [MemoryNode(os_index=0, cpus=online, memory_bytes=memory_bytes)]
-    return sorted(nodes, key=lambda node: node.os_index)
+            nodes[int(folder.name[4:])] = cpus, folder / "meminfo"
+    for number, (cpus, meminfo) in (nodes or {0: (tree.online, root / "proc/meminfo")}).items():
+        tree.nodes[number] = cpus
+        node = tree.add("NUMANode", cpus, number)
+        node.nodes = 1 << number
+        node.attributes["local_memory"] = str(_memory_bytes(kernel_files.text(meminfo)))
 
 
 def _memory_bytes(meminfo: str) -> int:
@@ -198,109 +211,83 @@ def _memory_bytes(meminfo: str) -> int:
     return 0
 
 
-def _made_up_packages(
-    nodes: Sequence[MemoryNode], online: frozenset[int], notes: list[str]
-) -> dict[int, frozenset[int]]:
-    parts = [node.cpus for node in nodes if node.cpus]
-    if len(parts) > 1 and sum(map(len, parts)) == len(frozenset().union(*parts)) == len(online):
-        notes.append("/sys names no packages: NUMA nodes count as packages")
-        return {node.os_index: node.cpus for node in nodes if node.cpus}
-    notes.append("/sys names no packages: the whole machine counts as one")
-    return {0: online}
+def _kinds(root: Path, usable: frozenset[int]) -> list[CpuKind]:
+    found = [
+        CpuKind(mask=bitmap.mask_of(cpus), infos={"CoreType": name})
+        for folder, name in _TYPES.items()
+        if (cpus := kernel_files.cpu_list(root / "sys/devices" / folder / "cpus"))
+    ]
+    if found:
+        return found
+    by_capacity: dict[int, set[int]] = {}
+    for cpu in usable:
+        path = root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity"
+        by_capacity.setdefault(kernel_files.number(path) or 0, set()).add(cpu)
+    return [
+        CpuKind(mask=bitmap.mask_of(cpus), infos={"LinuxCapacity": str(capacity)})
+        for capacity, cpus in by_capacity.items()
+    ]
 
 
-class _Nesting:
-    """A key that sorts sets as hwloc's tree has them: by the first PU of all that contain them."""
-
-    def __init__(self, sets: _Sets, nodes: Iterable[MemoryNode]) -> None:
-        everything = {
-            *sets.packages.values(),
-            *sets.dies,
-            *sets.l3s,
-            *sets.other_caches,
-            *sets.cores,
-            *(node.cpus for node in nodes if node.cpus),
+def _add_devices(tree: _Tree, root: Path, usable: frozenset[int]) -> None:
+    """Add displays, GPUs and network cards of /sys/bus/pci, in the order of PCI numbers."""
+    for folder in kernel_files.entries(root / "sys/bus/pci/devices", "*"):
+        bus = pci.bus_id(folder.name)
+        pci_class, vendor, device = (
+            kernel_files.number(folder / name) or 0 for name in ("class", "vendor", "device")
+        )
+        kind = pci.kind(pci_class >> 8, vendor=vendor, device=device)
+        is_display = pci.is_display(pci_class >> 8, vendor=vendor, device=device)
+        if not bus or (kind is None and not is_display):
+            continue
+        place = _place(tree, folder, usable)
+        for bridge in _bridges(folder):
+            place = place.add(Element(kind="Bridge", gp_index=bridge))
+        speed = pci.link_bytes_per_s(
+            kernel_files.text(folder / "current_link_speed"),
+            kernel_files.text(folder / "current_link_width"),
+        )
+        attributes = {
+            "pci_busid": bus,
+            "pci_type": f"{pci_class >> 8:04x} [{vendor:04x}:{device:04x}]",
+            "pci_link_speed": f"{speed / 1e9}",
         }
-        self._above: dict[int, list[frozenset[int]]] = {}
-        for each in sorted(everything, key=lambda each: (-len(each), min(each))):
-            for cpu in each:
-                self._above.setdefault(cpu, []).append(each)
-
-    def __call__(self, cpus: frozenset[int]) -> tuple[int, ...]:
-        if not cpus:
-            return ()
-        first = min(cpus)
-        return tuple(min(each) for each in self._above.get(first, ()) if len(each) >= len(cpus))
+        function = place.add(Element(kind="PCIDev", attributes=attributes))
+        if kind is not None:
+            _add_names(function, folder, kind, root / "proc/driver/nvidia/gpus" / bus)
 
 
-def _usable(
-    sets: Iterable[frozenset[int]], usable: frozenset[int], key: _Nesting
-) -> tuple[frozenset[int], ...]:
-    return tuple(each & usable for each in sorted(sets, key=key) if each & usable)
-
-
-def _kinds(root: Path, usable: frozenset[int]) -> dict[int, int]:
-    """PU to the rank of its kind of core; empty where there is one kind only."""
-    found = [kernel_files.cpu_list(root / "sys/devices" / name / "cpus") for name in _KINDS]
-    kinds = [cpus for cpus in found if cpus]
-    if not kinds:
-        by_capacity: dict[int, set[int]] = {}
-        for cpu in usable:
-            path = root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity"
-            by_capacity.setdefault(kernel_files.number(path) or 0, set()).add(cpu)
-        kinds = [frozenset(by_capacity[capacity]) for capacity in sorted(by_capacity)]
-    return {cpu: rank for rank, cpus in enumerate(kinds) for cpu in cpus}
-
-
-def _cores(
-    cores: Sequence[frozenset[int]],
-    own_package: dict[int, int],
-    numa_nodes: Sequence[NumaNode],
-    l3s: Sequence[frozenset[int]],
-    kinds: dict[int, int],
-) -> tuple[Core, ...]:
-    own_node = nearest(numa_nodes)
-    own_l3 = {cpu: index for index, l3 in enumerate(l3s) for cpu in l3}
-    return tuple(
-        Core(
-            logical=logical,
-            cpus=tuple(sorted(cpus)),
-            package=own_package[min(cpus)],
-            numa=own_node.get(min(cpus), UNKNOWN),
-            l3=own_l3.get(min(cpus), UNKNOWN),
-            kind=kinds.get(min(cpus), 0),
-        )
-        for logical, cpus in enumerate(cores)
+def _place(tree: _Tree, folder: Path, usable: frozenset[int]) -> Element:
+    """Return what is near a device; -1 for the node, with all PUs near, is how the kernel says that
+    it does not know."""
+    node = kernel_files.number(folder / "numa_node")
+    near = kernel_files.cpu_list(folder / "local_cpulist") or tree.nodes.get(
+        -1 if node is None else node
     )
+    if near is None or (node not in tree.nodes and usable.issubset(near)):
+        return tree.root
+    place = tree.add("Near", near)
+    place.nodes = 1 << node if node in tree.nodes else None
+    return place
 
 
-def _locator(
-    usable: frozenset[int],
-    own_package: dict[int, int],
-    num_packages: int,
-    numa_nodes: Sequence[NumaNode],
-) -> Locate:
-    own_node = nearest(numa_nodes)
-    node_index = {node.os_index: index for index, node in enumerate(numa_nodes) if node.is_dram}
-
-    def locate(near: frozenset[int] | None, node: int) -> Place:
-        """-1 for the node, with all PUs "near", is how the kernel says that it does not know."""
-        if near is None and node in node_index:
-            near = numa_nodes[node_index[node]].cpus
-        is_silent = near is None or (node < 0 and near >= usable)
-        if is_silent and num_packages > 1:
-            return None, UNKNOWN, UNKNOWN
-        cpus = usable if near is None else near & usable
-        packages = {own_package[cpu] for cpu in cpus}
-        return (
-            cpus,
-            packages.pop() if len(packages) == 1 else UNKNOWN,
-            node_index.get(node, node_of(cpus, own_node)),
-        )
-
-    return locate
+def _add_names(function: Element, folder: Path, kind: pci.Kind, driver: Path) -> None:
+    number, patterns = _OS_DEVICES[kind]
+    gids = kernel_files.entries(folder, "infiniband/*/ports/*/gids/0") if kind == "nic" else ()
+    infos = {f"Port{at}GID0": kernel_files.text(gid) for at, gid in enumerate(gids)}
+    if kind == "gpu" and (uuid := _UUID.search(kernel_files.text(driver / "information"))):
+        infos["NVIDIAUUID"] = uuid[1]
+    names = [path.name for pattern in patterns for path in kernel_files.entries(folder, pattern)]
+    for name in names or [""] * bool(infos):
+        attributes = {"name": name, "osdev_type": number}
+        function.add(Element(kind="OSDev", attributes=attributes, infos=infos))
 
 
-def _host_name(root: Path) -> str:
-    text = kernel_files.text(root / "proc/sys/kernel/hostname")
-    return text if HOST_NAME.fullmatch(text) else ""
+def _bridges(folder: Path) -> tuple[str, ...]:
+    """The folders that the device lies in, from that of the host's bridge on."""
+    try:
+        above = folder.resolve().parts[:-1]
+    except OSError:
+        return ()
+    first = next((at for at, name in enumerate(above) if _HOST_BRIDGE.fullmatch(name)), len(above))
+    return above[first:][: pci.MAX_BRIDGES]

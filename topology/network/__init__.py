@@ -7,9 +7,7 @@
 Here are the types that planning and drawing read. ``sources`` makes a cluster out of machines and a
 ``tree``, which ``slurm``, ``topology_yaml``, ``infiniband`` (with ``fabric``) or ``rack_table``
 read from files and environment; without one, :func:`one_rack` is used. ``host_files`` are hosts
-and slots without racks. ``catalogue`` is network.json, the speeds that psdist probe measured, and
-``changes`` what got slower between two of them; ``same_host`` says which names mean one host.
-Measures nothing and chooses no places: imports machine, text and errors only.
+and slots without racks. ``catalogue`` is network.json, the speeds that psdist probe measured.
 """
 
 from __future__ import annotations

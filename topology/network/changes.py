@@ -1,8 +1,6 @@
 """Compare two measurements of a network: which links got slower, and which got faster.
 
-    found = compare(old, new)
-    for change in found.compared: print(change)       # n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)
-    found.slower                                      # those that got worse, the worst first
+    print(*compare(old, new).slower)        # n3 -> n4: 11.2 -> 4.1 GB/s (2.7x slower)
 
 A change counts beyond a threshold and beyond the scatter of its kind: three times the typical
 deviation of the ratios from the common one, and among many links what noise reaches in one of a

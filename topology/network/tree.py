@@ -1,6 +1,5 @@
 """A tree of switches as a source tells it, before a job's hosts are put into it.
 
-    builder = TreeBuilder(where="topology.conf", source="topology.conf")
     builder.add_switch("rack1", place="topology.conf:1")
     builder.add_node("n1", "rack1", place="topology.conf:1")
     tree = builder.build()
@@ -63,10 +62,6 @@ class TreeBuilder:
         self._nodes: dict[str, tuple[TreeNode, str]] = {}
         self.notes: list[str] = []
         self.is_exact = True
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self._nodes)
 
     def has_switch(self, name: str) -> bool:
         return name in self._switches

@@ -6,9 +6,7 @@
 
 Here is the type that goes to all ranks, and its JSON: what ``psdist plan --emit json`` writes and
 ``psdist run --placement FILE`` reads. Files are not trusted. ``planning`` makes a
-plan, with ``serving_hosts`` for which hosts serve and ``seating`` for the seats inside a host;
-``what_if`` plans changes. Pure: reads no file, starts nothing, and knows no launcher. Imports
-solver, network, machine, text and errors only.
+plan, with ``serving_hosts`` for the hosts that serve and ``seating`` for seats on a host. Pure.
 """
 
 from __future__ import annotations

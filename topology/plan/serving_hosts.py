@@ -150,7 +150,7 @@ def choose(hosts: Hosts, capacity: Sequence[int], *, most: int | None = None) ->
     )
     best_s = None
     if is_fixed:
-        best_s = lower_bound_s(problem_of(cluster, capacity, groups, request, wanted)).seconds
+        best_s = lower_bound_s(problem_of(cluster, capacity, groups, request, wanted))
     if request.placement != "auto":
         servers_at, shares = place_plainly(cluster, capacity, request.placement, wanted)
         if full := beyond_memory(cluster, shares, request):

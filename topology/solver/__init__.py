@@ -1,10 +1,7 @@
 """The placement problem as numbers: a tree of links, who pushes where, where servers may sit.
 
-Here are the types :class:`Problem` and :class:`Solution`, what makes a problem well formed, and the
-formula of the cost (:func:`cost_s`). ``filling`` has the tools and the bound
-(docs/guides/placement.md has the proofs), ``placement`` the choice; ``divisions`` is the choice
-where a server costs a worker. Pure arithmetic: no hosts, racks, ranks or files; imports errors
-only.
+``filling`` has the tools and the bound (docs/guides/placement.md has the proofs), ``placement`` the
+choice; ``divisions`` is the choice where a server costs a worker. Pure arithmetic.
 
     # A switch (vertex 0) with two nodes: a group on each, room for one server on each.
     problem = Problem(
@@ -128,8 +125,6 @@ class Solution:
     """Time of one exchange (a push and its pull): of the worst edge."""
     bound_s: float
     """No placement is faster (docs/guides/placement.md has the proof)."""
-    worst_edge: int
-    """The vertex whose edge takes longest; -1 where no edge carries anything."""
 
 
 def subtree_sums(problem: Problem, values: Sequence[float]) -> list[float]:
@@ -162,10 +157,3 @@ def edge_times_s(problem: Problem, bytes_at: Sequence[float]) -> list[float]:
 def cost_s(problem: Problem, bytes_at: Sequence[float]) -> float:
     """Seconds of one exchange: of the slowest edge; 0 where there is no edge."""
     return max(edge_times_s(problem, bytes_at))
-
-
-def worst_edge(problem: Problem, bytes_at: Sequence[float]) -> int:
-    """The vertex whose edge is slowest, the lowest number on a tie; -1 where all are idle."""
-    times = edge_times_s(problem, bytes_at)
-    worst = max(times)
-    return times.index(worst) if worst > 0 else -1

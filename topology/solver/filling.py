@@ -1,9 +1,7 @@
 """How much of the model fits below the tree's links in a given time, and the bound that this gives.
 
-    tree = FlowTree.of(problem)
-    caps = tree.caps(0.5)                                     # bytes below each edge within 0.5 s
-    even_masses(tree, caps, problem.capacity, problem.max_bytes)   # bytes at each vertex
-    lower_bound_s(problem).seconds    # no placement of problem.num_servers servers is faster
+    caps = FlowTree.of(problem).caps(0.5)                     # bytes below each edge within 0.5 s
+    lower_bound_s(problem)            # no placement of problem.num_servers servers is faster
 
 The tree is hung up at its *centre*, the vertex below which no edge has more than half of the
 groups. Every byte on the far side of an edge then adds to its load: time_e = a_e + c_e m_e with c_e
@@ -205,24 +203,6 @@ def even_masses(
     return held
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
-    """Lower bounds on the time of one exchange."""
-
-    divisible_s: float
-    """With servers wherever one may sit, up to the room there: the linear program."""
-    seconds: float
-    """At most ``num_servers`` places hold anything; at least ``divisible_s``. Reached by
-    :func:`placement.solve`, so this is the optimum itself."""
-
-
-def lower_bound_s(problem: Problem) -> Bound:
-    """Lower bounds on the time of one exchange, exact to 1e-10."""
-    tree = FlowTree.of(problem)
-    divisible_s = fastest_s(tree, own_bytes(problem, problem.candidates))
-    return Bound(divisible_s=divisible_s, seconds=_places_s(tree, problem, divisible_s))
-
-
 def own_bytes(problem: Problem, vertices: Sequence[int]) -> list[float]:
     """Bytes each vertex can take: up to the whole model at ``vertices``, 0 elsewhere."""
     own = [0.0] * len(problem.parent)
@@ -244,8 +224,11 @@ def nearest_first(tree: FlowTree) -> list[int]:
     return [rank[value] for value in near]
 
 
-def _places_s(tree: FlowTree, problem: Problem, divisible_s: float) -> float:
-    """The optimum over at most ``num_servers`` places: which mass fits grows with the time."""
+def lower_bound_s(problem: Problem) -> float:
+    """Lower bound on the seconds of one exchange, exact to 1e-10, with at most ``num_servers``
+    places. :func:`placement.solve` reaches it, so it is the optimum."""
+    tree = FlowTree.of(problem)
+    divisible_s = fastest_s(tree, own_bytes(problem, problem.candidates))
     if problem.num_servers >= len(problem.candidates):
         return divisible_s
     sources, rank = vertex_sources(problem), nearest_first(tree)
@@ -266,8 +249,8 @@ def _places_s(tree: FlowTree, problem: Problem, divisible_s: float) -> float:
     found = best_within(tree.caps(divisible_s))
     if found is not None:
         return found
-    # Each round the places that are best for the time found so far; in tens of thousands of
-    # problems at most 6 rounds, where halving an interval took 8.
+    # Which mass fits grows with the time. Each round the places that are best for the time found so
+    # far; in tens of thousands of problems at most 6 rounds, where halving an interval took 8.
     found = best_within([math.inf] * len(tree.up))
     while found is not None:
         seconds = found

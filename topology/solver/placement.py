@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from psdist.errors import PlacementError
-from psdist.topology.solver import Problem, Solution, cost_s, worst_edge
+from psdist.topology.solver import Problem, Solution, cost_s
 from psdist.topology.solver.filling import (
     TOLERANCE,
     FlowTree,
@@ -61,7 +61,7 @@ def solve(problem: Problem, *, allowed_s: float = 0.0) -> Solution:
     magnitude: 0.1 s for 1,024 nodes.
     """
     tree = FlowTree.of(problem)
-    bound_s = lower_bound_s(problem).seconds
+    bound_s = lower_bound_s(problem)
     caps = tree.caps(max(bound_s * (1 + SLACK), allowed_s))
     counts = _even_counts(tree, caps, problem)
     masses = even_masses(tree, caps, counts, problem.max_bytes)
@@ -82,7 +82,6 @@ def solve(problem: Problem, *, allowed_s: float = 0.0) -> Solution:
         bytes_at=tuple(masses),
         cost_s=cost_s(problem, masses),
         bound_s=bound_s,
-        worst_edge=worst_edge(problem, masses),
     )
 
 
@@ -249,7 +248,7 @@ def choose_num_servers(problem: Problem, *, max_servers: int) -> int:
     rank = nearest_first(tree)
     _, masses = best_sources(
         tree,
-        tree.caps(lower_bound_s(problem).seconds * (1 + CHEAPER_BY)),
+        tree.caps(lower_bound_s(problem) * (1 + CHEAPER_BY)),
         vertex_sources(problem),
         limit=most,
         prefer=lambda v, count: (rank[v], count, v),

@@ -3,11 +3,10 @@
     text = decoded(data, where="topology.conf", max_bytes=1 << 20)
     raise PlacementError(f"{where}:3: {shown(word)} is not a host name: correct it")
 
-Here it is decoded, and quoted in messages so that they stay one line; what a text means is its
-parser's. ``strict_json`` and ``strict_yaml`` parse without the liberties of those languages,
-``models`` has the types with limits that pydantic reads and says its refusals in one line,
-``hostlist`` and ``bitmap`` are the notations of host lists and of sets of PUs. Knows no machines,
-networks or plans; raises PlacementError and nothing else. Imports errors only.
+Here it is decoded, and quoted in messages so that they stay one line. ``strict_json`` and
+``strict_yaml`` parse without the liberties of those languages, ``models`` has the types that
+pydantic reads, ``hostlist`` and ``bitmap`` are the notations of host lists and of sets of PUs.
+Raises PlacementError and nothing else.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ MAX_DIGITS = 18
 MAX_SORTED = 255
 """Characters of a name that its place in an order depends on."""
 
-_MARK = re.compile(r"[,\s\[\]]")
-_BRACKET = re.compile(r"[\[\]]")
-_SEPARATORS = re.compile(r"[,\s]*")
+_ITEM = re.compile(r"[^,\s\[\]]*+(?:\[[^\[\]]*+\][^,\s\[\]]*+)*+")
+"""Possessive: it looks at each character at most twice."""
 _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
 _TRAILING_NUMBER = re.compile(rf"(.*?)([0-9]{{1,{MAX_DIGITS}}})", re.DOTALL)
 
@@ -49,16 +48,19 @@ def expand(text: str, *, max_hosts: int = 100_000, where: str = "") -> list[str]
             f"{where}: {len(text):,} characters, more than {MAX_TEXT:,}: write ranges"
         )
     names: list[str] = []
-    position = _after_separators(text, 0)
+    position = 0
     while position < len(text):
-        end = _end_of_item(text, position)
-        if end == position or (end < len(text) and text[end] in "[]"):
+        item = _ITEM.match(text, position)
+        assert item is not None  # it may be empty
+        position = item.end()
+        if position < len(text) and text[position] in "[]":
             raise PlacementError(
-                f"{where}: {shown(text[end:])} after {len(names)} names: a bracket without its "
-                "other half; write n[1-3,7]"
+                f"{where}: {shown(text[position:])} after {len(names)} names: a bracket without "
+                "its other half; write n[1-3,7]"
             )
-        names += _expand_item(text[position:end], max_hosts - len(names), max_hosts, where)
-        position = _after_separators(text, end)
+        if item[0]:
+            names += _expand_item(item[0], max_hosts - len(names), max_hosts, where)
+        position += 1  # the separator
     return names
 
 
@@ -105,22 +107,6 @@ def _group_text(prefix: str, ranges: list[tuple[str, str]]) -> str:
     inside = ",".join(first if first == last else f"{first}-{last}" for first, last in ranges)
     is_single = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
     return prefix + (inside if is_single or not ranges else f"[{inside}]")
-
-
-def _after_separators(text: str, position: int) -> int:
-    match = _SEPARATORS.match(text, position)
-    return match.end() if match else position
-
-
-def _end_of_item(text: str, position: int) -> int:
-    """Where the item at ``position`` ends: at a separator outside of brackets, at the end of the
-    text, or at a bracket without its other half. Looks at each character at most twice."""
-    while mark := _MARK.search(text, position):
-        closing = _BRACKET.search(text, mark.end()) if mark[0] == "[" else None
-        if closing is None or closing[0] == "[":
-            return mark.start()
-        position = closing.end()
-    return len(text)
 
 
 def _expand_item(item: str, room: int, max_hosts: int, where: str) -> list[str]:

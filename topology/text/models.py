@@ -1,9 +1,8 @@
 """Types for what comes from outside, and pydantic's refusal of it in one line.
 
-Owns types that files, plans and messages have in common, and how the first fault is said: where,
-what is there, what belongs there, what to do. Which fields there are is their reader's. Scalars are
-strict, so that ``"1"`` is no number and ``true`` none either; of a long list only the first fault
-is told, and a table has a limit, because pydantic would keep an error for every item.
+The first fault is told: where, what is there, what belongs there, what to do. Scalars are strict,
+so that ``"1"`` is no number and ``true`` none either; of a long list only the first fault is
+found, and a table has a limit, because pydantic would keep an error for every item.
 
     @dataclass(frozen=True, kw_only=True)
     class Link:

@@ -4,11 +4,9 @@
         status = parent.run(command, environment, death_signal=signal.SIGTERM)
 
 Here is its one loop over mpirun, the ranks of this host (``ranks``), the terminal and signals. It
-starts mpirun and stays until that has ended. It passes output on (``screen``) without the
-launcher's own noise (``noise``), draws progress (``display``), forwards signals once and decides
-what follows one (``ending``), stops and continues the job with itself, hands its standard input to
-the chief, and gives the exit status. It never waits for a rank, and no rank outlives it. The ranks'
-end of the line is psdist.ranks.parent_link, and psdist.report has the words on it.
+passes output on (``screen``) without the launcher's own noise (``noise``), draws progress
+(``display``), forwards signals once and decides what follows one (``ending``). It never waits for a
+rank, and no rank outlives it. The ranks' end of the line is psdist.ranks.parent_link.
 
 Nothing here imports torch, mpi4py or numpy: a parent costs little and is at work while ranks start.
 

@@ -1,14 +1,11 @@
 """Progress as the parent shows it: drawn on a terminal, else a line now and then, or not at all.
 
     display = Display(screen, style="live", view=View(num_ranks=4, script="train.py", started_s=0))
-    display.view.rank_reached(0, "placing")
-    display.training(fact)
     display.tick(now_s)              # again after display.every_s
 
-:class:`View` has what there is to draw: the phase of the start, then the state of the training. It
-is pure. Its facts come from ranks on this host only: where the coordinator is elsewhere nothing of
-the training is known, and nothing is drawn; its own lines come through the launcher.
-:class:`Display` decides when to draw.
+:class:`View`, which is pure, has the phase of the start, then the state of the training. Its facts
+come from ranks on this host only: nothing is drawn where the coordinator is elsewhere, whose own
+lines come through the launcher. :class:`Display` decides when to draw.
 """
 
 from __future__ import annotations

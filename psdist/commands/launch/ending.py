@@ -7,10 +7,9 @@
     verdict.status, verdict.line     # the exit status; the one line if no rank has given the reason
 
 First the scripts get a notice and may save; then the coordinator ends the job; then the launcher
-ends its ranks; then all are killed. Each stage has its time, and another signal cuts it
-short. :class:`Ending` and :func:`judge` are pure; psdist.commands.launch carries the steps
-out. Launchers report the signals by which they end ranks, and a rank that fails names the reason
-and the status, so the reports of ranks count before the statuses of launchers.
+ends its ranks; then all are killed. Another signal cuts a stage short. :class:`Ending` and
+:func:`judge` are pure. Launchers report the signals by which they end ranks, so the reports of
+ranks count before the statuses of launchers.
 """
 
 from __future__ import annotations

@@ -16,130 +16,100 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-_DASHES: Final = r"-{74}"
-_EQUALS: Final = r"={83}"
-_BLANK: Final = ""
-
+_MESSAGES: Final = r"""
 # Open MPI 5.0: share/openmpi/help-mpi-api.txt and share/prte/help-prun.txt.
-_MPI_ABORT: Final = (
-    _DASHES,
-    r"MPI_ABORT was invoked on rank \d+ in communicator .+",
-    r"  Proc: \[\[\d+,\d+\],\d+\]",
-    r"  Errorcode: -?\d+",
-    _BLANK,
-    r"NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes\.",
-    r"You may or may not see output from other processes, depending on",
-    r"exactly when Open MPI kills them\.",
-    _DASHES,
-)
-_CALLED_ABORT: Final = (
-    _DASHES,
-    r"\w+ has exited due to process rank \d+ with PID \d+ on node \S+ calling",
-    r'"abort"\. This may have caused other processes in the application to be',
-    r"terminated by signals sent by \w+ \(as reported here\)\.",
-    _DASHES,
-)
-_IMPROPER_EXIT: Final = (
-    _DASHES,
-    r"\w+ has exited due to process rank \d+ with PID \d+ on node \S+ exiting",
-    r"improperly\. There are three reasons this could occur:",
-    _BLANK,
-    r'1\. this process did not call "init" before exiting, but others in the',
-    r"job did\. This can cause a job to hang indefinitely while it waits for",
-    r'all processes to call "init"\. By rule, if one process calls "init",',
-    r'then ALL processes must call "init" prior to termination\.',
-    _BLANK,
-    r'2\. this process called "init", but exited without calling "finalize"\.',
-    r'By rule, all processes that call "init" MUST call "finalize" prior to',
-    r'exiting or it will be considered an "abnormal termination"',
-    _BLANK,
-    r'3\. this process called "MPI_Abort" or "prte_abort" and the mca',
-    r"parameter prte_create_session_dirs is set to false\. In this case, the",
-    r"run-time cannot detect that the abort call was an abnormal",
-    r"termination\. Hence, the only error message you will receive is this",
-    r"one\.",
-    _BLANK,
-    r"This may have caused other processes in the application to be",
-    r"terminated by signals sent by \w+ \(as reported here\)\.",
-    _BLANK,
-    r"You can avoid this message by specifying -quiet on the \w+ command",
-    r"line\.",
-    _DASHES,
-)
-_NON_ZERO_EXIT: Final = (
-    _DASHES,
-    r"\w+ detected that one or more processes exited with non-zero status,",
-    r"thus causing the job to be terminated\. The first process to do so was:",
-    _BLANK,
-    r"   Process name: \[\S+,\d+\]",
-    r"   Exit code:    -?\d+",
-    _DASHES,
-)
-_SIGNALLED: Final = (
-    _DASHES,
-    r"\w+ noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) "
-    r"exited on",
-    r"signal (?P<signal>\d+)(?: \(.+\))?\.",
-    _DASHES,
-)
+-{74}
+MPI_ABORT was invoked on rank \d+ in communicator .+
+  Proc: \[\[\d+,\d+\],\d+\]
+  Errorcode: -?\d+
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes\.
+You may or may not see output from other processes, depending on
+exactly when Open MPI kills them\.
+-{74}
+# Called abort.
+-{74}
+\w+ has exited due to process rank \d+ with PID \d+ on node \S+ calling
+"abort"\. This may have caused other processes in the application to be
+terminated by signals sent by \w+ \(as reported here\)\.
+-{74}
+# Improper exit.
+-{74}
+\w+ has exited due to process rank \d+ with PID \d+ on node \S+ exiting
+improperly\. There are three reasons this could occur:
+
+1\. this process did not call "init" before exiting, but others in the
+job did\. This can cause a job to hang indefinitely while it waits for
+all processes to call "init"\. By rule, if one process calls "init",
+then ALL processes must call "init" prior to termination\.
+
+2\. this process called "init", but exited without calling "finalize"\.
+By rule, all processes that call "init" MUST call "finalize" prior to
+exiting or it will be considered an "abnormal termination"
+
+3\. this process called "MPI_Abort" or "prte_abort" and the mca
+parameter prte_create_session_dirs is set to false\. In this case, the
+run-time cannot detect that the abort call was an abnormal
+termination\. Hence, the only error message you will receive is this
+one\.
+
+This may have caused other processes in the application to be
+terminated by signals sent by \w+ \(as reported here\)\.
+
+You can avoid this message by specifying -quiet on the \w+ command
+line\.
+-{74}
+# Non zero exit.
+-{74}
+\w+ detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated\. The first process to do so was:
+
+   Process name: \[\S+,\d+\]
+   Exit code:    -?\d+
+-{74}
+# Signalled.
+-{74}
+\w+ noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on
+signal (?P<signal>\d+)(?: \(.+\))?\.
+-{74}
 # It ends the job, and in Open MPI 5.0.11 itself with status 0.
-_LOST_DAEMON: Final = (
-    _DASHES,
-    r"PRTE has lost communication with a remote daemon\.",
-    _BLANK,
-    r"  HNP daemon   : \[\S+\] on node \S+",
-    r"  Remote daemon: \[\S+\] on node (?P<lost_host>\S+)",
-    _BLANK,
-    r"This is usually due to either a failure of the TCP network",
-    r"connection to the node, or possibly an internal failure of",
-    r"the daemon itself\. We cannot recover from this failure, and",
-    r"therefore will terminate the job\.",
-    _DASHES,
-)
-_PMIX_ERROR: Final = (
-    r"\[[^\]\s]+:\d+\] PMIX ERROR: PMIX_ERR_(?:UNREACH|NOT_FOUND) in file \S+ at line \d+",
-)
-_EPOLL: Final = (
-    r"\[warn\] Epoll (?:ADD|MOD|DEL)\(\d+\) on fd \d+ failed\. Old events were \d+; "
-    r"read change was \d+ \(\w+\); write change was \d+ \(\w+\); close change was \d+ \(\w+\): "
-    r"Bad file descriptor",
-)
+-{74}
+PRTE has lost communication with a remote daemon\.
+
+  HNP daemon   : \[\S+\] on node \S+
+  Remote daemon: \[\S+\] on node (?P<lost_host>\S+)
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself\. We cannot recover from this failure, and
+therefore will terminate the job\.
+-{74}
+# Pmix error.
+\[[^\]\s]+:\d+\] PMIX ERROR: PMIX_ERR_(?:UNREACH|NOT_FOUND) in file \S+ at line \d+
+# Epoll.
+\[warn\] Epoll (?:ADD|MOD|DEL)\(\d+\) on fd \d+ failed\. Old events were \d+; read change was \
+\d+ \(\w+\); write change was \d+ \(\w+\); close change was \d+ \(\w+\): Bad file descriptor
 # MPICH's hydra, on standard output.
-_BAD_TERMINATION: Final = (
-    _BLANK,
-    _EQUALS,
-    r"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
-    r"=   PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)",
-    r"=   EXIT CODE: -?\d+",
-    r"=   CLEANING UP REMAINING PROCESSES",
-    r"=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES",
-    _EQUALS,
-    r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .* \(signal (?P<signal>\d+)\)",
-    r"This typically refers to a problem with your application\.",
-    r"Please see the FAQ page for debugging suggestions",
-)
+
+={83}
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)
+=   EXIT CODE: -?\d+
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+={83}
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .* \(signal (?P<signal>\d+)\)
+This typically refers to a problem with your application\.
+Please see the FAQ page for debugging suggestions
 # MPICH, as written by the rank itself.
-_ABORT_LINE: Final = (
-    r"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called "
-    r"MPI_Abort\((?:MPI_COMM_WORLD|comm=0x[0-9A-Fa-f]+), -?\d+\) - process \d+",
-)
+Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called \
+MPI_Abort\((?:MPI_COMM_WORLD|comm=0x[0-9A-Fa-f]+), -?\d+\) - process \d+"""
+"""Regular expressions of lines; a comment is above each block, and a backslash joins lines."""
 
 _BLOCKS: Final = tuple(
-    tuple(re.compile(line) for line in block)
-    for block in (
-        _MPI_ABORT,
-        _CALLED_ABORT,
-        _IMPROPER_EXIT,
-        _NON_ZERO_EXIT,
-        _SIGNALLED,
-        _LOST_DAEMON,
-        _PMIX_ERROR,
-        _EPOLL,
-        _BAD_TERMINATION,
-        _ABORT_LINE,
-    )
+    tuple(re.compile(line) for line in block.split("\n")[1:])
+    for block in _MESSAGES.replace("\\\n", "").split("\n# ")[1:]
 )
-
 
 # With one of these every block begins: most lines need not be looked at any closer.
 _FIRST_BYTES: Final = frozenset({b"-", b"\n", b"[", b"A"})

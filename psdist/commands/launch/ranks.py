@@ -2,15 +2,11 @@
 
     with Ranks() as ranks:
         mpirun = start(command, environment | ranks.environment(), death_signal=signal.SIGTERM)
-        rank = ranks.accept()                # when the listener can be read
-        facts = rank.receive()               # when its connection can be
-        rank.process.signal_group(signal.SIGSTOP)
+        facts = ranks.accept().receive()     # when the listener and the connection can be read
 
 mpirun gets a session of its own: the terminal's Ctrl-C then reaches the parent only, which passes
 it on once. The kernel ends mpirun with its parent. A line is a socket in a folder that
-only this user can enter; the kernel says which process each rank is. Owns the folder, the
-connections, and the pipes of each rank's standard output and error. psdist.commands.launch
-interprets the facts.
+only this user can enter; the kernel says which process each rank is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Bytes on their way from ranks to the parent's two output streams, and the lines drawn below them.
 
-    lines = Lines()
     screen = Screen(is_live=True)
-    screen.put(1, lines.feed(data, now_s=1.0))
-    screen.flush()                   # erases what is drawn where text for the terminal comes
+    screen.put(1, Lines().feed(data, now_s=1.0))
     screen.draw(["sync ...", "3533 samples/s ..."])
 
 Every byte comes out, in the order in which one rank wrote it. Lines of different ranks do not run

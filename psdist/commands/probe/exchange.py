@@ -1,10 +1,7 @@
 """A rank's part of a step: round trips for the latency, exchanges both ways for the bandwidth.
 
-    line = Line(comm)
-    latency_s = line.latency(peer, leads=True)
-    num_bytes = line.prepare(peer, leads=True, window_s=0.5)
+    num_bytes = Line(comm).prepare(peer, leads=True, window_s=0.5)
     flow = line.stream(peer, leads=True, num_bytes=num_bytes, window_s=0.5)
-    flow.bytes_per_s                # of this pair alone
     together([flow, other])         # what all of them carried at the same time
 
 One rank of a pair leads and decides. A rank in no pair sleeps in ``wait_for_all``; those that

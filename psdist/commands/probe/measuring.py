@@ -1,8 +1,6 @@
 """All steps, one after the other, in every rank; all methods are collective.
 
-    measuring = Measuring(comm, hosts, scale=1, say=print)
-    results = measuring.steps(schedule(ranks, racks))
-    copies = measuring.gpus()
+    results = Measuring(comm, hosts, scale=1, say=print).steps(schedule(ranks, racks))
 
 A rank that is in no pair of a step sleeps until the step ends.
 """

@@ -1,9 +1,7 @@
 """The rules that compare summary.json with run.json and with the history.
 
-Owns rule 6 of docs/reference/history.md. Pure: takes counts of the replays, adds to the findings.
+Owns rule 6 of docs/reference/history.md. Pure.
 
-    check_sets(summary, runs, findings)               # of all parameter sets
-    check_promises(summary.of_set(0), runs[0], findings)
     check_claims(summary, Shown(...), findings)       # of a whole history only
 """
 

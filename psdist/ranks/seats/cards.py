@@ -111,7 +111,7 @@ def talkers(config: RunConfig, machine: Machine, local_size: int) -> int:
     and all workers of a group on several hosts. The server may share a leader's card."""
     most = {
         "node": 1,
-        "socket": len(machine.packages),
+        "socket": len({core.package for core in machine.cores}),
         "numa": len({core.numa for core in machine.cores}),
     }
     return min(local_size, most.get(str(config.group), local_size))

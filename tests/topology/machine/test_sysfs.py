@@ -1,6 +1,6 @@
 """Machines out of /sys: made-up trees in a folder, and this machine; and which source is asked.
 
-Of live, sysfs, sysfs_devices, kernel_files and pci.
+Of live, sysfs, kernel_files and pci.
 
 Longer than other modules: made-up machines and what is asked of them stand together.
 """
@@ -135,8 +135,12 @@ def test_only_pus_of_the_cgroup_are_there_and_count(root: Root, cgroup: str, fil
     machine = sysfs.read_machine(root.path)
     assert [core.cpus for core in machine.cores] == [(4, 12), (5, 13), (6, 14), (7, 15)]
     assert [core.logical for core in machine.cores] == [0, 1, 2, 3]
-    assert [package.os_index for package in machine.packages] == [1]
-    assert {core.numa for core in machine.cores} == {1}
+    # As in hwloc, a package whose memory may be used stays without PUs.
+    assert [(package.os_index, len(package.cpus)) for package in machine.packages] == [
+        (0, 0),
+        (1, 8),
+    ]
+    assert {(core.package, core.numa) for core in machine.cores} == {(1, 1)}
 
 
 def test_kinds_of_cores_come_from_their_capacity(root: Root) -> None:

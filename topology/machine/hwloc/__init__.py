@@ -62,7 +62,11 @@ def parse(data: bytes | str, *, where: str = "XML") -> Machine:
     that is online and allowed. Levels that are missing are made up, each with a note.
     """
     where = " ".join(where.split())
-    document = read_document(data, where=where)
+    return machine_of(read_document(data, where=where), where=where)
+
+
+def machine_of(document: Document, *, where: str) -> Machine:
+    """The usable part of a tree of hwloc's objects, as :func:`parse`."""
     found = walk(document, where=where)
     if not found.usable:
         raise PlacementError(
@@ -155,7 +159,7 @@ def _made_up_packages(
         if len(distinct) > 1 and _shares_out(distinct, everything, cores):
             parts, what = distinct, f"{name} count as packages"
             break
-    notes.append(f"no packages in it: {what}")
+    notes.append(f"no packages are named: {what}")
     packages = [Place(os_index=index, cpus=sorted(part)) for index, part in enumerate(parts)]
     owner = {cpu: package for package in packages for cpu in package.cpus}
     for core in cores:

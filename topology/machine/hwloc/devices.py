@@ -65,7 +65,8 @@ def read_devices(
     screens = [each.pci for each in found if each.is_display and each.kind is None and each.pci]
     cards = [each for each in functions if each.kind == "nic"]
     # An export without OS devices shows no card with a driver: then all stay.
-    num_idle = sum(not card.names for card in cards) if any(card.names for card in cards) else 0
+    is_told = document.knows_drivers or any(card.names for card in cards)
+    num_idle = sum(not card.names for card in cards) if is_told else 0
     if num_idle:
         functions = [each for each in functions if each.kind != "nic" or each.names]
     notes += pci.device_notes(screens, num_idle)
@@ -77,7 +78,9 @@ def read_devices(
     devices = tuple(places.device(each) for each in functions)
     num_unknown = sum(device.cpus is None for device in devices)
     if num_unknown:
-        notes.append(f"for {num_unknown} of {len(devices)} devices it does not say what is near")
+        notes.append(
+            f"for {num_unknown} of {len(devices)} devices the source does not say what is near"
+        )
     return devices
 
 

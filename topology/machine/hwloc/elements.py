@@ -50,19 +50,24 @@ class Element:
     """One ``object``: its kind in hwloc 2's words, its numbers, its place in the tree."""
 
     kind: str
-    os_index: int
-    gp_index: str
-    mask: int | None
+    os_index: int = UNKNOWN
+    gp_index: str = ""
+    mask: int | None = None
     """cpuset; None where there is none, as for devices."""
-    complete_mask: int | None
-    nodes: int | None
+    complete_mask: int | None = None
+    nodes: int | None = None
     """nodeset, likewise."""
-    subtype: str
-    attributes: dict[str, str]
+    subtype: str = ""
+    attributes: dict[str, str] = field(default_factory=dict)
     """The few that only some kinds have, as text."""
-    parent: Element | None
+    parent: Element | None = None
     children: list[Element] = field(default_factory=list)
     infos: dict[str, str] = field(default_factory=dict)
+
+    def add(self, child: Element) -> Element:
+        child.parent = self
+        self.children.append(child)
+        return child
 
     def __str__(self) -> str:
         number = "" if self.os_index == UNKNOWN else f" {self.os_index}"
@@ -81,7 +86,7 @@ class Distances:
 @dataclass(kw_only=True, slots=True)
 class CpuKind:
     mask: int
-    efficiency: int
+    efficiency: int = UNKNOWN
     infos: dict[str, str] = field(default_factory=dict)
 
 
@@ -98,6 +103,8 @@ class Document:
     kinds: list[CpuKind] = field(default_factory=list)
     bandwidths: dict[str, int] = field(default_factory=dict)
     """Bandwidth of memory in MB/s, by the gp_index of its node."""
+    knows_drivers: bool = False
+    """True if network functions without names have no driver."""
 
 
 def read_document(data: bytes | str, *, where: str) -> Document:
@@ -264,13 +271,11 @@ class _Reader:
                 for key in ("name", "pci_busid", "pci_type", "pci_link_speed", "osdev_type")
                 if (value := attributes.get(key)) is not None
             },
-            parent=above,
         )
         if "local_memory" in attributes:
             element.attributes["local_memory"] = str(self.number(attributes, "local_memory"))
         if above is not None:
-            above.children.append(element)
-            return element
+            return above.add(element)
         if element.kind != "Machine":
             raise self.fail(f"its outermost object is {shown(element.kind)}, not a Machine")
         self.document.root = element

@@ -3,9 +3,7 @@
 Owns the last part of rule 8 of docs/reference/history.md: the recorded observations go through
 :mod:`psdist.controller` again. Pure.
 
-    lines = read_choices(run_dir, DecisionLine)
-    check_decisions(run, lines, changes, findings, is_complete=True)
-    run = with_decided_codecs(run, lines)        # other rules compare messages with it
+    check_decisions(run, read_choices(run_dir, DecisionLine), changes, findings, is_complete=True)
 
 Longer than other modules: each kind of line, what it does to a controller, what it may not be.
 """

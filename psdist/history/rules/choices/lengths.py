@@ -5,9 +5,8 @@ Owns two parts of rule 11 of docs/reference/history.md. Steps by the loss: recom
 workers have made. Rounds of an epoch: loaders count where passes ended, the trainer where rounds
 did. Pure.
 
-    lengths = read_worker_lines(folder, LengthLine, ...)
     check_lengths(run, lengths, read_choices(run_dir, StepLine), summary, findings)
-    check_passes(run, lengths, read_worker_lines(folder, PassLine, ...), summary, findings)
+    check_passes(run, lengths, passes, summary, findings)       # lines by worker
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ Owns the parts of rules 8 and 11 of docs/reference/history.md on a run that ends
 reported losses go through :mod:`psdist.controller.rollback` again.
 
     check_fixed(lines, take, control.choose, findings)      # {term: steps}
-    risen = Risen(run.rollback)
-    risen.report(reported, lossiest_since=control.lossiest_since, names=control.names)
-    risen.judge(line.rolled_back)           # of each line after it; "" if it is right
+    Risen(run.rollback).judge(line.rolled_back)             # "" if it is right
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Whether attempts of a run have resumed psdist's own choices.
 
-Owns the part of rule 7 of docs/reference/history.md on psdist's own choices. Other rules check that
-the choices in a checkpoint follow from the observations. This one compares them with the choices
-that the next attempt began with. Pure.
+Owns the part of rule 7 of docs/reference/history.md on psdist's own choices: compares those in a
+checkpoint with those that the next attempt began with. Pure.
 
     check_resumed({1: (run, kept_lines), 2: (run, kept_lines)}, findings)
 """

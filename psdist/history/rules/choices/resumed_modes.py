@@ -4,8 +4,6 @@ Owns the part of rule 7 of docs/reference/history.md on modes. A checkpoint has 
 servers had logged before it; an attempt that resumes it logs the same modes first. Pure.
 
     check_modes_went_on("attempt 2, set 0", history, made, 100, findings)
-    judging_mode(run)                                  # the clocks of two runs can be compared
-    are_apart_in_sync(history, cut)                    # groups cannot resume where they were
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The rules that a server's log must keep by itself: applies and optimizer steps.
 
-Owns the applies of rule 1 and the steps of rule 2 of docs/reference/history.md; what workers used
-is the matter of :mod:`psdist.history.rules.values.uses`. Pure: reads a replay, adds to the
-findings.
+Owns the applies of rule 1 and the steps of rule 2 of docs/reference/history.md. Pure.
 
     check_applies(ServerReplay(run, log), findings)
 """

@@ -1,6 +1,6 @@
 """The rules on checkpoints: each is one cut of all chunks, and a resumed run begins with it.
 
-Owns rule 7 of docs/reference/history.md. Pure: reads replays and histories, adds to the findings.
+Owns rule 7 of docs/reference/history.md. Pure.
 
     kept = check_kept(replay, findings)                     # of one server
     check_same_cut(run, [kept, ...], findings)              # of all servers of a set

@@ -1,7 +1,6 @@
 """The rules on values that the chief has set during a run (job.set_parameters).
 
-Owns the loads of rule 1 of docs/reference/history.md; that the bytes are those that were set is the
-matter of :mod:`psdist.history.rules.values.checksums`. Pure: reads replays, adds to the findings.
+Owns the loads of rule 1 of docs/reference/history.md; ``checksums`` compares the bytes. Pure.
 
     clocks = check_loads(replay, findings)                   # of one server
     check_same_loads({0: (3, 5), 1: (3, 5)}, findings)       # of all chunks of the run

@@ -1,7 +1,6 @@
 """The rules on a server's membership events: a group joins, suspends, resumes, leaves or fails.
 
-Owns the first part of rule 1 of docs/reference/history.md. Pure: reads a replay, adds to the
-findings.
+Owns the first part of rule 1 of docs/reference/history.md. Pure.
 
     check_membership(ServerReplay(run, log), findings)
 """

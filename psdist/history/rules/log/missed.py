@@ -1,7 +1,7 @@
 """The rules on rounds that groups have missed (backup groups, docs/guides/backup.md).
 
-Owns rule 9 of docs/reference/history.md; :mod:`psdist.history.rules.log.applies` checks that all
-other groups are in the step. Pure: reads replays and uses, adds to the findings.
+Owns rule 9 of docs/reference/history.md; ``applies`` checks that all other groups are in the step.
+Pure.
 
     by_chunk = check_missed(replay, uses, findings)     # of one server
     check_same_missed({0: {(1, 5)}, 1: {(1, 5)}}, findings)

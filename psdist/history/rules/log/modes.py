@@ -1,11 +1,10 @@
 """The mode of each round, and the rules on its changes.
 
 Owns :class:`ModeRules`, by which uses and steps are judged round by round, and rule 8 of
-docs/reference/history.md. Pure: reads a log's MODE events, adds to the findings.
+docs/reference/history.md. Pure.
 
     rules = ModeRules.of(run, mode_events)
     rules.is_gathered(rounds), rules.bounds(rounds)          # [n] each
-    check_modes(replay, uses, findings)
 """
 
 from __future__ import annotations

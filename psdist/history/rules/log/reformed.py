@@ -4,10 +4,7 @@ Owns the part of rule 1 of docs/reference/history.md on REFORM events. A chunk o
 goes to the first survivor in an order of the others, which follows from the chunk's rank among the
 worker's first chunks. Pure.
 
-    pushers = Pushers.of(run, members)          # of one server's log
-    pushers.of_rows(groups, chunks, positions)  # [n] workers
-    check_reforms(replay, findings)
-    check_same_reforms(told, findings)          # of all servers
+    Pushers.of(run, members).of_rows(groups, chunks, positions)  # [n] workers
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Owns the updates that a chunk contains by group, the membership at a position, and the versions of a
 chunk. It reads only the order of events and the groups of updates; clocks that the server sent to
-ranks are ignored. Never judges (:mod:`psdist.history.rules.log.applies`,
-:mod:`psdist.history.rules.values.uses`).
+ranks are ignored. Never judges.
 
     replay = ServerReplay(run, log)
     rows = replay.row_of(chunks, positions)

@@ -1,10 +1,8 @@
 """The rules on bytes: which replies and uses carry a checksum, and that both ends agree.
 
-Owns rule 4 of docs/reference/history.md. Pure: reads replays and workers' uses, adds to the
-findings.
+Owns rule 4 of docs/reference/history.md. Pure.
 
     sums = Checksums.of(replay, log.checksums, findings)
-    check_sampled_replies(sums, findings)
     compared, unknown = check_uses(sums, uses, findings)
 """
 

@@ -1,7 +1,6 @@
 """The rules that uses must keep: the mode's bound, order, coverage.
 
-Owns rules 2 and 3 of docs/reference/history.md. Pure: reads replays and workers' uses, adds to the
-findings.
+Owns rules 2 and 3 of docs/reference/history.md. Pure.
 
     uses = Uses.of(history)
     staleness = check_bound(replay, uses.of_server(replay, findings), findings)

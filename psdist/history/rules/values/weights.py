@@ -1,16 +1,11 @@
 """The rules on applied updates: the factor on the learning rate, the weight, EMPTY, the codec.
 
-Owns rules 5 and 10 of docs/reference/history.md. Pure: reads a replay and the workers' records of
-their pushes, adds to the findings.
+Owns rules 5 and 10 of docs/reference/history.md. Pure.
 
-    check_scales(replay, uses, findings)
     num_unknown = check_weights(replay, claims, whole_workers, findings)
-    check_codecs(replay, findings)
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +16,6 @@ from psdist.history.rules.log.reformed import is_in_place_of_the_dead
 from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.values.pushes import Claims
 from psdist.history.rules.values.uses import Uses
-
-if TYPE_CHECKING:
-    from psdist.history.rules.values.uses import Uses
 
 
 def check_scales(replay: ServerReplay, uses: Uses, findings: Findings) -> None:
