@@ -245,6 +245,8 @@ class Values:
         while True:
             move(group.mine)
             self._note(group.mine)
+            if group.channel.size == 1:
+                break
             gathered = group.channel.all_gather(self._flats(), self.uses.spans(group))
             try:
                 yield from in_group(gathered, call)
