@@ -74,7 +74,7 @@ class Sums:
         """``chunks``: ascending."""
         self._flat = flat
         self.by_chunk: dict[int, torch.Tensor] = {}
-        # One allocation: it gets huge pages, of which another process copies faster.
+        # One allocation gets huge pages, which other processes read faster.
         memory = allocate(sum(partition.chunks[index].num_bytes for index in chunks))
         start = 0
         for index in chunks:
