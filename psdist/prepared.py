@@ -824,6 +824,7 @@ class ParameterSets:
             driver=self._driver() if early.is_on or is_pipelined else None,
             another_end=self._another_end,
             sums=sums,
+            free_s=self._context.rank.free_s,
             newest=newest,
         )
         if not self._has_rounds:

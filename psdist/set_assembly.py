@@ -170,11 +170,13 @@ def strategy_of(
     driver: Driver | None,
     another_end: Callable[[], GroupChannel],
     sums: Sums | None,
+    free_s: Callable[[], float],
     newest: Sequence[torch.Tensor],
 ) -> Blocking:
     """Return how gradients leave and replies come in. ``driver``: of the loop while the script
     computes, None if nothing is under way then; ``another_end()``: of the group; ``sums``: of a
-    group that reduces gradients during backward; ``newest``: see :class:`Pipelined`."""
+    group that reduces gradients during backward; ``free_s``: see :class:`GroupEarlyPush`;
+    ``newest``: see :class:`Pipelined`."""
     if early.setting == "off":
         return Blocking(parts) if driver is None else Pipelined(parts, driver=driver, newest=newest)
     module = request.module
@@ -192,7 +194,12 @@ def strategy_of(
     if sums is None or driver is None:
         return EarlyPush(parts, driver=driver, is_training=is_training)
     return GroupEarlyPush(
-        parts, driver=driver, is_training=is_training, other_end=another_end(), sums=sums
+        parts,
+        driver=driver,
+        is_training=is_training,
+        other_end=another_end(),
+        sums=sums,
+        free_s=free_s,
     )
 
 

@@ -235,6 +235,13 @@ class Rank:
             timeout_s=config.wait_timeout_s if has_deadline else endless,
         )
 
+    def free_s(self) -> float:
+        """Return the time in seconds, without the time in which this process has used its part of
+        cores that it shares with other ranks."""
+        if self.core_share >= 1.0:
+            return self.now_s()
+        return self.now_s() - time.process_time() / self.core_share
+
     def begin_job(self, number: int, config: RunConfig) -> None:
         """Take part in job ``number``, which all ranks have begun."""
         if number > 1 and self.network is not None:

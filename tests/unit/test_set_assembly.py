@@ -82,6 +82,7 @@ def strategy(
         driver=AnyTime() if has_driver else None,
         another_end=channel.duplicate,
         sums=memory.sums,
+        free_s=loop.now_s,
         newest=memory.flat.values,
     )
     made.stop()

@@ -40,7 +40,8 @@ class GroupPace:
     """Decides if a group reduces its gradients bucket by bucket during backward; pure.
 
     Each bucket costs an agreement, a hand-over and a copy. The workers of a group exchange the
-    lengths of their backward passes, so that all of them judge by the same figures.
+    lengths of their backward passes, so that all of them judge by the same figures. Where cores are
+    short, the time in which the pass itself uses a core does not count: nothing hides in it.
     """
 
     def __init__(self, *, num_buckets: int, num_watched: int) -> None:
@@ -51,8 +52,8 @@ class GroupPace:
         """By iteration, of the worker whose backward pass was shortest."""
 
     def watch(self, backward_s: Sequence[float]) -> None:
-        """Seconds from each worker's first gradient to ``step()``; 0: it does not watch. The first
-        iterations count that every worker has watched."""
+        """Seconds from each worker's first gradient to ``step()`` that count; 0: it does not watch.
+        The first iterations are used that every worker has watched."""
         if all(backward_s) and len(self._shortest_s) < self._num_watched:
             self._shortest_s.append(min(backward_s))
 
@@ -61,8 +62,8 @@ class GroupPace:
         if not self._shortest_s or (usual_s := median(self._shortest_s)) >= self._least_s:
             return ""
         return (
-            f"gradients are complete {usual_s * 1e3:.1f} ms after the first one, and reducing them "
-            f"bucket by bucket pays from {self._least_s * 1e3:.0f} ms on"
+            f"backward passes leave {usual_s * 1e3:.1f} ms to reduce gradients in, and reducing "
+            f"them bucket by bucket pays from {self._least_s * 1e3:.0f} ms on"
         )
 
 
@@ -73,9 +74,13 @@ class Sums:
         """``chunks``: ascending."""
         self._flat = flat
         self.by_chunk: dict[int, torch.Tensor] = {}
+        # One allocation gets huge pages, which other processes read faster.
+        memory = allocate(sum(partition.chunks[index].num_bytes for index in chunks))
+        start = 0
         for index in chunks:
             chunk = partition.chunks[index]
-            self.by_chunk[index] = as_tensor(allocate(chunk.num_bytes), chunk.dtype, chunk.length)
+            self.by_chunk[index] = as_tensor(memory[start:], chunk.dtype, chunk.length)
+            start += chunk.num_bytes
 
     def gradient_frame(self, chunk: Chunk) -> Frame:
         """See :class:`psdist.workers.push_transforms.ChunkFrames`."""
@@ -97,8 +102,10 @@ class GroupEarlyPush(EarlyPush):
         is_training: Callable[[], bool],
         other_end: GroupChannel,
         sums: Sums,
+        free_s: Callable[[], float],
     ) -> None:
-        """``other_end``: of the group; ``sums``: of this worker's chunks; the rest as in
+        """``other_end``: of the group; ``sums``: of this worker's chunks; ``free_s()``: seconds, a
+        clock that stops while this process uses cores that are short; the rest as in
         :class:`EarlyPush`."""
         _, group, flat, *_ = parts
         buckets = Buckets(
@@ -111,6 +118,7 @@ class GroupEarlyPush(EarlyPush):
         early = GroupPushes(parts, buckets)
         super().__init__(parts, early=early, driver=driver, is_training=is_training)
         self._sums = sums.by_chunk
+        self._free_s = free_s
         self._all = self._spans_of(range(len(self._chunks)))
         self._has_left = False
         """True if buckets of this iteration left before step(), after all have caught up."""
@@ -143,6 +151,9 @@ class GroupEarlyPush(EarlyPush):
         return () if self.is_changed else self._given_pieces()
 
     # -- in the group --------------------------------------------------------------------------
+
+    def _now_s(self) -> float:
+        return self._free_s()
 
     def _switch_on(self) -> None:
         self._reason = self._pace.why_not()

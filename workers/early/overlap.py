@@ -121,7 +121,7 @@ class EarlyPush(Blocking):
             self.loop.core.expect_iteration()
         if not self._is_on:
             if self._is_watching and self._first_terms is None:
-                self._first_terms, self._first_s = self.iteration.terms(), self.loop.now_s()
+                self._first_terms, self._first_s = self.iteration.terms(), self._now_s()
             return
         early = self.early
         if piece not in early.pieces:
@@ -420,11 +420,15 @@ class EarlyPush(Blocking):
 
     # -- watching ------------------------------------------------------------------------------
 
+    def _now_s(self) -> float:
+        """Return the time by which backward passes are judged."""
+        return self.loop.now_s()
+
     def _watch(self, now: Terms) -> None:
         """Decide from the iteration that ends now about the next ones."""
         self._num_watched += 1
         first = self._first_terms
-        self.backward_s = self.loop.now_s() - self._first_s if first is not None else 0.0
+        self.backward_s = max(self._now_s() - self._first_s, 1e-9) if first is not None else 0.0
         if first is not None and (first.hyper, first.weight) != (now.hyper, now.weight):
             self._reason = "hyperparameters or the batch change between backward and step()"
             return

@@ -65,6 +65,7 @@ class EarlyWorker(VirtualWorker):
             is_training=lambda: True,
             other_end=self._last_end().duplicate(),
             sums=memory.sums,
+            free_s=parts.loop.now_s,
         )
 
     def _last_end(self) -> GroupChannel:

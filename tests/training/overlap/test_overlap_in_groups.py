@@ -109,9 +109,9 @@ def test_where_backward_is_too_short_to_hide_it_nothing_leaves_a_group_early(
     monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 60.0)
     auto, _ = both(training(layers=deep), tmp_path, groups=TOGETHER)
     assert auto.summary["early_pushes"] == 12 * (STEPS - WATCHED)  # worker 3's
-    said = [text for text in caplog.messages if "overlap stays off: gradients are" in text]
+    said = [text for text in caplog.messages if "overlap stays off: backward passes leave" in text]
     assert len(said) == 3
-    assert len({text.partition("gradients")[2] for text in said}) == 1  # by the same figures
+    assert len({text.partition("passes")[2] for text in said}) == 1  # by the same figures
 
 
 def test_a_worker_that_sends_nothing_early_keeps_its_group_from_it(tmp_path: Path) -> None:
