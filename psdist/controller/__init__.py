@@ -108,25 +108,20 @@ class Window(HasSnapshot):
         if len(rounds) > _MOST_KEPT:  # another group reports no more: its script has ended
             self.begin(seen.first_round + len(seen.own_us))
 
-    @property
-    def num_told(self) -> int:
-        """First rounds of the window that all groups have reported, at most :data:`WINDOW`."""
-        told = 0
-        while told < WINDOW and all(self.first + told in each for each in self._rounds.values()):
-            told += 1
-        return told
-
     def so_far(self) -> list[list[Times]]:
-        """Return the reported times, [groups][:attr:`num_told`]; they stay in the window."""
-        window = range(self.first, self.first + self.num_told)
-        return [[rounds[each] for each in window] for rounds in self._rounds.values()]
+        """Return the first rounds that all groups have reported, [groups][at most WINDOW]; they
+        stay in the window."""
+        end = self.first
+        while end < self.first + WINDOW and all(end in each for each in self._rounds.values()):
+            end += 1
+        return [[each[at] for at in range(self.first, end)] for each in self._rounds.values()]
 
     def take(self) -> list[list[Times]] | None:
         """Return [groups][WINDOW] once all groups have reported every round, and begin the next
         window after it; else None."""
-        if self.num_told < WINDOW:
-            return None
         found = self.so_far()
+        if any(len(each) < WINDOW for each in found):
+            return None
         self.begin(self.first + WINDOW)
         return found
 

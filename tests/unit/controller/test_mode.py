@@ -76,11 +76,19 @@ def test_six_rounds_are_enough_where_all_vary_and_five_are_not() -> None:
     )
 
 
-def told_each_round(times: Times) -> tuple[int, Decision] | None:
+def test_a_full_window_counts_its_longest_rounds_too() -> None:
+    control = control_of()
+    times = [[MS * (16, 10)[(turn + group) % 2] for turn in range(WINDOW)] for group in range(4)]
+    times[0][3] = times[0][8] = 300 * MS
+    feed(control, times, first=1)
+    assert control.judge() is None
+
+
+def told_each_round(times: Times, exchange_us: int = 500) -> tuple[int, Decision] | None:
     """Return the round after which psdist leaves sync, and its decision."""
     control = control_of()
     for number, own_us in enumerate(zip(*times, strict=True), start=1):
-        feed(control, [[each] for each in own_us], number)
+        feed(control, [[each] for each in own_us], number, exchange_us)
         if (decision := control.judge()) is not None:
             return number, decision
     return None
@@ -101,6 +109,15 @@ def test_the_rest_of_a_window_is_judged_by_its_quickest_quarter() -> None:
     """Fifteen rounds as short as the first would make the gain of 30 ms large."""
     times = [[2 * MS, 10 * MS, 10 * MS, 10 * MS, 10 * MS] for _ in range(4)]
     times[0][2] = times[1][4] = 40 * MS
+    assert told_each_round(times) is None
+
+
+def test_the_rest_of_a_window_has_its_exchanges_and_the_group_that_is_always_slow() -> None:
+    times = [list(own) for own in alike(WINDOW)]
+    times[0][0] = times[1][1] = 70 * MS
+    assert told_each_round(times) is not None
+    assert told_each_round(times, exchange_us=10 * MS) is None
+    times[2] = [30 * MS] * WINDOW
     assert told_each_round(times) is None
 
 
