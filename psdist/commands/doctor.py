@@ -357,14 +357,10 @@ class _Examination:
             self.add("threads", "no MPI_THREAD_MULTIPLE", "error", remedy)
 
     def _fault_tolerance(self, *, has_ulfm: bool) -> None:
-        if has_ulfm:
-            self.add(
-                "fault tolerance",
-                "ULFM (with mpirun --with-ft ulfm): failures.max_deaths can be set",
-            )
-        else:
+        value = "ULFM (with mpirun --with-ft ulfm): failures.max_deaths can be set"
+        if not has_ulfm:
             value = "no ULFM: the death of a rank ends the job, and it restarts from a checkpoint"
-            self.add("fault tolerance", value, "note")
+        self.add("fault tolerance", value, "ok" if has_ulfm else "note")
 
 
 def _srun_types(text: str) -> frozenset[str]:

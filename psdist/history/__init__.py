@@ -185,8 +185,7 @@ class WorkerLog:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """A whole run; from files by :func:`psdist.history.files.read_history`, or from writers in
-    memory by :func:`psdist.history.writers.collect`.
+    """A whole run, as :func:`psdist.history.files.read_history` returns it.
 
     Raises :class:`HistoryError` where a record names something that the run does not have, or
     that the format does not know.

@@ -1,6 +1,6 @@
 """The file of one kind of record: appended, flushed often, closed with its number of records.
 
-recorder = Recorder(path_dir / "server-0.events", FileKind.EVENTS, 0)     # None: in memory
+recorder = Recorder(path_dir / "server-0.events", FileKind.EVENTS, 0)
 EVENT.pack_into(recorder.bytes, recorder.used * EVENT.size, ...)
 recorder.used += 1                   # and flush(), from recorder.flush_at_s on
 """
@@ -21,26 +21,22 @@ from psdist.whole_writes import write_whole
 
 
 class Recorder:
-    """Appends records of one dtype to a file, or keeps them; one preallocated buffer."""
+    """Appends records of one dtype to a file; one preallocated buffer."""
 
     CAPACITY = 4096
     FLUSH_EVERY_S = 0.25
     """MPI ends a failing job by killing every process: what is buffered then is not recorded."""
 
-    def __init__(self, path: Path | None, kind: FileKind, index: int) -> None:
+    def __init__(self, path: Path, kind: FileKind, index: int) -> None:
         self.buffer: Records = np.zeros(self.CAPACITY, dtype=DTYPES[kind])
         self.bytes = self.buffer.view(np.uint8).data
         self.used = 0
-        self.flush_at_s = float("inf")
+        self.flush_at_s = 0.0
         """``flush`` is due from then on (monotonic); the writers look after each record."""
-        self.is_complete = False
         self._kind, self._index = kind, index
         self._path = path
         self._num_written = 0
-        self._kept: list[Records] = []
         self._file: Any = None
-        if path is None:
-            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,42 +51,30 @@ class Recorder:
         except OSError as error:
             raise cannot("write", path, error) from error
         self._write(self._header(OPEN))
-        self.flush_at_s = 0.0
 
     def flush(self) -> None:
         """Hand everything to the operating system and empty the buffer."""
         if self._file is not None:
             self._write(self.bytes[: self.used * self.buffer.itemsize])
             self.flush_at_s = monotonic() + self.FLUSH_EVERY_S
-        elif self._path is not None and self.used:
-            raise InvariantError(f"{self._path}: {self.used} records came after close()")
         elif self.used:
-            self._kept.append(self.buffer[: self.used].copy())
+            raise InvariantError(f"{self._path}: {self.used} records came after close()")
         self._num_written += self.used
         self.used = 0
 
     def close(self, *, is_complete: bool) -> None:
-        if self.is_complete or (self._path is not None and self._file is None):
+        if self._file is None:
             return
         self.flush()
-        if self._file is not None:
-            file, self._file = self._file, None
-            self.flush_at_s = 0.0  # a record after this fails at once
-            try:
-                with file:
-                    if is_complete:
-                        file.seek(0)
-                        file.write(self._header(self._num_written))
-            except OSError as error:
-                raise cannot("write", self._path, error) from error
-        self.is_complete = is_complete
-
-    def records(self) -> Records:
-        """All records so far; for recorders without a file."""
-        if self._path is not None:
-            raise InvariantError(f"the records of {self._path} are in the file: read_history()")
-        parts = [*self._kept, self.buffer[: self.used]]
-        return np.concatenate(parts, dtype=self.buffer.dtype)  # else numpy drops the padding
+        file, self._file = self._file, None
+        self.flush_at_s = 0.0  # a record after this fails at once
+        try:
+            with file:
+                if is_complete:
+                    file.seek(0)
+                    file.write(self._header(self._num_written))
+        except OSError as error:
+            raise cannot("write", self._path, error) from error
 
     def _header(self, num_records: int) -> bytes:
         return HEADER.pack(MAGIC, FORMAT_VERSION, self._kind, self._index, 0, num_records)

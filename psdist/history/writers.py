@@ -3,9 +3,9 @@
 Each event is packed into one preallocated buffer, which goes to its file when it is full or a
 quarter of a second old. This module exports the names that a user of histories needs.
 
-    history = ServerHistory(run_dir / "history", server=0)      # None instead: kept in memory
+    history = ServerHistory(run_dir / "history", server=0)
     history.member(EventKind.JOIN, group=0, clock=0, weight=2.0)
-    history.apply(chunk, group, clock, weight, lr_scale)
+    history.step(chunk, [(group, clock, weight, is_empty, codec)], lr_scale)
     reply_position = history.position                           # contains all of the above
     history.close()
 
@@ -34,8 +34,6 @@ from psdist.history import (
     EventKind,
     FileKind,
     History,
-    ServerLog,
-    WorkerLog,
     code_of,
 )
 from psdist.history.files import (
@@ -54,7 +52,6 @@ __all__ = [
     "RunRecord",
     "ServerHistory",
     "WorkerHistory",
-    "collect",
     "history_folder",
     "read_histories",
     "read_history",
@@ -147,14 +144,14 @@ class EventCount:
 
 
 class ServerHistory(EventCount):
-    """One server's log. With ``path_dir`` None it stays in memory (:meth:`log`).
+    """One server's log.
 
     Its ``position`` is the only count of a server's events: a reply is stamped with it.
     """
 
     def __init__(
         self,
-        path_dir: Path | None,
+        path_dir: Path,
         server: int,
         *,
         copy: int = 0,
@@ -163,36 +160,15 @@ class ServerHistory(EventCount):
         """``copy``: number of the replica whose keeper writes it, 0 for the server itself;
         ``position``: that of its first event in the shard's log."""
         super().__init__(position)
-        self.server = server
-        name = copy_name(server, copy) if copy else f"server-{server}"
-        path = path_dir and path_dir / name
-        self._events = Recorder(path and path.with_suffix(".events"), FileKind.EVENTS, server)
-        self._checksums = Recorder(
-            path and path.with_suffix(".checksums"), FileKind.CHECKSUMS, server
-        )
+        path = path_dir / (copy_name(server, copy) if copy else f"server-{server}")
+        self._events = Recorder(path.with_suffix(".events"), FileKind.EVENTS, server)
+        self._checksums = Recorder(path.with_suffix(".checksums"), FileKind.CHECKSUMS, server)
 
     def step(self, chunk: int, contributions: Contributions, lr_scale: float = 1.0) -> None:
         last = len(contributions) - 1
         for index, (group, clock, weight, is_empty, codec) in enumerate(contributions):
             flags = (index == last) | is_empty << 1
             self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, flags, codec)
-
-    def apply(
-        self,
-        chunk: int,
-        group: int,
-        clock: int,
-        weight: float = 1.0,
-        lr_scale: float = 1.0,
-        *,
-        is_last: bool = True,
-        is_empty: bool = False,
-        codec: int = 0,
-    ) -> None:
-        """Add that the chunk contains update ``clock`` of the group, one contribution to a step;
-        ``is_last``: the last one."""
-        flags = is_last | is_empty << 1
-        self._event(EventKind.APPLY, chunk, group, clock, weight, lr_scale, flags, codec)
 
     def checksum_of(self, compute: Callable[[], int | None]) -> int | None:
         return compute()
@@ -216,15 +192,6 @@ class ServerHistory(EventCount):
     def close(self, *, is_complete: bool = True) -> None:
         self._events.close(is_complete=is_complete)
         self._checksums.close(is_complete=is_complete)
-
-    def log(self) -> ServerLog:
-        """Return the records so far, for histories in memory."""
-        return ServerLog(
-            server=self.server,
-            events=self._events.records(),
-            checksums=self._checksums.records(),
-            is_complete=self._events.is_complete,
-        )
 
     def _event(
         self,
@@ -259,14 +226,12 @@ class ServerHistory(EventCount):
 
 
 class WorkerHistory:
-    """One worker's record of the versions it used and of what it pushed. With ``path_dir`` None it
-    stays in memory."""
+    """One worker's record of the versions it used and of what it pushed."""
 
-    def __init__(self, path_dir: Path | None, worker: int) -> None:
-        self.worker = worker
-        path = path_dir and path_dir / f"worker-{worker}"
-        self._uses = Recorder(path and path.with_suffix(".uses"), FileKind.USES, worker)
-        self._pushes = Recorder(path and path.with_suffix(".pushes"), FileKind.PUSHES, worker)
+    def __init__(self, path_dir: Path, worker: int) -> None:
+        path = path_dir / f"worker-{worker}"
+        self._uses = Recorder(path.with_suffix(".uses"), FileKind.USES, worker)
+        self._pushes = Recorder(path.with_suffix(".pushes"), FileKind.PUSHES, worker)
 
     def uses(
         self,
@@ -347,15 +312,6 @@ class WorkerHistory:
         self._uses.close(is_complete=is_complete)
         self._pushes.close(is_complete=is_complete)
 
-    def log(self) -> WorkerLog:
-        """Return the records so far, for histories in memory."""
-        return WorkerLog(
-            worker=self.worker,
-            uses=self._uses.records(),
-            pushes=self._pushes.records(),
-            is_complete=self._uses.is_complete,
-        )
-
 
 def slice_places(
     slices: Callable[[int], Sequence[Sequence[int]]], groups: Iterable[Sequence[int]]
@@ -371,14 +327,3 @@ def _places(slices: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """By chunk."""
     found = {chunk: place for place, chunks in enumerate(slices) for chunk in chunks}
     return tuple(found[chunk] for chunk in range(len(found)))
-
-
-def collect(
-    run: RunRecord, servers: Iterable[ServerHistory], workers: Iterable[WorkerHistory]
-) -> History:
-    """The history that writers kept in memory, each in order of its index."""
-    return History(
-        run=run,
-        servers=tuple(server.log() for server in servers),
-        workers=tuple(worker.log() for worker in workers),
-    )

@@ -24,14 +24,8 @@ from psdist.history import (
     ServerLog,
     WorkerLog,
 )
-from psdist.history.writers import (
-    EventKind,
-    History,
-    RunRecord,
-    ServerHistory,
-    WorkerHistory,
-    slice_places,
-)
+from psdist.history.writers import EventKind, History, RunRecord, slice_places
+from tests.support.history.memory import ServerHistory, WorkerHistory
 from tests.support.history.toy_run import even_slices
 
 

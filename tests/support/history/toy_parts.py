@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from psdist.history.writers import ServerHistory, WorkerHistory
+from tests.support.history.memory import ServerHistory, WorkerHistory
 
 NOBODY = 10**9
 

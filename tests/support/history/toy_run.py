@@ -15,16 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from psdist.history.writers import (
-    EventKind,
-    History,
-    RunRecord,
-    ServerHistory,
-    WorkerHistory,
-    collect,
-    slice_places,
-    write_run,
-)
+from psdist.history.writers import EventKind, History, RunRecord, slice_places, write_run
+from tests.support.history.memory import ServerHistory, WorkerHistory, collect
 from tests.support.history.summaries import summary_of_toy
 from tests.support.history.toy_parts import NOBODY, Fault, Group, Reply, Server, crc_of, even_slices
 

@@ -37,7 +37,7 @@ from psdist.errors import (
 )
 from psdist.history.files import copy_name, joined
 from psdist.history.run_record import CodecsSince, LevelCodecs, ModeSince
-from psdist.history.writers import History, RunRecord, ServerHistory, collect, slice_places
+from psdist.history.writers import History, RunRecord, slice_places
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -90,6 +90,7 @@ from psdist.transport.virtual import Actor
 from psdist.workers.group.channel import AloneChannel, GroupChannel
 from psdist.workers.group.shrinking import ShrinkingChannel
 from tests.support.coordinators import assemble, part_of
+from tests.support.history.memory import ServerHistory, collect
 from tests.support.virtual.checkpoints import MemoryKeeper
 from tests.support.virtual.delays import link_of, napping, slowed
 from tests.support.virtual.group import VirtualGroup

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from psdist.history.writers import WorkerHistory
 from psdist.protocol.checkpoints import pack_clocks
 from psdist.protocol.collected import PREPARED, SET_MODE, Brought, pack_mode
 from psdist.protocol.control import Progress, Setup, Written
@@ -38,6 +37,7 @@ from psdist.workers.protocol import Seat
 from psdist.workers.protocol.actions import Warn
 from psdist.workers.protocol.core import ANY_TIME
 from psdist.workers.trainer import Trainer
+from tests.support.history.memory import WorkerHistory
 from tests.support.virtual.numbers import gradient_of, hyperparameters_of, initial_values, lr_of
 from tests.support.virtual.reference import Draw
 from tests.support.virtual.self_checks import check_worker_after_every_event

@@ -23,7 +23,8 @@ from psdist.history import HEADER, EventFlag, Records
 from psdist.history.rules.findings import Rule
 from psdist.history.rules.log import replay
 from psdist.history.summary import Recorded, ServerSummary
-from psdist.history.writers import EventKind, History, ServerHistory, WorkerHistory, collect
+from psdist.history.writers import EventKind, History
+from tests.support.history.memory import ServerHistory, WorkerHistory, collect
 from tests.support.history.summaries import summary_of_toy
 from tests.support.history.toy_run import Fault, ToyRun, crc_of
 

@@ -15,7 +15,7 @@ import pytest
 from psdist.commands.check import Report, check
 from psdist.history import EventKind, History, Records
 from psdist.history.rules.findings import Rule
-from psdist.history.writers import ServerHistory, WorkerHistory, collect
+from tests.support.history.memory import ServerHistory, WorkerHistory, collect
 from tests.support.history.toy_run import ToyRun
 
 APPLY, DEATH, INHERIT = EventKind.APPLY, EventKind.DEATH, EventKind.INHERIT

@@ -17,14 +17,8 @@ from psdist.history import EventKind, History
 from psdist.history.rules.findings import Findings, Rule
 from psdist.history.rules.summaries import check_promises
 from psdist.history.run_record import RunRecord
-from psdist.history.writers import (
-    ServerHistory,
-    WorkerHistory,
-    collect,
-    history_folder,
-    read_history,
-    write_run,
-)
+from psdist.history.writers import history_folder, read_history, write_run
+from tests.support.history.memory import ServerHistory, WorkerHistory, collect
 from tests.support.history.summaries import summary_of_toy
 from tests.support.history.toy_run import ToyRun
 

@@ -7,7 +7,7 @@ import pytest
 from psdist.errors import HistoryError
 from psdist.history import EventKind, ServerLog
 from psdist.history.files import joined
-from psdist.history.writers import ServerHistory
+from tests.support.history.memory import ServerHistory
 
 
 def log(

@@ -17,8 +17,8 @@ from psdist.history import NO_CHUNK, EventKind, History
 from psdist.history.rules.findings import Rule
 from psdist.history.rules.log.reformed import Pushers, check_reforms, lost_workers, stamps_of
 from psdist.history.run_record import RunRecord
-from psdist.history.writers import ServerHistory, WorkerHistory, collect
 from psdist.protocol.partition import slices_of_the_living
+from tests.support.history.memory import ServerHistory, WorkerHistory, collect
 
 REFORM, LEAVE, DEATH = EventKind.REFORM, EventKind.LEAVE, EventKind.DEATH
 NUM_CHUNKS, NUM_ITERATIONS, DIES_IN, DEAD = 6, 4, 2, 1

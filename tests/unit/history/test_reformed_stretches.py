@@ -21,8 +21,8 @@ from psdist.history.rules.summaries import Shown, check_claims
 from psdist.history.rules.values.pushes import Claims
 from psdist.history.run_record import RunRecord
 from psdist.history.summary import Summary
-from psdist.history.writers import ServerHistory, WorkerHistory, collect
 from psdist.protocol.partition import slices_of_the_living
+from tests.support.history.memory import ServerHistory, WorkerHistory, collect
 
 JOIN, LEAVE, REFORM = EventKind.JOIN, EventKind.LEAVE, EventKind.REFORM
 NUM_CHUNKS, NUM_ITERATIONS = 8, 9

@@ -15,8 +15,8 @@ from psdist.history.rules.log import replay
 from psdist.history.rules.log.replay import ServerReplay
 from psdist.history.rules.values.pushes import Claims
 from psdist.history.summary import Summary
-from psdist.history.writers import ServerHistory
 from tests.support.history.forging import Forgery
+from tests.support.history.memory import ServerHistory
 from tests.support.history.summaries import summary_of_toy
 from tests.support.history.toy_run import ToyRun
 
