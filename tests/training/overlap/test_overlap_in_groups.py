@@ -102,11 +102,18 @@ def test_in_ssp_and_async_chunks_leave_early_and_the_modes_rules_hold(
     assert outcome.summary["early_pushes"] > 2 * (STEPS - WATCHED)
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
 def test_where_backward_is_too_short_to_hide_it_nothing_leaves_a_group_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_busy: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="psdist")
-    monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 60.0)
+    bucket_s = 1e-6 if is_busy else 60.0
+    monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", bucket_s)
+    if is_busy:  # the computation uses all of the cores
+        monkeypatch.setattr("psdist.ranks.rank.Rank.free_s", lambda _rank: 0.0)
     auto, _ = both(training(layers=deep), tmp_path, groups=TOGETHER)
     assert auto.summary["early_pushes"] == 12 * (STEPS - WATCHED)  # worker 3's
     said = [text for text in caplog.messages if "overlap stays off: backward passes leave" in text]
