@@ -202,6 +202,7 @@ def play_scripts(case: Case) -> Digest:
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
+        mock.patch("psdist.workers.early.overlap.BACKWARD_S", 0.0),
         mock.patch("psdist.workers.early.group_overlap.BUCKET_S", 0.0),
     ):
         return digest_of_outcome(run_virtually(case, Path(folder) / "run", seed=1))

@@ -33,8 +33,9 @@ def watches_one_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+def leaves_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """However short backward passes are."""
+    monkeypatch.setattr("psdist.workers.early.overlap.BACKWARD_S", 0.0)
     monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 0.0)
 
 

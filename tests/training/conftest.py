@@ -13,8 +13,9 @@ TIMEOUT_S = 540
 
 
 @pytest.fixture(autouse=True)
-def reduces_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In groups of several, however short backward passes are."""
+def leaves_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short backward passes are."""
+    monkeypatch.setattr("psdist.workers.early.overlap.BACKWARD_S", 0.0)
     monkeypatch.setattr("psdist.workers.early.group_overlap.BUCKET_S", 0.0)
 
 

@@ -85,7 +85,11 @@ def play(run: tuple[int, ...], path: Path, seed: int) -> None:
         may_fail += [server_id(1), server_id(0)]
     fails = (may_fail[seed % len(may_fail)], 1 + seed % 7) if may_fail else None
     link = LinkModel(latency_s=1e-5, jitter_s=(1e-4, 1e-3, 1e-2)[seed % 3])
-    with warnings.catch_warnings(), mock.patch("psdist.workers.early.group_overlap.BUCKET_S", 0.0):
+    with (
+        warnings.catch_warnings(),
+        mock.patch("psdist.workers.early.overlap.BACKWARD_S", 0.0),
+        mock.patch("psdist.workers.early.group_overlap.BUCKET_S", 0.0),
+    ):
         if fails is not None:  # nobody closes its files
             warnings.simplefilter("ignore", ResourceWarning)
         run_virtually(case, path, seed=seed, link=link, fails=fails)

@@ -13,7 +13,6 @@ Own chunks are pushed out of ``sums``: the flat gradients stay this worker's alo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from statistics import median
 from typing import Final
 
 import torch
@@ -23,7 +22,7 @@ from psdist.protocol.memory import allocate, as_bytes, as_tensor
 from psdist.protocol.partition import Chunk, Partition, Span
 from psdist.workers.blocking import Parts
 from psdist.workers.early.group_pushes import GroupPushes
-from psdist.workers.early.overlap import RETERMED, SKIPPED, UNFOLLOWED, WATCHED, EarlyPush
+from psdist.workers.early.overlap import RETERMED, SKIPPED, UNFOLLOWED, WATCHED, EarlyPush, Pace
 from psdist.workers.early.progress import Driver
 from psdist.workers.group.buckets import Buckets
 from psdist.workers.group.channel import GroupChannel, Slices
@@ -34,37 +33,6 @@ from psdist.workers.reduction import CALL, Reduced, Row, Terms, in_group
 BUCKET_S: Final = 3e-3
 """Least seconds of a backward pass, for each bucket, for which reducing by bucket pays. If cores
 are short, a bucket costs each worker 1 to 1.5 ms."""
-
-
-class GroupPace:
-    """Decides if a group reduces its gradients bucket by bucket during backward; pure.
-
-    Each bucket costs an agreement, a hand-over and a copy. The workers of a group exchange the
-    lengths of their backward passes, so that all of them judge by the same figures. Where cores are
-    short, the time in which the pass itself uses a core does not count: nothing hides in it.
-    """
-
-    def __init__(self, *, num_buckets: int, num_watched: int) -> None:
-        """``num_watched``: iterations that are judged by."""
-        self._least_s = BUCKET_S * num_buckets
-        self._num_watched = num_watched
-        self._shortest_s: list[float] = []
-        """By iteration, of the worker whose backward pass was shortest."""
-
-    def watch(self, backward_s: Sequence[float]) -> None:
-        """Seconds from each worker's first gradient to ``step()`` that count; 0: it does not watch.
-        The first iterations are used that every worker has watched."""
-        if all(backward_s) and len(self._shortest_s) < self._num_watched:
-            self._shortest_s.append(min(backward_s))
-
-    def why_not(self) -> str:
-        """Why gradients should wait for ``step()``, for people; "" where they need not."""
-        if not self._shortest_s or (usual_s := median(self._shortest_s)) >= self._least_s:
-            return ""
-        return (
-            f"backward passes leave {usual_s * 1e3:.1f} ms to reduce gradients in, and reducing "
-            f"them bucket by bucket pays from {self._least_s * 1e3:.0f} ms on"
-        )
 
 
 class Sums:
@@ -127,7 +95,7 @@ class GroupEarlyPush(EarlyPush):
         self._is_redone = False
         """True if the whole gradient is reduced once more."""
         num_buckets = early.buckets.num_within(len(early.order))
-        self._pace = GroupPace(num_buckets=num_buckets, num_watched=WATCHED)
+        self._pace = Pace(BUCKET_S * num_buckets)
 
     def _spans_of(self, chunks: Iterable[int]) -> Slices:
         """Return a span of each of these chunks, by place."""
@@ -155,17 +123,10 @@ class GroupEarlyPush(EarlyPush):
     def _now_s(self) -> float:
         return self._free_s()
 
-    def _switch_on(self) -> None:
-        self._reason = self._pace.why_not()
-        if self._reason:
-            self._switch_off()
-        else:
-            super()._switch_on()
-
     def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, bool]:
         """See :meth:`Blocking.catch_up`. Raises :class:`UsageError` if buckets have left under
         other terms than those of ``step()``, or from a worker that has ended without ``step()``."""
-        self._pace.watch([row.backward_s for row in table])
+        yield from super().catch_up(table)
         if not all(row.is_finite for row in table):
             return False
         index = self.loop.core.set_index

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -29,7 +30,7 @@ from psdist.workers.loop import Wait
 from psdist.workers.model.flat import Shadow
 from psdist.workers.model.gradient_hooks import GradientHooks
 from psdist.workers.model.samples import same_bits
-from psdist.workers.reduction import Reduced, Terms
+from psdist.workers.reduction import Reduced, Row, Terms
 
 logger = logging.getLogger("psdist")
 
@@ -38,6 +39,9 @@ WATCHED: Final = 3
 WATCHED_OF_SETS: Final = 16
 """The same, in a job of several parameter sets. Their loops repeat after more iterations: every
 fifth backward pass of a critic may be a generator's."""
+BACKWARD_S: Final = 5e-3
+"""Least seconds of a backward pass for which gradients of a worker that is alone in its group leave
+early. Hooks, copies and a second thread take about as long as a shorter pass could hide."""
 RETERMED: Final = (
     "hyperparameters or the weight of the batch changed after the first gradients had been sent"
 )
@@ -46,6 +50,36 @@ SKIPPED: Final = "a GradScaler left the step out, and a part of its gradients ha
 _REMEDY: Final = (
     'set transfer.overlap = off (job.prepare(..., overlap="off")) to send gradients in step()'
 )
+
+
+class Pace:
+    """Decides if backward passes are long enough to send gradients during them; pure.
+
+    The workers of a group exchange the lengths of their backward passes, so that all of them judge
+    by the same figures. In larger groups, where cores are short, the time in which the pass itself
+    uses a core does not count: nothing hides in it.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        """``least_s``: seconds of a backward pass from which on it pays."""
+        self._least_s = least_s
+        self._shortest_s: list[float] = []
+        """By iteration, of the worker whose backward pass was shortest."""
+
+    def watch(self, backward_s: Sequence[float]) -> None:
+        """Seconds from each worker's first gradient to ``step()``; 0: it does not watch. The first
+        :data:`WATCHED` iterations count that every worker has watched."""
+        if all(backward_s) and len(self._shortest_s) < WATCHED:
+            self._shortest_s.append(min(backward_s))
+
+    def why_not(self) -> str:
+        """Why gradients should wait for ``step()``, for people; "" where they need not."""
+        if not self._shortest_s or (usual_s := median(self._shortest_s)) >= self._least_s:
+            return ""
+        return (
+            f"backward passes leave {usual_s * 1e3:.1f} ms to send gradients in, and sending them "
+            f"before step() pays from {self._least_s * 1e3:.0f} ms on"
+        )
 
 
 class EarlyPush(Blocking):
@@ -64,6 +98,7 @@ class EarlyPush(Blocking):
         super().__init__(parts)
         self.early = early or EarlyPushes(parts, parts.group.order.sorted(parts.group.mine))
         self._driver = driver
+        self._pace = Pace(BACKWARD_S)
         self.hooks = GradientHooks(
             self.flat,
             on_gradient=self._on_gradient,
@@ -220,6 +255,10 @@ class EarlyPush(Blocking):
                 if is_empty or counts[piece] == 0 or piece in self._changed:
                     return False
         return not self.early.is_stopped
+
+    def catch_up(self, table: Sequence[Row]) -> Generator[Wait, None, bool]:
+        self._pace.watch([row.backward_s for row in table])
+        return (yield from super().catch_up(table))
 
     def _push(self, reduced: Reduced) -> None:
         self._absent = reduced.absent
@@ -380,6 +419,10 @@ class EarlyPush(Blocking):
         )
 
     def _switch_on(self) -> None:
+        if why := self._pace.why_not():
+            self._reason = why
+            self._switch_off()
+            return
         order, pieces_of = self.early.order, self.early.pieces_of
         num_chunks = next(
             (n for n, chunk in enumerate(order) if not self._held.isdisjoint(pieces_of[chunk])),

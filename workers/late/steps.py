@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from psdist.workers.blocking import Parts
-from psdist.workers.early.overlap import EarlyPush
+from psdist.workers.early.overlap import EarlyPush, Pace
 from psdist.workers.early.progress import Driver
 from psdist.workers.late.guarded import ParameterTable
 from psdist.workers.late.tail import Tail
@@ -104,6 +104,7 @@ class LateWait(EarlyPush):
             group.partition, group.mine, flat, loop, values, move=self.place, driver=driver
         )
         super().__init__(parts, driver=driver, is_training=is_training)
+        self._pace = Pace(0.0)  # replies are hidden behind more than backward
         self._module = module
         self._has_tables = False
         self._has_said_shared = False

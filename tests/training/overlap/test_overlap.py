@@ -179,6 +179,18 @@ def test_sync_gives_the_same_bits_and_every_chunk_leaves_early(
     assert auto.summary["early_pushes"] == 3 * NUM_CHUNKS * (STEPS - WATCHED)
 
 
+def test_where_backward_is_too_short_to_hide_it_everything_leaves_in_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="psdist")
+    monkeypatch.setattr("psdist.workers.early.overlap.BACKWARD_S", 60.0)
+    auto, _ = both(training(), tmp_path)
+    assert auto.summary["early_pushes"] == 0
+    said = [text for text in caplog.messages if "overlap stays off: backward passes leave" in text]
+    assert len(said) == 3
+    assert "sending them before step() pays from 60000 ms on" in said[0]
+
+
 @pytest.mark.parametrize("mode", ["ssp", "async"])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_ssp_and_async_chunks_leave_early_and_the_modes_rules_hold(

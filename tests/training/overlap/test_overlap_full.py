@@ -86,8 +86,9 @@ def num_late(outcome: Outcome) -> set[int]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_sync_gives_the_same_bits_and_every_step_returns_early(
-    max_norm: float | None, seed: int, tmp_path: Path
+    max_norm: float | None, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("psdist.workers.early.overlap.BACKWARD_S", 60.0)  # for auto alone
     full = both(training(max_grad_norm=max_norm), tmp_path, seed=seed)
     assert num_late(full) == {ALL_LATE}
     assert full.summary["early_pushes"] == 3 * full.summary["chunks"] * ALL_LATE

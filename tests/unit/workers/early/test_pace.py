@@ -19,7 +19,7 @@ def test_it_pays_where_the_shortest_pass_is_long_enough_for_the_buckets() -> Non
         short.watch([1.0, SHORT])
     assert long.why_not() == ""
     assert short.why_not() == (
-        "gradients are complete 11.7 ms after the first one, and sending them before step() "
+        "backward passes leave 11.7 ms to send gradients in, and sending them before step() "
         "pays from 12 ms on"
     )
 
