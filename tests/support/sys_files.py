@@ -17,6 +17,18 @@ from psdist.topology.text import bitmap
 CPU = "sys/devices/system/cpu"
 
 
+def bitmap_of(cpus: Iterable[int]) -> str:
+    """A bitmap as hwloc writes it; ``0x0`` for the empty set."""
+    mask = bitmap.mask_of(cpus)
+    if not mask:
+        return "0x0"
+    groups: list[str] = []
+    while mask:
+        groups.append(f"0x{mask & 0xFFFFFFFF:08x}")
+        mask >>= 32
+    return ",".join(reversed(groups))
+
+
 @dataclass
 class Root:
     """A folder with the files of /sys and /proc that the kernel would have."""
@@ -31,7 +43,7 @@ class Root:
     def write_set(self, name: str, cpus: Iterable[int]) -> None:
         """Write a set as the kernel does: as a mask and as a list."""
         cpus = sorted(cpus)
-        text = bitmap.format(cpus).replace("0x", "") or "0"
+        text = bitmap_of(cpus).replace("0x", "") or "0"
         self.write(name, text)
         self.write(name.replace("_map", "") + "_list", bitmap.format_list(cpus))
 
@@ -52,7 +64,7 @@ class Root:
             self.write(f"{cache}/type", kind)
             self.write(f"{cache}/size", "1024K")
             shared = sorted(shared)
-            self.write(f"{cache}/shared_cpu_map", bitmap.format(shared).replace("0x", ""))
+            self.write(f"{cache}/shared_cpu_map", bitmap_of(shared).replace("0x", ""))
             self.write(f"{cache}/shared_cpu_list", bitmap.format_list(shared))
 
     def packages(self, groups: dict[tuple[int, int], Iterable[int]]) -> None:
@@ -75,7 +87,7 @@ class Root:
     def node(self, number: int, cpus: Iterable[int], *, gib: int = 1) -> None:
         folder = f"sys/devices/system/node/node{number}"
         cpus = sorted(cpus)
-        self.write(f"{folder}/cpumap", bitmap.format(cpus).replace("0x", ""))
+        self.write(f"{folder}/cpumap", bitmap_of(cpus).replace("0x", ""))
         self.write(f"{folder}/cpulist", bitmap.format_list(cpus))
         self.write(f"{folder}/meminfo", f"Node {number} MemTotal:  {gib << 20} kB")
 

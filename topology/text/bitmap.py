@@ -1,9 +1,7 @@
-"""Sets of PU numbers as text: hwloc's bitmaps and the kernel's lists, both ways, within limits.
+"""Sets of PU numbers as text: hwloc's bitmaps and the kernel's lists, within limits.
 
-    parse("0x00000001,,0x0")            # frozenset({64})
-    format({0, 33})                     # '0x00000002,0x00000001'
-    parse_list("0-3,8")                 # frozenset({0, 1, 2, 3, 8})
-    format_list({0, 1, 2, 3, 8})        # '0-3,8'
+    members(parse_mask("0x00000001,,0x0"))      # frozenset({64})
+    parse_list("0-3,8")                         # frozenset({0, 1, 2, 3, 8})
 
 Bitmaps are those of hwloc_bitmap_sscanf: groups of 32 bits, most significant first.
 """
@@ -29,22 +27,20 @@ _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _CHARS_PER_GROUP: Final = 11
 
 
-def parse(text: str, *, max_cpus: int = MAX_CPUS) -> frozenset[int]:
-    """The numbers in a bitmap. Raises PlacementError for other text and for infinite bitmaps."""
-    return members(parse_mask(text, max_cpus=max_cpus))
+def parse_mask(text: str) -> int:
+    """A bitmap as an integer: bit n is set if n is in the set. Far smaller than a set.
 
-
-def parse_mask(text: str, *, max_cpus: int = MAX_CPUS) -> int:
-    """The same as an integer: bit n is set if n is in the set. Far smaller than a set."""
+    Raises PlacementError for other text and for infinite bitmaps.
+    """
     if text.startswith("0xf...f"):
         raise PlacementError(
             f"bitmap {shown(text)} is infinite: it names no PUs; export the machine again"
         )
     num_groups = text.count(",") + 1
-    limit = -(-max_cpus // _GROUP_BITS)
+    limit = -(-MAX_CPUS // _GROUP_BITS)
     if num_groups > limit or len(text) > limit * _CHARS_PER_GROUP:
         raise PlacementError(
-            f"bitmap {shown(text)} has more than {max_cpus:,} bits; no machine has so many PUs"
+            f"bitmap {shown(text)} has more than {MAX_CPUS:,} bits; no machine has so many PUs"
         )
     # Whole-string steps, for hostile texts hold millions of groups; empty groups are zero.
     groups = text.replace("0x", "").split(",")
@@ -59,9 +55,9 @@ def parse_mask(text: str, *, max_cpus: int = MAX_CPUS) -> int:
             f"bitmap {shown(text)} is not groups of up to 8 hexadecimal digits with commas between"
         )
     mask = int("".join([group.zfill(_GROUP_DIGITS) if group else _ZERO for group in groups]), 16)
-    if mask.bit_length() > max_cpus:
+    if mask.bit_length() > MAX_CPUS:
         raise PlacementError(
-            f"bitmap {shown(text)} names PU {mask.bit_length() - 1}; numbers end at {max_cpus - 1}"
+            f"bitmap {shown(text)} names PU {mask.bit_length() - 1}; numbers end at {MAX_CPUS - 1}"
         )
     return mask
 
@@ -79,30 +75,18 @@ def mask_of(cpus: Iterable[int]) -> int:
     return mask
 
 
-def format(cpus: Iterable[int]) -> str:
-    """A bitmap as hwloc writes it; ``0x0`` for the empty set."""
-    mask = mask_of(cpus)
-    if not mask:
-        return "0x0"
-    groups: list[str] = []
-    while mask:
-        groups.append(f"0x{mask & 0xFFFFFFFF:08x}")
-        mask >>= _GROUP_BITS
-    return ",".join(reversed(groups))
-
-
-def parse_list(text: str, *, max_cpus: int = MAX_CPUS) -> frozenset[int]:
+def parse_list(text: str) -> frozenset[int]:
     """The numbers in ``0-3,8``, the kernel's notation; empty text is the empty set.
 
     Raises PlacementError for anything else, for ranges that run backwards and for numbers from
-    ``max_cpus`` on.
+    MAX_CPUS on.
     """
     text = text.strip()
     if not text:
         return frozenset()
     # Every second number, "2,4,6 ...", makes the longest list, about 3 characters for each PU.
-    if len(text) > 4 * max_cpus:
-        raise PlacementError(f"CPU list {shown(text)} is longer than any list of {max_cpus:,} CPUs")
+    if len(text) > 4 * MAX_CPUS:
+        raise PlacementError(f"CPU list {shown(text)} is longer than any list of {MAX_CPUS:,} CPUs")
     mask = 0
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -112,9 +96,9 @@ def parse_list(text: str, *, max_cpus: int = MAX_CPUS) -> frozenset[int]:
             )
         first = int(match[1])
         last = first if match[2] is None else int(match[2])
-        if last < first or last >= max_cpus:
+        if last < first or last >= MAX_CPUS:
             raise PlacementError(
-                f"CPU list {shown(text)}: {shown(part)} runs backwards or beyond {max_cpus - 1}"
+                f"CPU list {shown(text)}: {shown(part)} runs backwards or beyond {MAX_CPUS - 1}"
             )
         mask |= ((1 << (last - first + 1)) - 1) << first
     return members(mask)

@@ -25,6 +25,7 @@ from psdist.topology.machine import hwloc as hwloc_xml
 from psdist.topology.text import bitmap
 from tests.support.machine_files import SHAPES, machine_file, real
 from tests.support.mpirun import skip_or_fail
+from tests.support.sys_files import bitmap_of
 
 NAMES = (
     *SHAPES,
@@ -92,7 +93,7 @@ def levels_by_hwloc(
     assert len(masks) == len(asked)
     found: dict[str, list[frozenset[int]]] = {kind: [] for kind in own}
     for (kind, _), mask in zip(asked, masks, strict=True):
-        found[kind].append(bitmap.parse(mask))
+        found[kind].append(bitmap.members(bitmap.parse_mask(mask)))
     return found
 
 
@@ -201,7 +202,7 @@ def test_devices_are_near_the_processors_that_hwloc_says(name: str) -> None:
     lines = "".join(f"os={each}\n" for each in own)
     answers = hwloc("hwloc-calc", "-i", str(machine_file(name)), "-q", text=lines).split("\n")
     masks = [answer for answer in answers if answer.startswith("0x")]
-    assert [bitmap.parse(mask) for mask in masks] == list(own.values())
+    assert [bitmap.members(bitmap.parse_mask(mask)) for mask in masks] == list(own.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -449,13 +450,13 @@ def machine_xml(inside: str, *, version: str = "2.0", after: str = "", root: str
 
 def core_xml(number: int, *cpus: int) -> str:
     pus = "".join(f'<object type="PU" os_index="{cpu}"/>' for cpu in cpus)
-    mask = bitmap.format(cpus)
+    mask = bitmap_of(cpus)
     return f'<object type="Core" os_index="{number}" cpuset="{mask}">{pus}</object>'
 
 
 def package_xml(number: int, *cpus: int, inside: str = "") -> str:
     cores = "".join(core_xml(cpu, cpu) for cpu in cpus)
-    mask = bitmap.format(cpus)
+    mask = bitmap_of(cpus)
     return f'<object type="Package" os_index="{number}" cpuset="{mask}">{cores}{inside}</object>'
 
 
@@ -642,7 +643,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_sets_of_pus_survive_both_notations(cpus: frozenset[int]) -> None:
-    assert bitmap.parse(bitmap.format(cpus)) == cpus
+    assert bitmap.members(bitmap.parse_mask(bitmap_of(cpus))) == cpus
     assert bitmap.parse_list(bitmap.format_list(cpus)) == cpus
 
 
@@ -657,7 +658,7 @@ def test_sets_of_pus_survive_both_notations(cpus: frozenset[int]) -> None:
     ],
 )
 def test_bitmaps_are_groups_of_32_with_the_highest_first(text: str, cpus: set[int]) -> None:
-    assert bitmap.parse(text) == cpus
+    assert bitmap.members(bitmap.parse_mask(text)) == cpus
 
 
 @pytest.mark.parametrize(
@@ -666,7 +667,7 @@ def test_bitmaps_are_groups_of_32_with_the_highest_first(text: str, cpus: set[in
 )
 def test_other_bitmaps_are_refused(text: str) -> None:
     with pytest.raises(PlacementError, match=r"^bitmap"):
-        bitmap.parse(text)
+        bitmap.members(bitmap.parse_mask(text))
 
 
 @pytest.mark.parametrize("text", ["3-1", "a", "1,", "1-", "0-99999999", "0:3", "1 2", "," * 99_999])
