@@ -20,28 +20,35 @@ from psdist.ranks.wire import link_of_chunks
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.save_for_backward(weight)
-        ctx.seconds = seconds
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,  # noqa: ARG004 - its gradient is asked for
+        gradient: torch.Tensor,
+        seconds: float,
+    ) -> torch.Tensor:
+        ctx.gradient, ctx.seconds = gradient, seconds
         _sleep(seconds)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (weight,) = ctx.saved_tensors
         _sleep(2 * ctx.seconds)
-        return gradients[0], torch.full_like(weight, 1e-3), None
+        return gradients[0], ctx.gradient.clone(), None, None
 
 
 class SleepingLayer(torch.nn.Module):
+    """A matrix of one row, because codecs leave vectors exact. Its gradient is random."""
+
     def __init__(self, num_elements: int) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(num_elements))
+        self.weight = torch.nn.Parameter(torch.zeros(1, num_elements))
+        self._gradient = torch.randn_like(self.weight) * 1e-3
 
     def forward(self, x: torch.Tensor, seconds: float) -> torch.Tensor:
         """``seconds`` pass; twice as many in the backward pass."""
         slept: torch.Tensor = _Sleep.apply(  # type: ignore[no-untyped-call] # torch's
-            x, self.weight, seconds
+            x, self.weight, self._gradient, seconds
         )
         return slept
 
@@ -79,8 +86,8 @@ def cut(context: Rank, sizes: Sequence[int]) -> Partition:
     pieces = [
         Piece(
             name=f"layers.{index}.weight",
-            shape=(size,),
-            stride=(1,),
+            shape=(1, size),
+            stride=(size, 1),
             dtype="float32",
             optimizer_group=0,
         )
