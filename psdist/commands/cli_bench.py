@@ -73,6 +73,7 @@ def step(
     repeats: Annotated[int, typer.Option(min=1, help="Turns of each kind.")] = 10,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a turn, in a row: their mean.")] = 1,
     servers: NumServers = None,
+    ddp_bucket: Annotated[int, typer.Option(min=1, help="MiB of DDP's buckets.")] = 25,
     links: Annotated[
         bool, typer.Option("--links", help="Show how long each host's links are idle.")
     ] = False,
@@ -102,6 +103,7 @@ def step(
         repeats=repeats,
         steps=steps,
         servers=servers,
+        ddp_bucket_mib=ddp_bucket,
         links=links,
         json_path=json_path,
         plot_path=plot_path,

@@ -281,7 +281,9 @@ class _WorkerSide(_Side):
         models: dict[str, Any] = {}
         self._with_sgd: dict[str, tuple[Any, Any]] = {}
         for way in (DDP, DDP_FP16):
-            model = DistributedDataParallel(Sleepers(self.sizes))
+            model = DistributedDataParallel(
+                Sleepers(self.sizes), bucket_cap_mb=self.options.ddp_bucket_mib
+            )
             if way == DDP_FP16:
                 model.register_comm_hook(None, fp16_compress_hook)
             models[way] = model

@@ -49,6 +49,8 @@ class StepOptions:
     """Steps in a row; a repetition is their mean."""
     links: bool = False
     """Sample the hosts' interfaces."""
+    ddp_bucket_mib: int = 25
+    """Maximum size of DDP's buckets, by default torch's own."""
 
 
 def result_of(
@@ -103,6 +105,7 @@ def result_of(
         "mode": config.mode,
         "num_bytes": partition.num_bytes,
         "layers": options.layers,
+        "ddp_bucket_mib": options.ddp_bucket_mib,
         "chunks": len(partition.chunks),
         "chunk_bytes": partition.max_chunk_bytes,
         "credits": config.credits,

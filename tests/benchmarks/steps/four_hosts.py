@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--steps", default="1")
     parser.add_argument("--link", type=int, default=1000, help="Mbit/s")
+    parser.add_argument("--ddp-bucket", default="25", help="MiB of DDP's buckets")
     parser.add_argument("--set", nargs="*", action="append", default=[])
     parser.add_argument("--env", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
@@ -53,7 +54,7 @@ def main() -> int:
 
 def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings: list[str]) -> int:
     """One job; prints what it prints."""
-    chosen = dict(each.split("=", 1) for each in settings)
+    chosen = dict(each.replace(".", "_", 1).split("=", 1) for each in settings)
     with tempfile.TemporaryDirectory(dir=cluster.directory("step")) as folder:
         file = Path(folder) / "step.json"
         racks = Path(folder) / "racks.toml"
@@ -61,7 +62,8 @@ def run(cluster: SlurmCluster, options: argparse.Namespace, size: str, settings:
         model = ("--size", size, "--layers", str(options.layers), "--compute", options.compute)
         if options.trace is None:
             words = ["bench", "step", *model, "--repeats", str(options.repeats),
-                     "--steps", options.steps, "--servers", "4", "--json", str(file)]  # fmt: skip
+                     "--steps", options.steps, "--servers", "4", "--json", str(file),
+                     "--ddp-bucket", options.ddp_bucket]  # fmt: skip
         else:
             words = ["run", "--servers", "4", "--group", "rank", "--trace",
                      "-m", "tests.benchmarks.steps.traced_step", *model,
