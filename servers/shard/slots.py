@@ -66,11 +66,15 @@ class Slots:
     def __init__(self, transfers: Transfers, num_bytes: int) -> None:
         """``num_bytes`` of each."""
         self._transfers = transfers
-        self.has_mirrors = transfers.has_mirrors
         self._num_bytes = num_bytes
         self._staging: torch.Tensor | None = None
         """Where what was encoded is decoded."""
         self._staged: Copy = DONE
+
+    @property
+    def has_mirrors(self) -> bool:
+        """True if the shard computes on a device, where each slot has a mirror."""
+        return self._transfers.has_mirrors
 
     def make(self, count: int) -> list[Frame]:
         return [Frame(self._transfers.allocate(self._num_bytes)) for _ in range(count)]

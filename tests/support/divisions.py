@@ -71,7 +71,7 @@ class Job:
         if not any(groups):
             return math.inf
         problem = problem_of(self.cluster, way, groups, PlanRequest(), self.servers)
-        return lower_bound_s(problem).seconds
+        return lower_bound_s(problem)
 
     def least_s(self) -> float:
         return min(map(self.seconds, self.ways()))

@@ -27,8 +27,9 @@ MAX_DIGITS = 18
 MAX_SORTED = 255
 """Characters of a name that its place in an order depends on."""
 
-_ITEM = re.compile(r"[^,\s\[\]]*+(?:\[[^\[\]]*+\][^,\s\[\]]*+)*+")
-"""Possessive: it looks at each character at most twice."""
+_ITEM = re.compile(r"[^,\s\[\]]*(?:\[[^\[\]]*\][^,\s\[\]]*)*")
+"""It looks at each character at most twice. Not possessive: Python 3.11.2 loses what a possessive
+group matched before."""
 _RANGE = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})(?:-([0-9]{{1,{MAX_DIGITS}}}))?")
 _TRAILING_NUMBER = re.compile(rf"(.*?)([0-9]{{1,{MAX_DIGITS}}})", re.DOTALL)
 
