@@ -28,6 +28,7 @@ NumServers: TypeAlias = Annotated[
 ]
 
 bench_app = typer.Typer(rich_markup_mode=None)
+_LEAST_SHARD = 4096
 
 
 @bench_app.callback()
@@ -161,6 +162,8 @@ def bench_server(
     num_bytes = _sizes(size)
     if len(num_bytes) != 1:
         raise typer.BadParameter(f"{size} is not one size", param_hint="--size")
+    if num_bytes[0] < _LEAST_SHARD:
+        raise typer.BadParameter(f"{size} is below 4 KiB", param_hint="--size")
     from psdist.config.codec_specs import parse_both
     from psdist.ranks.loading import uncollected
 

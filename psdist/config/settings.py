@@ -444,7 +444,7 @@ class RunConfig(BaseModel):
     credits: Annotated[int, Field(ge=1, le=MAX_CREDITS)] | Literal["auto"] = _setting(
         "transfer.credits",
         "auto",
-        "Pushes that a worker may have outstanding at one server; auto: by groups.",
+        "Pushes that a worker may have outstanding at one server; auto: by workers.",
     )
     receive_buffers: Annotated[int, Field(ge=3, le=_COUNT_MAX)] | Literal["auto"] = _setting(
         "transfer.receive_buffers",

@@ -24,8 +24,8 @@ Every window of rounds is judged once. In sync the rounds that all groups have r
 before the window is full, too, since random skew costs most in sync. Two tests allow the change:
 
 - The rounds so far save :data:`TO_SSP` of the whole window, even if its other rounds take the usual
-  time and save nothing. The full window would lead to the same decision, so this test adds no false
-  alarms. It needs no minimum of rounds.
+  time and save nothing. If no later round is longer than usual, the full window would lead to the
+  same decision. This test needs no minimum of rounds.
 - From :data:`EARLY` rounds on, the gain is high enough without the :data:`LEFT_OUT` longest rounds,
   which may be a checkpoint and an evaluation. This test finds groups whose rounds all vary.
 

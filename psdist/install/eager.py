@@ -10,8 +10,8 @@ waits in the receiver's socket after data for this host, and links are idle mean
 
 The kernel lets the send buffer of a socket grow to some MiB. On a slow link that is a queue of
 100 ms, and the connections of a host share the link unevenly: the last of four pushes comes late.
-A buffer of 64 KiB fills a link of 1 Gbit/s, because each rank polls at least once in 1 ms. It is
-chosen only for a link whose speed is known: on a faster or a longer network it would be the limit.
+A buffer of 64 KiB fills a link of 1 Gbit/s if a round trip takes at most 0.5 ms. It is chosen only
+for a link whose speed is known: on a faster or a longer network it would be the limit.
 
 A message that arrives before its receive is posted lies in the memory of MPI. So the limit falls
 with the number of ranks: ``MOST_HELD_BYTES`` hold the fewest credits of each. More credits are
@@ -32,7 +32,7 @@ from typing import Final
 from psdist.install import detect
 
 MOST_HELD_BYTES: Final = 64 << 20
-"""Offered pushes that MPI may hold on a server, of all workers."""
+"""Offered pushes of one parameter set that MPI may hold on a server, of up to 512 workers."""
 FEWEST_CREDITS: Final = 2
 HEAD_BYTES: Final = 64 << 10
 """Open MPI's own limit, and the part of a longer message that it sends with the handshake."""
@@ -46,8 +46,9 @@ _NAMES: Final = (_LIMIT, "btl_tcp_rndv_eager_limit", _BUFFER)
 _VARIABLES: Final = {name: f"OMPI_MCA_{name}" for name in _NAMES}
 _SEND_BUFFER: Final = "btl_tcp_sndbuf"
 _SLOW_BYTES_PER_S: Final = 125e6
-_SEND_BUFFER_BYTES: Final = 64 << 10
+SEND_BUFFER_BYTES: Final = 64 << 10
 _FILES: Final = "OMPI_MCA_mca_base_param_files"
+_SYSTEM_FILE: Final = "openmpi-mca-params.conf"
 
 
 def own_values(
@@ -55,32 +56,33 @@ def own_values(
 ) -> dict[str, str]:
     """Return the variables for a rank of Open MPI whose job has several hosts; {} for other ranks.
     None replaces a value that the user has chosen, in a variable or in one of MPI's files of
-    parameters.
+    parameters; a limit in a file becomes a variable.
 
     ``link_bytes_per_s``: of this host's link, one direction; 0 if it is unknown. ``library_file``:
     of libmpi, whose installation has such a file too."""
     launcher = detect(environment)
-    is_one_host = (
-        launcher.size in (None, launcher.local_size)
-        or environment.get("SLURM_STEP_NUM_NODES") == "1"
+    # Ranks of mpirun have the variables of the step that started their daemon.
+    is_one_host = launcher.size in (None, launcher.local_size) or (
+        launcher.name == "slurm" and environment.get("SLURM_STEP_NUM_NODES") == "1"
     )
     if is_one_host:
         return {}
     assert launcher.size is not None
-    values: dict[str, str] = {}
+    # Values of a file as variables: all ranks compare them, and credits depend on them.
+    values = _chosen(_NAMES, environment, library_file)
     limit = min(_LARGEST, MOST_HELD_BYTES // (FEWEST_CREDITS * launcher.size))
-    if limit > HEAD_BYTES and not limits_are_chosen(environment, library_file):
+    if limit > HEAD_BYTES and not values:
         # Open MPI receives into buffers of the second size.
         values = {_VARIABLES[name]: str(limit + _HEADER_BYTES) for name in (_LIMIT, _BUFFER)}
     is_slow = 0 < link_bytes_per_s <= _SLOW_BYTES_PER_S
-    if is_slow and not _are_chosen([_SEND_BUFFER], environment, library_file):
-        values[f"OMPI_MCA_{_SEND_BUFFER}"] = str(_SEND_BUFFER_BYTES)
+    if is_slow and not _chosen([_SEND_BUFFER], environment, library_file):
+        values[f"OMPI_MCA_{_SEND_BUFFER}"] = str(SEND_BUFFER_BYTES)
     return values
 
 
 def limits_are_chosen(environment: Mapping[str, str], library_file: str | None) -> bool:
     """True if the user has chosen one of the limits, as far as this host shows it."""
-    return _are_chosen(_NAMES, environment, library_file)
+    return bool(_chosen(_NAMES, environment, library_file))
 
 
 def limits(environment: Mapping[str, str]) -> list[str]:
@@ -95,23 +97,29 @@ def held_bytes(environment: Mapping[str, str], num_bytes: int) -> int:
     return max(num_bytes, 1) if is_eager else HEAD_BYTES
 
 
-def _are_chosen(
+def _chosen(
     names: Sequence[str], environment: Mapping[str, str], library_file: str | None
-) -> bool:
-    if any(f"OMPI_MCA_{name}" in environment for name in names):
-        return True
-    line = re.compile(rf"^\s*({'|'.join(names)})\s*=", re.MULTILINE)
+) -> dict[str, str]:
+    """Return the user's values of these parameters, as variables."""
+    variables = (f"OMPI_MCA_{name}" for name in names)
+    found = {name: environment[name] for name in variables if name in environment}
+    line = re.compile(rf"^[ \t]*({'|'.join(names)})[ \t]*=[ \t]*(\S*)", re.MULTILINE)
     for file in _parameter_files(environment, library_file):
         with suppress(OSError):
-            if line.search(file.read_text(encoding="utf-8", errors="replace")):
-                return True
-    return False
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found = {f"OMPI_MCA_{name}": value for name, value in line.findall(text)} | found
+    return found
 
 
-def _parameter_files(environment: Mapping[str, str], library_file: str | None) -> Iterable[Path]:
+def _parameter_files(
+    environment: Mapping[str, str], library_file: str | None, root: Path = Path("/")
+) -> Iterable[Path]:
     if _FILES in environment:
         yield from map(Path, re.split("[:,]", environment[_FILES]))
         return
     yield Path(environment.get("HOME", "/"), ".openmpi", "mca-params.conf")
+    if "OPAL_PREFIX" in environment:
+        yield Path(environment["OPAL_PREFIX"], "etc", _SYSTEM_FILE)
     if library_file is not None:
-        yield Path(library_file).parent.parent / "etc" / "openmpi-mca-params.conf"
+        yield Path(library_file).parent.parent / "etc" / _SYSTEM_FILE
+    yield from sorted(root.glob(f"etc/openmpi*/{_SYSTEM_FILE}"))  # of a distribution

@@ -33,8 +33,8 @@ replies to a worker share its link. With fewer under way at a time the next need
 first, and replies of the other servers keep the link busy (docs/dev/performance.md)."""
 
 MOST_OFFERED_BYTES = 64 << 20
-"""Bytes that the MPI library of a server may hold of pushes which are offered and not yet received,
-of all workers."""
+"""Bytes that the MPI library of a server may hold of a parameter set's pushes which are offered and
+not yet received, of up to 512 workers."""
 FEWEST_CREDITS = 2
 
 

@@ -3,7 +3,8 @@
 The codecs in torch read and write the values of a chunk 10 to 20 times, into new memory each time.
 ``passes.c`` has the same arithmetic in one loop, with the same bits. It is compiled for the
 processor at hand by the compiler of the host; without a compiler, or where a trial gives other
-bits, the codec in torch encodes.
+bits, the codec in torch encodes. Longer than other modules: one C library, and all that is read of
+what it makes.
 
     kernels = kernels_for(codecs)                             # None: torch encodes all
     made = kernels.push(division, gradient, kept, times, into)
@@ -289,7 +290,8 @@ class HostKernels:
         if division.exact:
             _given(coding, places, into).copy_(taken(values, division.exact))
         places.finish(into)
-        self.add(coding, into[: places.num_bytes], held, form=Form.CHANGE)
+        if not self.add(coding, into[: places.num_bytes], held, form=Form.CHANGE):
+            raise InvariantError(f"chunk {coding.chunk.index}: its own change cannot be added")
         return places.num_bytes
 
     def _can(self, division: Division, passes: Mapping[str, Any], values: Tensor) -> bool:
@@ -360,9 +362,9 @@ def of_this_process() -> HostKernels:
 
 
 def _has_kernel(codec: object) -> bool:
-    if isinstance(codec, Quantized):
+    if type(codec) is Quantized:  # a subclass may give other bytes under the same name
         return not codec.name.endswith(":stochastic")
-    return isinstance(codec, (Cast, Sign))
+    return type(codec) in (Cast, Sign)
 
 
 def _loaded() -> ctypes.CDLL:

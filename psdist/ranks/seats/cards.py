@@ -23,6 +23,7 @@ from psdist.config.settings import RunConfig
 from psdist.config.sources import Resolved
 from psdist.errors import PlacementError, UserError
 from psdist.install import Launcher
+from psdist.install.eager import SEND_BUFFER_BYTES
 from psdist.protocol.roles import Place
 from psdist.topology import plan as plan_codec
 from psdist.topology.machine import UNKNOWN, Device, Machine, cards, sysfs
@@ -34,14 +35,13 @@ from psdist.topology.plan import Plan, seating
 from psdist.topology.text import file_bytes
 
 _STRATEGIES: Final = ("auto", "block", "cyclic")
-_LONG_S: Final = 1e-3
 _TASKS: Final = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
 
 def described_link(outcome: Resolved | UserError, *, host: str | None = None) -> float:
     """Return the speed of this host's link (bytes/s, one direction), as ``hosts.network`` has
-    measured or ``hosts.racks`` describes it; 0 if neither does, or if messages need more than
-    ``_LONG_S``."""
+    measured or ``hosts.racks`` describes it; 0 if neither does, or if a round trip carries more
+    than MPI's small send buffer."""
     if isinstance(outcome, UserError):
         return 0.0
     config, name = outcome.config, socket.gethostname() if host is None else host
@@ -49,8 +49,12 @@ def described_link(outcome: Resolved | UserError, *, host: str | None = None) ->
     with suppress(PlacementError):  # rank 0 reports it when it makes the plan
         if config.network is not None:
             measured = catalogue.read(Path(config.network))
-            if measured.classes.get("node", UNMEASURED).latency_s <= _LONG_S:
-                speeds = {each: link.bytes_per_s for each, link in measured.node_links.items()}
+            round_trip_s = 2 * measured.classes.get("node", UNMEASURED).latency_s
+            speeds = {
+                each: link.bytes_per_s
+                for each, link in measured.node_links.items()
+                if link.bytes_per_s * round_trip_s <= SEND_BUFFER_BYTES
+            }
         elif config.racks is not None:
             speeds = {each.name: each.bytes_per_s for each in read_tree(Path(config.racks)).nodes}
     return next((speed for each, speed in speeds.items() if is_same_host(each, name)), 0.0)

@@ -7,6 +7,7 @@ import pytest
 from psdist.install.eager import MOST_HELD_BYTES, held_bytes, limits, own_values
 
 MIB = 1 << 20
+EAGER = "OMPI_MCA_btl_tcp_eager_limit"
 
 
 def own(job: dict[str, str], *, link: float = 0.0, file: str | None = None) -> dict[str, str]:
@@ -38,22 +39,29 @@ def test_one_host_or_very_many_ranks_keep_the_limits_of_mpi() -> None:
     assert own({}) == {}
     mpirun = {f"OMPI_COMM_WORLD_{name}": "4" for name in ("SIZE", "LOCAL_SIZE")}
     assert own(mpirun) == {}
-    assert own(mpirun | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    on_two_hosts = mpirun | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert own(on_two_hosts)
+    # In an allocation, mpirun's daemon on the second host is a step of one node.
+    assert own(on_two_hosts | {"SLURM_STEP_NUM_NODES": "1"}) == own(on_two_hosts)
 
 
 def test_a_limit_that_the_user_has_chosen_stays(tmp_path: Path) -> None:
     job = slurm(8)
-    assert own(job | {"OMPI_MCA_btl_tcp_eager_limit": "1024"}) == {}
-    assert own(job | {"OMPI_MCA_btl_tcp_max_send_size": "131072"}) == {}
+    for chosen in ({EAGER: "1024"}, {"OMPI_MCA_btl_tcp_max_send_size": "131072"}):
+        assert own(job | chosen) == chosen
     home = tmp_path / ".openmpi"
     home.mkdir()
     (home / "mca-params.conf").write_text("btl = self,tcp\n  btl_tcp_eager_limit = 32768\n")
-    assert own(job | {"HOME": str(tmp_path)}) == {}
+    # As a variable: the ranks compare those, and credits depend on them.
+    assert own(job | {"HOME": str(tmp_path)}) == {EAGER: "32768"}
+    assert own(job | {"HOME": str(tmp_path), EAGER: "1"}) == {EAGER: "1"}
     (home / "mca-params.conf").write_text("# btl_tcp_eager_limit = 32768\n")
     assert own(job | {"HOME": str(tmp_path)})
     other = tmp_path / "params"
     other.write_text("btl_tcp_rndv_eager_limit=1\n")
-    assert own(job | {"OMPI_MCA_mca_base_param_files": f"/none:{other}"}) == {}
+    assert own(job | {"OMPI_MCA_mca_base_param_files": f"/none:{other}"}) == {
+        "OMPI_MCA_btl_tcp_rndv_eager_limit": "1"
+    }
 
 
 def test_the_file_of_the_installation_is_the_users_too(tmp_path: Path) -> None:
@@ -61,7 +69,9 @@ def test_the_file_of_the_installation_is_the_users_too(tmp_path: Path) -> None:
     library = str(tmp_path / "lib" / "libmpi.so.40")
     assert own(slurm(8), file=library)
     (tmp_path / "etc" / "openmpi-mca-params.conf").write_text("btl_tcp_max_send_size = 65536\n")
-    assert own(slurm(8), file=library) == {}
+    theirs = {"OMPI_MCA_btl_tcp_max_send_size": "65536"}
+    assert own(slurm(8), file=library) == theirs
+    assert own(slurm(8) | {"OPAL_PREFIX": str(tmp_path)}) == theirs
 
 
 def test_limits_are_compared_as_texts_and_strange_ones_count_as_mpis_own() -> None:
