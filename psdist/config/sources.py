@@ -54,7 +54,7 @@ PROFILES: Final = {
         {"codec.push": "int8", "codec.pull": "fp16"},
     ),
     "unreliable": Profile(
-        "hosts or processes fail during the run",
+        "processes fail during the run",
         {
             "servers": 2,
             "checkpoint.every": "10m",
