@@ -90,7 +90,7 @@ def play(run: tuple[int, ...], path: Path, seed: int) -> None:
         mock.patch("psdist.workers.early.overlap.BACKWARD_S", 0.0),
         mock.patch("psdist.workers.early.group_overlap.BUCKET_S", 0.0),
     ):
-        if fails is not None:  # nobody closes its files
+        if fails is not None:  # its files stay open
             warnings.simplefilter("ignore", ResourceWarning)
         run_virtually(case, path, seed=seed, link=link, fails=fails)
         gc.collect()

@@ -41,7 +41,7 @@ WATCHED_OF_SETS: Final = 16
 fifth backward pass of a critic may be a generator's."""
 BACKWARD_S: Final = 5e-3
 """Least seconds of a backward pass for which gradients of a worker that is alone in its group leave
-early. Hooks, copies and a second thread take about as long as a shorter pass could hide."""
+early. In a shorter pass hooks, copies and a second thread cost what it could hide."""
 RETERMED: Final = (
     "hyperparameters or the weight of the batch changed after the first gradients had been sent"
 )
@@ -61,7 +61,7 @@ class Pace:
     """
 
     def __init__(self, least_s: float) -> None:
-        """``least_s``: seconds of a backward pass from which on it pays."""
+        """``least_s``: least seconds of a backward pass that pays."""
         self._least_s = least_s
         self._shortest_s: list[float] = []
         """By iteration, of the worker whose backward pass was shortest."""

@@ -143,7 +143,7 @@ class WorkerCore:
             InitialSent: self._on_initial_sent,
             PeerLost: self._on_peer_lost,
         }
-        """What :meth:`handle` calls, by type of event. The loop calls the handlers of the most
+        """Handlers that :meth:`handle` calls, by type of event. The loop calls the handlers of the most
         frequent events itself."""
         self._control: dict[type, Callable[[int, Any], list[Action]]] = {
             Registered: self.membership.on_registered,

@@ -33,9 +33,9 @@ from typing import Any, NamedTuple
 WORKERS = 4
 BOUND = 8
 MODES = ("ssp", "sync")
-"""Of the character model."""
+"""The character model's."""
 WAYS = ("ddp", "sync", "ssp", "async", "auto")
-"""Of the sleeping layers."""
+"""The sleeping layers'."""
 EVERY = 10
 """Steps between values of the character model that the chief puts aside."""
 SLOW_SHARE, SLOW_TIMES = 0.1, 6.0

@@ -88,7 +88,7 @@ def measure(way: str, num_workers: int) -> dict[str, float]:
             "PSDIST_PROGRESS": "off",
             "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "",
-            "PYTHONPATH": "",  # without tests/support/startup, which stands in for torch._dynamo
+            "PYTHONPATH": "",  # without tests/support/startup, which replaces torch._dynamo
         }
         before_s, began_s = _cpu_s(), time.time()
         command = [word.format(num_workers) for word in WAYS[way]]

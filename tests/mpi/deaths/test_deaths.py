@@ -229,6 +229,6 @@ def test_a_death_while_the_job_starts_ends_it_with_one_error(before: str, tmp_pa
         launcher_args=ULFM,
     )  # fmt: skip
     assert done.returncode == 1, done.text
-    assert "MPI_ABORT" not in done.text, "behind an Abort, mpirun may never end"
+    assert "MPI_ABORT" not in done.text, "mpirun may never end after an Abort"
     assert "a rank failed while the job was starting, which no job survives" in done.text
     assert "Traceback" not in done.text

@@ -1,6 +1,6 @@
 """Machines out of /sys: made-up trees in a folder, and this machine; and which source is asked.
 
-Of live, sysfs, kernel_files and pci.
+The subjects are live, sysfs, kernel_files and pci.
 
 Longer than other modules: made-up machines and what is asked of them stand together.
 """
