@@ -143,8 +143,8 @@ class WorkerCore:
             InitialSent: self._on_initial_sent,
             PeerLost: self._on_peer_lost,
         }
-        """Handlers that :meth:`handle` calls, by type of event. The loop calls the handlers of the most
-        frequent events itself."""
+        """Handlers that :meth:`handle` calls, by type of event. The loop itself calls those of the
+        most frequent events."""
         self._control: dict[type, Callable[[int, Any], list[Action]]] = {
             Registered: self.membership.on_registered,
             Missing: self._on_missing,
