@@ -59,7 +59,8 @@ class Setup(Control):
     servers begin (psdist.protocol.optimizer_state), empty for a fresh one; its elements follow as
     :class:`StateValues`. ``order``: the set's chunks in the order in which all groups send them
     (psdist.protocol.send_order); empty for ascending. ``restore``: the checkpoint that values and
-    state come from, nothing where the chief sends them."""
+    state come from, nothing where the chief sends them. ``tables``: the tables whose rows the set
+    has instead of values (psdist.tables.specs); empty for parameters."""
 
     partition: bytes
     optimizer: str
@@ -68,6 +69,7 @@ class Setup(Control):
     state: bytes = b""
     order: Numbers = dataclasses.field(default_factory=list)
     restore: str = ""
+    tables: bytes = b""
 
 
 class StateValues(Control):

@@ -19,7 +19,7 @@ from zlib import crc32
 
 from psdist.errors import ProtocolError
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 MAGIC = 0x31534450  # "PDS1", little-endian
 HEADER_BYTES = 128  # two cache lines
 NEVER = 2**62
@@ -54,6 +54,11 @@ class Kind(IntEnum):
     MISSED = 9
     """Sent instead of the reply to a push: the round had closed without the group, which continues
     in round ``min_done``; no payload."""
+    PULL_ROWS = 10
+    """Asks for rows of tables; payload: their ids. The answer is a REPLY."""
+    PUSH_ROWS = 11
+    """The ``map_version``-th part of a push of rows that is too long for one message; its PUSH
+    follows."""
 
 
 class Flag:

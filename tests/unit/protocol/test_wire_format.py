@@ -51,7 +51,7 @@ def packed(header: Header) -> bytes:
 
 def test_a_header_is_these_bytes() -> None:
     used = (
-        b"PDS1" + struct.pack("<H", 10)
+        b"PDS1" + struct.pack("<H", 11)
         + bytes([2, 4, 12, 2, 0x18, 0x17])  # kind, dtype, codec, flags, set
         + struct.pack("<6I", 13, 0x01020304, 8, 5, 14, 9)
         + struct.pack("<qQq", -6, 10, -11)
@@ -70,10 +70,10 @@ def test_where_a_transport_looks_without_unpacking() -> None:
 
 
 def test_the_numbers_of_the_wire() -> None:
-    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (10, 0x31534450, 128, 2**62)
+    assert (PROTOCOL_VERSION, MAGIC, HEADER_BYTES, NEVER) == (11, 0x31534450, 128, 2**62)
     assert {each.name: each.value for each in Kind} == {
         "PUSH": 1, "REPLY": 2, "PULL": 3, "INIT": 4, "CONTROL": 5, "RECEIPT": 6,
-        "RECORD": 7, "RECORDED": 8, "MISSED": 9,
+        "RECORD": 7, "RECORDED": 8, "MISSED": 9, "PULL_ROWS": 10, "PUSH_ROWS": 11,
     }  # fmt: skip
     assert {each.name: each.value for each in Dtype} == {
         "NONE": 0, "FLOAT32": 1, "FLOAT64": 2, "FLOAT16": 3, "BFLOAT16": 4,

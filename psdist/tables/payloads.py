@@ -1,0 +1,248 @@
+"""The messages that carry rows of tables: pushes, pulls and replies, as bytes.
+
+    payload = pack_push(specs, [(ids, gradients), ...], wanted=[ids, ...])
+    push = read_push(specs, payload, part=0)          # raises ProtocolError
+    payload = pack_rows(specs, [rows, ...], into=memory)
+    read_rows(specs, payload, [len(ids), ...])        # by table: float32 [n, dim]
+
+A payload is a head with counts by table, then ids (int64, strictly ascending), then rows, all of
+them table by table and little-endian, each block from a multiple of 8 bytes on. ``wanted`` ids come
+last. Rows are encoded one by one, by the codec of the specs:
+
+    none   float32
+    fp16   float16
+    int8   a float32 scale, then int8: value = scale * number, scale = max |value| / 127
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence, Sized
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psdist.errors import ProtocolError
+from psdist.tables.specs import Ids, Rows, TableSpec, TableSpecs
+
+CODECS: Final = ("none", "fp16", "int8")
+
+_HEAD: Final = struct.Struct("<4sI")
+"""Magic; in a push the number of messages before it that have more of its rows."""
+_MAGIC: Final = b"ROWS"
+_ALIGN: Final = 8
+
+
+class RowPush(NamedTuple):
+    """A group's push of one part. Arrays may be views of the payload."""
+
+    ids: list[Ids]
+    """By table, strictly ascending."""
+    rows: list[Rows]
+    """By table: the gradient of each id."""
+    wanted: list[Ids]
+    """By table, strictly ascending: the rows that the reply is to carry."""
+    num_before: int
+    """Messages before it that have more of its rows."""
+
+
+def row_bytes(codec: str, dim: int) -> int:
+    """Return the bytes of one encoded row."""
+    return {"none": 4 * dim, "fp16": 2 * dim, "int8": 4 + dim}[codec]
+
+
+def largest_push(specs: TableSpecs) -> int:
+    """Return the most bytes that a push may have: ``max_rows`` gradients and as many wanted ids."""
+    return largest_rows(specs) + _aligned(8 * len(specs.tables)) + 16 * specs.max_rows
+
+
+def largest_rows(specs: TableSpecs) -> int:
+    """Return the most bytes that a reply may have: ``max_rows`` rows."""
+    widest = max(row_bytes(specs.codec, each.dim) for each in specs.tables)
+    head = _HEAD.size + _aligned(4 * len(specs.tables))
+    return head + specs.max_rows * widest + _ALIGN * len(specs.tables)
+
+
+def smallest(specs: TableSpecs) -> int:
+    """Return the fewest bytes of any payload."""
+    return _HEAD.size + _aligned(4 * len(specs.tables))
+
+
+def pack_push(
+    specs: TableSpecs,
+    rows: Sequence[tuple[Ids, Rows]],
+    wanted: Sequence[Ids],
+    *,
+    num_before: int = 0,
+) -> memoryview:
+    """Return the payload of a push; ``rows`` and ``wanted`` by table."""
+    blocks: list[npt.NDArray[Any]] = [_counts(ids for ids, _ in rows), _counts(wanted)]
+    blocks += [ids for ids, _ in rows]
+    blocks += [_encoded(specs, each) for _, each in rows]
+    return _joined([*blocks, *wanted], num_before)
+
+
+def read_push(specs: TableSpecs, payload: memoryview, *, part: int) -> RowPush:
+    """Return what :func:`pack_push` has packed for ``part``. Raises :class:`ProtocolError` for
+    anything else: other counts, ids that are not ascending or not of this part."""
+    source = _Source(payload)
+    counts, num_wanted = source.counts(specs), source.counts(specs)
+    _require_few(specs, counts)
+    _require_few(specs, num_wanted)
+    ids = source.ids(specs, counts, part=part)
+    rows = source.rows(specs, counts)
+    wanted = source.ids(specs, num_wanted, part=part)
+    source.require_end()
+    return RowPush(ids, rows, wanted, source.num_before)
+
+
+def pack_ids(specs: TableSpecs, ids: Sequence[Ids]) -> memoryview:
+    """Return the payload of a pull; ``ids`` by table."""
+    del specs
+    return _joined([_counts(ids), *ids], 0)
+
+
+def read_ids(specs: TableSpecs, payload: memoryview, *, part: int) -> list[Ids]:
+    """Return what :func:`pack_ids` has packed for ``part``; raises as :func:`read_push`."""
+    source = _Source(payload)
+    counts = source.counts(specs)
+    _require_few(specs, counts)
+    ids = source.ids(specs, counts, part=part)
+    source.require_end()
+    return ids
+
+
+def pack_rows(specs: TableSpecs, rows: Sequence[Rows], into: memoryview) -> int:
+    """Write the payload of a reply; return its bytes. ``rows`` by table."""
+    payload = _joined([_counts(rows), *(_encoded(specs, each) for each in rows)], 0)
+    into[: len(payload)] = payload
+    return len(payload)
+
+
+def read_rows(specs: TableSpecs, payload: memoryview, expected: Sequence[int]) -> list[Rows]:
+    """Return the rows of a reply, by table. ``expected``: how many, by table. Raises
+    :class:`ProtocolError` for others."""
+    source = _Source(payload)
+    counts = source.counts(specs)
+    if counts != list(expected):
+        raise ProtocolError(f"a reply with {counts} rows of tables where {list(expected)} belong")
+    rows = source.rows(specs, counts)
+    source.require_end()
+    return rows
+
+
+def encode_rows(codec: str, rows: Rows) -> npt.NDArray[np.uint8]:
+    """Return the rows (float32 [n, dim]) as bytes [n, row_bytes]. A row of zeros has scale 0."""
+    if codec == "none":
+        return np.ascontiguousarray(rows).view(np.uint8)
+    if codec == "fp16":
+        return rows.astype(np.float16).view(np.uint8)
+    scales = (np.abs(rows).max(axis=1, initial=0.0) / np.float32(127)).astype(np.float32)
+    divisors = np.where(scales > 0, scales, np.float32(1))
+    numbers = np.rint(rows / divisors[:, None]).astype(np.int8)
+    return np.concatenate([scales[:, None].view(np.uint8), numbers.view(np.uint8)], axis=1)
+
+
+def decode_rows(codec: str, data: npt.NDArray[np.uint8]) -> Rows:
+    """Return rows as float32 [n, dim]. ``data``: [n, row_bytes]."""
+    if codec == "none":
+        return data.view(np.float32)
+    if codec == "fp16":
+        return data.view(np.float16).astype(np.float32)
+    scales = np.ascontiguousarray(data[:, :4]).view(np.float32)
+    return scales * data[:, 4:].view(np.int8).astype(np.float32)
+
+
+class _Source:
+    """Reads a payload block by block."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self._data = np.frombuffer(payload, np.uint8)
+        if len(self._data) < _HEAD.size:
+            raise ProtocolError(f"a message of rows with {len(self._data)} bytes")
+        magic, self.num_before = _HEAD.unpack_from(payload)
+        if magic != _MAGIC:
+            raise ProtocolError(f"a message of rows that begins with {magic!r}")
+        self._at = _HEAD.size
+
+    def _take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
+        end = self._at + num_bytes
+        if end > len(self._data):
+            raise ProtocolError(
+                f"a message of rows with {len(self._data)} bytes, whose counts need {end} or more"
+            )
+        taken = self._data[self._at : end]
+        self._at += _aligned(num_bytes)
+        return taken
+
+    def counts(self, specs: TableSpecs) -> list[int]:
+        numbers = self._take(4 * len(specs.tables)).view(np.uint32)
+        return [int(each) for each in numbers]
+
+    def ids(self, specs: TableSpecs, counts: Sequence[int], *, part: int) -> list[Ids]:
+        found = list[Ids]()
+        for index, (table, count) in enumerate(zip(specs.tables, counts, strict=True)):
+            ids = self._take(8 * count).view(np.int64)
+            if count:
+                _require_ids(specs, index, table, ids, part)
+            found.append(ids)
+        return found
+
+    def rows(self, specs: TableSpecs, counts: Sequence[int]) -> list[Rows]:
+        found = list[Rows]()
+        for table, count in zip(specs.tables, counts, strict=True):
+            width = row_bytes(specs.codec, table.dim)
+            data = self._take(width * count).reshape(count, width)
+            found.append(decode_rows(specs.codec, data))
+        return found
+
+    def require_end(self) -> None:
+        if self._at != _aligned(len(self._data)):
+            raise ProtocolError(
+                f"a message of rows with {len(self._data)} bytes, of which {self._at} are counted"
+            )
+
+
+def _require_few(specs: TableSpecs, counts: Sequence[int]) -> None:
+    if sum(counts) > specs.max_rows:
+        raise ProtocolError(
+            f"a message with {sum(counts)} rows of tables; at most {specs.max_rows} are allowed "
+            "(tables.max_rows)"
+        )
+
+
+def _require_ids(specs: TableSpecs, index: int, table: TableSpec, ids: Ids, part: int) -> None:
+    if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
+        raise ProtocolError(f"ids of table {table.name} that are not ascending, or there twice")
+    if table.num_rows is not None and not (ids[0] >= 0 and ids[-1] < table.num_rows):
+        raise ProtocolError(
+            f"ids of table {table.name} from {ids[0]} to {ids[-1]}; it has {table.num_rows} rows"
+        )
+    if specs.num_parts > 1 and (specs.parts_of(index, ids) != part).any():
+        raise ProtocolError(f"ids of table {table.name} that are not of part {part}")
+
+
+def _counts(blocks: Iterable[Sized]) -> npt.NDArray[np.uint32]:
+    return np.array([len(each) for each in blocks], np.uint32)
+
+
+def _encoded(specs: TableSpecs, rows: Rows) -> npt.NDArray[np.uint8]:
+    return encode_rows(specs.codec, rows)
+
+
+def _joined(blocks: Sequence[npt.NDArray[Any]], num_before: int) -> memoryview:
+    """Return the head and the blocks, each from a multiple of 8 bytes on."""
+    sizes = [_aligned(each.nbytes) for each in blocks]
+    memory = memoryview(bytearray(_HEAD.size + sum(sizes)))
+    data = np.frombuffer(memory, np.uint8)
+    _HEAD.pack_into(memory, 0, _MAGIC, num_before)
+    at = _HEAD.size
+    for block, size in zip(blocks, sizes, strict=True):
+        data[at : at + block.nbytes] = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+        at += size
+    return memory
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGN) * _ALIGN
