@@ -112,7 +112,7 @@ def test_another_protocol_version_is_named_with_ours_before_anything_else_is_loo
     with pytest.raises(ProtocolError) as caught:
         Header.unpack(buffer)
     assert str(caught.value) == (
-        "message of protocol version 999, this psdist speaks 10; install the same psdist version "
+        "message of protocol version 999, this psdist speaks 11; install the same psdist version "
         "on all hosts"
     )
 

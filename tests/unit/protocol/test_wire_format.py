@@ -95,7 +95,7 @@ def test_what_a_header_does_not_say_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "known"), [("kind", range(1, 10)), ("dtype", range(5)), ("flags", range(64, 128))]
+    ("field", "known"), [("kind", range(1, 12)), ("dtype", range(5)), ("flags", range(64, 128))]
 )
 def test_every_known_value_of_a_field_is_taken_and_the_next_is_not(
     field: str, known: range
