@@ -3,8 +3,7 @@
 The codecs in torch read and write the values of a chunk 10 to 20 times, into new memory each time.
 ``passes.c`` has the same arithmetic in one loop, with the same bits. It is compiled for the
 processor at hand by the compiler of the host; without a compiler, or where a trial gives other
-bits, the codec in torch encodes. Longer than other modules: one C library, and all that is read of
-what it makes.
+bits, the codec in torch encodes.
 
     kernels = kernels_for(codecs)                             # None: torch encodes all
     made = kernels.push(division, gradient, kept, times, into)
@@ -12,9 +11,7 @@ what it makes.
     kernels.decode(coding, payload, into)                     # False: torch decodes it
     kernels.add(coding, payload, total, 2.0)                  # False: torch does, in two passes
 
-The compiled library is kept in ``~/.cache/psdist`` (or ``XDG_CACHE_HOME``). Its name contains
-the source, the compiler and the processor, so hosts of several kinds share a home. Where nothing
-can be written there, the library is loaded from memory. Imported by ranks with a codec only.
+psdist.c_libraries compiles it and keeps the library. Imported by ranks with a codec only.
 
 Measured against numba and torch with ``out=``: tests/benchmarks/schemes/host_codecs.py.
 """
@@ -23,23 +20,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
-import os
-import platform
-import shutil
 import subprocess
-import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
+from psdist.c_libraries import load_library
 from psdist.codecs.chunks import HEAD, ChunkCoding, Form, Places, put, taken
 from psdist.codecs.layout import Division, Stretch, num_values
 from psdist.codecs.schemes.plain import Cast
@@ -54,13 +46,6 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 _SOURCE: Final = Path(__file__).with_name("passes.c")
-_COMPILERS: Final = ("gcc", "clang", "cc")  # the cc of a Cray compiles for other nodes
-_FLAGS: Final = (
-    *("-std=c99", "-O3", "-march=native", "-shared", "-fPIC"),
-    "-ffp-contract=off",  # a product and a sum round one after the other
-    *("-fno-math-errno", "-fno-trapping-math"),  # loops with conditions become vectors; same bits
-)
-_TIMEOUT_S: Final = 60.0
 _TRIAL: Final = 4096 + 77
 """Values of a trial; the last block is not full."""
 
@@ -358,74 +343,10 @@ def kernels_for(codecs: Iterable[Any]) -> HostKernels | None:
 @functools.cache
 def of_this_process() -> HostKernels:
     """Load and try the library once, however many parameter sets there are."""
-    return HostKernels(_loaded())
+    return HostKernels(load_library(_SOURCE))
 
 
 def _has_kernel(codec: object) -> bool:
     if type(codec) is Quantized:  # a subclass may give other bytes under the same name
         return not codec.name.endswith(":stochastic")
     return type(codec) in (Cast, Sign)
-
-
-def _loaded() -> ctypes.CDLL:
-    """Return the library, from the cache if it is there. Raises OSError and SubprocessError."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        raise FileNotFoundError(f"no compiler on PATH: {', '.join(_COMPILERS)}")
-    path = _folder() / f"passes-{_key(compiler)}.so"
-    if not path.is_absolute():  # a user without a home: nothing is kept
-        return _from_memory(_compiled(compiler))
-    with suppress(OSError):
-        # Nobody else may have written what this process is to run.
-        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 0o022:
-            return ctypes.CDLL(str(path))
-    library = _compiled(compiler)
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            new = Path(folder) / path.name
-            new.write_bytes(library)
-            new.chmod(0o600)
-            new.replace(path)  # ranks that compile at the same time write the same
-        return ctypes.CDLL(str(path))
-    return _from_memory(library)
-
-
-def _from_memory(library: bytes) -> ctypes.CDLL:
-    with open(os.memfd_create("psdist-kernels"), "wb") as memory:
-        memory.write(library)
-        memory.flush()
-        return ctypes.CDLL(f"/proc/self/fd/{memory.fileno()}")
-
-
-def _compiled(compiler: str) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="psdist-kernels-") as folder:
-        target = Path(folder) / "passes.so"
-        command = [compiler, *_FLAGS, "-o", str(target), str(_SOURCE), "-lm"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace",
-            timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise OSError(f"{compiler} failed with status {done.returncode}: {done.stderr[-500:]}")
-        return target.read_bytes()
-
-
-def _folder() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():  # its specification: ignore a relative one
-        cache = Path(os.path.expanduser("~/.cache"))
-    return cache / "psdist"
-
-
-def _key(compiler: str) -> str:
-    """Return a name for the library that other processors, compilers and versions do not share."""
-    facts = [platform.machine(), platform.libc_ver()[1], *_FLAGS, os.path.realpath(compiler)]
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        wanted = ("model name", "flags", "Features", "CPU part")
-        facts += sorted({line for line in lines if line.startswith(wanted)})
-    with suppress(OSError):
-        facts.append(str(os.stat(os.path.realpath(compiler)).st_size))
-    text = "\n".join(facts).encode() + _SOURCE.read_bytes()
-    return hashlib.blake2b(text, digest_size=12).hexdigest()

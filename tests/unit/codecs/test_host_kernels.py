@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from psdist import c_libraries
 from psdist.codecs import RAW, host_kernels
 from psdist.codecs.chunks import Form, put, taken
 from psdist.codecs.coders import HostCoder
@@ -360,7 +361,7 @@ def test_a_compiler_that_fails_leaves_the_push_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(host_kernels, "_FLAGS", ("--no-such-flag",))
+    monkeypatch.setattr(c_libraries, "_FLAGS", ("--no-such-flag",))
     assert kernels_for(CODECS.values()) is None
     assert not (tmp_path / "psdist").exists()
 
