@@ -1,0 +1,251 @@
+"""The rows of one part of one table: values, optimizer state, and where they are in memory.
+
+    store = RowStore(spec, buckets=specs.buckets_of_part(0))
+    store.gather(ids, into)                                  # float32 [n, dim]
+    ids, gradients = store.merge([Contribution(ids, rows, 0.5), ...])
+    store.apply(ids, gradients, lr=0.1, clock=7)             # once an iteration, also without ids
+    for bucket, rows in store.rows():                        # for a checkpoint
+        again.restore(bucket, rows)
+    store.statistics().num_rows
+
+Ids are int64, strictly ascending. A row is stored from the first push on that touches it; until
+then it is read as its first value, which depends on the seed, the table and the id alone. Results
+do not depend on how a table is divided into parts, except which rows lru and lfu evict.
+
+Memory: a record for each row in one mapping that grows in place, and 5 bytes for each entry of a
+hash index of which 64 to 80 % are used. A direct index (one int32 for each possible id) would be
+smaller only if one server had nearly all rows: a part sees 1 / num_parts of the ids.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from psdist.errors import UserError
+from psdist.tables.admission import Sketch
+from psdist.tables.eviction import Eviction, parse_eviction
+from psdist.tables.kernels import row_kernels
+from psdist.tables.kernels.reference import Contribution, RowMemory, Slots, empty_index
+from psdist.tables.optimizers import row_optimizer
+from psdist.tables.specs import NUM_BUCKETS, Ids, Rows, TableSpec, mixed
+
+_FEWEST: Final = 256
+"""Entries of an index, and records, at least."""
+_FULL: Final = 0.8
+_GROWTH: Final = 1.25
+_MORE: Final = 16
+"""Records grow by one in so many."""
+_HUGE: Final = 64 << 20
+"""Bytes of records from which on large pages are asked for: random reads miss the TLB less."""
+
+
+class StoredRows(NamedTuple):
+    """Rows of a bucket, ids ascending; copies."""
+
+    ids: Ids
+    values: Rows
+    """float32 [n, dim]."""
+    state: Rows
+    """[n, words]: the optimizer's state, then an int32 for eviction, as 4-byte words."""
+    counts: npt.NDArray[np.uint8]
+    """[4, 256]: the bucket's sketch; empty without admission."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreStatistics:
+    num_rows: int
+    value_bytes: int
+    """Of the rows that are stored."""
+    state_bytes: int
+    reserved_bytes: int
+    """Memory for records, index and sketch."""
+    num_dropped: int
+    """Gradient rows of ids that were not admitted."""
+    num_evicted: int
+
+
+class RowStore:
+    """The rows of ``spec`` that belong to ``buckets``."""
+
+    def __init__(self, spec: TableSpec, buckets: range = range(NUM_BUCKETS)) -> None:
+        self.spec = spec
+        self._buckets = buckets
+        self._optimizer = row_optimizer(spec.optimizer, spec.arguments)
+        self._kernels = row_kernels()
+        self._eviction: Eviction | None = None
+        if spec.evict:
+            self._eviction = parse_eviction(spec.evict).share(len(buckets) / NUM_BUCKETS)
+        self._sketch = Sketch(buckets) if spec.admit > 1 else None
+        state_words = self._optimizer.state_words(spec.dim) + bool(spec.evict)
+        key_words = 2 if spec.num_rows is None or spec.num_rows > 2**31 else 1
+        self._stride = key_words + spec.dim + state_words
+        self._mapping = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        seed = np.array([spec.seed], np.int64).view(np.uint64) + np.uint64(1)
+        self._memory = RowMemory(
+            records=self._mapped(),
+            index=empty_index(_FEWEST),
+            key_words=key_words,
+            dim=spec.dim,
+            first=int(mixed(mixed(seed) ^ spec.key)[0]),
+            step=np.float32(spec.scale * 2.0**-24),
+            fill=self._optimizer.fill,
+        )
+        self._num_slots = 0
+        self._free: Slots = np.empty(0, np.int32)
+        """Slots below ``num_slots`` that are free again."""
+        self._num_dropped = self._num_evicted = 0
+
+    def __len__(self) -> int:
+        return self._num_slots - len(self._free)
+
+    def gather(self, ids: Ids, into: Rows | None = None) -> Rows:
+        """Return the values of ``ids``, float32 [n, dim], in ``into`` (C-contiguous) if given."""
+        found = np.empty((len(ids), self.spec.dim), np.float32) if into is None else into
+        self._kernels.gather(self._memory, ids, self._kernels.find(self._memory, ids), found)
+        return found
+
+    def merge(self, contributions: Sequence[Contribution]) -> tuple[Ids, Rows]:
+        """Return the distinct ids and the sums of their weighted rows, added in this order."""
+        return self._kernels.merge(contributions, self.spec.dim)
+
+    def apply(self, ids: Ids, gradients: Rows, *, lr: float, clock: int) -> None:
+        """Step the rows of ``ids`` by ``gradients`` (float32 [n, dim]), then evict rows. Call it
+        for each clock, also without ids. Raises :class:`UserError` if there is no memory."""
+        slots = self._kernels.find(self._memory, ids)
+        if (slots < 0).any():
+            is_stored = self._stored(ids, slots)
+            if not is_stored.all():
+                slots, gradients = slots[is_stored], gradients[is_stored]
+        optimizer = self._optimizer
+        if lr or optimizer.rule != "ftrl":  # which divides by it
+            numbers, sizes = optimizer.numbers(lr), optimizer.sizes()
+            self._kernels.update(self._memory, optimizer.rule, slots, gradients, numbers, sizes)
+        if self._eviction is not None:
+            self._eviction.note(self._marks(), slots, clock)
+            if self._eviction.is_due(len(self), clock):
+                self._evict(self._eviction, clock)
+
+    def rows(self, buckets: Sequence[int] | None = None) -> Iterator[tuple[int, StoredRows]]:
+        """Yield the rows of each bucket that has any, or counts: copies. Do not change the store
+        meanwhile."""
+        live = self._live()
+        ids = self._memory.keys(live)
+        of_rows = self.spec.buckets_of(ids)
+        order = np.lexsort((ids, of_rows))
+        chosen = np.array(self._buckets if buckets is None else buckets, np.int64)
+        firsts, ends = (
+            np.searchsorted(of_rows, chosen + each, sorter=order).tolist() for each in (0, 1)
+        )
+        for bucket, first, end in zip(chosen.tolist(), firsts, ends, strict=True):
+            counts = np.empty((0, 0), np.uint8)
+            if self._sketch is not None:
+                counts = self._sketch.cells[bucket - self._buckets.start].copy()
+            if first == end and not counts.any():
+                continue
+            places = order[first:end]
+            words = self._memory.records[live[places], self._memory.key_words :]
+            values, state = words[:, : self.spec.dim], words[:, self.spec.dim :]
+            yield bucket, StoredRows(ids[places], values, state, counts)
+
+    def restore(self, bucket: int, rows: StoredRows) -> None:
+        """Store the rows of a bucket, of which this store has none yet."""
+        slots = self._reserved(len(rows.ids))
+        self._kernels.add(self._memory, rows.ids, slots)
+        begin, end = self._memory.key_words, self._memory.key_words + self.spec.dim
+        self._memory.records[slots, begin:end] = rows.values
+        self._memory.records[slots, end:] = rows.state
+        if self._sketch is not None and rows.counts.size:
+            self._sketch.cells[bucket - self._buckets.start] = rows.counts
+
+    def statistics(self) -> StoreStatistics:
+        num, sketch = len(self), self._sketch
+        reserved = len(self._mapping) + self._memory.index.nbytes
+        return StoreStatistics(
+            num_rows=num,
+            value_bytes=4 * num * self.spec.dim,
+            state_bytes=4 * num * self._optimizer.state_words(self.spec.dim),
+            reserved_bytes=reserved + (0 if sketch is None else sketch.cells.nbytes),
+            num_dropped=self._num_dropped,
+            num_evicted=self._num_evicted,
+        )
+
+    def _stored(self, ids: Ids, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Add the ids that have no slot, if they are admitted. Return which ids have one now."""
+        missing = np.flatnonzero(slots < 0)
+        if self._sketch is not None:
+            new = ids[missing]
+            counts = self._sketch.count(self._memory.hashes(new), self.spec.buckets_of(new))
+            is_admitted = counts >= self.spec.admit
+            self._num_dropped += len(missing) - int(is_admitted.sum())
+            missing = missing[is_admitted]
+        slots[missing] = self._reserved(len(missing))
+        self._kernels.add(self._memory, ids[missing], slots[missing])
+        if self._eviction is not None:
+            self._marks()[slots[missing]] = 0
+        return slots >= 0
+
+    def _reserved(self, num: int) -> Slots:
+        """Take free slots, with memory for their records and entries."""
+        again = self._free[:num]
+        end = self._num_slots + num - len(again)
+        try:
+            self._grow(end)
+            if len(self) + num > _FULL * len(self._memory.index):
+                self._reindex(round((len(self) + num) * _GROWTH / _FULL))
+        except (MemoryError, OSError) as error:
+            raise UserError(
+                f"table {self.spec.name}: no memory for {end} rows on this server "
+                f"({4 * end * self._stride} bytes, {type(error).__name__}); use more servers, a "
+                "smaller dim, admit= or evict="
+            ) from None
+        fresh = np.arange(self._num_slots, end, dtype=np.int32)
+        self._free, self._num_slots = self._free[num:], end
+        return np.concatenate([again, fresh])
+
+    def _grow(self, num_rows: int) -> None:
+        """Make place for the records of ``num_rows`` slots; the kernel moves pages, not bytes."""
+        if num_rows <= len(self._memory.records):
+            return
+        num_rows = max(num_rows, _FEWEST, num_rows + num_rows // _MORE)
+        num_bytes = -(-4 * self._stride * num_rows // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory.records = np.empty((0, self._stride), np.float32)  # a view forbids a resize
+        self._mapping.resize(num_bytes)
+        if num_bytes >= _HUGE:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        self._memory.records = self._mapped()
+
+    def _mapped(self) -> Rows:
+        words = np.frombuffer(self._mapping, np.float32)
+        num = len(words) // self._stride
+        return words[: num * self._stride].reshape(num, self._stride)
+
+    def _reindex(self, num_entries: int) -> None:
+        self._memory.index = np.empty(0, self._memory.index.dtype)  # not both in memory
+        self._memory.index = empty_index(num_entries)
+        is_live: npt.NDArray[np.uint8] | None = None
+        if len(self._free):
+            is_live = np.ones(self._num_slots, np.uint8)
+            is_live[self._free] = 0
+        self._kernels.reindex(self._memory, self._num_slots, is_live)
+
+    def _live(self) -> Slots:
+        """Return the slots of all rows."""
+        return np.delete(np.arange(self._num_slots, dtype=np.int32), self._free)
+
+    def _marks(self) -> npt.NDArray[np.int32]:
+        """Return, by slot, the number that eviction keeps: a view."""
+        return self._memory.records[:, -1].view(np.int32)
+
+    def _evict(self, rule: Eviction, clock: int) -> None:
+        live = self._live()
+        gone = live[rule.victims(self._marks()[live], self._memory.keys(live), clock)]
+        if len(gone):
+            self._free = np.sort(np.concatenate([self._free, gone]))
+            self._num_evicted += len(gone)
+            self._reindex(len(self._memory.index))
