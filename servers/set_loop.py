@@ -71,10 +71,10 @@ from psdist.servers.protocol.actions import (
 from psdist.servers.protocol.state import ServerCore
 from psdist.servers.set_store import (
     BuiltSet,
+    Contents,
     Log,
     ServerOptions,
     SetStore,
-    describe_set,
     state_parts,
 )
 from psdist.servers.shard.executor import Executor, ShardSpec
@@ -174,11 +174,14 @@ class ShardPart:
             crc = self._value_checksum(chunk)
             self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
 
-    def _make_executor(self, options: ServerOptions, built: BuiltSet) -> ShardSpec:
+    def _make_executor(
+        self, options: ServerOptions, contents: Contents, built: BuiltSet
+    ) -> ShardSpec:
         """The chief has described the set. Return the description of this server's chunks."""
-        spec, replies = options.spec(self._wire, built), self._wire.replies(built.partition)
-        self._has_workers_values = self._wire.is_shared or replies is None
-        self.executor = self._built = self._store.make_executor(spec)
+        wire = self._wire = contents.wire
+        spec = contents.spec(options, built)
+        self._has_workers_values = wire.is_shared or wire.replies(built.partition) is None
+        self.executor = self._built = contents.make_executor(spec)
         return spec
 
     def _restore_all(self, built: BuiltSet) -> None:
@@ -263,8 +266,7 @@ class SetLoop(ShardPart):
         self._checks = self._wire.checks
         is_recorded = isinstance(self._log, ServerHistory)
         self._recorded = Checks("sampled", options.checksum_every) if is_recorded else NO_CHECKS
-        self._is_relative = self._wire.is_relative
-        self._is_shared = self._wire.is_shared
+        self._is_relative = False
         self._replies: ChunkCodings | None = None
         """None for raw replies."""
         self._has_checksums = {self._checks, self._recorded} != {NO_CHECKS}
@@ -334,13 +336,14 @@ class SetLoop(ShardPart):
 
     def _build(self, action: Build) -> None:
         options, setup = self._options, action.setup
-        described = describe_set(self.set_index, setup, options.shard_weights, self._held)
+        contents = self._store.contents(setup)
+        described = contents.describe(self.set_index, setup, options.shard_weights, self._held)
         partition = self._partition = described.partition
-        spec = self._make_executor(options, described)
+        spec = self._make_executor(options, contents, described)
         mine = spec.chunks
         self.holds_nothing = not mine
         self._unreserved = list(reversed(mine))
-        self._replies = self._wire.replies(partition)
+        self._replies, self._is_relative = self._wire.replies(partition), self._wire.is_relative
         self._on_built(described)
         count = options.receive_buffers
         if count is None:

@@ -14,12 +14,13 @@ from operator import add
 from typing import NamedTuple, TypeAlias
 
 from psdist.codecs.wire import RAW_WIRE, Wire
+from psdist.errors import ProtocolError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import Setup
 from psdist.protocol.optimizer_state import StatePart, parts_of, unpack_states
 from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import Partition
-from psdist.servers.shard.executor import MakeExecutor, ShardSpec
+from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper
 
 Log: TypeAlias = EventCount
@@ -35,6 +36,12 @@ class SetStore(NamedTuple):
     make_log: Callable[[int], Log]
     """Return the log whose next event has this position."""
     keeper: Keeper
+    choose: ChooseContents
+    """For what the set consists of."""
+
+    def contents(self, setup: Setup) -> Contents:
+        """Return what the set consists of that the chief describes."""
+        return self.choose(setup, self.wire, self.make_executor)
 
 
 class ShardStore:
@@ -42,17 +49,19 @@ class ShardStore:
         self,
         make_executor: MakeExecutor,
         *,
+        choose: ChooseContents | None = None,
         wire: Wire = RAW_WIRE,
         make_history: Callable[[int, int], ServerHistory | None] = lambda _set_index, _position: (
             None
         ),
         keeper: Keeper | None = None,
     ) -> None:
-        """``make_history(set_index, position)`` returns the history of a set, whose next event has
-        this position; None if no history is written. Without ``keeper`` there are no
-        checkpoints."""
+        """``choose``: None for parameters alone. ``make_history(set_index, position)`` returns the
+        history of a set, whose next event has this position; None if no history is written. Without
+        ``keeper`` there are no checkpoints."""
         self.wire = wire
         self.keeper = keeper or Keeper()
+        self._choose = choose or Contents
         self._make_executor = make_executor
         self._make_history = make_history
 
@@ -62,6 +71,7 @@ class ShardStore:
             self._make_executor,
             lambda position: self._make_history(set_index, position) or EventCount(position),
             self.keeper,
+            self._choose,
         )
 
 
@@ -135,3 +145,29 @@ def state_parts(spec: ShardSpec) -> list[StatePart]:
     """Return the parts of the optimizer state that the chief sends for these chunks, ascending."""
     chunks = (spec.partition.chunks[chunk] for chunk in spec.chunks)
     return [part for chunk in chunks for part in parts_of(chunk, spec.states)]
+
+
+class Contents:
+    """What a parameter set consists of on a server: the values of parameters. Other contents
+    extend this class (psdist.servers.tables)."""
+
+    def __init__(self, setup: Setup, wire: Wire, make_executor: MakeExecutor) -> None:
+        """``wire``: of parameters. Raises :class:`ProtocolError` for a set of tables."""
+        if setup.tables:
+            raise ProtocolError("the chief described tables; this server keeps no rows of tables")
+        self.wire = wire
+        self.make_executor: Callable[[ShardSpec], Executor] = make_executor
+
+    def describe(
+        self, set_index: int, setup: Setup, weights: Sequence[float], held: list[int]
+    ) -> BuiltSet:
+        """See :func:`describe_set`."""
+        return describe_set(set_index, setup, weights, held)
+
+    def spec(self, options: ServerOptions, built: BuiltSet) -> ShardSpec:
+        """Return the description of this server's chunks. Raises if a mode cannot step them."""
+        return options.spec(self.wire, built)
+
+
+ChooseContents: TypeAlias = Callable[[Setup, Wire, MakeExecutor], Contents]
+"""Called with the chief's description, the wire of parameters and their executor."""

@@ -170,7 +170,7 @@ class RecordingSetLoop(SetLoop):
     def _with_checksum(self, record: StepRecord, buffer: int) -> StepRecord:
         """Return the record with the checksum that the replica compares in some rounds: it encodes
         the values that workers have by itself."""
-        if not (self._is_shared and self._wire.is_compared(record.chunk, record.clocks[0])):
+        if not (self._wire.is_shared and self._wire.is_compared(record.chunk, record.clocks[0])):
             return record
         crc = self._built.checksum(record.chunk, buffer, encoded=None)
         return record if crc is None else replace(record, held=crc)

@@ -47,7 +47,7 @@ class ShardReplica(ShardPart):
         restored from; ``is_filled``: True if the replica is made during training."""
         super().__init__(options.server, store, EventCount() if is_filled else store.make_log(0))
         self.setup, self._partition = built.setup, built.partition
-        spec = self._make_executor(options, built)
+        spec = self._make_executor(options, store.contents(built.setup), built)
         self._pushes = self._wire.pushes(built.partition)
         is_restored = bool(built.setup.restore) and not is_filled
         self.state = ShardState(
