@@ -134,6 +134,7 @@ class ShardPart:
         """None until the chief has described the set."""
         self._built: Executor
         """The same executor. Only actions after Build read it."""
+        self._contents: Contents
         self._wire = store.wire
         self._has_workers_values = True
         """True if a parameter buffer is bit by bit what workers compute on."""
@@ -178,8 +179,8 @@ class ShardPart:
         self, options: ServerOptions, contents: Contents, built: BuiltSet
     ) -> ShardSpec:
         """The chief has described the set. Return the description of this server's chunks."""
-        wire = self._wire = contents.wire
-        spec = contents.spec(options, built)
+        self._contents, self._wire = contents, contents.wire
+        wire, spec = self._wire, contents.spec(options, built)
         self._has_workers_values = wire.is_shared or wire.replies(built.partition) is None
         self.executor = self._built = contents.make_executor(spec)
         return spec
@@ -189,8 +190,7 @@ class ShardPart:
         number = number_of(built.setup.restore)
         assert number is not None
         for chunk in built.chunks_of(self._server):
-            regions = self._store.keeper.regions(built.set_index, built.partition, chunk)
-            self._built.restore(chunk, regions)
+            self._contents.restore(self._built, self._store.keeper, built, chunk)
             self._log.kept(EventKind.RESTORE, chunk, number, self._value_checksum(chunk))
 
     def _load(self, action: Load) -> None:

@@ -168,6 +168,10 @@ class Contents:
         """Return the description of this server's chunks. Raises if a mode cannot step them."""
         return options.spec(self.wire, built)
 
+    def restore(self, executor: Executor, keeper: Keeper, built: BuiltSet, chunk: int) -> None:
+        """Begin with the contents that the chunk has in the job's first checkpoint."""
+        executor.restore(chunk, keeper.regions(built.set_index, built.partition, chunk))
+
 
 ChooseContents: TypeAlias = Callable[[Setup, Wire, MakeExecutor], Contents]
 """Called with the chief's description, the wire of parameters and their executor."""

@@ -133,17 +133,28 @@ class Checkpoint:
 
     def read_whole(self, set_index: int, piece: int, key: str) -> torch.Tensor:
         """State that belongs to the whole piece, in a shape of its own."""
+        _, _, stored = self._whole(set_index, piece, key)
+        num_elements = stored.num_bytes // ITEM_BYTES[stored.dtype]
+        return self.read_part(set_index, piece, key, 0, num_elements).view(stored.shape)
+
+    def read_part(
+        self, set_index: int, piece: int, key: str, start: int, length: int
+    ) -> torch.Tensor:
+        """1-D: elements of such state, in the order of its memory, from element ``start`` on."""
         from psdist.checkpoint.tensors import allocate, read_into
 
+        _, path, stored = self._whole(set_index, piece, key)
+        found = allocate(stored.dtype, length)
+        read_into(found, path, stored, start)
+        return found
+
+    def _whole(self, set_index: int, piece: int, key: str) -> _Stretch:
         stretches = self._stretches.get((set_index, piece, key), [])
         if len(stretches) != 1:
             raise CheckpointError(
                 f"{quoted(self.path)} has no {key} of {self._describe(set_index, piece)}"
             )
-        ((_, path, stored),) = stretches
-        found = allocate(stored.dtype, stored.num_bytes // ITEM_BYTES[stored.dtype])
-        read_into(found, path, stored, 0)
-        return found.view(stored.shape)
+        return stretches[0]
 
     def state_of(self, set_index: int, piece: int) -> PieceState:
         """Return the optimizer's state of a piece; {} if there is none."""

@@ -109,6 +109,8 @@ class CodecCode(IntEnum):
     """float32, as they are."""
     PACKED = 12
     """Another one's payload, made smaller without loss."""
+    ROWS = 13
+    """Rows of tables (psdist.tables.payloads)."""
 
 
 # One field per line, in wire order; see Header for their meaning.

@@ -52,6 +52,8 @@ from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
+from psdist.servers.tables.contents import contents_of
+from psdist.servers.tables.service import RowService
 from psdist.servers.traced import TracedSetLoop
 from psdist.transfers import transfers_for
 from psdist.transport import Transport
@@ -148,7 +150,7 @@ def _plain(
     context: JobSession, transport: Transport, options: ServerOptions, duty: Duty
 ) -> ServerLoop:
     store = _make_store(context, options.server)(options.server, 0)
-    seats: list[ServerPart] = [duty]
+    seats: list[ServerPart] = [duty, RowService()]
     if options.server == COORDINATOR:
         coordinator = coordinator_of(context)
         seat = CoordinatorSeat(coordinator, duty.report_on(coordinator))
@@ -207,6 +209,7 @@ def _make_store(context: JobSession, here: int) -> Callable[[int, int], ShardSto
     def make_store(server: int, copy: int) -> ShardStore:
         return ShardStore(
             make_executor,
+            choose=None if context.rank.bootstrap.buddies else contents_of,  # rows: no replicas
             wire=wire,
             make_history=partial(_make_history, context, server, copy),
             keeper=_make_keeper(context, server, is_expecting=server == here),

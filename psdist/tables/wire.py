@@ -10,7 +10,6 @@ changes leave this wire as it is. No push is skipped, and no reply is relative.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
 
 from psdist.codecs import RAW
 from psdist.codecs.chunks import ChunkCoding, ChunkCodings
@@ -20,9 +19,6 @@ from psdist.protocol.header import CodecCode
 from psdist.protocol.partition import Chunk, Partition
 from psdist.tables.payloads import largest_push, largest_rows, smallest
 from psdist.tables.specs import TableSpecs
-
-OPTIMIZER: Final = "rows"
-"""``Setup.optimizer`` of a set of tables: each table has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +42,7 @@ class RowWire(Wire):
 class _Rows(Exact):
     """Stands for what psdist.tables.payloads does with rows."""
 
-    code = int(CodecCode.RAW)
+    code = int(CodecCode.ROWS)
     name = "rows"
 
 

@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from pydantic import TypeAdapter
 
@@ -40,9 +41,12 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
     KeepTuningState,
 )
-from psdist.servers.shard.regions import Keeper, Region, starts_of
+from psdist.servers.shard.regions import Keeper, KeptPieces, Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.version import VERSION
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger("psdist")
 
@@ -199,6 +203,28 @@ class FileKeeper(Keeper):
             _region(self._restored, set_index, segment.piece, start, segment.length)
             for segment, start in zip(each.segments, starts_of(partition, each), strict=True)
         ]
+
+    def kept(self, set_index: int) -> KeptPieces:
+        assert self._restored is not None
+        return _KeptSet(self._restored, set_index)
+
+
+@dataclass(frozen=True)
+class _KeptSet:
+    """A parameter set of a checkpoint, see :class:`KeptPieces`."""
+
+    checkpoint: Checkpoint
+    set_index: int
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.checkpoint.index.sets[self.set_index].pieces)
+
+    def state(self, piece: int) -> PieceState:
+        return self.checkpoint.state_of(self.set_index, piece)
+
+    def read(self, piece: int, key: str, start: int, length: int) -> torch.Tensor:
+        return self.checkpoint.read_part(self.set_index, piece, STATE + key, start, length)
 
 
 def _region(checkpoint: Checkpoint, set_index: int, piece: int, start: int, length: int) -> Region:

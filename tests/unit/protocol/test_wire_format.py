@@ -80,9 +80,9 @@ def test_the_numbers_of_the_wire() -> None:
     }  # fmt: skip
     assert [each.name for each in sorted(CodecCode)] == [
         "RAW", "FP16", "BF16", "INT8", "INT4", "INT2", "SIGN", "TOPK", "RANDK", "LOW_RANK", "OWN",
-        "PLAIN", "PACKED",
+        "PLAIN", "PACKED", "ROWS",
     ]  # fmt: skip
-    assert sorted(CodecCode) == list(range(13))
+    assert sorted(CodecCode) == list(range(14))
     flags = {name: value for name, value in vars(Flag).items() if name.isupper()}
     assert flags == {
         "NONE": 0, "FRESH": 1, "CHECKSUMMED": 2, "FOR_PULL": 4, "RECORDED": 8, "UNCHANGED": 16,

@@ -1,0 +1,167 @@
+"""Rows in checkpoints: by part, sorted by bucket and id, so that any division reads them again.
+
+    region = region_of(3, stores, specs)              # the state of a part: tensors for a keeper
+    for rows in rows_in(kept, specs, part=0): ...     # of the parts of a checkpoint, by table
+
+A part is a region of one piece. Its state has, table after table: ``ids``, ``values`` and ``state``
+of the rows, ``num_rows`` by bucket, and ``counts`` of admission by bucket. ``tables`` describes the
+tables. A server that restores reads the buckets of its parts from all files, at most ``_READ_ROWS``
+rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from psdist.errors import CheckpointError
+from psdist.protocol.optimizer_state import PieceState, Whole
+from psdist.servers.shard.regions import KeptPieces, Region
+from psdist.tables.optimizers import row_optimizer
+from psdist.tables.specs import TableSpec, TableSpecs
+from psdist.tables.store import RowStore, StoredRows
+
+_READ_ROWS: Final = 1 << 20
+_COUNTS: Final = (4, 256)
+"""Shape of a bucket's counts."""
+_DTYPES: Final = {
+    "tables": "uint8",
+    "num_rows": "int64",
+    "ids": "int64",
+    "values": "float32",
+    "state": "float32",
+    "counts": "uint8",
+}
+"""Keys of a part's state. All are flat."""
+
+
+class TableRows(NamedTuple):
+    """Rows of a table to restore; ``buckets`` have all of their rows, or ``counts``, here."""
+
+    table: int
+    first_bucket: int
+    rows: StoredRows
+
+
+def state_words(table: TableSpec) -> int:
+    """Return the 4-byte words that a row's state has in a checkpoint."""
+    optimizer = row_optimizer(table.optimizer, table.arguments)
+    return optimizer.state_words(table.dim) + bool(table.evict)
+
+
+def region_of(part: int, stores: Sequence[RowStore], specs: TableSpecs) -> Region:
+    """Return the region of a part: copies."""
+    buckets = specs.buckets_of_part(part)
+    found: dict[str, list[npt.NDArray[np.generic]]] = {key: [] for key in _DTYPES}
+    found["tables"].append(np.frombuffer(specs.encode(), np.uint8))
+    for store in stores:
+        num_rows = np.zeros(len(buckets), np.int64)
+        counts = np.zeros((len(buckets) if store.spec.admit > 1 else 0, *_COUNTS), np.uint8)
+        for bucket, rows in store.rows():
+            num_rows[bucket - buckets.start] = len(rows.ids)
+            found["ids"].append(rows.ids)
+            found["values"].append(rows.values)
+            found["state"].append(rows.state)
+            if rows.counts.size:
+                counts[bucket - buckets.start] = rows.counts
+        found["num_rows"].append(num_rows)
+        found["counts"].append(counts)
+    elements, state = dict[str, torch.Tensor](), PieceState()
+    for key, dtype in _DTYPES.items():
+        blocks = [np.ascontiguousarray(each).reshape(-1) for each in found[key]]
+        flat = np.concatenate([np.empty(0, dtype), *blocks]).astype(dtype, copy=False)
+        elements[key] = torch.from_numpy(flat)
+        state[key] = Whole(dtype, (len(flat),))
+    return Region(piece=part, start=0, values=torch.zeros(1), state=state, elements=elements)
+
+
+def rows_in(kept: KeptPieces, specs: TableSpecs, part: int) -> Iterator[TableRows]:
+    """Yield the rows of ``part`` in a checkpoint of any number of parts. Raise
+    :class:`CheckpointError` if the checkpoint has other tables."""
+    mine = specs.buckets_of_part(part)
+    for piece in range(kept.num_pieces):
+        reader = _Reader(kept, piece)
+        there = TableSpecs.decode(reader.read("tables").tobytes())
+        _require_same(there, specs)
+        buckets = there.buckets_of_part(piece)
+        common = range(max(mine.start, buckets.start), min(mine.stop, buckets.stop))
+        if common:
+            yield from reader.rows(there, buckets, common)
+
+
+def _require_same(there: TableSpecs, here: TableSpecs) -> None:
+    for mine, its in zip(there.tables, here.tables, strict=False):
+        if mine != its:
+            raise CheckpointError(f"the checkpoint has {mine}, the script {its}")
+    if len(there.tables) != len(here.tables):
+        raise CheckpointError(
+            f"the checkpoint has {len(there.tables)} tables, the script {len(here.tables)}"
+        )
+
+
+class _Reader:
+    """The state of a part, key by key."""
+
+    def __init__(self, kept: KeptPieces, piece: int) -> None:
+        self._kept = kept
+        self._piece = piece
+        self._state = kept.state(piece)
+
+    def read(self, key: str, start: int = 0, length: int = -1) -> npt.NDArray[np.generic]:
+        entry = self._state.get(key)
+        if not isinstance(entry, Whole) or entry.dtype != _DTYPES[key] or len(entry.shape) != 1:
+            raise CheckpointError(f"damaged: no {key} of part {self._piece} of the tables")
+        length = entry.shape[0] - start if length < 0 else length
+        if not 0 <= start <= start + length <= entry.shape[0]:
+            raise CheckpointError(
+                f"damaged: {key} of part {self._piece} of the tables is too short"
+            )
+        found: npt.NDArray[np.generic] = self._kept.read(self._piece, key, start, length).numpy()
+        return found
+
+    def rows(self, specs: TableSpecs, buckets: range, wanted: range) -> Iterator[TableRows]:
+        num_rows = self.read("num_rows").reshape(len(specs.tables), len(buckets)).astype(np.int64)
+        first = last = counts_at = 0
+        at = {"ids": 0, "values": 0, "state": 0}
+        cells = _COUNTS[0] * _COUNTS[1]
+        for table, (spec, numbers) in enumerate(zip(specs.tables, num_rows, strict=True)):
+            words, ends = state_words(spec), np.concatenate([[0], np.cumsum(numbers)])
+            first, last = (int(ends[each - buckets.start]) for each in (wanted.start, wanted.stop))
+            for row in range(first, last, _READ_ROWS):
+                num = min(_READ_ROWS, last - row)
+                ids = self.read("ids", at["ids"] + row, num)
+                values = self.read("values", at["values"] + row * spec.dim, num * spec.dim)
+                state = self.read("state", at["state"] + row * words, num * words)
+                yield TableRows(
+                    table,
+                    wanted.start,
+                    StoredRows(
+                        ids.astype(np.int64, copy=False),
+                        values.reshape(num, spec.dim).astype(np.float32, copy=False),
+                        state.reshape(num, words).astype(np.float32, copy=False),
+                        np.empty((0, 0), np.uint8),
+                    ),
+                )
+            if spec.admit > 1:
+                for bucket in wanted:
+                    start = counts_at + (bucket - buckets.start) * cells
+                    counts = self.read("counts", start, cells).reshape(_COUNTS)
+                    yield TableRows(table, bucket, _only_counts(spec, words, counts))
+                counts_at += len(buckets) * cells
+            total = int(ends[-1])
+            at["ids"] += total
+            at["values"] += total * spec.dim
+            at["state"] += total * words
+
+
+def _only_counts(spec: TableSpec, words: int, counts: npt.NDArray[np.generic]) -> StoredRows:
+    return StoredRows(
+        np.empty(0, np.int64),
+        np.empty((0, spec.dim), np.float32),
+        np.empty((0, words), np.float32),
+        counts.astype(np.uint8, copy=False),
+    )
