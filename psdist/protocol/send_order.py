@@ -36,10 +36,8 @@ def backward_order(partition: Partition) -> list[int]:
 def forward_ranks(partition: Partition) -> list[int]:
     """For each chunk, its place in the order in which a forward pass reads them, if pieces are used
     in the model's order: a chunk is read with its first piece."""
-    ranks = [0] * len(partition.chunks)
-    for rank, chunk in enumerate(reversed(backward_order(partition))):
-        ranks[chunk] = rank
-    return ranks
+    ranks = {chunk: rank for rank, chunk in enumerate(reversed(backward_order(partition)))}
+    return [ranks[chunk.index] for chunk in partition.chunks]
 
 
 def round_order(partition: Partition) -> list[int]:

@@ -101,7 +101,6 @@ class RoundControl(HasSnapshot):
         if not all(each in out for each, its in self._group_of.items() if its == group):
             return []
         self._control.lose(group)
-        self._led_anew.discard(group)
         return [GroupGone(group)]
 
     def go_on(self, members: Sequence[int]) -> None:

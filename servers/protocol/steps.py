@@ -205,7 +205,6 @@ class FixedSteps(CoordinatorPart):
                 asked.steps = control.of_all(at_place(tuple(self._starts), term.block))
                 actions += [_answer(term, asked.steps, each) for each in sorted(asked.workers)]
                 self._drop_if_over(term)
-                continue
             is_awaited = self._waits and len(asked.workers.union(away)) < self._num_workers
             if asked.steps is not None or is_awaited:
                 continue

@@ -346,9 +346,8 @@ class Regrouping:
 
     def tell(self, standing: bytes) -> list[Action]:
         """Send ``standing``, as :class:`Regroup` describes it."""
+        message = Regroup(worker=self._seat.worker, num_lost=self.num_lost, standing=standing)
         self._told, self._answer = self.num_lost, None
-        worker, num_lost = self._seat.worker, self._told
-        message = Regroup(worker=worker, num_lost=num_lost, standing=standing)
         return [SendControl(COORDINATOR, message)]
 
     @property

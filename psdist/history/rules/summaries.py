@@ -204,7 +204,7 @@ def _check_staleness_between(summary: Summary, shown: Shown, findings: Findings)
             f"{shown.max_staleness}"
         )
     for key, count in sorted(shown.staleness.items()):
-        told = summary.staleness_seen.get(str(key), 0)
+        told = Counter(summary.staleness_seen)[str(key)]
         if told < count:
             broken.add(
                 f"summary.json says staleness_seen of {key} {told}, the history shows {count} at "

@@ -117,12 +117,11 @@ class Closing:
         """Return True if a group whose update of this round came late sits out the open round;
         called again when other groups have stopped."""
         decided = self._rounds.decided
-        same_round = [
+        same_round = {
             each for each in counting if each != group and decided[each] == decided[group]
-        ]
-        num_sitting = sum(each in self._sitting for each in same_round)
+        }
         is_behind = decided[group] > round_number + 1
-        may_sit = num_sitting < min(self._backup, len(same_round))
+        may_sit = len(same_round & self._sitting) < min(self._backup, len(same_round))
         if is_behind and may_sit and not self._rounds.is_awaited(group):
             self._sitting.add(group)
         else:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from psdist.controller.kept import KeptPaces, KeptPass, TuningState
 from psdist.controller.observed import StepsObserved
 from psdist.errors import HistoryError
 from psdist.history.lines import (
     STEP_LINES,
     Fixed,
     HandLine,
+    KeptLine,
     LineRecords,
     StepLine,
     WorkerLines,
@@ -125,10 +127,12 @@ MINE = [
 """Hands of two workers, in batches of two."""
 
 
-def found(workers: list[list[HandLine]], steps: list[StepLine]) -> tuple[str, ...]:
+def found(
+    workers: list[list[HandLine]], steps: list[StepLine], run: RunRecord = RUN
+) -> tuple[str, ...]:
     findings = Findings(max_listed_per_rule=9)
     told = [WorkerLines(lines=tuple(lines), is_complete=True) for lines in workers]
-    check_hands(RUN, told, steps, findings)
+    check_hands(run, told, steps, findings)
     assert set(findings.counts) <= {Rule.HANDS}
     return findings.lines()
 
@@ -209,6 +213,28 @@ AGAIN = RUN.model_copy(
 )
 
 
+def test_hands_of_a_resumed_run_follow_each_other_too() -> None:
+    assert found(MINE, STEPS, AGAIN) == ()
+    later = [[each for each in lines if each.hand] for lines in MINE]
+    assert found(later, STEPS, AGAIN) == ()
+    (line,) = found(changed(0, 1, start=9), STEPS, AGAIN)
+    assert "in hand 1 the samples 9 to 10 were dealt, those before end at 8" in line
+
+
+def test_a_resumed_run_has_the_steps_that_its_checkpoint_fixed() -> None:
+    its = KeptPass(loader=1, number=0, starts=((0, (2, 2)), (1, (1, 3))), num_fixed=2)
+    told: dict[str, Any] = {
+        "total": 4,
+        "steps": (1, 3),
+        "step_us": ((3000,), (1000,)),
+        "passes": (its,),
+    }
+    for sizes, num_found in ((1, 1), 0), ((2, 1), 4):
+        paces = KeptPaces(sizes=sizes, **told)
+        resumed = KeptLine(checkpoint=AGAIN.restored, fidelity=TuningState(paces=paces))
+        assert len(found(MINE, [StepLine(resumed=resumed)], AGAIN)) == num_found
+
+
 def dealt_on(first: list[list[HandLine]], *second: HandLine) -> Sequence[str]:
     """``second``: of worker 0 in the next attempt, which continues behind round 0."""
     findings = Findings(max_listed_per_rule=20)
@@ -243,3 +269,108 @@ def test_a_pass_that_was_over_is_not_dealt_on() -> None:
     first = [[line(stop=4, end=8)], [line(start=4, stop=8, end=8)]]
     (found,) = dealt_on(first, line(hand=1, start=8, stop=10, round=1))
     assert "was over at step-00000001, and is dealt again" in found
+
+
+def judged(*attempts: tuple[RunRecord, list[list[HandLine]]]) -> tuple[str, ...]:
+    """By the number that each run has."""
+    findings = Findings(max_listed_per_rule=9)
+    told = {
+        run.attempt: Attempt(run, [WorkerLines(lines=tuple(it), is_complete=True) for it in lines])
+        for run, lines in attempts
+    }
+    check_dealt_on(told, findings)
+    assert set(findings.counts) <= {Rule.HANDS}
+    return findings.lines()
+
+
+THIRD = AGAIN.model_copy(update={"attempt": 3, "restored_attempt": 2, "first_clocks": (2, 2)})
+"""It resumes the second attempt behind round 1."""
+
+
+def test_of_a_pass_that_began_in_an_attempt_without_a_record_nothing_is_said() -> None:
+    second = [[line(loader=1, hand=1, start=4, stop=8, round=1)], []]
+    unknown, wrong = line(loader=0, hand=7, round=2), line(loader=1, hand=9, round=2)
+    (only,) = judged((AGAIN, second), (THIRD, [[unknown, wrong], []]))
+    assert "attempt 3: pass 0 over loader 1 continues with hand 9" in only
+
+
+# -- groups in different hands ------------------------------------------------------------------
+
+SSP: dict[str, Any] = {"mode": "ssp", "staleness": 1}
+REST = [
+    [line(hand=1, start=8, stop=10, batches=1, end=16, round=1)],
+    [line(hand=1, start=10, stop=16, batches=3, end=16, round=1)],
+]
+"""Behind the first hands of ``MINE``."""
+BEGUN = [lines[:1] for lines in MINE]
+
+
+def dealt_apart(
+    first: list[list[HandLine]], second: list[list[HandLine]], **changed: Any
+) -> tuple[str, ...]:
+    return judged(
+        (RUN.model_copy(update=SSP), first),
+        (AGAIN.model_copy(update={**SSP, **changed}), second),
+    )
+
+
+def test_each_worker_continues_with_its_own_next_hand() -> None:
+    assert dealt_apart(MINE, REST) == ()
+    ahead = {"first_clocks": (2, 1)}
+    assert dealt_apart(MINE, [[], REST[1]], **ahead) == (), "worker 0 had its last hand"
+    others = {"groups": ((0, 1),), "first_clocks": (1,)}
+    assert dealt_apart(MINE, [[line(hand=5, round=1)], []], **others) == (), "no pass continues"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (
+            MINE,
+            [[REST[0][0].model_copy(update={"hand": 2})], REST[1]],
+            "continues with hand 2 on worker 0; by step-00000001 hands up to 1 were dealt to it",
+        ),
+        (
+            [[lines[0].model_copy(update={"end": 8})] for lines in BEGUN],
+            [REST[0], []],
+            "continues with hand 1 on worker 0; by step-00000001 hands up to 1 were dealt to it, "
+            "which was the last",
+        ),
+        (
+            MINE,
+            [[line(number=1, stop=8, end=8, round=1)], REST[1]],
+            "pass 0 over loader 1, which was under way at step-00000001, is not dealt to its end "
+            "on worker 0",
+        ),
+        (
+            MINE,
+            [[REST[0][0].model_copy(update={"start": 9})], REST[1]],
+            "attempts up to 2: pass 0 over loader 1: in hand 1 the samples 9 to 10 were dealt, "
+            "those before end at 8",
+        ),
+    ],
+)
+def test_what_a_worker_is_dealt_wrongly_behind_a_checkpoint_is_found(
+    first: list[list[HandLine]], second: list[list[HandLine]], words: str
+) -> None:
+    lines = dealt_apart(first, second)
+    assert any(words in each for each in lines), lines
+
+
+def test_a_worker_continues_behind_the_hands_of_all_earlier_attempts() -> None:
+    runs = [each.model_copy(update=SSP) for each in (RUN, AGAIN, THIRD)]
+    last = [
+        [line(hand=2, start=8 + 4 * worker, stop=12 + 4 * worker, end=16, round=2)]
+        for worker in range(2)
+    ]
+    middle = [
+        [line(hand=1, start=8, stop=8, batches=0, round=1)],
+        [line(hand=1, start=8, stop=8, batches=0, round=1)],
+    ]
+    first = list(zip(runs, (BEGUN, middle, last), strict=True))
+    assert judged(*first) == ()
+    (wrong, *_) = judged(*first[:2], (runs[2], [[line(hand=0, stop=8, round=2)], last[1]]))
+    assert "continues with hand 0 on worker 0; by step-00000001 hands up to 2 were dealt" in wrong
+    assert judged(*first[1:]) == (), "what the first attempt dealt is not known"
+    begun_later = [[each.model_copy(update={"number": 3})] for (each,) in last]
+    assert judged(first[1], (runs[2], begun_later)) == ()

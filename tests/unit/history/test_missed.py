@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import cache
 
@@ -11,7 +12,11 @@ import pytest
 
 from psdist.commands.check import Report, check
 from psdist.history import EventKind, History, Records
-from psdist.history.rules.findings import Rule
+from psdist.history.rules.findings import Findings, Rule
+from psdist.history.rules.log.missed import check_same_missed
+from psdist.history.rules.values.uses import check_worker
+from psdist.history.run_record import RunRecord
+from tests.support.history.memory import WorkerHistory
 from tests.support.history.summaries import summary_of
 from tests.support.virtual.job import Schedule, VirtualJob
 from tests.support.virtual.virtual_worker import VirtualWorker
@@ -156,3 +161,26 @@ def test_what_was_missed_weighs_nothing(field: str) -> None:
         return events
 
     assert broken(with_events(change, servers=(0,)))
+
+
+def test_missed_rounds_that_chunks_do_not_share_are_listed_in_order() -> None:
+    findings = Findings(max_listed_per_rule=99)
+    few, more = {(1, 5)}, {(group, clock) for group in range(9, 0, -1) for clock in (7, 3, 9)}
+    check_same_missed({0: few, 2: more, 1: few}, findings)
+    found = [re.findall(r"\d+", line) for line in findings.lines()]
+    assert [(int(group), int(clock)) for group, clock, *_ in found] == sorted(few | more)
+    assert [chunks for _, _, *chunks in found][:3] == [["2", "0"], ["0", "2"], ["2", "0"]]
+
+
+def test_a_missed_round_after_the_last_one_stands_for_no_other() -> None:
+    log = WorkerHistory(None, 0)
+    for clock in (0, 2):
+        log.uses(clock, [0], 0, 0, 0)
+    log.close()
+    findings = Findings(max_listed_per_rule=9)
+    run = RunRecord(
+        psdist="1", mode="sync", groups=((0,),), slices=((0,),), num_servers=1, num_chunks=1,
+        owners=(0,),
+    )  # fmt: skip
+    check_worker(run, log.log(), {0: 3}, findings, begin=0, missed={3})
+    assert findings.lines() == ("worker 0: iteration 1 used no parameters; there are 1 such",)

@@ -25,6 +25,7 @@ from psdist.protocol.optimizer_state import (
     PieceState,
     Plain,
     Uncut,
+    Whole,
     fits_torch,
     pack_states,
     part_starts,
@@ -65,6 +66,17 @@ def test_no_state_is_no_bytes_and_what_is_no_number_travels_too() -> None:
     again = unpack_states(pack_states({0: state}), pieces=[0])[0]
     assert again["a"] == state["a"]
     assert math.isnan(again["b"].value)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(("num_dims", "is_right"), [(0, True), (16, True), (17, False)])
+def test_a_whole_tensor_has_few_dimensions(num_dims: int, *, is_right: bool) -> None:
+    state: PieceState = {"a": Whole("float32", (1,) * num_dims)}
+    packed = pack_states({0: state})
+    if is_right:
+        assert unpack_states(packed, pieces=[0], is_of_server=True) == {0: state}
+        return
+    with pytest.raises(ProtocolError, match="optimizer state that cannot be read"):
+        unpack_states(packed, pieces=[0], is_of_server=True)
 
 
 @given(st.binary(max_size=60))

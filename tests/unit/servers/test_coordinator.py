@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psdist.errors import ProtocolError
-from psdist.protocol.collected import collected
+from psdist.protocol.collected import PREPARED, collected
 from psdist.protocol.control import (
     Absent,
     Collected,
@@ -456,7 +456,19 @@ def test_numbers_that_do_not_fit_together_break_the_protocol(
 
 
 def test_what_rounds_took_is_refused_where_nothing_depends_on_it() -> None:
-    for told in ({"own_us": [5], "waits_us": [1]}, {"errors_ppm": [3]}):
+    for told in ({"own_us": [5]}, {"waits_us": [1]}, {"errors_ppm": [3]}):
         progress = Progress(worker=0, clock=1, samples=1, **told)
         with pytest.raises(ProtocolError, match="worker 0 told what rounds took, unasked"):
             tell(assemble(num_workers=1, num_servers=1), progress)
+
+
+def test_a_prepare_of_more_parameters_ends_the_state_in_which_all_have_prepared() -> None:
+    coordinator = assemble(num_workers=2, num_servers=1)
+    for worker in range(2):
+        tell(coordinator, Enter(worker=worker, seq=1, name="prepare", payload=PREPARED))
+    tell(coordinator, Resumed(seq=1, server=0))
+    assert coordinator.is_ready
+    tell(coordinator, Enter(worker=0, seq=2, name="prepare", payload=PREPARED))
+    assert coordinator.is_ready
+    tell(coordinator, Enter(worker=1, seq=2, name="prepare", payload=b"another model"))
+    assert not coordinator.is_ready

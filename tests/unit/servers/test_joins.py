@@ -169,6 +169,13 @@ def test_who_dies_while_it_idles_is_not_asked() -> None:
     assert sent(joins.ask()) == [(worker_id(4), TakePlace(worker=1))]  # type: ignore[arg-type]
 
 
+def test_places_are_taken_in_the_order_in_which_they_became_free() -> None:
+    joins = asked(1)
+    joins.on_died(0)
+    joins.on_lost(3)
+    assert sent(joins.ask()) == [(worker_id(4), TakePlace(worker=0))]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("worker", "num_sets"), [(4, 1), (3, 0)], ids=["not asked", "no set"])
 def test_none_is_ready_but_who_was_asked(worker: int, num_sets: int) -> None:
     with pytest.raises(ProtocolError, match=r"would join with .* of substitutes \[3\] were asked"):

@@ -30,6 +30,7 @@ def test_a_job_begins_when_the_last_worker_has_called() -> None:
     lobby = Lobby(num_workers=3, num_servers=2)
     assert call(lobby, 2, mode="ssp") == []
     assert call(lobby, 0, mode="ssp") == []
+    assert lobby.called == [0, 2]
     begun = Begun(job=1, settings={"mode": "ssp"})
     peers = [server_id(1), worker_id(0), worker_id(1), worker_id(2)]
     # The coordinator's own part comes first, and nobody has to tell it.

@@ -276,6 +276,25 @@ def test_settings_may_come_behind_what_the_leader_of_the_group_has_said_since() 
         membership.require_registered(worker_id(9))
 
 
+def test_a_membership_goes_on_from_the_state_of_a_failed_server() -> None:
+    groups = ((0, 1), (2,), (3,), (4,))
+    membership = Membership(server=2, groups=groups, num_substitutes=2, is_out=all)
+    states = [GroupState.DEAD, GroupState.LEFT, GroupState.ACTIVE, GroupState.WAITING]
+    membership.take_over(
+        states, [2, 5, 0, 0], [(2, 5, 4, 0)] * NUM_CHUNKS, resumed_up_to=7, first=[0, 0, 3, 0],
+        generation=2, dead=[0, 1],
+    )  # fmt: skip
+    membership.check_invariants()
+    assert (membership.generation, membership.resumed_up_to) == (2, 7)
+    assert (membership.num_active_groups, membership.num_active_workers) == (1, 1)
+    assert membership.pushing == {worker_id(3)}
+    assert membership.chief == worker_id(2), "its group has left, and has not failed"
+    without = Membership(server=2, groups=groups[:3], num_substitutes=1)
+    states = [GroupState.DEAD, GroupState.DEAD, GroupState.ACTIVE]
+    without.take_over(states, [2, 2, 0], [(2, 2, 4)], resumed_up_to=0, first=[0, 0, 3], dead=[0, 2])
+    assert without.chief == worker_id(3), "a substitute that has joined"
+
+
 def count_who_is_suspended(membership: Membership) -> None:
     membership.limits.count(1)
 

@@ -47,10 +47,10 @@ FIRST, SECOND = WORKERS, WORKERS + 1
 """What the two spares are as workers."""
 
 
-def coordinator_of(num_spares: int = 2) -> Coordinator:
+def coordinator_of(num_spares: int = 2, num_workers: int = WORKERS) -> Coordinator:
     """All have prepared; server 1 has the second copy of server 0, and the other way round."""
     coordinator = assemble(
-        num_workers=WORKERS + num_spares,
+        num_workers=num_workers + num_spares,
         num_servers=SERVERS,
         max_deaths=9,
         buddies=(1, 0),
@@ -114,6 +114,19 @@ def test_where_shards_are_hears_who_is_spoken_to_by_the_id_that_it_has() -> None
     moved = [peer for peer, each in lose_server(coordinator) if isinstance(each, Moved)]
     living = [server_id(0), spare_id(1), worker_id(0), worker_id(1), worker_id(FIRST)]
     assert moved == living
+
+
+def test_spares_that_become_workers_at_once_are_told_of_in_the_order_of_their_places() -> None:
+    coordinator = coordinator_of(num_workers=3)
+    for worker in range(2):
+        coordinator.on_lost(worker_id(worker), f"worker {worker}")
+    acks = [
+        EvictAck(generation=view, server=server) for view in (1, 2) for server in range(SERVERS)
+    ]
+    told = said(tell(coordinator, *acks))
+    assert asked(told) == [(spare_id(0), 0), (spare_id(1), 1)]
+    moved = [peer for peer, each in lose_server(coordinator) if isinstance(each, Moved)]
+    assert moved[-2:] == [worker_id(3), worker_id(4)]
 
 
 @pytest.mark.parametrize("first", ["spare", "worker"])

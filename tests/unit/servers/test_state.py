@@ -48,6 +48,11 @@ from psdist.servers.protocol.actions import (
     Unchanged,
 )
 from psdist.servers.protocol.assembly import assemble_core, rule_for
+from psdist.servers.protocol.chunk_clock import ChunkClock, Limits
+from psdist.servers.protocol.chunks import ChunkState, Push
+from psdist.servers.protocol.membership import Membership
+from psdist.servers.protocol.rules.arrivals import BY_WEIGHT
+from psdist.servers.protocol.settings import PushSettings
 from psdist.servers.protocol.state import ServerCore
 
 HYPER = pack_hyperparameters([{"lr": 0.1}])
@@ -617,6 +622,40 @@ def test_pushes_that_cannot_be_fail_the_job_naming_who_sent_them(
 def test_an_empty_push_has_a_weight_that_is_a_number(weight: float) -> None:
     (fail,) = push(core_of("ssp"), 1, 0, weight=weight, is_empty=True)
     assert str(fail.error) == f"server 0: worker 1 pushed no gradient, of weight {weight}"
+
+
+def test_an_empty_push_out_of_the_chiefs_order_names_both_iterations_and_chunks() -> None:
+    core = core_of("ssp", chunks=2)
+    header = Header(
+        kind=Kind.PUSH, sender=worker_id(1), group=1, chunk=0, settings=1, weight=1.0,
+        dtype=Dtype.FLOAT32,
+    )  # fmt: skip
+    for chunk, clock in ((0, 0), (1, 0), (1, 1)):
+        event = Arrived(worker_id(1), header._replace(chunk=chunk, clock=clock), None)
+        assert not only(core.handle(event), Fail)
+    (fail,) = core.handle(Arrived(worker_id(1), header._replace(clock=1), None))
+    assert str(fail.error) == (
+        "server 0: worker 1 pushed iteration 1 of chunk 0 after iteration 1 of chunk 1; all groups "
+        "push in the chief's order"
+    )
+
+
+def test_a_group_steps_alone_where_no_group_counts() -> None:
+    members = Membership(server=0, groups=[(0, 1, 2), (3,)])
+    chunk, settings = ChunkState(0, ChunkClock(Limits([0, 0]))), PushSettings(b"", frozenset())
+    push = Push(worker_id(0), 0, 0, weight=2.0, settings=settings, slot=None)
+    assert BY_WEIGHT.lr_scale(chunk, push, members) == 2.0 / 3
+    members.join(worker_id(3), Register(group=1, workers=[3], clock=0))
+    assert BY_WEIGHT.lr_scale(chunk, push, members) == 2.0
+
+
+def test_a_retransmitted_push_is_answered_once() -> None:
+    chunk = ChunkState(0, ChunkClock(Limits([0, 0])))
+    assert chunk.is_first_again(5, 3)
+    assert not chunk.is_first_again(5, 3)
+    assert chunk.is_first_again(6, 3)
+    assert chunk.is_first_again(5, 4)
+    assert not chunk.is_first_again(5, 3)
 
 
 @pytest.mark.parametrize(

@@ -275,15 +275,14 @@ def _check_dealt_apart(attempts: Mapping[int, Attempt], number: int, findings: F
             continue
         for worker in range(run.num_workers):
             its = [hand for hand, lines in hands.items() if worker in lines]
-            had = [hand for hand, lines in earlier.items() if worker in lines]
-            due = max(had, default=-1) + 1
-            is_over = bool(had) and earlier[due - 1][worker].end >= 0
+            due = max((hand for hand in earlier if worker in earlier[hand]), default=-1) + 1
+            is_over = due > 0 and earlier[due - 1][worker].end >= 0
             if its and (is_over or min(its) != due):
                 broken.add(
                     f"{where} continues with hand {min(its)} on worker {worker}; by {run.restored} "
                     f"hands up to {due} were dealt to it{', which was the last' * is_over}"
                 )
-            is_left = had and not is_over and not its and (worker, key) in under_way
+            is_left = due > 0 and not is_over and not its and (worker, key) in under_way
             if is_left and any(line.round >= 0 for line in workers[worker].lines):
                 broken.add(
                     f"{where}, which was under way at {run.restored}, is not dealt to its end on "

@@ -51,7 +51,8 @@ def check_lengths(
     claimed = [(each.round, each.steps) for each in summary.steps_by_loss]
     begins = _begins(run, lines)
     at_first = run.local_steps_by_loss if begins is None else begins.starts[0][1]
-    if claimed != (shown := _changes(at_first, fixed)):
+    shown = [(first_of(block), steps) for block, steps in _changes(at_first, fixed)]
+    if claimed != shown:
         broken.add(
             f"summary.json says steps_by_loss {claimed}, by round; what was fixed is {shown}"
         )
@@ -71,11 +72,11 @@ def _begins(run: RunRecord, lines: Sequence[StepLine]) -> KeptSteps | None:
 
 
 def _changes(at_first: int, fixed: Mapping[Term, Sequence[int]]) -> list[tuple[int, int]]:
-    """Return (first round, steps) of each change."""
+    """Return (first block, steps) of each change."""
     changes = [(0, at_first)]
-    for term, (steps, *_) in sorted(fixed.items()):
+    for term, (steps, *_) in fixed.items():
         if steps != changes[-1][1]:
-            changes.append((first_of(term.block), steps))
+            changes.append((term.block, steps))
     return changes
 
 
@@ -110,18 +111,12 @@ def _check_by_loss(
 
     unsaid = [] if begins is None else [begins]
 
-    def changes_now() -> list[tuple[int, int]]:
-        changes = [*starts[:1]]
-        for term, (steps, *_) in fixed.items():
-            if steps != changes[-1][1]:
-                changes.append((term.block, steps))
-        return changes
-
     def most_since(clock: int) -> int:
-        return max(steps for _, steps in from_place(changes_now(), window_of(clock)))
+        changes = _changes(starts[0][1], fixed)
+        return max(steps for _, steps in from_place(changes, window_of(clock)))
 
     def kept_now(step: int) -> KeptSteps:
-        changes = changes_now()
+        changes = _changes(starts[0][1], fixed)
         num_fixed = max((term.block + 1 for term in fixed), default=num_before)
         return control.kept(from_place(changes, window_of(step)), num_fixed)
 

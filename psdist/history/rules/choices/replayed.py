@@ -34,7 +34,7 @@ class Risen:
 
     def go_on(self, kept: KeptRise | None, first_round: int) -> None:
         """Resume the state of a checkpoint. Raises ValueError if it is none."""
-        if self._guard is not None and (kept is not None or first_round):
+        if self._guard is not None:
             self._guard.go_on(kept, first_round)
 
     def kept(self) -> KeptRise | None:

@@ -152,13 +152,12 @@ def begins_with(run: RunRecord) -> KeptModes | None:
 
 
 def _first(run: RunRecord) -> TuningState:
-    """Return the choices with which every run begins."""
+    """Return the choices with which every run begins; 0 steps, which no limit lowers, where psdist
+    chooses nothing."""
     if run.ladder:
         return TuningState(codecs=_codec_control(run).kept(0))
-    if run.local_steps_by_loss:
-        starts = ((0, run.local_steps_by_loss),)
-        return TuningState(steps=_step_control(run).kept(starts, 0))
-    return TuningState()
+    starts = ((0, run.local_steps_by_loss),)
+    return TuningState(steps=_step_control(run).kept(starts, 0))
 
 
 def _codec_control(run: RunRecord) -> CodecControl:

@@ -119,7 +119,7 @@ def check_kept(replay: ServerReplay, findings: Findings) -> KeptByServer:
 def _snapshots(
     replay: ServerReplay, mine: Sequence[int], which: Sequence[int]
 ) -> dict[int, tuple[Kept, ...]]:
-    events, found = replay.kept[which], dict[int, list[tuple[int, Kept]]]()
+    events, found = replay.kept[which], dict[int, list[Kept]]()
     chunk, position = events["chunk"].astype(np.int64), replay.kept_position[which]
     rows = replay.row_of(chunk, position)
     order = np.argsort(rows, kind="stable")
@@ -144,11 +144,8 @@ def _snapshots(
             dead=frozenset(np.flatnonzero(is_dead[i]).tolist()),
             running=tuple(running[i].tolist()),
         )
-        found.setdefault(int(chunk[i]), []).append((int(position[i]), kept))
-    return {
-        each: tuple(kept for _, kept in sorted(found.get(each, []), key=lambda one: one[0]))
-        for each in mine
-    }
+        found.setdefault(int(chunk[i]), []).append(kept)
+    return {each: tuple(found.get(each, ())) for each in mine}
 
 
 def _crc(event: np.void) -> Crc:

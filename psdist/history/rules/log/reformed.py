@@ -154,10 +154,12 @@ class ToldDeaths:
     @classmethod
     def of(cls, replay: ServerReplay, *, left: dict[int, int], dead: set[int]) -> ToldDeaths:
         owns = replay.server in replay.run.owners
-        stamps: dict[int, int | None] = {}
-        for group, workers in replay.pushers.lost.items():
-            clocks = replay.clock_of_event[replay.pushers.positions[group]].tolist()
-            stamps |= zip(workers, clocks if owns else [None] * len(clocks), strict=True)
+        positions, clocks = replay.pushers.positions, replay.clock_of_event
+        stamps = {
+            worker: int(clocks[position]) if owns else None
+            for group, workers in replay.pushers.lost.items()
+            for worker, position in zip(workers, positions[group], strict=True)
+        }
         return cls(stamps=stamps, left=left, dead=dead)
 
 

@@ -203,12 +203,12 @@ class ServerReplay:
         return rows
 
     def version_of(self, chunks: Ints, positions: Ints) -> Ints:
-        """Return the chunk's steps with a gradient plus its LOADs before the position: its bytes
-        change with these alone."""
+        """Return the chunk's steps with a gradient plus its LOADs before the position, minus 1: its
+        bytes change with these alone."""
         rows = self.row_of(chunks, positions)
         steps = self._num_changes[rows] - self._num_changes[self.first_row[chunks]]
         first = np.searchsorted(self.load_chunk, chunks)
-        versions: Ints = steps + self.load_of(chunks, positions) + 1 - first
+        versions: Ints = steps + self.load_of(chunks, positions) - first
         return versions
 
     def load_of(self, chunks: Ints, positions: Ints) -> Ints:

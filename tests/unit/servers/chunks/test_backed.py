@@ -15,12 +15,12 @@ from psdist.servers.protocol.actions import Accept, Built, HeldBlocks, LeftOut, 
 from psdist.servers.protocol.assembly import assemble_core
 from psdist.servers.protocol.rules.backup import Backup
 
-MINE = 1
-"""The chunk that this server has; the other server has chunk 0, which all send first."""
-
 
 class Backed:
-    def __init__(self) -> None:
+    def __init__(self, mine: int = 1) -> None:
+        """``mine``: the chunk that this server has; the other server has the other one of two. The
+        server of chunk 0, which all send first, decides."""
+        self.mine = mine
         groups = [(0,), (1,), (2,)]
         rule = partial(Backup, backup=1, wait_every=9)
         self.core = assemble_core(server=0, make_rule=rule, groups=groups)
@@ -33,13 +33,13 @@ class Backed:
             largest=sizes,
         )  # fmt: skip
         built = Built(
-            [MINE],
+            [mine],
             [Frame(capacity=4) for _ in range(4)],
             initials=rule,
             pushes=rule,
             num_pieces=1,
             num_optimizer_groups=1,
-            blocks=HeldBlocks([1, 0], [1, 1]),
+            blocks=HeldBlocks([mine, 1 - mine], [1, 1]),
         )
         self.core.handle(built)
         hyper = pack_hyperparameters([{"lr": 0.1}])
@@ -54,15 +54,22 @@ class Backed:
         closed = CloseRound(number=number, round=number, groups=list(groups), missed=[missed])
         return self._checked(ControlArrived(server_id(1), closed))
 
-    def offer(self, group: int) -> list[Any]:
-        return self._checked(Offered(worker_id(group), Kind.PUSH, MINE, 4, "ticket"))
+    def offer(self, group: int, clock: int = 0) -> list[Any]:
+        offered = Offered(worker_id(group), Kind.PUSH, self.mine, 4, "ticket", clock=clock)
+        return self._checked(offered)
 
-    def arrive(self, group: int, slot: Frame) -> list[Any]:
+    def arrive(self, group: int, slot: Frame | None, clock: int = 0) -> list[Any]:
+        """Without a slot, a push without a gradient."""
         header = Header(
-            kind=Kind.PUSH, sender=worker_id(group), group=group, chunk=MINE, length=4, settings=1,
-            weight=1.0, dtype=Dtype.FLOAT32,
+            kind=Kind.PUSH, sender=worker_id(group), group=group, chunk=self.mine, clock=clock,
+            length=0 if slot is None else 4, settings=1, weight=1.0, dtype=Dtype.FLOAT32,
         )  # fmt: skip
         return self._checked(Arrived(worker_id(group), header, slot))
+
+    def push(self, group: int, clock: int) -> list[Any]:
+        offered = self.offer(group, clock)
+        (accept,) = [each for each in offered if isinstance(each, Accept)]
+        return [*offered, *self.arrive(group, accept.slot, clock)]
 
     def _checked(self, event: Any) -> list[Any]:
         actions = self.core.handle(event)
@@ -102,6 +109,25 @@ def test_a_late_update_needs_no_turn_where_few_slots_are_free() -> None:
     backed = Backed()
     backed.close(0, 1, missed=2)
     backed.offer(2)
-    early = backed.core.rule.slots_needed(MINE, 1)
-    late = backed.core.rule.slots_needed(MINE, 2)
+    early = backed.core.rule.slots_needed(backed.mine, 1)
+    late = backed.core.rule.slots_needed(backed.mine, 2)
     assert late < early
+
+
+def test_an_update_without_a_gradient_completes_the_step_of_its_round() -> None:
+    backed = Backed()
+    backed.close(0, 1, missed=2)
+    (accept,) = backed.offer(0)
+    backed.arrive(0, accept.slot)
+    assert Step in kinds(backed.arrive(1, None))
+
+
+def test_a_group_that_sits_out_continues_when_no_other_makes_the_round() -> None:
+    backed = Backed(mine=0)
+    for clock in range(2):
+        backed.push(0, clock)
+        assert Step in kinds(backed.push(2, clock))
+    assert LeftOut not in kinds(backed.push(1, 0)), "it sits out round 2"
+    assert LeftOut not in kinds(backed.tell(2, Suspend(group=2, clock=2, seq=1)))
+    told = backed.tell(0, Suspend(group=0, clock=2, seq=1))
+    assert [each for each in told if isinstance(each, LeftOut)] == [LeftOut(worker_id(1), 0, 0, 2)]

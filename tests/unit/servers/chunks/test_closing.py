@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psdist.servers.protocol.rules.closing import Closed, Closing, Rounds
+from psdist.servers.protocol.rules.closing import Closed, Closing, Misses, Rounds
 
 ALL = [0, 1, 2]
 
@@ -128,3 +128,11 @@ def test_what_was_missed_is_forgotten_when_the_group_is_further() -> None:
     rounds.has_pushed(1, 1)
     assert not rounds.has_missed(1, 0)
     assert rounds.has_missed(1, 1)
+
+
+def test_no_round_is_missed_before_the_first_one() -> None:
+    rounds, _ = made()
+    assert rounds.misses == Misses(running=(0, 0, 0), in_all=(0, 0, 0))
+    rounds.add(Closed(0, 0, (2,), (0, 1)))
+    rounds.add(Closed(1, 1, (0, 2), (1,)))
+    assert rounds.misses == Misses(running=(0, 2, 0), in_all=(1, 2, 0))

@@ -63,22 +63,25 @@ def picture(*records: Record) -> ShardState:
     return known
 
 
+def built(**changed: Any) -> Built:
+    rule = PayloadRule(
+        codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,), smallest=(4,), largest=(4,)
+    )
+    slots = [Frame(capacity=4) for _ in range(4)]
+    return Built(
+        [0], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1, **changed
+    )
+
+
 def going_on(
-    known: ShardState, *, rule: MakeRule = SWITCHING, **built: Any
+    known: ShardState, *, rule: MakeRule = SWITCHING, **changed: Any
 ) -> tuple[ServerCore, list[Action]]:
     """And what it does first."""
     core = assemble_core(
         server=1, make_rule=rule, groups=[(0,), (1,)], start=Successor(known),
     )  # fmt: skip
     core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
-    rule = PayloadRule(
-        codec=CodecCode.RAW, name="raw", dtypes=(Dtype.FLOAT32,), smallest=(4,), largest=(4,)
-    )
-    slots = [Frame(capacity=4) for _ in range(4)]
-    begun = core.handle(
-        Built([0], slots, initials=rule, pushes=rule, num_pieces=1, num_optimizer_groups=1, **built)
-    )
-    return core, begun
+    return core, core.handle(built(**changed))
 
 
 def test_it_judges_each_round_by_the_mode_that_its_server_was_told() -> None:
@@ -89,6 +92,16 @@ def test_it_judges_each_round_by_the_mode_that_its_server_was_told() -> None:
     assert core.changes.modes == [ChangeMode(5, "ssp", 2, 1)]
     assert core.handle(ChangeMode(5, "ssp", 2, 1)) == [], "told again"
     assert core.handle(ChangeMode(8, "async", 0, 2)) == [ChangeMode(8, "async", 0, 2)]
+
+
+def test_a_mode_that_is_set_before_the_model_is_known_is_recorded_once() -> None:
+    core = assemble_core(server=1, make_rule=SWITCHING, groups=[(0,), (1,)])
+    change = ChangeMode(4, "ssp", 2, 0)
+    assert core.handle(change) == []
+    core.handle(ControlArrived(worker_id(0), Setup(partition=b"", optimizer="", hyper=b"")))
+    begun = core.handle(built())
+    assert [each for each in begun if isinstance(each, ChangeMode)] == [change]
+    assert core.changes.modes == [change]
 
 
 def test_what_its_server_has_answered_to_a_proposal_holds_for_it() -> None:

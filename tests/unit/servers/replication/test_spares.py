@@ -79,6 +79,10 @@ def test_a_spare_is_filled_first_and_takes_the_next_place() -> None:
     assert takeovers.alive == [server_id(0), SPARE]
 
 
+def test_each_spare_gets_a_copy_where_none_of_them_may_become_a_worker() -> None:
+    assert after_a_death(2).idle_spares == []
+
+
 def test_an_idle_spare_dies_and_nothing_follows_but_a_line() -> None:
     takeovers = with_spares(2)
     assert takeovers.idle_spares == [SPARE, spare_id(1)]

@@ -72,6 +72,22 @@ def test_settings_go_ahead_of_the_first_push_that_was_made_under_them_and_once()
     ]
 
 
+def test_rounds_are_skipped_when_nothing_is_under_way_and_never_backwards() -> None:
+    core = make_core(credits=9)
+    network = Network(core, seed=0, duplicate_rate=0.0)
+    assert not core.is_awaiting
+    network.do(push(core))
+    assert core.is_awaiting
+    with pytest.raises(InvariantError, match=r"continues with round 4 after 1, \d+ replies"):
+        core.transfers.skip_to(4)
+    network.run()
+    assert not core.is_awaiting
+    core.transfers.skip_to(4)
+    assert core.clock == 4
+    with pytest.raises(InvariantError, match="continues with round 3 after 4, 0 replies"):
+        core.transfers.skip_to(3)
+
+
 def test_settings_go_to_the_servers_of_the_workers_own_slice_only() -> None:
     seat = Seat(worker=0, group=0, members=(0, 1), num_servers=2)
     core = WorkerCore(seat)
