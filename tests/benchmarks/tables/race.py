@@ -105,6 +105,7 @@ def race(way: str, options: argparse.Namespace, cluster: SlurmCluster | None) ->
     return {
         "samples_per_s": round(sum(each["samples_per_s"] for each in reports)),
         "median_ms": round(1e3 * statistics.median(s for each in reports for s in each["seconds"])),
+        "busy_ms": round(1e3 * statistics.mean(each["busy_s"] for each in reports)),
         "worker_mib": max(each["peak_kib"] for each in reports) >> 10,
     }
 

@@ -3,9 +3,9 @@
     python -m tests.benchmarks.tables.racers torchrec --store file:///s --rank 0 --ranks 2 --out o
     psdist run -n 3 -m tests.benchmarks.tables.racers psdist --out o
 
-Each worker writes OUT/RANK.json: its samples per second, the seconds of each measured step and its
-largest memory. torchrec and ddp are started once for each rank. All have the same dense part,
-learning rates and batches.
+Each worker writes OUT/RANK.json: its samples per second, the seconds of each measured step, the
+CPU time of a step, and its largest memory. torchrec and ddp are started once for each rank. All
+have the same dense part, learning rates and batches.
 """
 
 from __future__ import annotations
@@ -80,14 +80,16 @@ def main() -> None:
 
 
 def measure(loader: Iterable[Batch], step: Step, options: argparse.Namespace, rank: int) -> None:
-    ends = []
+    ends, busy = [], []
     for batch in loader:
         step(*batch)
         ends.append(time.perf_counter())
+        busy.append(time.process_time())
     kept = ends[options.warm_up - 1 :]
     report = {
         "samples_per_s": options.steps * options.batch / (kept[-1] - kept[0]),
         "seconds": [round(end - begin, 5) for begin, end in itertools.pairwise(kept)],
+        "busy_s": (busy[-1] - busy[options.warm_up - 1]) / options.steps,
         "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
     (options.out / f"{rank}.json").write_text(json.dumps(report))
