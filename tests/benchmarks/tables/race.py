@@ -126,7 +126,7 @@ def start_here(way: str, commands: list[list[str]], options: argparse.Namespace)
     for each in running:
         error = each.communicate(timeout=180)[1]
         if each.returncode != 0:
-            sys.exit(f"{way}: {error[-3000:]}")
+            sys.exit(f"{way}: {error[-6000:]}")
 
 
 def start_there(
@@ -137,11 +137,17 @@ def start_there(
         python, tasks = "python", WORKERS + options.servers
     done = cluster.srun(
         ["--mpi=pmix", "-w", "h1,h2", "-N", "2", "-n", str(tasks), python, *command],
-        env={**ENVIRONMENT, "OMPI_MCA_btl_tcp_if_include": "eth0", "GLOO_SOCKET_IFNAME": "eth0"},
+        # An empty path leaves out the tests' own start-up, with which torchrec is not importable.
+        env={
+            **ENVIRONMENT,
+            "PYTHONPATH": "",
+            "OMPI_MCA_btl_tcp_if_include": "eth0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+        },
         timeout_s=180,
     )
     if done.returncode != 0:
-        sys.exit(f"{way}: {done.text[-3000:]}")
+        sys.exit(f"{way}: {done.text[-9000:]}")
 
 
 if __name__ == "__main__":

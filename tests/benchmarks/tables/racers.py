@@ -29,8 +29,12 @@ from torch.utils.data import DataLoader, Dataset
 from examples.dlrm import DLRM, Batch, Clicks, Ranker, as_it_is
 
 TABLES, DIM = 26, 16
-BOTTOM, TOP = (512, 256, 64), (512, 256)
-"""Widths of DLRM's own script for Criteo-Kaggle (bench/dlrm_s_criteo_kaggle.sh)."""
+DENSE: dict[str, tuple[Sequence[int], Sequence[int]]] = {
+    "wide": ((512, 256, 64), (512, 256)),
+    "narrow": ((64,), (64,)),
+}
+"""Widths of the bottom and the top. The wide ones are those of DLRM's own script for Criteo-Kaggle
+(bench/dlrm_s_criteo_kaggle.sh), and make three quarters of a step."""
 LR = 0.02
 Step = Callable[[Tensor, Tensor, Tensor], None]
 """Numbers, ids and clicks of a batch."""
@@ -59,6 +63,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="workers")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=100_000, help="of each table")
+    parser.add_argument("--dense", choices=DENSE, default="wide")
     parser.add_argument("--steps", type=int, default=40, help="measured ones")
     parser.add_argument("--warm-up", type=int, default=10)
     options = parser.parse_args()
@@ -111,7 +116,7 @@ def race_psdist(options: argparse.Namespace) -> None:
 
     job = psdist.init()
     count = (options.steps + options.warm_up) * options.batch * options.ranks
-    model = DLRM([options.rows] * TABLES, DIM, BOTTOM, TOP)
+    model = DLRM([options.rows] * TABLES, DIM, *DENSE[options.dense])
     model, optimizer, loader = job.prepare(
         model,
         torch.optim.Adagrad(model.parameters(), lr=LR),
@@ -132,7 +137,7 @@ def ddp_step(options: argparse.Namespace) -> Step:
             self.tables = nn.ModuleList(
                 nn.Embedding(options.rows, DIM, sparse=True) for _ in range(TABLES)
             )
-            self.ranker = Ranker(TABLES, DIM, BOTTOM, TOP)
+            self.ranker = Ranker(TABLES, DIM, *DENSE[options.dense])
 
         def forward(self, dense: Tensor, ids: Tensor) -> Any:
             rows = [table(ids[:, column]) for column, table in enumerate(self.tables)]
@@ -174,7 +179,7 @@ def torchrec_step(options: argparse.Namespace) -> Step:
                 ],
                 device=torch.device("meta"),
             )
-            self.ranker = Ranker(TABLES, DIM, BOTTOM, TOP)
+            self.ranker = Ranker(TABLES, DIM, *DENSE[options.dense])
 
         def forward(self, dense: Tensor, ids: Tensor) -> Any:
             features = KeyedJaggedTensor(keys=keys, values=ids.T.reshape(-1), lengths=lengths)
