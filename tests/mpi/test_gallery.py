@@ -25,7 +25,7 @@ SAVED = {
     "seq2seq": ["decoder", "encoder"],
 }
 """Models that a script saves, unless it saves one under its own name."""
-SAMPLE = {"dcgan", "dqn", "image_model", "language_model", "stream"}
+SAMPLE = {"dcgan", "dlrm", "dqn", "image_model", "language_model", "stream"}
 """Scripts that run without --all."""
 
 

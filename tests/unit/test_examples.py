@@ -211,3 +211,46 @@ def test_the_worker_to_slow_is_read_from_the_command_line(digits: ModuleType) ->
     for wrong in ("1", "x:2", "1:fast"):
         with pytest.raises(argparse.ArgumentError, match="invalid slow_worker value"):
             parser.parse_args(["--slow-worker", wrong])
+
+
+# --- the click log --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dlrm() -> ModuleType:
+    return import_module("examples.dlrm")
+
+
+def test_an_impression_is_the_same_in_any_batch_and_from_any_beginning(dlrm: ModuleType) -> None:
+    log = dlrm.Clicks(1000, dlrm.CARDINALITIES, seed=3)
+    dense, ids, clicks = log.__getitems__([7, 500, 7])
+    for row, number in enumerate((7, 500, 7)):
+        assert all(map(torch.equal, log[number], (dense[row], ids[row], clicks[row])))
+    later = dlrm.Clicks(1000, dlrm.CARDINALITIES, first=400, seed=3)
+    assert all(map(torch.equal, later[100], (dense[1], ids[1], clicks[1])))
+    other = dlrm.Clicks(1000, dlrm.CARDINALITIES, seed=4)
+    assert not torch.equal(other[7][1], ids[0])
+
+
+def test_ids_of_the_log_follow_zipfs_law(dlrm: ModuleType) -> None:
+    num_rows, power = 1000, 1.05
+    ids = dlrm.Clicks(100_000, [num_rows], zipf=power).__getitems__(range(100_000))[1]
+    found = torch.bincount(ids[:, 0], minlength=num_rows).sort(descending=True).values / 100_000
+    edges = torch.arange(1, num_rows + 2, dtype=torch.float64) ** (1 - power)
+    expected = (edges.diff() / (edges[-1] - 1))[:20]
+    assert torch.allclose(found[:20].double(), expected, rtol=0.1)
+    assert len(found) == num_rows
+
+
+def test_clicks_follow_the_planted_model(dlrm: ModuleType) -> None:
+    log = dlrm.Clicks(20_000, dlrm.CARDINALITIES)
+    dense, ids, clicks = log.__getitems__(range(20_000))
+    logits = torch.from_numpy(log.logits(dense.double().numpy(), ids.T.numpy()))
+    assert dlrm.area_under_curve(logits, clicks) == pytest.approx(0.80, abs=0.02)
+    assert clicks.mean().item() == pytest.approx(logits.sigmoid().mean().item(), abs=0.01)
+
+
+def test_the_area_under_the_curve_is_the_chance_of_the_right_order(dlrm: ModuleType) -> None:
+    clicks = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    assert dlrm.area_under_curve(torch.tensor([0.1, 0.2, 0.3, 0.4]), clicks) == 0.75
+    assert dlrm.area_under_curve(torch.tensor([0.1, 0.9, 0.3, 0.4]), clicks) == 1.0
