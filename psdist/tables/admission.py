@@ -1,7 +1,8 @@
 """Admission of ids: a table with ``admit=N`` gives a row to an id that N iterations have touched.
 
-    sketch = Sketch(buckets=range(0, 2048))        # of one part
-    counts = sketch.count(hashes, buckets)         # of ids without a row: with this occurrence
+    admission = Admission(2, buckets=range(0, 2048))        # of one part
+    is_admitted = admission.count(hashes, buckets)           # of ids without a row
+    admission.cells(7)                                       # for a checkpoint
 
 An id without a row reads its first value, and its gradient is dropped. Occurrences are estimated by
 a count-min sketch with conservative updates (Cormode and Muthukrishnan, J. Algorithms 2005; Estan
@@ -13,40 +14,54 @@ division of a table into parts admits the same ids.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 
-from psdist.tables.specs import mixed
-
-_DEPTH: Final = 4
-_WIDTH: Final = 256
-_MOST: Final = 255
+from psdist.errors import UsageError
+from psdist.tables.kernels.reference import SKETCH, Cells, Kernels
 
 
-class Sketch:
-    """The counts of one part's ids."""
+def check_admit(admit: object) -> int:
+    """Return the argument ``admit`` of a table, iterations from 0 to 255; 0 and 1: an id gets its
+    row at once. Raises :class:`UsageError`."""
+    if type(admit) is not int or not 0 <= admit <= 255:
+        raise UsageError(
+            f"admit is {admit!r:.80}; expected a whole number from 0 to 255: the iterations that "
+            "touch an id until it gets a row"
+        )
+    return admit
 
-    def __init__(self, buckets: range) -> None:
+
+class Admission:
+    """The counts of one part's ids, and the decision."""
+
+    def __init__(self, admit: int, buckets: range, kernels: Kernels) -> None:
+        self._admit = admit
         self._first = buckets.start
-        self.cells: npt.NDArray[np.uint8] = np.zeros((len(buckets), _DEPTH, _WIDTH), np.uint8)
-        """[buckets, 4, 256]: the whole state, by bucket."""
+        self._kernels = kernels
+        self._cells: Cells = np.zeros((len(buckets), *SKETCH), np.uint8)
+        self.num_dropped = 0
+        """Occurrences of ids that were not admitted."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self._cells.nbytes
 
     def count(
         self, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.uint8]:
-        """Count an occurrence of each id; return the estimates, at most 255. ``hashes``: of
+    ) -> npt.NDArray[np.bool_]:
+        """Count an occurrence of each id; return True for those that get a row. ``hashes``: of
         distinct ids; ``buckets``: of the same ids."""
-        own = buckets - self._first
-        depths = np.arange(_DEPTH)
-        columns = (mixed(hashes)[:, None] >> (8 * depths).astype(np.uint64)) & np.uint64(_WIDTH - 1)
-        at = (own[:, None] * _DEPTH + depths) * _WIDTH + columns.astype(np.int64)
-        flat = self.cells.reshape(-1)
-        before = flat[at].min(axis=1)
-        counts: npt.NDArray[np.uint8] = before + (before < _MOST)
-        np.maximum.at(flat, at, counts[:, None])
-        touched = np.unique(own)
-        is_full = 2 * np.count_nonzero(self.cells[touched, 0], axis=1) > _WIDTH
-        self.cells[touched[is_full]] >>= 1
-        return counts
+        counts = self._kernels.count(self._cells, hashes, buckets - self._first)
+        is_admitted = counts >= self._admit
+        self.num_dropped += len(counts) - int(np.count_nonzero(is_admitted))
+        return is_admitted
+
+    def cells(self, bucket: int) -> Cells:
+        """Return a copy of the counts of a bucket, uint8 [4, 256]."""
+        found: Cells = self._cells[bucket - self._first].copy()
+        return found
+
+    def restore(self, bucket: int, cells: Cells) -> None:
+        """Continue with the counts that :meth:`cells` has returned."""
+        self._cells[bucket - self._first] = cells

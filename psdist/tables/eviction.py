@@ -10,7 +10,7 @@
 
 A row keeps one number: the last clock at which a push touched it, or how many have touched it. A
 table above CAP is brought down to 15/16 of CAP, and ages are looked at N/16 iterations apart, so
-that a pass over all rows is paid by many new ones. Of equal rows those with lower ids go first. A
+that a pass over all rows is paid by many new ones. Equal rows go in the order of their ids. A
 table's CAP is divided among its parts by their buckets: with another number of servers, lru and lfu
 may evict other rows.
 """

@@ -13,7 +13,7 @@ then it is read as its first value, which depends on the seed, the table and the
 do not depend on how a table is divided into parts, except which rows lru and lfu evict.
 
 Memory: a record for each row in one mapping that grows in place, and 5 bytes for each entry of a
-hash index of which 64 to 80 % are used. A direct index (one int32 for each possible id) would be
+hash index, 64 to 80 % of them in use. A direct index (one int32 for each possible id) would be
 smaller only if one server had nearly all rows: a part sees 1 / num_parts of the ids.
 """
 
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.errors import UserError
-from psdist.tables.admission import Sketch
+from psdist.tables.admission import Admission
 from psdist.tables.eviction import Eviction, parse_eviction
 from psdist.tables.kernels import row_kernels
 from psdist.tables.kernels.reference import Contribution, RowMemory, Slots, empty_index
@@ -42,7 +42,7 @@ _GROWTH: Final = 1.25
 _MORE: Final = 16
 """Records grow by one in so many."""
 _HUGE: Final = 64 << 20
-"""Bytes of records from which on large pages are asked for: random reads miss the TLB less."""
+"""Bytes of records that use large pages if there are more: random reads miss the TLB less."""
 
 
 class StoredRows(NamedTuple):
@@ -54,14 +54,14 @@ class StoredRows(NamedTuple):
     state: Rows
     """[n, words]: the optimizer's state, then an int32 for eviction, as 4-byte words."""
     counts: npt.NDArray[np.uint8]
-    """[4, 256]: the bucket's sketch; empty without admission."""
+    """[4, 256], of psdist.tables.admission; empty without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStatistics:
     num_rows: int
     value_bytes: int
-    """Of the rows that are stored."""
+    """Values of the rows that are stored."""
     state_bytes: int
     reserved_bytes: int
     """Memory for records, index and sketch."""
@@ -81,7 +81,9 @@ class RowStore:
         self._eviction: Eviction | None = None
         if spec.evict:
             self._eviction = parse_eviction(spec.evict).share(len(buckets) / NUM_BUCKETS)
-        self._sketch = Sketch(buckets) if spec.admit > 1 else None
+        self._admission: Admission | None = None
+        if spec.admit > 1:
+            self._admission = Admission(spec.admit, buckets, self._kernels)
         state_words = self._optimizer.state_words(spec.dim) + bool(spec.evict)
         key_words = 2 if spec.num_rows is None or spec.num_rows > 2**31 else 1
         self._stride = key_words + spec.dim + state_words
@@ -99,7 +101,7 @@ class RowStore:
         self._num_slots = 0
         self._free: Slots = np.empty(0, np.int32)
         """Slots below ``num_slots`` that are free again."""
-        self._num_dropped = self._num_evicted = 0
+        self._num_evicted = 0
 
     def __len__(self) -> int:
         return self._num_slots - len(self._free)
@@ -144,8 +146,8 @@ class RowStore:
         )
         for bucket, first, end in zip(chosen.tolist(), firsts, ends, strict=True):
             counts = np.empty((0, 0), np.uint8)
-            if self._sketch is not None:
-                counts = self._sketch.cells[bucket - self._buckets.start].copy()
+            if self._admission is not None:
+                counts = self._admission.cells(bucket)
             if first == end and not counts.any():
                 continue
             places = order[first:end]
@@ -154,36 +156,33 @@ class RowStore:
             yield bucket, StoredRows(ids[places], values, state, counts)
 
     def restore(self, bucket: int, rows: StoredRows) -> None:
-        """Store the rows of a bucket, of which this store has none yet."""
+        """Store the rows of a bucket. This store must have none of them yet."""
         slots = self._reserved(len(rows.ids))
         self._kernels.add(self._memory, rows.ids, slots)
         begin, end = self._memory.key_words, self._memory.key_words + self.spec.dim
         self._memory.records[slots, begin:end] = rows.values
         self._memory.records[slots, end:] = rows.state
-        if self._sketch is not None and rows.counts.size:
-            self._sketch.cells[bucket - self._buckets.start] = rows.counts
+        if self._admission is not None and rows.counts.size:
+            self._admission.restore(bucket, rows.counts)
 
     def statistics(self) -> StoreStatistics:
-        num, sketch = len(self), self._sketch
+        num, admission = len(self), self._admission
         reserved = len(self._mapping) + self._memory.index.nbytes
         return StoreStatistics(
             num_rows=num,
             value_bytes=4 * num * self.spec.dim,
             state_bytes=4 * num * self._optimizer.state_words(self.spec.dim),
-            reserved_bytes=reserved + (0 if sketch is None else sketch.cells.nbytes),
-            num_dropped=self._num_dropped,
+            reserved_bytes=reserved + (0 if admission is None else admission.num_bytes),
+            num_dropped=0 if admission is None else admission.num_dropped,
             num_evicted=self._num_evicted,
         )
 
     def _stored(self, ids: Ids, slots: Slots) -> npt.NDArray[np.bool_]:
         """Add the ids that have no slot, if they are admitted. Return which ids have one now."""
         missing = np.flatnonzero(slots < 0)
-        if self._sketch is not None:
-            new = ids[missing]
-            counts = self._sketch.count(self._memory.hashes(new), self.spec.buckets_of(new))
-            is_admitted = counts >= self.spec.admit
-            self._num_dropped += len(missing) - int(is_admitted.sum())
-            missing = missing[is_admitted]
+        if self._admission is not None:
+            new, hashes = ids[missing], self._memory.hashes(ids[missing])
+            missing = missing[self._admission.count(hashes, self.spec.buckets_of(new))]
         slots[missing] = self._reserved(len(missing))
         self._kernels.add(self._memory, ids[missing], slots[missing])
         if self._eviction is not None:

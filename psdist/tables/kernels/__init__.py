@@ -23,7 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.c_libraries import load_library
-from psdist.tables.kernels.reference import Contribution, Kernels, RowMemory, Slots, empty_index
+from psdist.tables.kernels.reference import (
+    SKETCH,
+    Cells,
+    Contribution,
+    Kernels,
+    RowMemory,
+    Slots,
+    empty_index,
+)
 from psdist.tables.specs import Ids, Rows
 
 _log: Final = logging.getLogger(__name__)
@@ -74,17 +82,19 @@ class CompiledKernels(Kernels):
 
     def __init__(self, library: ctypes.CDLL) -> None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._find, self._add, self._reindex, self._gather, self._merge = (
+        self._find, self._add, self._reindex, self._gather, self._merge, self._count = (
             getattr(library, f"rows_{name}")
-            for name in ("find", "add", "reindex", "gather", "merge")
+            for name in ("find", "add", "reindex", "gather", "merge", "count")
         )
         self._find.argtypes = (pointer, pointer, number, pointer)
         self._add.argtypes = (pointer, pointer, pointer, number)
         self._reindex.argtypes = (pointer, number, pointer)
         self._gather.argtypes = (pointer, pointer, pointer, number, pointer)
         self._merge.argtypes = (pointer, number, number, pointer, pointer, pointer)
+        self._count.argtypes = (pointer, pointer, pointer, number, pointer, pointer)
         self._rules = {rule: getattr(library, f"rows_{rule}") for rule in _RULES}
-        for each in (self._find, self._add, self._reindex, self._gather, *self._rules.values()):
+        passes = self._find, self._add, self._reindex, self._gather, self._count
+        for each in (*passes, *self._rules.values()):
             each.restype = None
         for rule in self._rules.values():
             rule.argtypes = (pointer, pointer, number, pointer, pointer, pointer, number)
@@ -119,6 +129,14 @@ class CompiledKernels(Kernels):
         sums = np.empty((most, dim), np.float32)
         num = self._merge(ctypes.addressof(table), len(given), dim, _at(at), _at(found), _at(sums))
         return found[:num], sums[:num]
+
+    def count(
+        self, cells: Cells, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        counts, is_seen = np.empty(len(hashes), np.uint8), np.zeros(len(cells), np.uint8)
+        num = len(hashes)
+        self._count(_at(cells), _at(hashes), _at(buckets), num, _at(is_seen), _at(counts))
+        return counts
 
     def update(
         self,
@@ -209,5 +227,10 @@ def _trial(kernels: Kernels, dim: int) -> list[bytes]:
             into = np.empty((len(merged), dim), np.float32)
             kernels.gather(memory, merged, places, into)
             found += [merged.tobytes(), sums.tobytes(), places.tobytes(), into.tobytes()]
-        found.append(memory.records.tobytes())
+        cells = np.zeros((3, *SKETCH), np.uint8)
+        for step in range(60):
+            hashes = memory.hashes(ids[: 4 * step])
+            buckets = np.arange(len(hashes)) % 2 + 1
+            found.append(kernels.count(cells, hashes, buckets).tobytes())
+        found += [memory.records.tobytes(), cells.tobytes()]
     return found

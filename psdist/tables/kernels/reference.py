@@ -26,6 +26,10 @@ from psdist.tables.specs import Ids, Rows, mixed
 Slots: TypeAlias = npt.NDArray[np.int32]
 _Hashes: TypeAlias = npt.NDArray[np.uint64]
 
+Cells: TypeAlias = npt.NDArray[np.uint8]
+"""[buckets, 4, 256], or of one bucket [4, 256]: counts of psdist.tables.admission."""
+
+SKETCH: Final = (4, 256)
 ENTRY: Final = np.dtype([("tag", np.uint8), ("slot", np.int32)])
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _LANES: Final = 8
@@ -124,6 +128,24 @@ class Kernels:
         for each in given:
             rows[np.searchsorted(ids, each.ids)] += each.rows * np.float32(each.weight)
         return ids, rows
+
+    def count(
+        self, cells: Cells, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """Count an occurrence of each id (by ``hashes``) in the cells of its bucket; return the
+        counts. A bucket of which half of the cells are in use is halved."""
+        depth, width = SKETCH
+        shifts = (8 * np.arange(depth)).astype(np.uint64)
+        columns = (mixed(hashes)[:, None] >> shifts) & np.uint64(width - 1)
+        at = (buckets[:, None] * depth + np.arange(depth)) * width + columns.astype(np.int64)
+        flat = cells.reshape(-1)
+        before = flat[at].min(axis=1, initial=255)
+        counts: npt.NDArray[np.uint8] = before + (before < 255)
+        np.maximum.at(flat, at, counts[:, None])
+        touched = np.unique(buckets)
+        is_full = 2 * np.count_nonzero(cells[touched, 0], axis=1) > width
+        cells[touched[is_full]] >>= 1
+        return counts
 
     def update(
         self,

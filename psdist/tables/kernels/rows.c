@@ -193,6 +193,41 @@ int64_t rows_merge(const contribution_t *given, int64_t num, int64_t dim, int64_
     }
 }
 
+static inline uint8_t *cells_of(uint8_t *cells, uint64_t hash, int64_t bucket, int depth) {
+    return cells + (4 * bucket + depth) * 256 + ((mix(hash) >> (8 * depth)) & 255);
+}
+
+/* Count an occurrence of each id in 4 cells of its bucket (4 x 256): a count is one more than the
+ * least cell was before this call, and no cell is less. is_seen: zeros, by bucket. */
+void rows_count(uint8_t *cells, const uint64_t *hashes, const int64_t *buckets, int64_t num,
+                uint8_t *is_seen, uint8_t *counts) {
+    for (int64_t i = 0; i < num; i++) {
+        if (i + AHEAD < num)
+            for (int depth = 0; depth < 4; depth++)
+                __builtin_prefetch(cells_of(cells, hashes[i + AHEAD], buckets[i + AHEAD], depth));
+        uint8_t least = 255;
+        for (int depth = 0; depth < 4; depth++) {
+            uint8_t cell = *cells_of(cells, hashes[i], buckets[i], depth);
+            least = cell < least ? cell : least;
+        }
+        counts[i] = least < 255 ? least + 1 : 255;
+    }
+    for (int64_t i = 0; i < num; i++)
+        for (int depth = 0; depth < 4; depth++) {
+            uint8_t *cell = cells_of(cells, hashes[i], buckets[i], depth);
+            *cell = *cell < counts[i] ? counts[i] : *cell;
+        }
+    for (int64_t i = 0; i < num; i++) {
+        if (is_seen[buckets[i]]) continue;
+        is_seen[buckets[i]] = 1;
+        uint8_t *bucket = cells + 1024 * buckets[i];
+        int used = 0;
+        for (int j = 0; j < 256; j++) used += bucket[j] != 0;
+        if (2 * used > 256)
+            for (int j = 0; j < 1024; j++) bucket[j] >>= 1;
+    }
+}
+
 static inline float mean_square(const float *restrict row, int64_t dim) {
     float lanes[8] = {0};
     int64_t at = 0;

@@ -9,8 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from psdist.errors import UsageError
-from psdist.tables.admission import Sketch
+from psdist.tables.admission import Admission, check_admit
 from psdist.tables.eviction import Eviction, parse_eviction
+from psdist.tables.kernels import row_kernels
+from psdist.tables.kernels.reference import Kernels
 from psdist.tables.specs import TableSpec, mixed
 from psdist.tables.store import RowStore
 
@@ -55,31 +57,29 @@ def test_without_admission_every_id_gets_a_row_at_once(admit: int) -> None:
     assert stored(store) == [1, 2]
 
 
-def test_a_sketch_never_counts_too_little_and_seldom_too_much() -> None:
-    spec, sketch = (
-        TableSpec(name="t", num_rows=None, dim=1, optimizer="RowSGD"),
-        Sketch(range(4096)),
-    )
+@pytest.mark.parametrize("kernels", [Kernels(), row_kernels()], ids=["numpy", "C"])
+def test_an_id_is_never_admitted_late_and_seldom_early(kernels: Kernels) -> None:
+    spec = TableSpec(name="t", num_rows=None, dim=1, optimizer="RowSGD")
+    admission = Admission(3, range(4096), kernels)
     ids = np.arange(300_000)  # 73 a bucket: below half of its cells
     hashes, buckets = mixed(ids.view(np.uint64)), spec.buckets_of(ids)
-    for times in range(1, 4):
-        counts = sketch.count(hashes, buckets)
-        assert counts.min() >= times
-        assert (counts > times).mean() < 0.02
-    assert sketch.cells.nbytes == 4 << 20
+    for share in (0.0, 0.02):
+        assert admission.count(hashes, buckets).mean() <= share
+    assert admission.count(hashes, buckets).all()
+    assert admission.num_bytes == 4 << 20
 
 
-def test_a_bucket_that_fills_is_halved_and_counts_stop_at_the_largest() -> None:
-    sketch, one = Sketch(range(5, 6)), np.array([1], np.uint64)
-    bucket = np.array([5])
+@pytest.mark.parametrize("kernels", [Kernels(), row_kernels()], ids=["numpy", "C"])
+def test_a_bucket_that_fills_is_halved_and_counts_stop_at_255(kernels: Kernels) -> None:
+    cells, one = np.zeros((1, 4, 256), np.uint8), np.array([1], np.uint64)
     for _ in range(300):
-        (count,) = sketch.count(one, bucket)
+        (count,) = kernels.count(cells, one, np.zeros(1, np.int64))
     assert count == 255
     others = mixed(np.arange(2, 2000, dtype=np.uint64))
     for part in np.array_split(others, 40):
-        sketch.count(part, np.full(len(part), 5))
-        assert 2 * np.count_nonzero(sketch.cells[0, 0]) <= 256
-    assert sketch.cells.max() < 32
+        kernels.count(cells, part, np.zeros(len(part), np.int64))
+        assert 2 * np.count_nonzero(cells[0, 0]) <= 256
+    assert cells.max() < 32
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,13 @@ def test_a_bucket_that_fills_is_halved_and_counts_stop_at_the_largest() -> None:
 def test_rules_of_eviction_that_cannot_be_read_name_those_that_can(text: str) -> None:
     with pytest.raises(UsageError, match="expected 'lru:CAP' or 'lfu:CAP'"):
         parse_eviction(text)
+
+
+@pytest.mark.parametrize("admit", [-1, 256, 2.0, True, "2", None])
+def test_an_admit_that_is_no_number_of_iterations_is_refused(admit: object) -> None:
+    with pytest.raises(UsageError, match="expected a whole number from 0 to 255"):
+        check_admit(admit)
+    assert [check_admit(each) for each in (0, 255)] == [0, 255]
 
 
 def test_rules_of_eviction_are_read() -> None:
