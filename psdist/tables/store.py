@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from psdist.errors import UserError
+from psdist.errors import InvariantError, UserError
 from psdist.tables.admission import Admission
 from psdist.tables.eviction import Eviction, parse_eviction
 from psdist.tables.kernels import row_kernels
@@ -37,8 +38,11 @@ from psdist.tables.specs import NUM_BUCKETS, Ids, Rows, TableSpec, mixed
 
 _FEWEST: Final = 256
 """Entries of an index, and records, at least."""
+_MOST: Final = 2**31 - 1
+"""Rows; a slot is an int32."""
 _FULL: Final = 0.8
 _GROWTH: Final = 1.25
+_DTYPES: Final = (np.dtype(np.int64), np.dtype(np.float32))
 _MORE: Final = 16
 """Records grow by one in so many."""
 _HUGE: Final = 64 << 20
@@ -109,16 +113,22 @@ class RowStore:
     def gather(self, ids: Ids, into: Rows | None = None) -> Rows:
         """Return the values of ``ids``, float32 [n, dim], in ``into`` (C-contiguous) if given."""
         found = np.empty((len(ids), self.spec.dim), np.float32) if into is None else into
+        self._require(ids, found)
+        if not (found.flags.c_contiguous and found.flags.aligned and found.flags.writeable):
+            raise InvariantError(f"table {self.spec.name}: rows to be written to other memory")
         self._kernels.gather(self._memory, ids, self._kernels.find(self._memory, ids), found)
         return found
 
     def merge(self, contributions: Sequence[Contribution]) -> tuple[Ids, Rows]:
         """Return the distinct ids and the sums of their weighted rows, added in this order."""
+        for each in contributions:
+            self._require(each.ids, each.rows)
         return self._kernels.merge(contributions, self.spec.dim)
 
     def apply(self, ids: Ids, gradients: Rows, *, lr: float, clock: int) -> None:
         """Step the rows of ``ids`` by ``gradients`` (float32 [n, dim]), then evict rows. Call it
         for each clock, also without ids. Raises :class:`UserError` if there is no memory."""
+        self._require(ids, gradients)
         slots = self._kernels.find(self._memory, ids)
         if (slots < 0).any():
             is_stored = self._stored(ids, slots)
@@ -177,6 +187,14 @@ class RowStore:
             num_evicted=self._num_evicted,
         )
 
+    def _require(self, ids: Ids, rows: Rows) -> None:
+        """The kernels trust sizes and types: others would be read from foreign memory."""
+        if rows.shape != (len(ids), self.spec.dim) or (ids.dtype, rows.dtype) != _DTYPES:
+            raise InvariantError(
+                f"table {self.spec.name}: {rows.dtype} rows {rows.shape} for {len(ids)} "
+                f"{ids.dtype} ids; dim is {self.spec.dim}"
+            )
+
     def _stored(self, ids: Ids, slots: Slots) -> npt.NDArray[np.bool_]:
         """Add the ids that have no slot, if they are admitted. Return which ids have one now."""
         missing = np.flatnonzero(slots < 0)
@@ -194,10 +212,12 @@ class RowStore:
         again = self._free[:num]
         end = self._num_slots + num - len(again)
         try:
+            if end > _MOST:
+                raise OverflowError
             self._grow(end)
             if len(self) + num > _FULL * len(self._memory.index):
                 self._reindex(round((len(self) + num) * _GROWTH / _FULL))
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, OverflowError) as error:
             raise UserError(
                 f"table {self.spec.name}: no memory for {end} rows on this server "
                 f"({4 * end * self._stride} bytes, {type(error).__name__}); use more servers, a "
@@ -214,10 +234,13 @@ class RowStore:
         num_rows = max(num_rows, _FEWEST, num_rows + num_rows // _MORE)
         num_bytes = -(-4 * self._stride * num_rows // mmap.PAGESIZE) * mmap.PAGESIZE
         self._memory.records = np.empty((0, self._stride), np.float32)  # a view forbids a resize
-        self._mapping.resize(num_bytes)
+        try:
+            self._mapping.resize(num_bytes)
+        finally:
+            self._memory.records = self._mapped()
         if num_bytes >= _HUGE:
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
-        self._memory.records = self._mapped()
+            with suppress(OSError):  # a system without large pages
+                self._mapping.madvise(mmap.MADV_HUGEPAGE)
 
     def _mapped(self) -> Rows:
         words = np.frombuffer(self._mapping, np.float32)

@@ -6,7 +6,7 @@
 
 ``rows.c`` is compiled once for each kind of processor (psdist.c_libraries). A trial compares its
 bits with those of numpy. Without a compiler, or if bits differ, numpy does the work: the same
-results, about ten times as slowly. Measured in tests/benchmarks/tables/rows.py.
+results at a fifth of the speed. Measured in tests/benchmarks/tables/rows.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import logging
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ from psdist.tables.kernels.reference import (
     empty_index,
 )
 from psdist.tables.specs import Ids, Rows
+
+_T = TypeVar("_T", bound=np.generic)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -101,23 +103,23 @@ class CompiledKernels(Kernels):
         self._merge.restype = number
 
     def find(self, memory: RowMemory, ids: Ids) -> Slots:
-        ids, slots = np.ascontiguousarray(ids), np.empty(len(ids), np.int32)
+        ids, slots = _plain(ids), np.empty(len(ids), np.int32)
         self._find(_passed(memory), _at(ids), len(ids), _at(slots))
         return slots
 
     def add(self, memory: RowMemory, ids: Ids, slots: Slots) -> None:
-        ids, slots = np.ascontiguousarray(ids), np.ascontiguousarray(slots)
+        ids, slots = _plain(ids), _plain(slots)
         self._add(_passed(memory), _at(ids), _at(slots), len(ids))
 
     def reindex(self, memory: RowMemory, num: int, is_live: npt.NDArray[np.uint8] | None) -> None:
         self._reindex(_passed(memory), num, None if is_live is None else _at(is_live))
 
     def gather(self, memory: RowMemory, ids: Ids, slots: Slots, into: Rows) -> None:
-        ids = np.ascontiguousarray(ids)
+        ids = _plain(ids)
         self._gather(_passed(memory), _at(ids), _at(slots), len(ids), _at(into))
 
     def merge(self, given: Sequence[Contribution], dim: int) -> tuple[Ids, Rows]:
-        arrays = [(np.ascontiguousarray(e.ids), np.ascontiguousarray(e.rows)) for e in given]
+        arrays = [(_plain(e.ids), _plain(e.rows)) for e in given]
         table = (_Contribution * len(given))(
             *(
                 _Contribution(_at(ids), _at(rows), len(ids), each.weight)
@@ -147,10 +149,16 @@ class CompiledKernels(Kernels):
         numbers: Sequence[float],
         sizes: npt.NDArray[np.float64],
     ) -> None:
-        gradients, own = np.ascontiguousarray(gradients), np.array(numbers, np.float64)
+        gradients, own = _plain(gradients), np.array(numbers, np.float64)
         update = self._rules[rule]
         passed, num = _passed(memory), len(slots)
         update(passed, _at(slots), num, _at(gradients), _at(own), _at(sizes), len(sizes))
+
+
+def _plain(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
+    """Return an array that C can read: rows of a message may begin anywhere."""
+    is_plain = array.flags.c_contiguous and array.flags.aligned
+    return array if is_plain else array.copy()
 
 
 def _at(array: npt.NDArray[Any]) -> int:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psdist.errors import ProtocolError, UsageError
+from psdist.errors import InvariantError, ProtocolError, UsageError
 from psdist.tables import store as store_module
 from psdist.tables.kernels import row_kernels
 from psdist.tables.kernels.reference import Contribution, Kernels
@@ -274,3 +274,29 @@ def test_without_memory_one_line_names_table_rows_and_bytes(kernels: Kernels) ->
     assert line.startswith("table items: no memory for ")
     assert " rows on this server (" in line
     assert line.endswith("use more servers, a smaller dim, admit= or evict=")
+
+
+def test_arrays_that_the_kernels_cannot_read_are_refused_or_copied() -> None:
+    store, ids = RowStore(spec_of()), np.arange(4)
+    rows = ones(ids)
+    wrong: list[tuple[Any, Any]] = [
+        (ids, rows[:3]),
+        (ids, rows[:, :4]),
+        (ids, rows.astype(np.float64)),
+        (ids.astype(np.int32), rows),
+    ]
+    for each in wrong:
+        with pytest.raises(InvariantError, match=r"table items: .* ids; dim is 5"):
+            store.apply(*each, lr=0.1, clock=1)
+        with pytest.raises(InvariantError, match="dim is 5"):
+            store.merge([Contribution(*each, 1.0)])
+        with pytest.raises(InvariantError, match="dim is 5"):
+            store.gather(*each)
+    with pytest.raises(InvariantError, match="other memory"):
+        store.gather(ids, np.empty((4, 10), np.float32)[:, ::2])
+    before = store.gather(ids)
+    memory = np.zeros(rows.nbytes + 1, np.uint8)
+    unaligned = memory[1:].view(np.float32).reshape(4, 5)
+    unaligned[:] = 1.0
+    store.apply(np.arange(8)[::2] // 2, unaligned, lr=1.0, clock=1)
+    np.testing.assert_allclose(store.gather(ids), before - 1, atol=1e-6)
