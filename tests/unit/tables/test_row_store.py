@@ -19,7 +19,7 @@ from psdist.tables import store as store_module
 from psdist.tables.kernels import row_kernels
 from psdist.tables.kernels.reference import Contribution, Kernels
 from psdist.tables.optimizers import ROW_OPTIMIZERS
-from psdist.tables.specs import NUM_BUCKETS, TableSpec, TableSpecs
+from psdist.tables.specs import TableSpec, TableSpecs
 from psdist.tables.store import RowStore
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,10 +47,10 @@ def ones(ids: npt.NDArray[np.int64], dim: int = 5) -> npt.NDArray[np.float32]:
 
 def all_rows(store: RowStore) -> dict[int, bytes]:
     """Return values and state by id."""
+    ids, *words, _ = store.stored(store.in_order())
     return {
         int(id_): values.tobytes() + state.tobytes()
-        for _, rows in store.rows()
-        for id_, values, state in zip(rows.ids, rows.values, rows.state, strict=True)
+        for id_, values, state in zip(ids, *words, strict=True)
     }
 
 
@@ -204,9 +204,8 @@ def test_a_store_that_is_restored_goes_on_with_the_same_bits(optimizer: str) -> 
     first, again = RowStore(spec), RowStore(spec)
     for clock in range(1, 9):
         step([first], clock)
-    for bucket, rows in first.rows():
-        assert (spec.buckets_of(rows.ids) == bucket).all()
-        again.restore(bucket, rows)
+    rows = first.stored(first.in_order())
+    again.restore(0, rows._replace(counts=first.counts))
     assert all_rows(first) == all_rows(again)
     for clock in range(9, 20):
         step([first, again], clock)
@@ -214,17 +213,17 @@ def test_a_store_that_is_restored_goes_on_with_the_same_bits(optimizer: str) -> 
     assert first.statistics().num_evicted > again.statistics().num_evicted > 0
 
 
-def test_rows_of_some_buckets_are_all_of_theirs() -> None:
+def test_rows_are_in_order_of_hashes_and_so_of_buckets() -> None:
     store = RowStore(spec_of())
     ids = np.arange(5_000)
     store.apply(ids, ones(ids), lr=0.1, clock=1)
-    found = [rows.ids for _, rows in store.rows(range(100, 200))]
-    buckets = store.spec.buckets_of(ids)
-    expected = ids[(buckets >= 100) & (buckets < 200)]
-    assert sorted(np.concatenate(found).tolist()) == expected.tolist()
-    assert all((np.diff(each) > 0).all() for each in found)
-    assert sum(len(rows.ids) for _, rows in store.rows()) == 5_000
-    assert max(bucket for bucket, _ in store.rows()) < NUM_BUCKETS
+    found = store.stored(store.in_order()).ids
+    assert sorted(found.tolist()) == ids.tolist()
+    assert (np.diff(store.spec.buckets_of(found)) >= 0).all()
+    assert (np.diff(store.spec.hashes(found).astype(np.float64)) > 0).all()
+    some = store.stored(store.in_order()[100:200])
+    assert some.ids.tolist() == found[100:200].tolist()
+    assert some.values.tobytes() == store.gather(some.ids).tobytes()
 
 
 def test_a_learning_rate_of_zero_changes_no_value() -> None:
