@@ -28,7 +28,8 @@ NumServers: TypeAlias = Annotated[
 ]
 
 bench_app = typer.Typer(rich_markup_mode=None)
-_LEAST_SHARD = 4096
+_ROW_BYTES = 4096
+"""``bench server`` measures whole rows."""
 
 
 @bench_app.callback()
@@ -87,9 +88,7 @@ def step(
 
     Start it under mpirun or srun: mpirun -n 4 psdist bench step --size 4MiB
     """
-    num_bytes = _sizes(size)
-    if len(num_bytes) != 1:
-        raise typer.BadParameter(f"{size} is not one size", param_hint="--size")
+    num_bytes = _size(size)
     seconds = _compute(compute)
     from psdist.ranks.loading import uncollected
 
@@ -98,7 +97,7 @@ def step(
         from psdist.commands.bench.step_report import StepOptions
 
     options = StepOptions(
-        num_bytes=num_bytes[0],
+        num_bytes=num_bytes,
         layers=layers,
         compute=seconds,
         repeats=repeats,
@@ -139,7 +138,9 @@ def bench_group(
 
 @bench_app.command("server")
 def bench_server(
-    size: Annotated[str, typer.Option(help="Bytes of the shard's parameters.")] = "64MiB",
+    size: Annotated[
+        str, typer.Option(help="Bytes of the shard, in whole rows of 4 KiB.")
+    ] = "64MiB",
     groups: Annotated[int, typer.Option(min=1, help="Groups that push in a round.")] = 4,
     codec: Annotated[
         list[str] | None,
@@ -159,10 +160,8 @@ def bench_server(
 
     Start it alone: psdist bench server --codec int4/sign --optimizer Adam
     """
-    num_bytes = _sizes(size)
-    if len(num_bytes) != 1:
-        raise typer.BadParameter(f"{size} is not one size", param_hint="--size")
-    if num_bytes[0] < _LEAST_SHARD:
+    num_bytes = _size(size) // _ROW_BYTES * _ROW_BYTES
+    if not num_bytes:
         raise typer.BadParameter(f"{size} is below 4 KiB", param_hint="--size")
     from psdist.config.codec_specs import parse_both
     from psdist.ranks.loading import uncollected
@@ -182,7 +181,7 @@ def bench_server(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--codec") from error
     options = ServerOptions(
-        num_bytes=num_bytes[0],
+        num_bytes=num_bytes,
         groups=groups,
         every_s=every,
         repeats=repeats,
@@ -303,6 +302,13 @@ def _rates(text: str) -> dict[str, float]:
             f"{wrong[0]!r} is no speed; write one such as 10Mbit or 1Gbit", param_hint="--link"
         )
     return {name: rate for name, rate in rates.items() if rate}
+
+
+def _size(text: str) -> int:
+    sizes = _sizes(text)
+    if len(sizes) != 1:
+        raise typer.BadParameter(f"{text} is not one size", param_hint="--size")
+    return sizes[0]
 
 
 def _sizes(text: str) -> list[int]:

@@ -135,8 +135,7 @@ def taking(
             )
             for each in fields(declared)  # type: ignore[arg-type] # any dataclass
         ]
-        # An attribute that inspect.signature looks for; the types of functions do not declare it.
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        vars(command)["__signature__"] = inspect.Signature(parameters)  # of inspect.signature
         return command
 
     return decorated

@@ -107,8 +107,7 @@ def _with_options(function: Callable[..., Action]) -> Callable[..., Action]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         )
     function.__annotations__.pop("options")
-    # An attribute that inspect.signature looks for; the types of functions do not declare it.
-    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    vars(function)["__signature__"] = signature.replace(parameters=parameters)  # typer reads it
     return function
 
 

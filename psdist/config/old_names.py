@@ -33,7 +33,7 @@ _AFFINITIES: Final = {
     (False, False): "off",
 }
 """(ranks bind themselves, ranks use near cards) -> hosts.affinity."""
-_STALE: Final = re.compile(r"off|(inverse)|(inverse\+)?compensate:(.+)")
+_STALE: Final = re.compile(r"off|(inverse)|(inverse\+)?compensate:([-+.0-9eE]+)")
 _MOST_LAMBDA: Final = 1e6
 STALE_ALLOWED: Final = (
     "off, inverse, compensate:LAMBDA or inverse+compensate:LAMBDA, with LAMBDA > 0 and <= 1000000"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from types import GenericAlias
 from typing import Any, ClassVar, NamedTuple
 
 import msgpack
@@ -39,8 +40,7 @@ class Fields:
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
         kinds = (bytes | None if each is Nested else each for each in self._types.values())
-        # mypy wants a type written out, and this one is made of the declared fields.
-        state: Any = tuple[tuple(kinds)]  # type: ignore[misc]
+        state: Any = GenericAlias(tuple, tuple(kinds))
         return TypeAdapter(state)
 
     def dump(self, machine: object) -> bytes:

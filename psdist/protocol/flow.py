@@ -32,11 +32,6 @@ REPLY_WINDOW_BYTES = 1 << 20
 replies to a worker share its link. With fewer under way at a time the next needed one arrives
 first, and replies of the other servers keep the link busy (docs/dev/performance.md)."""
 
-MOST_OFFERED_BYTES = 64 << 20
-"""Bytes that the MPI library of a server may hold of a parameter set's pushes which are offered and
-not yet received, of up to 512 workers."""
-FEWEST_CREDITS = 2
-
 
 class Choice(NamedTuple):
     number: int
@@ -63,13 +58,14 @@ def auto_receive_buffers(chunk_bytes: Sequence[int], *, num_groups: int, slot_by
     return Choice(allowed, f"{AMPLE_BYTES >> 20} MiB, for memory")
 
 
-def auto_credits(*, num_workers: int, offer_bytes: int) -> Choice:
+def auto_credits(*, num_workers: int, offer_bytes: int, most_bytes: int, fewest: int) -> Choice:
     """Return the credits of a worker at each server. ``offer_bytes``: what the MPI library holds of
-    a push that is offered and not yet received."""
-    allowed = MOST_OFFERED_BYTES // (num_workers * offer_bytes)
+    a push that is offered and not yet received; ``most_bytes``: what it may hold of all workers'
+    pushes, if each has more than the ``fewest`` credits."""
+    allowed = most_bytes // (num_workers * offer_bytes)
     if allowed < AUTO_CREDITS:
         return Choice(
-            max(FEWEST_CREDITS, allowed),
+            max(fewest, allowed),
             f"{num_workers} workers offer pushes, {offer_bytes >> 10} KiB of each in MPI's memory",
         )
     return Choice(AUTO_CREDITS, "what a server takes ahead of a group")

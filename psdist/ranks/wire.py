@@ -27,7 +27,7 @@ from psdist.config.codec_specs import CodecSpec, text_of
 from psdist.config.modes import judging_mode
 from psdist.config.settings import RunConfig
 from psdist.history.run_record import CodecsSince, LevelCodecs
-from psdist.install.eager import held_bytes
+from psdist.install.eager import FEWEST_CREDITS, MOST_HELD_BYTES, held_bytes
 from psdist.protocol.flow import auto_credits
 from psdist.protocol.partition import Partition
 from psdist.topology.plan import Plan
@@ -144,7 +144,10 @@ def credits_of(config: RunConfig, num_workers: int, partition: Partition) -> int
     if config.credits != "auto":
         return config.credits
     count, why = auto_credits(
-        num_workers=num_workers, offer_bytes=held_bytes(os.environ, partition.max_chunk_bytes)
+        num_workers=num_workers,
+        offer_bytes=held_bytes(os.environ, partition.max_chunk_bytes),
+        most_bytes=MOST_HELD_BYTES,
+        fewest=FEWEST_CREDITS,
     )
     logger.info("transfer.credits = %d (auto): %s", count, why)
     return count

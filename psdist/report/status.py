@@ -104,7 +104,7 @@ def read_status(run_dir: Path) -> Status:
         return Status.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"])) or "its JSON"
         raise ConfigError(
             f"{path} is damaged or of another version of psdist: {where}: {first['msg']}"
         ) from None

@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 
 from psdist.errors import ProtocolError
 from psdist.protocol.events import Arrived, Event, Frame, Offered, PeerLost, Sent
-from psdist.protocol.header import MOST_CREDITS, Dtype, Flag, Header, Kind
+from psdist.protocol.header import MOST_CREDITS, CodecCode, Dtype, Flag, Header, Kind
 from psdist.protocol.ids import describe_peer
 from psdist.protocol.memory import allocate
 from psdist.servers.loop import Decided, ServerPart
@@ -106,6 +106,8 @@ class RowService(ServerPart):
         key = _Key(peer, header.kind, header.set_index, header.chunk)
         if frame is None or frame.payload is None or key not in self._open:
             self._refuse(peer, f"sent a message of kind {header.kind} without rows")
+        if (header.dtype, header.codec) != (Dtype.FLOAT32, CodecCode.ROWS):
+            self._refuse(peer, f"sent rows by codec {header.codec}, dtype {header.dtype}")
         each = self.loop.sets[header.set_index]
         core, shard = each.core, self._shard(each, peer, header.chunk)
         if peer in core.rule.replies.dead:
@@ -166,17 +168,18 @@ class RowService(ServerPart):
         each, (header, ids) = self.loop.sets[key.set_index], self._waiting[key]
         chunk = each.core.chunk_states[key.chunk]
         chunk.clock.catch_up()
+        replies = each.core.rule.replies
         if not header.flags & Flag.FRESH:
-            needed = each.core.rule.replies.required_min_done(header.clock)
-            if chunk.clock.min_done < needed:
+            if chunk.clock.min_done < replies.required_min_done(header.clock):
                 return
+            replies.highest_sent = max(replies.highest_sent, header.clock)
         del self._waiting[key]
         self._open.remove(key)
         payload = self._shard(each, key.peer, key.chunk).rows_of(key.chunk, ids)
         answer = self._header(each, header, Kind.REPLY, chunk)
         flags = Flag.FOR_PULL | header.flags & Flag.FRESH
-        answer = answer._replace(flags=flags, length=len(payload), dtype=int(Dtype.FLOAT32))
-        self._send(key.peer, RowFrame(payload), answer)
+        answer = answer._replace(flags=flags, length=len(payload), codec=header.codec)
+        self._send(key.peer, RowFrame(payload), answer._replace(dtype=header.dtype))
 
     def _acknowledge(self, each: SetLoop, peer: int, header: Header) -> None:
         chunk = each.core.chunk_states[header.chunk]

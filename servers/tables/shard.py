@@ -53,8 +53,8 @@ _MOST_WANTED: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableStatistics(ShardStatistics):
-    rows: dict[str, int]
-    """By table: rows that this server stores."""
+    rows: int
+    """Rows that this server stores."""
     dropped_rows: int
     """Gradient rows of ids that were not admitted."""
     evicted_rows: int
@@ -299,23 +299,16 @@ class TableShard:
         return 0.0
 
     def statistics(self) -> TableStatistics:
-        rows = dict.fromkeys((each.name for each in self.specs.tables), 0)
-        found = [
-            (store.spec.name, store.statistics())
-            for part in self.parts.values()
-            for store in part.stores
-        ]
-        for name, each in found:
-            rows[name] += each.num_rows
+        found = [store.statistics() for part in self.parts.values() for store in part.stores]
         return TableStatistics(
             num_chunks=len(self.parts),
-            parameter_bytes=sum(each.value_bytes for _, each in found),
+            parameter_bytes=sum(each.value_bytes for each in found),
             second_buffer_bytes=0,
-            optimizer_state_bytes=sum(each.state_bytes for _, each in found),
+            optimizer_state_bytes=sum(each.state_bytes for each in found),
             held_bytes=0,
-            rows=rows,
-            dropped_rows=sum(each.num_dropped for _, each in found),
-            evicted_rows=sum(each.num_evicted for _, each in found),
+            rows=sum(each.num_rows for each in found),
+            dropped_rows=sum(each.num_dropped for each in found),
+            evicted_rows=sum(each.num_evicted for each in found),
         )
 
 

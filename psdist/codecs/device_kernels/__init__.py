@@ -79,7 +79,7 @@ class DeviceKernels:
 
         self._passes: Any = passes
         self._device = device
-        self._proven: set[tuple[str, torch.dtype]] = set()
+        self._proven: set[tuple[Any, torch.dtype]] = set()
         self._tables: dict[tuple[Stretch, ...], tuple[Tensor, Tensor]] = {}
         self._host_tables: list[Tensor] = []
         """Sources of copies that may not have been made yet."""
@@ -89,15 +89,14 @@ class DeviceKernels:
     def prove(self, codec: OnDevice, dtype: torch.dtype) -> bool:
         """Encode hard values both ways, once: a codec whose bits differ stays with torch. Waits for
         the device."""
-        name = codec.name
-        if (name, dtype) not in self._proven and _has_kernel(codec):
-            self._proven.add((name, dtype))
+        if (codec, dtype) not in self._proven and _has_kernel(codec):
+            self._proven.add((codec, dtype))
             if not self._has_same_bits(codec, dtype):
-                self._proven.discard((name, dtype))
+                self._proven.discard((codec, dtype))
                 _log.warning("GPU kernel disabled: codec=%s dtype=%s: its bits differ from the "
-                             "host's; torch encodes instead", name, dtype)  # fmt: skip
+                             "host's; torch encodes instead", codec.name, dtype)  # fmt: skip
                 return False
-        return (name, dtype) in self._proven
+        return (codec, dtype) in self._proven
 
     def _has_same_bits(self, codec: Any, dtype: torch.dtype) -> bool:
         generator = torch.Generator().manual_seed(7)
@@ -125,7 +124,7 @@ class DeviceKernels:
         answer. Return None if torch must do it."""
         codec: Any = division.codec
         num = num_values(division.coded)
-        if not num or (codec.name, gradient.dtype) not in self._proven:
+        if not num or (codec, gradient.dtype) not in self._proven:
             return None
         times = torch.tensor(times, dtype=torch.float32).item()
         if not math.isfinite(times):

@@ -24,7 +24,7 @@ import logging
 import subprocess
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -75,6 +75,15 @@ _VERBS: Final[dict[str, tuple[list[Any], Any]]] = {
 """Passes of passes.c -> arguments and result."""
 
 
+class _Passes(NamedTuple):
+    """The compiled functions of a codec."""
+
+    push: Any
+    decode: Any
+    add: Any
+    """Adds a payload to a sum."""
+
+
 class _Numbers(ctypes.Structure):
     """numbers_t of passes.c."""
 
@@ -114,12 +123,9 @@ class HostKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._proven: dict[str, Any] = {}
-        """Codec -> its pass over a push."""
-        self._decoders: dict[str, Any] = {}
-        """Codec -> its pass over a payload."""
-        self._adders: dict[str, Any] = {}
-        """Codec -> the pass that adds a payload to a sum."""
+        self._proven: dict[Any, _Passes | None] = {}
+        """By codec: an object of a class of the user's may have the name of another one. None after
+        a failed trial."""
         self._buffers = _Buffers()
         self._tables: dict[tuple[Stretch, ...], np.ndarray[Any, Any]] = {}
         self.num_pushes = 0
@@ -127,19 +133,16 @@ class HostKernels:
 
     def prove(self, codec: Any) -> bool:
         """Encode hard values both ways: a codec whose bits differ stays with torch."""
-        if codec.name not in self._proven:
+        if codec not in self._proven:
             passes = [getattr(self._library, f"{codec.name}_{verb}") for verb in _VERBS]
             for each, (arguments, result) in zip(passes, _VERBS.values(), strict=True):
                 each.argtypes, each.restype = arguments, result
-            keep = self._proven, self._decoders, self._adders
-            for kept, each in zip(keep, passes, strict=True):
-                kept[codec.name] = each
+            self._proven[codec] = _Passes(*passes)
             if not self._has_same_bits(codec):
-                for kept in keep:
-                    kept[codec.name] = None
+                self._proven[codec] = None
                 _log.warning("host kernel disabled: codec=%s: its bits differ from those of torch; "
                              "torch encodes instead", codec.name)  # fmt: skip
-        return self._proven[codec.name] is not None
+        return self._proven[codec] is not None
 
     def _has_same_bits(self, codec: Any) -> bool:
         generator = torch.Generator().manual_seed(7)
@@ -179,9 +182,9 @@ class HostKernels:
         """Encode ``gradient`` + ``kept`` x ``times`` (both of the chunk) to ``into`` (uint8).
         ``seen`` (float32, of the coded values) gets the decoded values. Return None if torch must
         do it."""
-        encode = self._proven.get(division.codec.name)
+        passes = self._proven.get(division.codec)
         is_finite = bool(np.isfinite(np.float32(times)))
-        if encode is None or not is_finite or gradient.device.type != "cpu":
+        if passes is None or not is_finite or gradient.device.type != "cpu":
             return None
         num = num_values(division.coded)
         values = gradient.to(torch.float32).contiguous()
@@ -201,7 +204,7 @@ class HostKernels:
             num=num,
             seen=None if seen is None else seen.data_ptr(),
         )
-        encode(ctypes.addressof(request), ctypes.addressof(numbers))
+        passes.push(ctypes.addressof(request), ctypes.addressof(numbers))
         self.num_pushes += 1
 
         def number(name: str) -> float:
@@ -220,7 +223,7 @@ class HostKernels:
         places, division = _whole(coding, payload), coding.all
         if places is None or places.form is not Form.VALUES:
             return False
-        if not self._can(division, self._decoders, into):
+        if not self._can(division, into):
             return False
         if num_values(division.coded) < len(into):
             into.zero_()
@@ -248,7 +251,7 @@ class HostKernels:
         places, division = _whole(coding, payload), coding.all
         if places is None or places.form is not form or HEAD.unpack_from(payload)[1]:
             return False
-        if not self._can(division, self._adders, total):
+        if not self._can(division, total):
             return False
         if self._add(division, _coded(places, payload), total, weight):
             coding.read(payload)
@@ -267,7 +270,7 @@ class HostKernels:
         ``held`` becomes the result of adding it. Return its bytes; 0 if torch must do it."""
         places, division = coding.places(form=Form.CHANGE), coding.all
         is_alike = values.dtype == held.dtype and places.form is Form.CHANGE
-        if not (is_alike and division.coded and self._can(division, self._adders, held)):
+        if not (is_alike and division.coded and self._can(division, held)):
             return 0
         payload = _coded(places, into)
         if self.push(division, values, held, -1.0, payload) is None:
@@ -279,20 +282,22 @@ class HostKernels:
             raise InvariantError(f"chunk {coding.chunk.index}: its own change cannot be added")
         return places.num_bytes
 
-    def _can(self, division: Division, passes: Mapping[str, Any], values: Tensor) -> bool:
-        is_known = passes.get(division.codec.name) is not None
+    def _can(self, division: Division, values: Tensor) -> bool:
+        is_known = self._proven.get(division.codec) is not None
         return is_known and values.dtype == torch.float32 and values.device.type == "cpu"
 
     def _decode(self, division: Division, payload: Tensor, into: Tensor) -> bool:
         """Return True if no sender makes such a payload."""
         stretches, num = self._table(tuple(division.coded)), num_values(division.coded)
-        decode = self._decoders[division.codec.name]
-        return bool(decode(payload.data_ptr(), stretches.ctypes.data, num, into.data_ptr()))
+        passes = self._proven[division.codec]
+        assert passes is not None
+        return bool(passes.decode(payload.data_ptr(), stretches.ctypes.data, num, into.data_ptr()))
 
     def _add(self, division: Division, payload: Tensor, total: Tensor, weight: float) -> bool:
         stretches, num = self._table(tuple(division.coded)), num_values(division.coded)
-        add, to = self._adders[division.codec.name], total.data_ptr()
-        return bool(add(payload.data_ptr(), stretches.ctypes.data, num, to, weight))
+        passes, to = self._proven[division.codec], total.data_ptr()
+        assert passes is not None
+        return bool(passes.add(payload.data_ptr(), stretches.ctypes.data, num, to, weight))
 
     def _table(self, stretches: tuple[Stretch, ...]) -> np.ndarray[Any, Any]:
         found = self._tables.get(stretches)

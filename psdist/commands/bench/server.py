@@ -60,7 +60,7 @@ _WARM_UP: Final = 2
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     num_bytes: int
-    """Bytes of the float32 parameters of the shard that is measured."""
+    """Bytes of the float32 parameters of the shard that is measured, a multiple of 4 KiB."""
     groups: int
     every_s: float
     """Seconds from one step of a group to its next."""
@@ -148,7 +148,7 @@ def _payloads(wire: Wire, partition: Partition) -> list[memoryview]:
 
 def _measured(codec: str, optimizer: str, options: ServerOptions) -> Row:
     # A matrix, because codecs leave vectors alone.
-    shape = max(1, options.num_bytes // 4 // _WIDTH), _WIDTH
+    shape = options.num_bytes // 4 // _WIDTH, _WIDTH
     piece = Piece(name="w", shape=shape, stride=(_WIDTH, 1), dtype="float32", optimizer_group=0)
     partition = Partition.cut([piece], chunk_bytes=None)
     wire = wire_of(resolve(command_line={"codec": codec}, environment={}).config)

@@ -138,6 +138,8 @@ def report(result: dict[str, Any], options: StepOptions) -> None:
     show(table(result), width=120)
     if options.links and result["hosts"] > 1:
         show(links.table({row["way"]: row["links"] for row in result["rows"]}), width=120)
+    elif options.links:
+        print("--links: no link to show, because all ranks are on one host", flush=True)
     write_result(options.json_path, result)
     if options.plot_path is not None:
         plot.write(options.plot_path, drawn(result))

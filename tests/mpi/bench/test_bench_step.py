@@ -19,7 +19,7 @@ def test_bench_step_measures_psdist_and_its_rivals_in_turns(mpi: Mpi, tmp_path: 
         4,
         ("-m", "psdist", "bench", "step", "--size", "64KiB", "--layers", "3",
          "--compute", "0.003", "--repeats", "2", "--servers", "2", "--json", str(file),
-         "--plot", str(tmp_path / "step.svg")),
+         "--plot", str(tmp_path / "step.svg"), "--links"),
         timeout_s=120,
         mpi=mpi,
         env={"PSDIST_RUN_DIR": str(tmp_path / "run"), "PSDIST_CHUNK_BYTES": "16KiB"},
@@ -47,4 +47,5 @@ def test_bench_step_measures_psdist_and_its_rivals_in_turns(mpi: Mpi, tmp_path: 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["exit"], summary["clocks"]) == ("completed", [5, 5])
     assert "2 servers, 2 workers on 1 hosts" in done.stdout
+    assert "--links: no link to show, because all ranks are on one host" in done.stdout
     assert "DDP (gloo) step" in (tmp_path / "step.svg").read_text(encoding="utf-8")

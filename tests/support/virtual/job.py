@@ -80,10 +80,11 @@ from psdist.servers.replication import Replication
 from psdist.servers.replication.keeping import ReplicationOptions
 from psdist.servers.replication.standby import LoggedSeat, Standby, StandbySeat
 from psdist.servers.set_loop import SetLoop
-from psdist.servers.set_store import ServerOptions, ShardStore
+from psdist.servers.set_store import ChooseContents, ServerOptions, ShardStore
 from psdist.servers.shard.executor import Executor, MakeExecutor
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
+from psdist.servers.tables.service import RowService
 from psdist.transport import Transport
 from psdist.transport.lines import LineTransport
 from psdist.transport.virtual import Actor
@@ -397,6 +398,7 @@ class VirtualJob(SetOfJob):
         wire: Wire = RAW_WIRE,
         verify_open_sends: bool = True,
         is_watched: bool = True,
+        choose: Callable[[VirtualJob, int], ChooseContents] | None = None,
         network: VirtualNetwork | None = None,
         max_deaths: int = 0,
         num_substitutes: int = 0,
@@ -405,7 +407,8 @@ class VirtualJob(SetOfJob):
     ) -> None:
         """``rule(server)``, ``make_set`` and ``make_worker(job, worker, group)`` let a test break
         servers and workers on purpose, ``is_watched=False`` before the watch sees it;
-        ``make_executor`` is the memory of servers; ``network`` is that of a job before this one,
+        ``make_executor`` is the memory of servers, and ``choose(job, server)`` what sets consist
+        of (None: parameters); ``network`` is that of a job before this one,
         whose ranks now do this job; ``max_deaths``: number of workers that may fail while the
         others continue; ``num_substitutes``: number of groups, the last ones, of workers that wait
         to join; where the schedule has spares they are these; ``reforms``: groups continue without
@@ -415,6 +418,7 @@ class VirtualJob(SetOfJob):
         self.wire = self.server_wire = wire
         self.max_deaths, self.num_substitutes = max_deaths, num_substitutes
         self.reforms, self._apart_s = reforms, apart_s
+        self._choose = choose
         self.formed: dict[tuple[int, ...], VirtualGroup] = {}
         """Groups that continued, by who is left of them."""
         self.tables: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
@@ -574,17 +578,18 @@ class VirtualJob(SetOfJob):
         make_core = partial(self._make_core, server, rule_of)
         store = ShardStore(
             make_executor,
+            choose=None if self._choose is None else self._choose(self, server),
             wire=self.server_wire,
             make_history=lambda index, _position: self.sets[index].server_histories[server],
             keeper=self.keepers[server],
         )
         seat: CoordinatorSeat | StandbySeat
         if self.coordinator_log is None:
-            seats: list[ServerPart] = []
+            seats: list[ServerPart] = [] if self._choose is None else [RowService()]
             if server == COORDINATOR:
                 seat = CoordinatorSeat(self._coordinator(self._num_workers), _Reports(self, server))
                 self.seat = seat
-                seats = [seat, *codec_sizes(self.wire, seat.know_sizes)]
+                seats += [seat, *codec_sizes(self.wire, seat.know_sizes)]
             return plain_loop(transport, make_core, options, store, seats=seats, **make_set)
         replication = self._replication(
             transport, options, rule_of, make_executor, buddy=self.schedule.buddies[server]

@@ -163,7 +163,7 @@ class Watch:
     def _check_reply(self, server: int, worker: int, header: Header) -> None:
         is_unchanged = bool(header.flags & Flag.UNCHANGED)
         version = 1 + self._steps[header.set_index, header.chunk]
-        held = self._held[worker, header.set_index, header.chunk]
+        held = self._held.get((worker, header.set_index, header.chunk), 0)
         says = header.chunk_version, is_unchanged, not header.length
         assert says == (version, held == version, held == version), (
             f"{describe_peer(server)} sent {describe_peer(worker)}, which holds version {held} of "
@@ -180,7 +180,7 @@ class Watch:
             pair = me, event.peer, header.set_index
             message = header.chunk, header.clock, header.pull_number
             self._outstanding[pair].discard(message)
-            if header.kind == Kind.RECEIPT:
+            if header.kind == Kind.RECEIPT and not header.map_version:  # that is of PUSH_ROWS
                 assert (pair, message) in self._asked, f"{header}: without a request"
                 self.num_receipts += 1
             if header.kind != Kind.RECEIPT or header.pull_number:

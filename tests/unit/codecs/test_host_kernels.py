@@ -19,6 +19,8 @@ from psdist.codecs.chunks import Form, put, taken
 from psdist.codecs.coders import HostCoder
 from psdist.codecs.feedback import PushTerms
 from psdist.codecs.host_kernels import HostKernels, kernels_for
+from psdist.codecs.layout import Division, Stretch
+from psdist.codecs.schemes.quantized import Quantized
 from psdist.codecs.wire import Wire
 from psdist.errors import NonFiniteGradientError, ProtocolError
 from psdist.protocol.events import Frame
@@ -377,3 +379,18 @@ def test_a_kernel_with_other_bits_leaves_the_push_to_torch(
 
 def test_there_are_kernels_for_some_codecs_only() -> None:
     assert kernels_for([FORMS["topk:0.01"]]) is None
+
+
+@needs_compiler
+def test_a_codec_of_the_same_name_is_not_encoded_by_what_another_one_has_proved(
+    kernels: HostKernels,
+) -> None:
+    class Mine(Quantized):
+        """A codec of the user's."""
+
+    values, mine = torch.randn(64), Mine("int8")
+    for codec, is_encoded in (CODECS["int8"], True), (mine, False):
+        payload = torch.empty(codec.num_bytes(64), dtype=torch.uint8)
+        division = Division([Stretch(0, 64)], [], codec, (0,))
+        pushed = kernels.push(division, values, None, 1.0, payload)
+        assert (pushed is not None) == is_encoded

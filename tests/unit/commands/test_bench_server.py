@@ -58,3 +58,19 @@ def test_wrong_options_are_usage_errors(
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "server", option, value])
     assert text in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_size_is_that_of_the_whole_rows_that_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+
+    def record(given: ServerOptions) -> int:
+        measured.append(given.num_bytes)
+        return 0
+
+    monkeypatch.setattr("psdist.commands.bench.server.server", record)
+    for size in ("4KiB", "10000", "1MiB"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["bench", "server", "--size", size])
+    assert measured == [4096, 8192, 1 << 20]

@@ -147,6 +147,7 @@ def test_stale_updates_has_two_old_names(given: dict[str, Any], stale_updates: s
 @pytest.mark.parametrize(
     "text",
     ["", "on", "inverse+", "compensate", "compensate:0", "compensate:x", "compensate:1e7",
+     "compensate:1_0", "compensate: 1", "compensate:\u0661", "compensate:1e", "compensate:-1",
      "compensate:nan", "compensate:1+inverse", "inverse+inverse", "inversecompensate:1"],
 )  # fmt: skip
 def test_a_wrong_way_to_treat_stale_updates_is_refused(text: str) -> None:

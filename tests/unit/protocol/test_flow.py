@@ -63,7 +63,8 @@ def test_there_are_as_many_slots_as_pushing_needs_and_no_more_than_pushes(
     ("workers", "credits"), [(1, 8), (128, 8), (129, 7), (256, 4), (512, 2), (100_000, 2)]
 )
 def test_credits_are_fewer_where_many_workers_offer_pushes(workers: int, credits: int) -> None:
-    assert auto_credits(num_workers=workers, offer_bytes=64 << 10).number == credits
+    limits = {"most_bytes": 64 * MIB, "fewest": 2}
+    assert auto_credits(num_workers=workers, offer_bytes=64 << 10, **limits).number == credits
     assert credits_of(RunConfig(), workers, CHUNKS) == credits
     assert credits_of(RunConfig(credits=5), workers, CHUNKS) == 5
 

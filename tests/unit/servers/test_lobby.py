@@ -42,7 +42,9 @@ def test_a_job_begins_when_the_last_worker_has_called() -> None:
 
 def test_the_next_job_has_settings_of_its_own() -> None:
     lobby = Lobby(num_workers=1, num_servers=1)
+    assert lobby.job == 1
     call(lobby, 0, mode="ssp")
+    assert lobby.job == 2
     assert call(lobby, 0, job=2)[0] == Open(Begun(job=2, settings={}))
 
 
