@@ -66,6 +66,7 @@ from psdist.history.rules.log.modes import (
     changes_of,
     check_modes,
     check_same_modes,
+    describe_mode,
 )
 from psdist.history.rules.log.reformed import ToldDeaths, check_same_reforms, lost_workers
 from psdist.history.rules.log.replay import ServerReplay
@@ -85,6 +86,17 @@ from psdist.history.summary import Summary, read_summary
 
 _HISTOGRAM_ROWS = 12
 _BAR_CELLS = 40
+
+
+_OF_SET = {
+    *("set_index", "slices", "num_chunks", "owners", "begins_with_state", "first_clocks", "cut")
+}
+"""Promises of run.json that each set of a job has for itself."""
+_OF_ROWS = _OF_SET | {
+    *("mode", "staleness", "mode_by", "auto_staleness", "schedule", "pipeline", "row_staleness"),
+    *("codecs", "ladder", "checksum_every", "has_copies", "stale_lr", "delay_compensation"),
+}
+"""And a set of tables, in addition."""
 
 
 class Verdict(Enum):
@@ -164,23 +176,14 @@ def check_sets_of(histories: Sequence[History], summary: Summary | None) -> Repo
     findings = Findings(max_listed_per_rule=20)
     runs = [history.run for history in histories]
     for run in runs[1:]:
-        if _of_the_job(run) != _of_the_job(runs[0]):
+        own = _OF_ROWS if run.is_of_rows else _OF_SET
+        if run.model_dump(exclude=own) != runs[0].model_dump(exclude=own):
             findings[Rule.SUMMARY].add(
                 f"run.json of set {run.set_index} is of another job than that of set 0"
             )
     if summary is not None:
         check_sets(summary, runs, findings)
     return _joined(reports, findings)
-
-
-def _of_the_job(run: RunRecord) -> dict[str, object]:
-    """Return the promises that all sets of a job share."""
-    return run.model_dump(
-        exclude={
-            *("set_index", "slices", "num_chunks", "owners", "begins_with_state"),
-            *("first_clocks", "cut"),
-        }
-    )
 
 
 def _joined(
@@ -282,6 +285,7 @@ class _Checking:
         self.staleness += _counts(staleness)
         is_told = ~np.isin(uses.group, sorted(dead_groups(replay)))
         is_own = run.slice_owner(uses.group, uses.chunk) == uses.worker
+        is_own |= run.is_of_rows  # each worker counts the rows that it uses
         is_own &= ~np.isin(uses.worker, sorted(self.lost))
         self.staleness_told += _counts(staleness[is_own & is_told])
         self.most_told = max(self.most_told, int(staleness[is_told].max(initial=0)))
@@ -387,7 +391,7 @@ class _Checking:
         num_uses = sum(len(log.uses) for log in self.history.workers)
         if not num_uses:
             self.notes.append("no use was recorded: there is nothing to prove")
-        elif not self.num_compared:
+        elif not self.num_compared and not self.history.run.is_of_rows:
             self.notes.append("no bytes were compared: no reply had a checksum")
         if self.history.run.begins_with_state:
             self.notes.append(
@@ -459,7 +463,9 @@ def _check_one(run_dir: Path, histories: Sequence[History]) -> Report:
     decisions = observed.get(DecisionLine, [])
     # Messages are coded as psdist decided.
     histories = [
-        dataclasses.replace(each, run=with_decided_codecs(each.run, decisions))
+        each
+        if each.run.is_of_rows
+        else dataclasses.replace(each, run=with_decided_codecs(each.run, decisions))
         for each in histories
     ]
     report = check_sets_of(histories, summary)
@@ -566,6 +572,10 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
     if report.changes:
         later = "; ".join(f"{start}: {each}" for start, each in report.changes)
         mode = f"{mode} from iteration 0, then {later}"
+    for rows in runs[1:]:
+        if rows.is_of_rows:
+            mode += f"; tables: {describe_mode(rows.mode, rows.staleness)}"
+            mode += f", rows kept for {rows.row_staleness} iterations" * bool(rows.row_staleness)
     say(
         f"{run_dir}: {mode}; {len(run.groups)} groups, {run.num_workers} workers, "
         f"{run.num_servers} servers, {num_chunks} chunks"

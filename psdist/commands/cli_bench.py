@@ -305,13 +305,13 @@ def _rates(text: str) -> dict[str, float]:
 
 
 def _size(text: str) -> int:
-    sizes = _sizes(text)
+    sizes = _sizes(text, "--size")
     if len(sizes) != 1:
         raise typer.BadParameter(f"{text} is not one size", param_hint="--size")
     return sizes[0]
 
 
-def _sizes(text: str) -> list[int]:
+def _sizes(text: str, option: str = "--sizes") -> list[int]:
     from psdist.config.settings import parse_size
 
     sizes = [parse_size(part.strip()) for part in text.split(",")]
@@ -319,6 +319,6 @@ def _sizes(text: str) -> list[int]:
     if wrong:
         raise typer.BadParameter(
             f"{wrong[0]!r} is no size; write bytes or a size such as 64KiB or 4MiB",
-            param_hint="--sizes",
+            param_hint=option,
         )
     return [size for size in sizes if isinstance(size, int)]

@@ -17,9 +17,9 @@ from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.checkpointing.script_signals import keep_until_asked
 from psdist.ranks.connecting import connect
 from psdist.ranks.loading import uncollected
+from psdist.ranks.lobby import take_place
 from psdist.ranks.parent_link import connect_to_parent
 from psdist.ranks.rank import Rank
-from psdist.ranks.taking_place import take_place
 
 
 def run_program(

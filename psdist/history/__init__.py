@@ -280,7 +280,8 @@ def _refuse_uses(where: str, uses: Records, run: RunRecord) -> None:
     _refuse(where, "server", uses["server"], uses["server"] >= run.num_servers)
     _refuse(where, "position", uses["position"], uses["position"] >= _POSITION_LIMIT)
     _refuse(where, "has_crc", uses["has_crc"], uses["has_crc"] > 1)
-    _refuse(where, "crc", uses["crc"], (uses["has_crc"] == 0) & (uses["crc"] != 0))
+    has_number = (uses["has_crc"] == 0) & (uses["crc"] != 0)
+    _refuse(where, "crc", uses["crc"], has_number & (not run.is_of_rows))
 
 
 def _is_a_clock(values: Ints) -> npt.NDArray[np.bool_]:

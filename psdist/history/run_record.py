@@ -117,6 +117,9 @@ class RunRecord(BackupPromise):
     """Multiple of the least loss that ends the run; null: no loss does."""
     pipeline: _Count = 0
     """Replies that a worker may leave outstanding."""
+    row_staleness: _Count | None = None
+    """In a set of tables: iterations for which workers use a row that they have, after that which
+    it was brought for; null: the set is of parameters."""
     groups: Annotated[tuple[tuple[_Count, ...], ...], Field(min_length=1)]
     """For each group the indexes of its workers."""
     num_substitutes: _Count = 0
@@ -226,8 +229,13 @@ class RunRecord(BackupPromise):
                 "one mode, or with those that a checkpoint has; it begins with "
                 f"{[each.push for each in self.codecs[:8]]}"
             )
-        if self.mode == "sync" and self.pipeline:
-            raise ValueError(f"mode sync allows no pipeline, seen {self.pipeline}")
+        if self.mode == "sync" and (self.pipeline or self.row_staleness):
+            raise ValueError(
+                f"mode sync allows no pipeline and no row_staleness, seen {self.pipeline} and "
+                f"{self.row_staleness}"
+            )
+        if self.is_of_rows and self.checksum_every:
+            raise ValueError(f"rows have no checksums, seen checksum_every {self.checksum_every}")
         return self
 
     @property
@@ -235,6 +243,16 @@ class RunRecord(BackupPromise):
         """[groups]: their first clocks; 0 for substitutes
         (:attr:`psdist.history.History.first`)."""
         return np.asarray(self.first_clocks or (0,) * len(self.groups), np.int64)
+
+    @property
+    def is_of_rows(self) -> bool:
+        """True if the set is of tables."""
+        return self.row_staleness is not None
+
+    @property
+    def most_behind(self) -> int:
+        """Iterations after the next one in which a worker may still use a reply."""
+        return self.pipeline + (self.row_staleness or 0)
 
     @property
     def pull_codec_rounds(self) -> list[int]:

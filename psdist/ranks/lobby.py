@@ -3,9 +3,12 @@
     while wait_for_job(rank, lobby): ...     # on a server: until no worker is left
     join_job(rank, {"mode": "ssp"})          # on a worker, in psdist.init(mode="ssp")
     leave(rank)                              # on a worker, when its process ends
+    if not take_place(rank): ...             # on a spare: no job can begin any more
+    rank.session.replace.worker              # the failed worker whose place it has
 
-The coordinator decides when a job begins (psdist.servers.protocol.lobby). One process without a
-launcher does not wait.
+The coordinator decides when a job begins (psdist.servers.protocol.lobby), and selects a spare for
+the place of a failed worker (psdist.servers.protocol.joins). One process without a launcher does
+not wait.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from psdist.protocol.control import (
     End,
     Failure,
     Gone,
+    Stop,
+    TakePlace,
     WhoIsAbsent,
 )
 from psdist.protocol.events import ControlArrived, Event, PeerLost, Sent
@@ -239,3 +244,46 @@ def _resolved(rank: Rank, begun: Begun) -> Resolved:
         return resolved
     changed = {"run_dir": str(rank.bootstrap.path_of(begun.job)), "rollback": None}
     return replace(resolved, config=resolved.config.model_copy(update=changed))
+
+
+# -- a spare ---------------------------------------------------------------------------------------
+
+
+def take_place(rank: Rank) -> bool:
+    """Wait until this rank receives a worker's place in a running job. Return False if no job can
+    begin any more."""
+    while wait_for_job(rank, None):
+        if _is_asked(rank):
+            return True
+        rank.session.end()
+    rank.exit.close()
+    return False
+
+
+def _is_asked(rank: Rank) -> bool:
+    """True if this rank receives a place before the job ends."""
+    waiting = rank.waiting(has_deadline=False)
+    waiting.relax()
+    while True:
+        event = rank.session.transport.poll()
+        if event is None:
+            waiting.idle("a worker's place")
+        elif isinstance(event, PeerLost):
+            if not is_worker(event.peer):
+                raise PeerLostError(event.who)
+        elif isinstance(event, ControlArrived) and event.peer == COORDINATOR:
+            if isinstance(event.message, Stop):
+                return False
+            if not isinstance(event.message, TakePlace):
+                raise _unexpected(rank, event.peer, event.message)
+            rank.session.take_place(event.message)
+            return True
+        elif not isinstance(event, Sent):
+            raise _unexpected(rank, event.peer, event)
+
+
+def _unexpected(rank: Rank, peer: int, what: object) -> ProtocolError:
+    return ProtocolError(
+        f"{describe_peer(rank.me)}: {describe_peer(peer)} sent {type(what).__name__} to a rank "
+        "that waits for a worker's place"
+    )

@@ -22,8 +22,8 @@ from psdist.errors import UserError
 from psdist.install import detect
 from psdist.ranks.agreement import AgreedExit
 from psdist.ranks.connecting import connect, current
+from psdist.ranks.lobby import take_place
 from psdist.ranks.rank import Rank
-from psdist.ranks.taking_place import take_place
 
 
 def connect_or_serve(finish: Callable[[], int], check: Callable[[], object] = lambda: None) -> Rank:

@@ -51,8 +51,8 @@ class RowService(ServerPart):
     TAKES = (Kind.PULL_ROWS, Kind.PUSH_ROWS, RowFrame)
 
     def __init__(self) -> None:
-        self._open: set[_Key] = set()
-        """Messages that are being received, and pulls until they are answered."""
+        self._coming: set[_Key] = set()
+        """Messages that are being received."""
         self._waiting: dict[_Key, _Pull] = {}
         """Pulls that the mode does not allow yet."""
         self._before_built: dict[int, deque[Offered]] = {}
@@ -96,16 +96,17 @@ class RowService(ServerPart):
         if event.num_bytes > most:
             self._refuse(peer, f"offers {event.num_bytes} bytes of rows; {most} are most")
         key = _Key(peer, event.kind, index, event.chunk)
-        if key in self._open:
+        if key in self._coming or key in self._waiting:
             self._refuse(peer, f"sent rows of part {event.chunk} before its last were answered")
-        self._open.add(key)
+        self._coming.add(key)
         self.loop.transport.accept(event.ticket, RowFrame(allocate(event.num_bytes)))
 
     def _on_arrived(self, event: Arrived) -> None:
         peer, header, frame = event.peer, event.header, event.frame
         key = _Key(peer, header.kind, header.set_index, header.chunk)
-        if frame is None or frame.payload is None or key not in self._open:
+        if frame is None or frame.payload is None or key not in self._coming:
             self._refuse(peer, f"sent a message of kind {header.kind} without rows")
+        self._coming.remove(key)
         if (header.dtype, header.codec) != (Dtype.FLOAT32, CodecCode.ROWS):
             self._refuse(peer, f"sent rows by codec {header.codec}, dtype {header.dtype}")
         each = self.loop.sets[header.set_index]
@@ -130,7 +131,6 @@ class RowService(ServerPart):
         except ProtocolError as error:
             self._refuse(peer, f"sent {error}")
         if header.kind == Kind.PUSH_ROWS:
-            self._open.remove(key)
             if header.group != group:
                 self._refuse(peer, f"pushed rows for group {header.group}, which is not its own")
             if header.clock > chunk.newest_round_of(group):  # else the whole push came before
@@ -174,7 +174,6 @@ class RowService(ServerPart):
                 return
             replies.highest_sent = max(replies.highest_sent, header.clock)
         del self._waiting[key]
-        self._open.remove(key)
         payload = self._shard(each, key.peer, key.chunk).rows_of(key.chunk, ids)
         answer = self._header(each, header, Kind.REPLY, chunk)
         flags = Flag.FOR_PULL | header.flags & Flag.FRESH
@@ -210,7 +209,7 @@ class RowService(ServerPart):
     def on_lost(self, event: PeerLost) -> None:
         """Drop what the rank has sent and nobody will take."""
         peer = event.peer
-        self._open = {key for key in self._open if key.peer != peer}
+        self._coming = {key for key in self._coming if key.peer != peer}
         self._waiting = {key: each for key, each in self._waiting.items() if key.peer != peer}
         for each in self.loop.sets:
             group = each.core.group_of(peer)

@@ -50,7 +50,8 @@ def test_groups_share_the_time_that_steps_leave() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [("--codec", "foo", "is no codec"), ("--optimizer", "LION", "none of SGD, momentum, Adam"),
-     ("--size", "1MiB,2MiB", "not one size"), ("--size", "1KiB", "below 4 KiB")],
+     ("--size", "1MiB,2MiB", "not one size"), ("--size", "1KiB", "below 4 KiB"),
+     ("--size", "0", "Invalid value for --size: 0 is no size")],
 )  # fmt: skip
 def test_wrong_options_are_usage_errors(
     option: str, value: str, text: str, capsys: pytest.CaptureFixture[str]

@@ -25,11 +25,10 @@ from psdist.protocol.ids import COORDINATOR, server_id, worker_id
 from psdist.protocol.roles import Place, Roles
 from psdist.ranks.connecting import _core_share
 from psdist.ranks.failure import interruption
-from psdist.ranks.lobby import join_job, leave
+from psdist.ranks.lobby import join_job, leave, take_place
 from psdist.ranks.rank import Rank
 from psdist.ranks.run_files import _rank_table
 from psdist.ranks.seats.placing import refusal_of_substitutes, roles_of_plan
-from psdist.ranks.taking_place import take_place
 from tests.support.ranks import make_rank
 from tests.unit.ranks.test_spares import _make_plan, five_ranks
 

@@ -161,7 +161,7 @@ def check_uses(sums: Checksums, uses: Uses, findings: Findings) -> tuple[int, in
     """
     broken = findings[Rule.SAMPLING]
     replay, run = sums.replay, sums.replay.run
-    oldest = np.maximum(uses.iteration - 1 - run.pipeline, replay.first[uses.group])
+    oldest = np.maximum(uses.iteration - 1 - run.most_behind, replay.first[uses.group])
     broken.add_where(
         (uses.reply < oldest) | (uses.reply > uses.iteration),
         lambda use: (

@@ -38,6 +38,8 @@ class Uses:
     @classmethod
     def of(cls, history: History) -> Uses:
         logs = [log.uses for log in history.workers]
+        if history.run.is_of_rows:  # the others used no rows of the part
+            logs = [uses[uses["crc"] > 0] for uses in logs]
         worker = np.repeat(np.arange(len(logs)), [len(log) for log in logs])
 
         def column(name: str, dtype: type) -> Ints:
@@ -92,7 +94,7 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
 
     At iteration c a chunk must hold all updates stamped below c - bound of every active group
     (of one that stopped after n iterations: of its first n), and of the reader's own all below
-    c - pipeline.
+    c - pipeline. Rows that workers keep may lack ``row_staleness`` more of each.
     """
     run = replay.run
     rows = replay.row_of(uses.chunk, uses.position)
@@ -106,15 +108,16 @@ def check_bound(replay: ServerReplay, uses: Uses, findings: Findings) -> Ints:
     for part, counts in replay.counts(uses.chunk, rows):
         limits = replay.limits_at(epochs[part], uses.chunk[part])
         iteration = uses.iteration[part].astype(np.int32)
-        from_all = (iteration - replay.rules.bounds(iteration)).astype(np.int32)
+        bounds = replay.rules.bounds(iteration) + (run.row_staleness or 0)
+        from_all = np.maximum(iteration - bounds, 0).astype(np.int32)
         _find_missing(part.start, uses, np.minimum(from_all[:, None], limits), counts, findings)
         own = counts[np.arange(len(counts)), uses.group[part]]
 
         def own_line(i: int, start: int = part.start, own: Counts = own) -> str:
-            needed = uses.iteration[start + i] - run.pipeline
+            needed = uses.iteration[start + i] - run.most_behind
             return f"{uses.line(start + i)}: needs {needed} own updates, contains {own[i]}"
 
-        findings[Rule.OWN].add_where(own < iteration - run.pipeline, own_line)
+        findings[Rule.OWN].add_where(own < iteration - run.most_behind, own_line)
 
         # A group that stopped at n counts until the chunk holds its first n.
         slowest = np.where(counts < limits, counts, NEVER).min(axis=1)
@@ -150,34 +153,19 @@ def check_worker(
     begin: int,
     missed: Collection[int] = (),
 ) -> None:
-    """Require that every iteration used every chunk, that versions never went back, and that the
-    number of iterations is that of each server's LEAVE (``leave_clocks``). ``begin``: the group's
-    first clock; ``missed``: rounds that need no uses."""
+    """Require that every iteration used every chunk, that versions never went back (of rows, which
+    are others in each iteration, they may), and that the number of iterations is that of each
+    server's LEAVE (``leave_clocks``). ``begin``: the group's first clock; ``missed``: rounds that
+    need no uses."""
     broken = findings[Rule.BACKWARDS]
     uses, who = log.uses, f"worker {log.worker}"
-    iteration, chunk = uses["iteration"].astype(np.int64), uses["chunk"].astype(np.int64)
+    iteration = uses["iteration"].astype(np.int64)
     broken.add_each(
         1 + np.flatnonzero(iteration[1:] < iteration[:-1]),
         lambda i: f"{who}: iteration {iteration[i]} recorded after iteration {iteration[i - 1]}",
     )
-    order = np.argsort(chunk, kind="stable")
-    ordered, position = chunk[order], uses["position"][order].astype(np.int64)
-    broken.add_each(
-        1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (position[1:] < position[:-1])),
-        lambda i: (
-            f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses position "
-            f"{position[i]} after position {position[i - 1]}"
-        ),
-    )
-    reply = uses["reply"][order]
-    broken.add_each(
-        1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (reply[1:] < reply[:-1])),
-        lambda i: (
-            f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses the reply to clock "
-            f"{reply[i]} after that to clock {reply[i - 1]}"
-        ),
-    )
-
+    if not run.is_of_rows:
+        _check_versions(log, findings)
     num = int(iteration.max(initial=begin - 1)) + 1
     is_new = np.append(True, iteration[1:] != iteration[:-1])[: len(iteration)]
     used = np.unique(iteration[is_new])  # few: repetitions first
@@ -202,6 +190,29 @@ def check_worker(
                 f"{who}: used parameters in {num} iterations, its group left server {server} "
                 f"after {clock}"
             )
+
+
+def _check_versions(log: WorkerLog, findings: Findings) -> None:
+    """Require that neither positions nor clocks of replies of a chunk decrease."""
+    broken, uses, who = findings[Rule.BACKWARDS], log.uses, f"worker {log.worker}"
+    iteration, chunk = uses["iteration"], uses["chunk"].astype(np.int64)
+    order = np.argsort(chunk, kind="stable")
+    ordered, position = chunk[order], uses["position"][order].astype(np.int64)
+    broken.add_each(
+        1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (position[1:] < position[:-1])),
+        lambda i: (
+            f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses position "
+            f"{position[i]} after position {position[i - 1]}"
+        ),
+    )
+    reply = uses["reply"][order]
+    broken.add_each(
+        1 + np.flatnonzero((ordered[1:] == ordered[:-1]) & (reply[1:] < reply[:-1])),
+        lambda i: (
+            f"{who}, iteration {iteration[order[i]]}, chunk {ordered[i]}: uses the reply to clock "
+            f"{reply[i]} after that to clock {reply[i - 1]}"
+        ),
+    )
 
 
 def _with_missed(num: int, left_out: Ints, leave_clocks: dict[int, int]) -> int:
@@ -236,7 +247,9 @@ def _check_passes(log: WorkerLog, num_chunks: int, findings: Findings) -> None:
 
 def check_same_versions(history: History, findings: Findings) -> None:
     """Require that the last use of a chunk in an iteration is of one version, and of one reply, for
-    all workers of a group."""
+    all workers of a group. Each worker brings its own rows."""
+    if history.run.is_of_rows:
+        return
 
     @lru_cache(maxsize=2)
     def last_uses(worker: int) -> _LastUses:
