@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from psdist.checkpoint.index import difference_of_tables
+from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import modes_that_may_come
 from psdist.config.settings import RunConfig
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
@@ -132,6 +134,18 @@ class TablePlan:
             take_over=take_over,
             resume=resume,
             lag=lag_of(config),
+        )
+
+
+def refuse_other_tables(checkpoint: Checkpoint, index: int, plan: TablePlan | None) -> None:
+    """Raise :class:`ModelError` unless set ``index`` of the checkpoint is that of the plan's
+    tables. ``plan``: None if the model has no tables, which would follow its other sets."""
+    sets = checkpoint.index.sets
+    there = sets[index].tables if index < len(sets) else ()
+    if words := difference_of_tables(there, plan.specs.tables if plan is not None else ()):
+        raise ModelError(
+            f"the script's tables are not those of checkpoint {checkpoint.path}: {words}; resume "
+            "with the script and settings that wrote it, or start in another run_dir"
         )
 
 

@@ -169,17 +169,19 @@ class SetRecord:
             return f"{len(self.pieces)} parameters there, {len(pieces)} here"
         return ""
 
-    def difference_of_tables(self, tables: Sequence[TableRecord]) -> str:
-        """In what these are not its tables, for people; "" for nothing."""
-        for mine, its in zip(self.tables, tables, strict=False):
-            if mine.name != its.name:
-                return f"table {mine.name} there, {its.name} here"
-            for field, there in dataclasses.asdict(mine).items():
-                if there != (here := getattr(its, field)):
-                    return f"table {its.name}: {field} {there} there, {here} here"
-        if len(self.tables) != len(tables):
-            return f"{len(self.tables)} tables there, {len(tables)} here"
-        return ""
+
+def difference_of_tables(there: Sequence[TableRecord], here: Iterable[object]) -> str:
+    """Return in what the tables of a checkpoint are not these specs, for people; "" for nothing."""
+    own = list(map(TableRecord.of, here))
+    for mine, its in zip(there, own, strict=False):
+        if mine.name != its.name:
+            return f"table {mine.name} there, {its.name} here"
+        for field, value in dataclasses.asdict(mine).items():
+            if value != getattr(its, field):
+                return f"table {its.name}: {field} {value} there, {getattr(its, field)} here"
+    if len(there) != len(own):
+        return f"{len(there)} tables there, {len(own)} here"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,7 +159,8 @@ class RowStore:
 
     def stored(self, slots: Slots) -> StoredRows:
         """Return the rows of these slots: copies."""
-        words = self._memory.records[slots, self._memory.key_words :]
+        records = np.take(self._memory.records, slots, axis=0, mode="clip")  # no buffer
+        words = records[:, self._memory.key_words :]
         values, state = words[:, : self.spec.dim], words[:, self.spec.dim :]
         return StoredRows(self._memory.keys(slots), values, state, self.counts[:0])
 

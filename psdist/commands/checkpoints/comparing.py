@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from psdist.checkpoint import tree
-from psdist.checkpoint.index import PieceRecord
+from psdist.checkpoint.index import PieceRecord, difference_of_tables
 from psdist.checkpoint.reading import STATE, VALUE, Checkpoint, KeptSet
 from psdist.commands import print_json
 from psdist.commands.checkpoints import find
@@ -76,7 +76,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
             yield f"{where}{words}"
         if mine.tables or its.tables:
             tables = KeptSet(one, set_index), KeptSet(other, set_index)
-            words = mine.difference_of_tables(its.tables)
+            words = difference_of_tables(mine.tables, its.tables)
             yield from [words] if words else _differences_of_rows(*tables)
             continue
         at = {record.name: piece for piece, record in enumerate(its.pieces)}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from psdist.checkpoint.folder import Folder
-from psdist.checkpoint.index import TableRecord
+from psdist.checkpoint.index import difference_of_tables
 from psdist.checkpoint.reading import KeptSet
 from psdist.commands.checkpoints.comparing import differences
 from psdist.errors import CheckpointError
@@ -79,16 +79,19 @@ def test_each_difference_of_rows_is_seen(tmp_path: Path) -> None:
 
 def test_the_index_says_in_what_tables_differ(tmp_path: Path) -> None:
     specs = specs_of(2, *NAMES)
-    record = written(Folder(tmp_path), shards_of(specs), step=1).index.sets[0]
-    here = [TableRecord.of(each) for each in specs.tables]
-    assert not record.difference_of_tables(here)
-    other = [here[0], replace(here[1], num_rows=7), here[2]]
-    assert record.difference_of_tables(other) == "table table 1: num_rows 500 there, 7 here"
-    assert record.difference_of_tables(here[:2]) == "3 tables there, 2 here"
-    assert record.difference_of_tables([]) == "3 tables there, 0 here"
-    assert (
-        record.difference_of_tables([replace(here[0], name="x")]) == "table table 0 there, x here"
-    )
+    there = written(Folder(tmp_path), shards_of(specs), step=1).index.sets[0].tables
+    here = specs.tables
+    assert not difference_of_tables(there, here)
+    for own, words in (
+        (
+            [here[0], replace(here[1], num_rows=7), here[2]],
+            "table table 1: num_rows 500 there, 7 here",
+        ),
+        (here[:2], "3 tables there, 2 here"),
+        ([], "3 tables there, 0 here"),
+        ([replace(here[0], name="x")], "table table 0 there, x here"),
+    ):
+        assert difference_of_tables(there, own) == words
 
 
 class Damaged(KeptSet):
