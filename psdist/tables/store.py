@@ -22,7 +22,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -154,7 +154,8 @@ class RowStore:
         """Return the slots of all rows by :meth:`TableSpec.hashes`, so also by bucket; valid until
         the next :meth:`apply`."""
         live = self._live()
-        found: Slots = live[np.argsort(self.spec.hashes(self._memory.keys(live)))]
+        hashes = self.spec.hashes(self._memory.keys(slice(self._num_slots)))
+        found: Slots = live[np.argsort(hashes[live])]
         return found
 
     def stored(self, slots: Slots) -> StoredRows:
@@ -162,7 +163,8 @@ class RowStore:
         records = np.take(self._memory.records, slots, axis=0, mode="clip")  # no buffer
         words = records[:, self._memory.key_words :]
         values, state = words[:, : self.spec.dim], words[:, self.spec.dim :]
-        return StoredRows(self._memory.keys(slots), values, state, self.counts[:0])
+        ids = replace(self._memory, records=records).keys(slice(None))
+        return StoredRows(ids, values, state, self.counts[:0])
 
     @property
     def counts(self) -> Cells:
