@@ -400,7 +400,7 @@ class ScriptCheckpoints:
 
     @property
     def _clocks(self) -> list[int]:
-        return [trainer.clock for trainer in self._sets.trainers]
+        return [each.clock for each in (*self._sets.trainers, *self._sets.tables)]
 
     @property
     def _is_chief(self) -> bool:
