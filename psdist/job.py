@@ -636,7 +636,7 @@ class Job:
         ``state_dict()`` has no rows of tables (psdist.Embedding). ``tables`` names a second
         safetensors file, for the rows that were trained: for each table NAME.ids, int64 [n], and
         NAME.rows, float32 [n, dim]. Servers send them block by block, so no rank holds a table.
-        Without ``tables`` a log line says that rows are not saved; checkpoints always have them.
+        Without ``tables`` a warning says that rows are not saved. Checkpoints always have them.
         """
         sets = self._prepared_between_steps("save")
         check_suffix(path)
@@ -661,8 +661,9 @@ class Job:
             prepared.write(Path(path))
             if tables is not None:
                 save_rows(Path(tables), sets.tables[0].loop)
-            elif sets.tables:
-                logger.info("job.save: %s has no rows of tables; tables=FILE saves them", path)
+            elif sets.tables and not self._has_warned_of_rows:
+                self._has_warned_of_rows = True
+                logger.warning("job.save: %s has no rows of tables; tables=FILE saves them", path)
 
         failed = (OSError, SafetensorError, UserError)
         call = f"job.save({str(path)!r})"

@@ -59,7 +59,7 @@ from psdist.set_assembly import (
     why_not_here,
     with_rounds,
 )
-from psdist.table_assembly import TablePlan, refuse_other_tables
+from psdist.table_assembly import TablePlan
 from psdist.tracing import Span
 from psdist.workers.assembly import Layout, SetMemory, lay_out
 from psdist.workers.batches import Batches, Storage
@@ -529,9 +529,8 @@ class ParameterSets:
         for index, description in enumerate(descriptions, start=len(self.sets)):
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
-        if restored is not None:
-            num_sets = len(self.sets) + len(descriptions)
-            refuse_other_tables(restored.checkpoint, num_sets, plan)
+        if restored is not None and plan is not None:
+            plan.refuse_others(restored.checkpoint, len(self.sets) + len(descriptions))
         states = self._states_of_chief(descriptions, on_servers)
         self._ties.leave(moving)
         tables = None if plan is None else self._tables_of(plan)

@@ -107,6 +107,16 @@ class TablePlan:
         """Return the learning rates of now, packed, a group for each table."""
         return pack_hyperparameters([{"lr": each["lr"]} for each in self.groups])
 
+    def refuse_others(self, checkpoint: Checkpoint, index: int) -> None:
+        """Raise :class:`ModelError` unless these are the tables of set ``index`` there."""
+        sets = checkpoint.index.sets
+        there = sets[index].tables if index < len(sets) else ()
+        if words := difference_of_tables(there, self.specs.tables):
+            raise ModelError(
+                f"the script's tables are not those of checkpoint {checkpoint.path}: {words}; "
+                "resume with the script and settings that wrote it, or start in another run_dir"
+            )
+
     def setup(self, *, restore: str) -> Setup:
         return Setup(
             partition=self.specs.partition().encode(),
@@ -134,18 +144,6 @@ class TablePlan:
             take_over=take_over,
             resume=resume,
             lag=lag_of(config),
-        )
-
-
-def refuse_other_tables(checkpoint: Checkpoint, index: int, plan: TablePlan | None) -> None:
-    """Raise :class:`ModelError` unless set ``index`` of the checkpoint is that of the plan's
-    tables. ``plan``: None if the model has no tables, which would follow its other sets."""
-    sets = checkpoint.index.sets
-    there = sets[index].tables if index < len(sets) else ()
-    if words := difference_of_tables(there, plan.specs.tables if plan is not None else ()):
-        raise ModelError(
-            f"the script's tables are not those of checkpoint {checkpoint.path}: {words}; resume "
-            "with the script and settings that wrote it, or start in another run_dir"
         )
 
 
