@@ -43,15 +43,25 @@ if TYPE_CHECKING:
     from psdist.errors import WaitTimeoutError as WaitTimeoutError
     from psdist.job import Job as Job
     from psdist.joining import init as init
+    from psdist.tables.optimizers import FTRL as FTRL
+    from psdist.tables.optimizers import LazyAdam as LazyAdam
+    from psdist.tables.optimizers import RowAdagrad as RowAdagrad
+    from psdist.tables.optimizers import RowSGD as RowSGD
+    from psdist.tables.optimizers import RowWiseAdagrad as RowWiseAdagrad
     from psdist.workers.model.optimizer import ServedOptimizer as ServedOptimizer
+    from psdist.workers.tables.modules import Embedding as Embedding
+    from psdist.workers.tables.modules import EmbeddingBag as EmbeddingBag
 
 __version__ = VERSION
 __all__ = [
+    "FTRL",
     "BuriedError",
     "CheckpointError",
     "CodecError",
     "CollectiveError",
     "ConfigError",
+    "Embedding",
+    "EmbeddingBag",
     "GroupReformedError",
     "HistoryError",
     "HostLostError",
@@ -60,6 +70,7 @@ __all__ = [
     "Job",
     "JobEndedError",
     "LaunchError",
+    "LazyAdam",
     "MemberLostError",
     "ModelError",
     "NonFiniteGradientError",
@@ -68,6 +79,9 @@ __all__ = [
     "PlacementError",
     "ProtocolError",
     "PsdistError",
+    "RowAdagrad",
+    "RowSGD",
+    "RowWiseAdagrad",
     "ServedOptimizer",
     "ServersLostError",
     "TraceError",
@@ -83,6 +97,13 @@ _MODULES: Final = {
     "Job": "psdist.job",
     "init": "psdist.joining",
     "ServedOptimizer": "psdist.workers.model.optimizer",
+    "FTRL": "psdist.tables.optimizers",
+    "LazyAdam": "psdist.tables.optimizers",
+    "RowAdagrad": "psdist.tables.optimizers",
+    "RowSGD": "psdist.tables.optimizers",
+    "RowWiseAdagrad": "psdist.tables.optimizers",
+    "Embedding": "psdist.workers.tables.modules",
+    "EmbeddingBag": "psdist.workers.tables.modules",
 }
 """Where a name is that is no error."""
 

@@ -195,6 +195,7 @@ class Job:
             on_iteration=self._end_iteration,
             on_use=lambda: self._checkpoints.on_use(),
             on_missed=self._loaders.miss,
+            peek=self._loaders.peek,
             length=None if self._steps is None else self._steps.length,
         )
 
@@ -444,6 +445,8 @@ class Job:
             storages = storages_in(batch)
             for trainer in self._sets.trainers:
                 trainer.on_batch(num_samples, nominal, source=position, storages=storages)
+            for tables in self._sets.tables:
+                tables.on_batch(batch)
             position.use_batch()
             is_by_speed = isinstance(self._steps, SpeedSteps)
             self._standing.on_batch(position, is_of_equal_passes=not is_by_speed)
@@ -862,6 +865,8 @@ class Job:
         trained_s = self._session.rank.now_s() - self._prepared_s
         for trainer in self._sets.trainers:
             trainer.close()
+        for tables in self._sets.tables:
+            tables.finish()
         self._loop.begin_waiting(self.clock)
         self._loop.wait_for(self._group.agree("finish"), "finish")
         self._checkpoints.finish()
@@ -870,7 +875,7 @@ class Job:
                 each.history.close()
         if self._steps is not None:
             self._steps.close()
-        statistics = [trainer.statistics() for trainer in self._sets.trainers]
+        statistics = self._sets.statistics()
         report = {
             "trained_s": trained_s,
             "samples": max((each.samples for each in statistics), default=0),

@@ -59,6 +59,7 @@ from psdist.set_assembly import (
     why_not_here,
     with_rounds,
 )
+from psdist.table_assembly import TablePlan
 from psdist.tracing import Span
 from psdist.workers.assembly import Layout, SetMemory, lay_out
 from psdist.workers.batches import Batches, Storage
@@ -89,8 +90,11 @@ from psdist.workers.rounds.inner import LocalOptimizer, digest_of_state, make_ou
 from psdist.workers.rounds.lengths import EqualSteps, RoundLength
 from psdist.workers.rounds.local_steps import Rounds
 from psdist.workers.script.state import ScriptModel
+from psdist.workers.tables.follower import Tables
+from psdist.workers.tables.loop import TableLoop
+from psdist.workers.tables.modules import LocalRows
 from psdist.workers.traced import Passes, traced
-from psdist.workers.trainer import Trainer
+from psdist.workers.trainer import Trainer, WorkerStatistics
 
 logger = logging.getLogger("psdist")
 
@@ -243,11 +247,13 @@ class ParameterSets:
         on_iteration: Callable[[], None],
         on_use: Callable[[], None],
         on_missed: Callable[[int], None],
+        peek: Callable[[int], Any] = lambda _number: None,
         length: RoundLength | None = None,
     ) -> None:
         """``on_iteration()``: an iteration of any set has ended; ``on_use()``: before a forward
         pass with gradients of any prepared model; ``on_missed(rounds)``: the group misses this
-        many rounds after an iteration that is about to end; ``length``: of rounds of local steps,
+        many rounds after an iteration that is about to end; ``peek(n)``: return the n-th of the
+        loader's next batches; ``length``: of rounds of local steps,
         if they differ."""
         self._length = length
         self._tell_missed = on_missed
@@ -255,6 +261,9 @@ class ParameterSets:
         self._on_use = on_use
         self.sets: list[ParameterSet] = []
         self.models: list[PreparedModel] = []
+        self.tables: list[Tables] = []
+        """The set of tables, if a model has any; it is the last set."""
+        self._peek = peek
         self._context = context
         self._config = context.config
         self._loop = loop
@@ -273,6 +282,11 @@ class ParameterSets:
         self._cuts: list[list[Any]] = []
         self._expected: list[list[Any]] | None = None
         self._progress: Driver | None = None
+        LocalRows.refusal = (
+            "a table is used that was not prepared: call model, optimizer = job.prepare(model, "
+            "optimizer) first, with a model that contains it (a copy is another table)"
+        )
+        self._at_end.append(partial(setattr, LocalRows, "refusal", ""))
         self._passes: Passes | None = None
         if context.tracer is not None:
             self._passes = Passes(context.tracer, clock=lambda: self.trainers[0].clock)
@@ -340,12 +354,16 @@ class ParameterSets:
             trainer.finish_late()
         for trainer in self.trainers:
             trainer.abort_iteration(call)
+        for each in self.tables:
+            each.finish()
 
     def wait_pending_pulls(self) -> None:
         """As :meth:`take_over`; also wait for what the last steps have left to other groups."""
         self.take_over()
         for trainer in self.trainers:
             trainer.wait_pending_pulls()
+        for each in self.tables:
+            each.finish()
 
     def resume(self) -> None:
         """The script has used the loop, and computes again."""
@@ -376,13 +394,28 @@ class ParameterSets:
         """Release models and optimizers: the job is closed."""
         if self._progress is not None:
             self._progress.stop()
-        for end in self._at_end:
+        for end in [*self._at_end, *(each.end for each in self.tables)]:
             end()
         self._at_end.clear()
 
     @property
     def trainers(self) -> list[Trainer]:
         return [each.trainer for each in self.sets]
+
+    def statistics(self) -> list[WorkerStatistics]:
+        """Return the statistics of all sets of the job, tables last."""
+        of_tables = [
+            WorkerStatistics(
+                clock=each.clock,
+                samples=0,
+                bytes_pushed=each.loop.core.counts().bytes_pushed,
+                bytes_pulled=each.loop.core.counts().bytes_pulled,
+                max_staleness_seen=max(each.staleness, default=0),
+                staleness=dict(sorted(each.staleness.items())),
+            )
+            for each in self.tables
+        ]
+        return [*(trainer.statistics() for trainer in self.trainers), *of_tables]
 
     @property
     def has_unused_gradients(self) -> bool:
@@ -455,7 +488,9 @@ class ParameterSets:
                 "servers clip the joint gradient, and others, where each group clips its own: call "
                 "job.clip_grad_norm_ before each step, or keep to one of them"
             )
-        restored = self._context.restored
+        restored, weights = self._context.restored, self._context.roles.shard_weights
+        plan = TablePlan.of(model, optimizers, self._config, weights)
+        self._refuse_tables(plan)
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_settings_exclude(descriptions, on_servers)
@@ -480,6 +515,7 @@ class ParameterSets:
                 f"overlap {overlap}",
                 *(line for each, optimizer in described for line in each.lines(optimizer)),
                 *self._lines_of_rounds(optimizers),
+                *(plan.lines() if plan is not None else ()),
             ],
             worker=self._loop.core.seat.worker,
             ranks=self._context.roles.worker_ranks,
@@ -495,12 +531,22 @@ class ParameterSets:
                 refuse_another_model(restored.checkpoint, index, description)
         states = self._states_of_chief(descriptions, on_servers)
         self._ties.leave(moving)
+        tables = None if plan is None else self._tables_of(plan)
+        followed = None if plan is None else optimizers[plan.optimizer]
         added = [
-            self._add(SetRequest(model, description, original, served, max_norm, overlap), state)
+            self._add(
+                SetRequest(
+                    *(model, description, original, served, max_norm, overlap),
+                    tables if original is followed else None,
+                ),
+                state,
+            )
             for description, original, served, state in zip(
                 descriptions, optimizers, on_servers, states, strict=True
             )
         ]
+        if tables is not None and plan is not None:
+            self._begin_tables(plan, tables)
         self._copy_untrained(descriptions[0])
         for each in added:
             each.trainer.pull()
@@ -679,7 +725,7 @@ class ParameterSets:
             hyperparameters=partial(packed_hyperparameters, request.original),
             on_end=partial(self._tell_standing if self._has_rounds else self._end_iteration, index),
         )
-        rule = rule_of(config, memory, loop, self._on_missed)
+        rule = rule_of(config, memory, loop, request.tables, self._on_missed)
         parts = Parts(iteration, memory.group, memory.flat, loop, memory.values, rule)
         strategy = self._strategy(
             request,
@@ -696,7 +742,10 @@ class ParameterSets:
             clips_to=clipping.in_step,
         )
         kind = LocalOptimizer if self._steps_here else ServedOptimizer
-        served = kind(request.original, step=self._step_of(trainer, index))
+        step = self._step_of(trainer, index)
+        if request.tables is not None:
+            step = request.tables.following(step)
+        served = kind(request.original, step=step)
         self._set_up(request, loop, partition, state, max_norm=clipping.on_servers)
         added = ParameterSet(
             description=description,
@@ -710,6 +759,39 @@ class ParameterSets:
         )
         self.sets.append(added)
         return added
+
+    def _refuse_tables(self, plan: TablePlan | None) -> None:
+        """Raises :class:`UsageError` for tables that do not work with the settings, and for a model
+        after one with tables."""
+        if self.tables:
+            raise UsageError(
+                "job.prepare was called after a model with tables had been prepared; prepare it "
+                "last"
+            )
+        if plan is not None and (wrong := refusal(self._config, script={"tables": "tables"})):
+            raise UsageError(wrong)
+
+    def _tables_of(self, plan: TablePlan) -> Tables:
+        return plan.make(
+            self._config, peek=self._peek, take_over=self.take_over, resume=self.resume
+        )
+
+    def _begin_tables(self, plan: TablePlan, tables: Tables) -> None:
+        """Make the set of tables, after the sets that were made before."""
+        config, index = self._config, self._loop.core.sets[-1].set_index + 1
+        first = self._context.first_clocks(index)
+        loop, partition = TableLoop.after(self._loop), plan.specs.partition()
+        loop.take_tables(
+            plan.specs,
+            wire_of(config, levels_of(self._context.tuning_state)),
+            owners=plan.specs.owners(self._context.roles.shard_weights),
+            credits=credits_of(config, self._context.roles.num_workers, partition),
+            first_clock=0 if first is None else first.clocks[loop.core.seat.group],
+        )
+        setup = plan.setup(restore=first.checkpoint if first is not None else "")
+        loop.join(setup if loop.core.seat.is_chief else None)
+        tables.begin(loop)
+        self.tables.append(tables)
 
     def _first_clock(self, index: int) -> int:
         """Return the clock with which a set begins, also of a checkpoint."""

@@ -37,6 +37,7 @@ from psdist.workers.model.description import ModelDescription
 from psdist.workers.rounds.differences import LocalDifferences
 from psdist.workers.rounds.local_steps import LocalSteps, Rounds
 from psdist.workers.rounds.sums import SummedGradients
+from psdist.workers.tables.follower import Tables
 
 Setting = Literal["auto", "off", "strict", "full"]
 """The setting ``overlap``."""
@@ -63,6 +64,8 @@ class SetRequest(NamedTuple):
     max_norm: float
     """max_grad_norm; 0 for none."""
     overlap: Setting
+    tables: Tables | None = None
+    """The tables that follow its steps."""
 
 
 class Clipping(NamedTuple):
@@ -153,10 +156,16 @@ def why_not_here(*, device: str, group_size: int, has_thread: bool) -> str:
 
 
 def rule_of(
-    config: RunConfig, memory: SetMemory, loop: WorkerLoop, on_missed: Callable[[int], None]
+    config: RunConfig,
+    memory: SetMemory,
+    loop: WorkerLoop,
+    tables: Tables | None,
+    on_missed: Callable[[int], None],
 ) -> WorkerRule:
-    """Return the rule for rounds that close without this worker's group. ``on_missed(rounds)``: see
-    :class:`MissedRounds`."""
+    """Return the rule for rounds that close without this worker's group, which tables never
+    miss. ``on_missed(rounds)``: see :class:`MissedRounds`."""
+    if tables is not None:
+        return tables
     if has(config, "backup groups"):
         return MissedRounds(memory.group, loop, memory.values.uses, on_missed=on_missed)
     return WorkerRule()

@@ -250,7 +250,8 @@ class Blocking:
 
     def end_step(self, reduced: Reduced, *, is_skipped: bool) -> Generator[Wait, None, None]:  # noqa: ARG002
         """End a step with the group's gradient. ``is_skipped``: the step of this worker is."""
-        return self.exchange(reduced)
+        yield from self.rule.before_push(self.iteration.clock, reduced)
+        yield from self.exchange(reduced)
 
     def exchange(self, reduced: Reduced) -> Generator[Wait, None, None]:
         """Push and end the iteration; the values may come later."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from psdist.workers.loop import Wait, WorkerLoop
-from psdist.workers.reduction import CALL, WorkerGroup, in_group
+from psdist.workers.reduction import CALL, Reduced, WorkerGroup, in_group
 from psdist.workers.values import Uses
 
 
@@ -19,6 +19,11 @@ class WorkerRule:
 
     num_missed = 0
     """Rounds that the group has missed."""
+
+    def before_push(self, clock: int, reduced: Reduced) -> Generator[Wait, None, None]:
+        """Iteration ``clock`` is pushed next."""
+        del clock, reduced
+        yield from ()
 
     def next_clock(self, clock: int) -> Generator[Wait, None, int]:
         """Return the clock of the next iteration. All replies of iteration ``clock`` are here."""

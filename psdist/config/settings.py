@@ -463,6 +463,27 @@ class RunConfig(BaseModel):
         "replies is recorded.",
         needs="transfer.checksum = sampled or report.record",
     )
+    tables_mode: Annotated[str, Field(pattern=r"^(same|sync|async|ssp:[0-9]{1,9})$")] = _setting(
+        "tables.mode",
+        "same",
+        "Consistency of embedding tables; same: that of parameters.",
+        allowed="same, sync, async or ssp:N",
+    )
+    tables_prefetch: Literal["auto", "off"] = _setting(
+        "tables.prefetch",
+        "auto",
+        "Ask for the rows of a loader's next batch with the push of this one.",
+    )
+    tables_max_rows: Annotated[int, Field(ge=1, le=_COUNT_MAX)] = _setting(
+        "tables.max_rows",
+        1 << 20,
+        "Maximum rows in one message; longer pushes leave in parts.",
+    )
+    tables_codec: Literal["none", "fp16", "int8"] = _setting(
+        "tables.codec",
+        "none",
+        "Encoding of rows on the network, row by row.",
+    )
     record: bool = _setting(
         "report.record",
         False,

@@ -498,7 +498,7 @@ def _unknown(written: _Written) -> str:
 def did_you_mean(name: str, form: Callable[[str], str] = str) -> str:
     """Return the nearest settings, as ``form`` writes them, or where to find their list."""
     known = {SHORT: SHORT} | {old: merged.instead for old, merged in MERGED.items() if old != SHORT}
-    for key, full in NAMES.items():
+    for key, full in reversed(NAMES.items()):  # of equal last words the first setting's counts
         known |= {full.rpartition(".")[2]: full, key: full, full: full}
     close = {
         each: difflib.SequenceMatcher(None, name[:200], each).ratio()

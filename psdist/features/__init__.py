@@ -412,6 +412,23 @@ SCRIPTS: Final = (
         off="train with Adam or AdamW and amsgrad=False",
         conflicts=[Conflict("frozen moments", "training.freeze_step keeps the second moment")],
     ),
+    Feature(
+        "tables",
+        off="use torch.nn.Embedding",
+        conflicts=[
+            Conflict("local steps", "rows are pushed in every step"),
+            Conflict("shrinking groups", "a failed worker has merged rows of others"),
+            Conflict("copies of groups or servers", "rows exist once, and no group misses a round"),
+        ],
+    ),
+    Feature(
+        "copies of groups or servers",
+        [
+            {"backup": 1},
+            {"replication": "buddy", "servers": 2},
+            {"spares": 1, "max_deaths": 1},
+        ],
+    ),
     Feature("call of a whole group", off="leave the call out"),
     Feature("workers on GPUs", off="hide the GPUs"),
 )

@@ -35,11 +35,14 @@ def python(*words: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 def test_the_public_names_are_these() -> None:
     assert psdist.__all__ == [
+        "FTRL",
         "BuriedError",
         "CheckpointError",
         "CodecError",
         "CollectiveError",
         "ConfigError",
+        "Embedding",
+        "EmbeddingBag",
         "GroupReformedError",
         "HistoryError",
         "HostLostError",
@@ -48,6 +51,7 @@ def test_the_public_names_are_these() -> None:
         "Job",
         "JobEndedError",
         "LaunchError",
+        "LazyAdam",
         "MemberLostError",
         "ModelError",
         "NonFiniteGradientError",
@@ -56,6 +60,9 @@ def test_the_public_names_are_these() -> None:
         "PlacementError",
         "ProtocolError",
         "PsdistError",
+        "RowAdagrad",
+        "RowSGD",
+        "RowWiseAdagrad",
         "ServedOptimizer",
         "ServersLostError",
         "TraceError",

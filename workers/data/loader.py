@@ -17,10 +17,11 @@ Longer than other modules: a pass from its order of samples to its end.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
@@ -236,6 +237,25 @@ class _CountSamples:
         return 1 if self._is_batched else len(samples), self._collate(samples)
 
 
+class _ReadAhead:
+    """The batches of a pass; some may be read before the script receives them."""
+
+    def __init__(self, sized: Iterator[tuple[tuple[int, float], Any]]) -> None:
+        self._sized = sized
+        self._read: deque[tuple[tuple[int, float], Any]] = deque()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[tuple[int, float], Any]:
+        return self._read.popleft() if self._read else next(self._sized)
+
+    def peek(self, number: int) -> Any:
+        """Return the ``number``-th of the next batches, from 1; None if there are fewer."""
+        self._read.extend(islice(self._sized, max(0, number - len(self._read))))
+        return self._read[number - 1][1] if number <= len(self._read) else None
+
+
 class EpochLoader:
     """The batches of one worker; iterating again is the next pass. Made by :func:`shard_loader`."""
 
@@ -300,13 +320,14 @@ class EpochLoader:
         return zip(batches.sizes(), iter(self._loader), strict=True)
 
     def _hand_out(
-        self, a_pass: Pass, sized_batches: Iterator[tuple[tuple[int, float], Any]], skip: int = 0
+        self, a_pass: Pass, sized: Iterator[tuple[tuple[int, float], Any]], skip: int = 0
     ) -> Iterator[Any]:
         """``skip``: used batches, which a stream has to read again."""
-        watch = self._feed.watch
+        watch, sized_batches = self._feed.watch, _ReadAhead(sized)
         try:
-            for _ in islice(sized_batches, skip):
+            for _ in islice(sized, skip):
                 pass
+            a_pass.peek = sized_batches.peek
             while True:
                 while watch.leaves_out(a_pass) and next(sized_batches, None) is not None:
                     watch.leave_out(a_pass)
@@ -325,6 +346,7 @@ class EpochLoader:
                 self._feed.on_end()
             watch.use_up(a_pass)
         finally:
+            a_pass.peek = lambda _number: None
             watch.end(a_pass)
 
 

@@ -166,6 +166,11 @@ class Loaders(Watch):
                 "the random numbers of torch, numpy and Python and its own generator"
             )
 
+    def peek(self, number: int) -> Any:
+        """Return the ``number``-th of the next batches of the newest pass for training; None if
+        there are fewer."""
+        return None if self.seen.newest is None else self.seen.newest.peek(number)
+
     def skip(self, num_batches: int) -> None:
         """Skip the next ``num_batches`` batches for training, of any loader: those of iterations
         that this worker does not make."""

@@ -36,6 +36,10 @@ def _unknown_size(_worker: int) -> int:
     return 0
 
 
+def _no_batch(_number: int) -> None:
+    return None
+
+
 @dataclass(eq=False, kw_only=True)
 class PassAllocation:
     """The progress of a pass by assignments (psdist.workers.data.assignments)."""
@@ -88,6 +92,9 @@ class Pass:
     """True if training continues with its next batch."""
     consumed: Callable[[], int | None] = _unknown
     """Return the positions of the order of samples that all workers have used; None if unknown."""
+    peek: Callable[[int], Any] = _no_batch
+    """Return the n-th batch after those that the script has received, which is read for it; None
+    if there is none."""
     size_of: Callable[[int], int] = _unknown_size
     """Samples of another worker in the next batch; 0 if they are unknown."""
 

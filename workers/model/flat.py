@@ -159,7 +159,7 @@ class FlatModel:
                 name = self._partition.pieces[piece].name
                 raise ModelError(
                     f"parameter {name} has a sparse gradient ({gradient.layout}); psdist pushes "
-                    "dense ones: build the embedding with sparse=False"
+                    "dense ones: use psdist.Embedding, or sparse=False"
                 )
             views.append(self._gradient_views[piece])
             gradients.append(gradient)

@@ -1,0 +1,197 @@
+"""The tables of a model: found, described, and made a set of the job in ``job.prepare``.
+
+plan = TablePlan.of(model, optimizers, config, weights)      # None without tables
+plan.lines()                                   # equal on all workers or an error
+tables = plan.make(take_over=..., resume=...)  # follows the steps of optimizer plan.optimizer
+loop.join(plan.setup(restore=""))              # after the sets of the dense parameters
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from psdist.config.modes import modes_that_may_come
+from psdist.config.settings import RunConfig
+from psdist.errors import ModelError, OptimizerRefusedError, UsageError
+from psdist.protocol.control import Setup
+from psdist.protocol.optimizers import canonical_name, pack_hyperparameters
+from psdist.tables.optimizers import RowOptimizer, following
+from psdist.tables.specs import TableSpecs, num_parts_for
+from psdist.workers.tables.follower import Tables
+from psdist.workers.tables.foresight import Foresight
+from psdist.workers.tables.modules import Table
+
+Group = dict[str, Any]
+"""A parameter group of a torch optimizer."""
+
+
+def tables_in(model: torch.nn.Module) -> dict[str, Table]:
+    """Return the tables of a model by qualified name."""
+    named = model.named_modules()
+    return {name or "table": each for name, each in named if isinstance(each, Table)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlan:
+    modules: Sequence[Table]
+    specs: TableSpecs
+    groups: Sequence[Group]
+    """By table: its parameter group, whose learning rate counts at each step."""
+    optimizer: int
+    """Index of the optimizer that has all tables."""
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        config: RunConfig,
+        weights: Sequence[float],
+    ) -> TablePlan | None:
+        """Describe the tables; a table whose optimizer has a learning rate gets a parameter group
+        with it. ``weights``: by server. Raises :class:`ModelError`, :class:`UsageError` and
+        :class:`OptimizerRefusedError`."""
+        named = tables_in(model)
+        if not named:
+            return None
+        holders = {name: _holder(name, each, optimizers) for name, each in named.items()}
+        if len({index for index, _ in holders.values()}) > 1:
+            raise ModelError(
+                f"tables {', '.join(named)} are in several optimizers; rows of all tables are "
+                "pushed together: put all tables into one optimizer"
+            )
+        index = next(index for index, _ in holders.values())
+        served, groups, specs = optimizers[index], dict[tuple[int, float], Group](), list[Any]()
+        of_tables = list[Group]()
+        for name, module in named.items():
+            group = holders[name][1]
+            chosen = module.optimizer or following(
+                canonical_name(type(served)), group, table=f"table {name}"
+            )
+            _require_mode(name, chosen, config)
+            if chosen.lr is not None:
+                group = _own_group(module, served, group, chosen.lr, groups)
+            of_tables.append(group)
+            specs.append(
+                replace(
+                    module.spec,
+                    name=name,
+                    optimizer=chosen.name,
+                    arguments=chosen.arguments(),
+                    seed=config.seed,
+                )
+            )
+        return cls(
+            modules=list(named.values()),
+            specs=TableSpecs(
+                tables=tuple(specs),
+                num_parts=num_parts_for(weights),
+                max_rows=config.tables_max_rows,
+                codec=config.tables_codec,
+            ),
+            groups=of_tables,
+            optimizer=index,
+        )
+
+    def lines(self) -> list[str]:
+        """Return a line for each table, on which all workers must agree."""
+        return [f"{each}" for each in self.specs.tables]
+
+    def hyperparameters(self) -> bytes:
+        """Return the learning rates of now, packed, a group for each table."""
+        return pack_hyperparameters([{"lr": each["lr"]} for each in self.groups])
+
+    def setup(self, *, restore: str) -> Setup:
+        return Setup(
+            partition=self.specs.partition().encode(),
+            optimizer="rows",
+            hyper=self.hyperparameters(),
+            restore=restore,
+            tables=self.specs.encode(),
+        )
+
+    def make(
+        self,
+        config: RunConfig,
+        *,
+        peek: Callable[[int], Any],
+        take_over: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> Tables:
+        """Return what follows the steps of the tables' optimizer; see :class:`Tables`."""
+        return Tables(
+            self.modules,
+            hyperparameters=self.hyperparameters,
+            foresight=Foresight(
+                len(self.modules), peek=peek if config.tables_prefetch == "auto" else None
+            ),
+            take_over=take_over,
+            resume=resume,
+            lag=lag_of(config),
+        )
+
+
+def lag_of(config: RunConfig) -> int:
+    """Return the iterations from a push of rows to the use of its replies, beyond the next."""
+    return int(config.pipeline > 0 or config.tables_mode == "async")
+
+
+def _holder(
+    name: str, module: Table, optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[int, Group]:
+    """Return the optimizer, by index, and the group that hold a table."""
+    found = [
+        (index, group)
+        for index, optimizer in enumerate(optimizers)
+        for group in optimizer.param_groups
+        if any(each is module.rows_on_servers for each in group["params"])
+    ]
+    if len(found) == 1:
+        return found[0]
+    problem = f"is in {len(found)} optimizers" if found else "is in no optimizer"
+    raise ModelError(
+        f"table {name} {problem}; pass model.parameters() to exactly one that is prepared (to keep "
+        f"the table as it is: {name}.rows_on_servers.requires_grad_(False))"
+    )
+
+
+def _require_mode(name: str, chosen: RowOptimizer, config: RunConfig) -> None:
+    modes = set[str](modes_that_may_come(config))
+    if config.tables_mode != "same":
+        modes = {config.tables_mode.partition(":")[0]}
+    if chosen.sync_only and modes != {"sync"}:
+        raise OptimizerRefusedError(
+            f"table {name}: psdist.{chosen.name} works in mode sync only: {chosen.sync_only}; set "
+            "tables.mode = sync, or give the table another optimizer"
+        )
+
+
+def _own_group(
+    module: Table,
+    served: torch.optim.Optimizer,
+    group: Group,
+    lr: float,
+    groups: dict[tuple[int, float], Group],
+) -> Group:
+    """Move the table into a group with this learning rate; return the group. ``groups``: those that
+    were made, by the group that the tables were in."""
+    if "initial_lr" in group:
+        raise UsageError(
+            f"table {module.spec.name}: its learning rate {lr:g} needs a parameter group of its "
+            "own, and a scheduler exists already; make schedulers after job.prepare"
+        )
+    key, handle = (id(group), lr), module.rows_on_servers
+    group["params"] = [each for each in group["params"] if each is not handle]
+    if key in groups:
+        groups[key]["params"].append(handle)
+        return groups[key]
+    options: Mapping[str, Any] = {k: v for k, v in group.items() if k not in ("params", "lr")}
+    served.add_param_group({**options, "params": [handle], "lr": lr})
+    groups[key] = served.param_groups[-1]
+    if not group["params"]:
+        served.param_groups[:] = [each for each in served.param_groups if each is not group]
+    return groups[key]

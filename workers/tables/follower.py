@@ -1,0 +1,226 @@
+"""A worker's part in the set of tables: it follows the steps of the set of the dense parameters.
+
+The rows of a forward pass come with the replies to the push before (their ids were known then), or
+are pulled. ``optimizer.step()`` pushes the gradients of rows next to the dense gradients, with the
+same weight, and returns without their replies: the next look-up awaits them, or the next push.
+
+    tables = Tables(modules, hyperparameters=..., ...)
+    tables.begin(loop)                        # when the sets before have theirs
+    rows = tables.look_up(0, ids, given=tensor, is_training=True)
+    step = tables.following(trainer.step)     # before the step, gradients of rows are taken
+    yield from tables.before_push(clock, reduced)    # right before the dense push
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from psdist.tables.specs import Ids, Rows, TableSpecs
+from psdist.workers.loop import Wait
+from psdist.workers.missed_rounds import WorkerRule
+from psdist.workers.reduction import Reduced
+from psdist.workers.tables.foresight import Foresight
+from psdist.workers.tables.gradients import RowGradient
+from psdist.workers.tables.loop import TableLoop
+from psdist.workers.tables.modules import Table
+
+Step = Callable[[float, bool, bool], None]
+"""``step(gradient_scale, is_skipped, has_scaler)``: see :meth:`Trainer.step`."""
+Found = list[tuple[Ids, Rows]]
+"""By table."""
+
+
+class Tables(WorkerRule):
+    def __init__(
+        self,
+        modules: Sequence[Table],
+        *,
+        hyperparameters: Callable[[], bytes],
+        foresight: Foresight,
+        take_over: Callable[[], None],
+        resume: Callable[[], None],
+        lag: int,
+    ) -> None:
+        """``hyperparameters()``: packed, a group for each table; ``take_over()`` and ``resume()``:
+        of the loop by the script's thread; ``lag``: iterations from a push to the use of its
+        replies, beyond the next."""
+        self.loop: TableLoop
+        self.specs: TableSpecs
+        self.modules = modules
+        self._hyperparameters = hyperparameters
+        self._foresight = foresight
+        self._take_over = take_over
+        self._resume = resume
+        self._lag = lag
+        self._gradients: list[list[RowGradient]] = [[] for _ in modules]
+        self._known: list[tuple[int, Found]] = []
+        """Rows of replies and pulls, with the last iteration that may use them."""
+        self._is_pending = False
+        """True if replies to the last push are outstanding."""
+        self.num_looked_up = self.num_pulled = 0
+        """Distinct rows of forward passes with gradients; those that were not there."""
+        self.staleness = Counter[int]()
+        """Uses of parts by staleness."""
+
+    def begin(self, loop: TableLoop) -> None:
+        """The tables are on the servers from now on."""
+        self.loop, self.specs = loop, loop.specs
+        for number, (each, spec) in enumerate(zip(self.modules, self.specs.tables, strict=True)):
+            each.attach(self, number, spec)
+
+    @property
+    def clock(self) -> int:
+        """Iterations that were pushed."""
+        return self.loop.core.clock
+
+    # -- forward -------------------------------------------------------------------------------
+
+    def look_up(self, table: int, ids: Ids, *, given: torch.Tensor, is_training: bool) -> Rows:
+        """See :class:`psdist.workers.tables.modules.RowSource`."""
+        if not is_training:
+            return self._pulled(self._of_one(table, ids), is_fresh=True)[table][1]
+        self._foresight.used(table, given)
+        self.num_looked_up += len(ids)
+        rows, is_missing = self._find(table, ids)
+        if is_missing.any() and self._is_pending:
+            self._land_now()
+            rows, is_missing = self._find(table, ids)
+        if is_missing.any():
+            wanted = ids[is_missing]
+            self.num_pulled += len(wanted)
+            rows[is_missing] = self._pulled(self._of_one(table, wanted), is_fresh=False)[table][1]
+        return rows
+
+    def on_batch(self, batch: Any) -> None:
+        """The script receives this batch of a loader."""
+        self._foresight.batch(batch)
+
+    def prefetch(self, table: int, ids: Ids) -> None:
+        self._foresight.announce(table, ids)
+
+    def _find(self, table: int, ids: Ids) -> tuple[Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
+        """Return the rows that are here, and True for each id whose row is not."""
+        rows = np.empty((len(ids), self.specs.tables[table].dim), np.float32)
+        is_missing = np.ones(len(ids), bool)
+        for _, found in self._known:
+            there, values = found[table]
+            if not len(there):
+                continue
+            if len(there) == len(ids) and np.array_equal(there, ids):
+                return values, np.zeros(len(ids), bool)
+            at = np.minimum(np.searchsorted(there, ids), len(there) - 1)
+            is_here = there[at] == ids
+            rows[is_here] = values[at[is_here]]
+            is_missing &= ~is_here
+        return rows, is_missing
+
+    def _of_one(self, table: int, ids: Ids) -> list[Ids]:
+        """Return, by table, ``ids`` of one of them."""
+        return [ids if each == table else ids[:0] for each in range(len(self.modules))]
+
+    def _pulled(self, ids: Sequence[Ids], *, is_fresh: bool) -> Found:
+        """Bring these rows, by table; no more than ``max_rows`` in one message. Those of the
+        newest, ``is_fresh``, are for no iteration."""
+        self._land_now()
+        self._take_over()
+        most, parts = self.specs.max_rows, list[Found]()
+        for start in range(0, max(1, *map(len, ids)), most):
+            self.loop.begin_pull_of_rows(
+                [each[start : start + most] for each in ids], is_fresh=is_fresh
+            )
+            self.loop.carry_on(self.loop.wait_for_replies())
+            parts.append(self.loop.take_rows() if is_fresh else self._take(self.clock))
+        self._resume()
+        if len(parts) == 1:
+            return parts[0]
+        rows = [np.concatenate([each[table][1] for each in parts]) for table in range(len(ids))]
+        return list(zip(ids, rows, strict=True))
+
+    # -- step() --------------------------------------------------------------------------------
+
+    def following(self, step: Step) -> Step:
+        """Return ``step``, of the set that the tables follow, with the gradients of rows."""
+
+        def followed(gradient_scale: float, is_skipped: bool, has_scaler: bool) -> None:
+            self._gradients = [each.gradients.take(scale=gradient_scale) for each in self.modules]
+            step(gradient_scale, is_skipped, has_scaler)
+
+        return followed
+
+    def before_push(self, clock: int, reduced: Reduced) -> Generator[Wait, None, None]:
+        """Push the rows of iteration ``clock`` with the weight of the dense push."""
+        yield from self.land()
+        taken, self._gradients = self._gradients, [[] for _ in self.modules]
+        rows = None if reduced.is_skipped else list(map(_merged, taken, self.specs.tables))
+        yield from self.loop.push_rows(
+            clock=clock,
+            hyper=self._hyperparameters(),
+            weight=reduced.group_weight,
+            rows=rows,
+            wanted=self._wanted(),
+        )
+        self._known = [(last, found) for last, found in self._known if last > clock]
+        self._is_pending = True
+
+    def _wanted(self) -> list[Ids]:
+        """Return, by table, the ids of the batch that the replies are for."""
+        ahead = 1 + self._lag
+        found = self._foresight.wanted(ahead)
+        known = [each.only_known(ids) for each, ids in zip(self.modules, found, strict=True)]
+        most = np.cumsum([0, *map(len, known)])
+        return [
+            ids[: max(0, self.specs.max_rows - before)]
+            for ids, before in zip(known, most, strict=False)
+        ]
+
+    def land(self) -> Generator[Wait, None, None]:
+        """Wait for the replies to the last push."""
+        if self._is_pending:
+            yield self.loop.wait_for_replies()
+            self._is_pending = False
+            self._take(self.clock + self._lag)
+
+    def _take(self, clock: int) -> Found:
+        """Take the rows of replies, which are for iteration ``clock``."""
+        versions = (self.loop.core.versions[part] for part in self.loop.awaited)
+        self.staleness.update(max(0, clock - each.min_done) for each in versions)
+        found = self.loop.take_rows()
+        self._known.append((clock, found))
+        return found
+
+    def _land_now(self) -> None:
+        if self._is_pending:
+            self._take_over()
+            for wait in self.land():
+                self.loop.carry_on(wait)
+            self._resume()
+
+    def finish(self) -> None:
+        """Wait for what is outstanding; the script's thread has the loop."""
+        for wait in self.land():
+            self.loop.carry_on(wait)
+
+    def end(self) -> None:
+        """The job is closed."""
+        for each in self.modules:
+            each.detach()
+
+
+def _merged(gradients: Sequence[RowGradient], table: Any) -> tuple[Ids, Rows]:
+    """Return the ids of all gradients, and the sums of their rows in the order of backward."""
+    found = [
+        (each.ids, each.rows.cpu().float().contiguous().numpy(), np.float32(each.factor))
+        for each in gradients
+    ]
+    if len(found) == 1 and found[0][2] == 1.0:
+        return found[0][:2]
+    ids = np.unique(np.concatenate([np.empty(0, np.int64), *(each for each, _, _ in found)]))
+    rows = np.zeros((len(ids), table.dim), np.float32)
+    for own, values, factor in found:
+        rows[np.searchsorted(ids, own)] += values * factor
+    return ids, rows
