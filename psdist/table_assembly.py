@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from psdist.config.modes import modes_that_may_come
+from psdist.config.modes import lag_of_tables, modes_that_may_come, row_staleness
 from psdist.config.settings import RunConfig
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.protocol.control import Setup
 from psdist.protocol.optimizers import canonical_name, pack_hyperparameters
 from psdist.tables.optimizers import RowOptimizer, following
 from psdist.tables.specs import TableSpecs, num_parts_for
+from psdist.workers.tables.cache import RowCaches
 from psdist.workers.tables.follower import Tables
 from psdist.workers.tables.foresight import Foresight
 from psdist.workers.tables.modules import Table
@@ -131,13 +132,15 @@ class TablePlan:
             ),
             take_over=take_over,
             resume=resume,
-            lag=lag_of(config),
+            lag=lag_of_tables(config),
         )
 
 
-def lag_of(config: RunConfig) -> int:
-    """Return the iterations from a push of rows to the use of its replies, beyond the next."""
-    return int(config.pipeline > 0 or config.tables_mode == "async")
+def caches_of(config: RunConfig, specs: TableSpecs) -> RowCaches | None:
+    """Return the rows that a worker keeps; None if it keeps none."""
+    if not (staleness := row_staleness(config)):
+        return None
+    return RowCaches(specs, num_rows=config.tables_cache, staleness=staleness)
 
 
 def _holder(

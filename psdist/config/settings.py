@@ -479,6 +479,17 @@ class RunConfig(BaseModel):
         1 << 20,
         "Maximum rows in one message; longer pushes leave in parts.",
     )
+    tables_cache: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        "tables.cache",
+        0,
+        "Maximum rows of each table that a worker keeps and uses again; 0: none.",
+    )
+    tables_cache_staleness: Annotated[int, Field(ge=0, le=_COUNT_MAX)] = _setting(
+        "tables.cache_staleness",
+        16,
+        "Iterations for which a kept row is used; they add to the bound of the mode.",
+        needs="tables.cache",
+    )
     tables_codec: Literal["none", "fp16", "int8"] = _setting(
         "tables.codec",
         "none",

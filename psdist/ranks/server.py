@@ -17,6 +17,7 @@ from psdist.config.codec_rounds import is_auto
 from psdist.config.modes import (
     ModeFrom,
     is_changing,
+    mode_of_tables,
     modes_that_may_come,
 )
 from psdist.config.settings import RunConfig
@@ -236,6 +237,7 @@ def _make_core(
         survives_workers=context.survives_workers,
         num_substitutes=roles.num_substitutes,
         is_out=all if context.reforms_groups else any,
+        of_tables=_rule_of_tables(context.config),
     )
 
 
@@ -259,6 +261,12 @@ def _make_keeper(context: JobSession, server: int, *, is_expecting: bool) -> Fil
         is_behind=not context.rank.is_alone,
         is_expecting=is_expecting and context.config.checkpoint_every is not None,
     )
+
+
+def _rule_of_tables(config: RunConfig) -> MakeRule | None:
+    """Return the round rule of tables; None if they have that of parameters."""
+    own = mode_of_tables(config)
+    return None if own is None else rule_for(own.mode, staleness=own.staleness)
 
 
 def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:

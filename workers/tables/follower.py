@@ -13,21 +13,23 @@ same weight, and returns without their replies: the next look-up awaits them, or
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from psdist.tables.specs import Ids, Rows, TableSpecs
 from psdist.workers.loop import Wait
 from psdist.workers.missed_rounds import WorkerRule
 from psdist.workers.reduction import Reduced
+from psdist.workers.tables.cache import RowCaches
 from psdist.workers.tables.foresight import Foresight
 from psdist.workers.tables.gradients import RowGradient
 from psdist.workers.tables.loop import TableLoop
 from psdist.workers.tables.modules import Table
+from psdist.workers.tables.uses import RowUses
 
 Step = Callable[[float, bool, bool], None]
 """``step(gradient_scale, is_skipped, has_scaler)``: see :meth:`Trainer.step`."""
@@ -64,12 +66,13 @@ class Tables(WorkerRule):
         """True if replies to the last push are outstanding."""
         self.num_looked_up = self.num_pulled = 0
         """Distinct rows of forward passes with gradients; those that were not there."""
-        self.staleness = Counter[int]()
-        """Uses of parts by staleness."""
+        self.uses: RowUses
+        self._caches: RowCaches | None = None
 
-    def begin(self, loop: TableLoop) -> None:
+    def begin(self, loop: TableLoop, uses: RowUses, caches: RowCaches | None) -> None:
         """The tables are on the servers from now on."""
         self.loop, self.specs = loop, loop.specs
+        self.uses, self._caches = uses, caches
         for number, (each, spec) in enumerate(zip(self.modules, self.specs.tables, strict=True)):
             each.attach(self, number, spec)
 
@@ -90,10 +93,13 @@ class Tables(WorkerRule):
         if is_missing.any() and self._is_pending:
             self._land_now()
             rows, is_missing = self._find(table, ids)
+        if is_missing.any() and self._caches is not None:
+            self._find_kept(self._caches, table, ids, rows, is_missing)
         if is_missing.any():
             wanted = ids[is_missing]
             self.num_pulled += len(wanted)
             rows[is_missing] = self._pulled(self._of_one(table, wanted), is_fresh=False)[table][1]
+            self.uses.use(self.clock)
         return rows
 
     def on_batch(self, batch: Any) -> None:
@@ -107,17 +113,31 @@ class Tables(WorkerRule):
         """Return the rows that are here, and True for each id whose row is not."""
         rows = np.empty((len(ids), self.specs.tables[table].dim), np.float32)
         is_missing = np.ones(len(ids), bool)
-        for _, found in self._known:
+        for clock, found in self._known:
             there, values = found[table]
             if not len(there):
                 continue
             if len(there) == len(ids) and np.array_equal(there, ids):
+                self.uses.use(clock)
                 return values, np.zeros(len(ids), bool)
             at = np.minimum(np.searchsorted(there, ids), len(there) - 1)
             is_here = there[at] == ids
             rows[is_here] = values[at[is_here]]
             is_missing &= ~is_here
+            if is_here.any():
+                self.uses.use(clock)
         return rows, is_missing
+
+    def _find_kept(
+        self, caches: RowCaches, table: int, ids: Ids, rows: Rows, is_missing: npt.NDArray[np.bool_]
+    ) -> None:
+        """Fill in missing ``rows`` that this worker has kept."""
+        (missing,) = np.nonzero(is_missing)
+        found = caches.find(table, ids[missing], clock=self.clock)
+        at = missing[found.at]
+        rows[at], is_missing[at] = found.rows, False
+        if len(at):
+            self.uses.use_kept(found.clocks, found.parts)
 
     def _of_one(self, table: int, ids: Ids) -> list[Ids]:
         """Return, by table, ``ids`` of one of them."""
@@ -157,6 +177,7 @@ class Tables(WorkerRule):
         yield from self.land()
         taken, self._gradients = self._gradients, [[] for _ in self.modules]
         rows = None if reduced.is_skipped else list(map(_merged, taken, self.specs.tables))
+        self.uses.commit(clock, reduced, pushed=self.loop.core.mine)
         yield from self.loop.push_rows(
             clock=clock,
             hyper=self._hyperparameters(),
@@ -172,6 +193,9 @@ class Tables(WorkerRule):
         ahead = 1 + self._lag
         found = self._foresight.wanted(ahead)
         known = [each.only_known(ids) for each, ids in zip(self.modules, found, strict=True)]
+        if self._caches is not None:
+            clock = self.clock + ahead
+            known = [self._caches.missing(n, ids, clock=clock) for n, ids in enumerate(known)]
         most = np.cumsum([0, *map(len, known)])
         return [
             ids[: max(0, self.specs.max_rows - before)]
@@ -187,10 +211,13 @@ class Tables(WorkerRule):
 
     def _take(self, clock: int) -> Found:
         """Take the rows of replies, which are for iteration ``clock``."""
-        versions = (self.loop.core.versions[part] for part in self.loop.awaited)
-        self.staleness.update(max(0, clock - each.min_done) for each in versions)
+        versions = {part: self.loop.core.versions[part] for part in self.loop.awaited}
+        self.uses.bring(clock, versions, self.loop.num_awaited)
         found = self.loop.take_rows()
         self._known.append((clock, found))
+        if self._caches is not None:
+            for table, (ids, rows) in enumerate(found):
+                self._caches.put(table, ids, rows, clock=clock)
         return found
 
     def _land_now(self) -> None:
