@@ -60,6 +60,13 @@ def test_no_pause_begins_after_a_script_has_finished() -> None:
     assert told(pauses, held(0, 3, hold=5)) == [(worker_id(0), PauseAborted(number=1))]
 
 
+def test_nothing_waits_in_a_pause_that_is_not_open() -> None:
+    with pytest.raises(ProtocolError, match="worker 1 waits in iteration 3 of a meeting that is n"):
+        told(pauses_of(), blocked(1, 3))
+    with pytest.raises(ProtocolError, match="worker 1 waits in iteration -1 of a meeting that is "):
+        told(pauses_of(), held(0, 3), blocked(1, -1))
+
+
 def test_a_group_that_missed_several_rounds_waits_for_the_open_one() -> None:
     part = MissedRounds()
     assert [part.waits(5, held) for held in (5, 6, 7)] == [False, False, True]
