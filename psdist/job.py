@@ -899,6 +899,8 @@ class Job:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.close()
+        for tables in self._sets.tables:
+            tables.uses.close()
         if self._steps is not None:
             self._steps.close()
         statistics = self._sets.statistics()

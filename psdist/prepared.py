@@ -27,7 +27,7 @@ import torch
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.codec_rounds import codecs_that_may_come, why_on_host
 from psdist.config.compatibility import refusal
-from psdist.config.modes import is_mixed, judging_mode
+from psdist.config.modes import is_mixed, judging_mode, row_staleness
 from psdist.config.outer import ACCUMULATE, counted_steps, has_rounds, steps_on_workers
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.history.writers import WorkerHistory, history_folder
@@ -59,7 +59,7 @@ from psdist.set_assembly import (
     why_not_here,
     with_rounds,
 )
-from psdist.table_assembly import TablePlan
+from psdist.table_assembly import TablePlan, caches_of
 from psdist.tracing import Span
 from psdist.workers.assembly import Layout, SetMemory, lay_out
 from psdist.workers.batches import Batches, Storage
@@ -93,6 +93,7 @@ from psdist.workers.script.state import ScriptModel
 from psdist.workers.tables.follower import Tables
 from psdist.workers.tables.loop import TableLoop
 from psdist.workers.tables.modules import LocalRows
+from psdist.workers.tables.uses import RowUses
 from psdist.workers.traced import Passes, traced
 from psdist.workers.trainer import Trainer, WorkerStatistics
 
@@ -410,8 +411,8 @@ class ParameterSets:
                 samples=0,
                 bytes_pushed=each.loop.core.counts().bytes_pushed,
                 bytes_pulled=each.loop.core.counts().bytes_pulled,
-                max_staleness_seen=max(each.staleness, default=0),
-                staleness=dict(sorted(each.staleness.items())),
+                max_staleness_seen=max(each.uses.staleness, default=0),
+                staleness=dict(sorted(each.uses.staleness.items())),
             )
             for each in self.tables
         ]
@@ -490,7 +491,7 @@ class ParameterSets:
             )
         restored, weights = self._context.restored, self._context.roles.shard_weights
         plan = TablePlan.of(model, optimizers, self._config, weights)
-        self._refuse_tables(plan)
+        self._refuse_tables(plan, max_norm)
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_settings_exclude(descriptions, on_servers)
@@ -762,7 +763,7 @@ class ParameterSets:
         self.sets.append(added)
         return added
 
-    def _refuse_tables(self, plan: TablePlan | None) -> None:
+    def _refuse_tables(self, plan: TablePlan | None, max_norm: float) -> None:
         """Raises :class:`UsageError` for tables that do not work with the settings, and for a model
         after one with tables."""
         if self.tables:
@@ -770,12 +771,22 @@ class ParameterSets:
                 "job.prepare was called after a model with tables had been prepared; prepare it "
                 "last"
             )
+        if plan is not None and max_norm and self._config.tables_mode != "same":
+            raise UsageError(
+                "job.prepare(max_grad_norm=...) with tables.mode = "
+                f"{self._config.tables_mode}: servers do not clip then; call job.clip_grad_norm_ "
+                "before each step, or set tables.mode = same"
+            )
         if plan is not None and (wrong := refusal(self._config, script={"tables": "tables"})):
             raise UsageError(wrong)
 
     def _tables_of(self, plan: TablePlan) -> Tables:
         return plan.make(
-            self._config, peek=self._peek, take_over=self.take_over, resume=self.resume
+            self._config,
+            group=self._another_end(),
+            peek=self._peek,
+            take_over=self.take_over,
+            resume=self.resume,
         )
 
     def _begin_tables(self, plan: TablePlan, tables: Tables) -> None:
@@ -792,7 +803,9 @@ class ParameterSets:
         )
         setup = plan.setup(restore=first.checkpoint if first is not None else "")
         loop.join(setup if loop.core.seat.is_chief else None)
-        tables.begin(loop)
+        history = self._history_of(index)
+        uses = RowUses(loop.core.transfers.owners, history, kept=row_staleness(config))
+        tables.begin(loop, uses, caches_of(config, plan.specs))
         self.tables.append(tables)
 
     def _first_clock(self, index: int) -> int:

@@ -2,7 +2,7 @@
 
 plan = TablePlan.of(model, optimizers, config, weights)      # None without tables
 plan.lines()                                   # equal on all workers or an error
-tables = plan.make(take_over=..., resume=...)  # follows the steps of optimizer plan.optimizer
+tables = plan.make(config, group=..., peek=...) # follows the steps of optimizer plan.optimizer
 loop.join(plan.setup(restore=""))              # after the sets of the dense parameters
 """
 
@@ -16,13 +16,15 @@ import torch
 
 from psdist.checkpoint.index import difference_of_tables
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.modes import modes_that_may_come
+from psdist.config.modes import lag_of_tables, modes_that_may_come, row_staleness
 from psdist.config.settings import RunConfig
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.protocol.control import Setup
 from psdist.protocol.optimizers import canonical_name, pack_hyperparameters
 from psdist.tables.optimizers import RowOptimizer, following
 from psdist.tables.specs import TableSpecs, num_parts_for
+from psdist.workers.group.channel import GroupChannel
+from psdist.workers.tables.cache import RowCaches
 from psdist.workers.tables.follower import Tables
 from psdist.workers.tables.foresight import Foresight
 from psdist.workers.tables.modules import Table
@@ -130,6 +132,7 @@ class TablePlan:
         self,
         config: RunConfig,
         *,
+        group: GroupChannel,
         peek: Callable[[int], Any],
         take_over: Callable[[], None],
         resume: Callable[[], None],
@@ -141,15 +144,18 @@ class TablePlan:
             foresight=Foresight(
                 len(self.modules), peek=peek if config.tables_prefetch == "auto" else None
             ),
+            group=group,
             take_over=take_over,
             resume=resume,
-            lag=lag_of(config),
+            lag=lag_of_tables(config),
         )
 
 
-def lag_of(config: RunConfig) -> int:
-    """Return the iterations from a push of rows to the use of its replies, beyond the next."""
-    return int(config.pipeline > 0 or config.tables_mode == "async")
+def caches_of(config: RunConfig, specs: TableSpecs) -> RowCaches | None:
+    """Return the rows that a worker keeps; None if it keeps none."""
+    if not (staleness := row_staleness(config)):
+        return None
+    return RowCaches(specs, num_rows=config.tables_cache, staleness=staleness)
 
 
 def _holder(

@@ -145,6 +145,22 @@ def least_bound(config: RunConfig) -> int:
     return min((part.staleness for part in schedule_of(config) if part.mode == "ssp"), default=0)
 
 
+def mode_of_tables(config: RunConfig) -> ModeFrom | None:
+    """Return the mode of embedding tables; None if it is that of parameters."""
+    return None if config.tables_mode == "same" else parse_mode(config.tables_mode)
+
+
+def lag_of_tables(config: RunConfig) -> int:
+    """Return the iterations from a push of rows to the use of its replies, beyond the next."""
+    own = mode_of_tables(config)
+    return config.pipeline if own is None else int(own.mode == "async")
+
+
+def row_staleness(config: RunConfig) -> int:
+    """Return the iterations for which workers use a row after that which it was brought for."""
+    return config.tables_cache_staleness if config.tables_cache else 0
+
+
 def describe_modes(config: RunConfig) -> str:
     """Return the modes for people: ``ssp (staleness 3)``, ``sync``, ``0: ssp:8; 5000: sync``."""
     if config.schedule is not None:

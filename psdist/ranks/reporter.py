@@ -155,6 +155,7 @@ class Reporter(Reports):
                 empty_servers=empty,
                 uncounted=uncounted(context.config),
                 promised=promised,
+                is_of_tables=bool(setup.tables),
             )
         )
         self._files.add_set(partition, setup)

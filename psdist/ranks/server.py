@@ -17,6 +17,7 @@ from psdist.config.codec_rounds import is_auto
 from psdist.config.modes import (
     ModeFrom,
     is_changing,
+    mode_of_tables,
     modes_that_may_come,
 )
 from psdist.config.settings import RunConfig
@@ -52,7 +53,7 @@ from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
-from psdist.servers.tables.contents import contents_of
+from psdist.servers.tables.contents import OwnMode, contents_of
 from psdist.servers.tables.service import RowService
 from psdist.servers.traced import TracedSetLoop
 from psdist.transfers import transfers_for
@@ -236,6 +237,7 @@ def _make_core(
         survives_workers=context.survives_workers,
         num_substitutes=roles.num_substitutes,
         is_out=all if context.reforms_groups else any,
+        of_tables=_rule_of_tables(context.config),
     )
 
 
@@ -261,6 +263,12 @@ def _make_keeper(context: JobSession, server: int, *, is_expecting: bool) -> Fil
     )
 
 
+def _rule_of_tables(config: RunConfig) -> MakeRule | None:
+    """Return the round rule of tables; None if they have that of parameters."""
+    own = mode_of_tables(config)
+    return None if own is None else rule_for(own.mode, staleness=own.staleness)
+
+
 def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:
     """Return the round rule of a parameter set. ``modes``: the modes with which the job begins, in
     the order in which they were set."""
@@ -270,4 +278,7 @@ def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:
     if (len(modes) > 1 or is_changing(config)) and not is_auto(config):
         changes = [ChangeMode(*each) for each in modes]
         return partial(Switching, modes=changes, scale=scale)
+    if (of_tables := mode_of_tables(config)) is not None:
+        begin = ChangeMode(*modes[0])
+        return partial(OwnMode, of_tables=ChangeMode(*of_tables), modes=[begin], scale=scale)
     return rule_for(modes[0].mode, staleness=modes[0].staleness, scale=scale)

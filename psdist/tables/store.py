@@ -5,7 +5,7 @@
     ids, gradients = store.merge([Contribution(ids, rows, 0.5), ...])
     store.apply(ids, gradients, lr=0.1, clock=7)             # once an iteration, also without ids
     rows = store.stored(store.in_order())                    # for a checkpoint
-    again.restore(0, rows)
+    again.restore(rows, first_bucket=0)
     store.statistics().num_rows
 
 Ids are int64, strictly ascending. A row is stored from the first push on that touches it; until
@@ -173,14 +173,15 @@ class RowStore:
             np.empty((0, *SKETCH), np.uint8) if self._admission is None else self._admission.cells
         )
 
-    def restore(self, bucket: int, rows: StoredRows) -> None:
-        """Store rows of any buckets, none of which are here yet, and counts from ``bucket`` on."""
+    def restore(self, rows: StoredRows, *, first_bucket: int) -> None:
+        """Store rows of any buckets, none of which are here yet, and counts from
+        ``first_bucket`` on."""
         slots = self._reserved(len(rows.ids))
         self._kernels.add(self._memory, rows.ids, slots)
         begin, end = self._memory.key_words, self._memory.key_words + self.spec.dim
         self._memory.records[slots, begin:end] = rows.values
         self._memory.records[slots, end:] = rows.state
-        first = bucket - self._buckets.start
+        first = first_bucket - self._buckets.start
         self.counts[first : first + len(rows.counts)] = rows.counts
 
     def statistics(self) -> StoreStatistics:

@@ -50,13 +50,15 @@ def assemble_core(
     survives_workers: bool = False,
     num_substitutes: int = 0,
     is_out: IsOut = any,
+    of_tables: MakeRule | None = None,
 ) -> ServerCore:
     """Return the state machine of one set on one server.
 
     ``groups``: the workers of each group of the plan, its leader first; ``start``: what the set
     begins with, by default nothing; ``pipeline``: rounds whose replies a worker may leave
-    outstanding; ``resumed_up_to``: collectives that ended before the set existed. For the others
-    see :class:`Membership`."""
+    outstanding; ``resumed_up_to``: collectives that ended before the set existed; ``of_tables``:
+    the rule if the chief describes tables, by default ``make_rule``. For the others see
+    :class:`Membership`."""
     start = start or Start()
     first = start.first
     membership = Membership(
@@ -68,7 +70,7 @@ def assemble_core(
         num_substitutes=num_substitutes,
         is_out=is_out,
     )
-    rule = make_rule(RuleContext(server, membership, pipeline, first))
+    rule = make_rule(RuleContext(server, membership, pipeline, first, of_tables))
     settings = SettingsOfWorkers(server=server, pipeline=pipeline)
     return ServerCore(
         server=server, membership=membership, rule=rule, settings=settings, start=start

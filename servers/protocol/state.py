@@ -196,7 +196,7 @@ class ServerCore:
         if refusal := self._start.refusal(message):
             self._refuse(peer, refusal)
         self._told_order = message.order
-        self.rule = self.rule.for_model(peer, message)
+        self.rule = self.rule.for_set(peer, message)
         return [Build(message)]
 
     def _hold(self, event: Offered | Arrived) -> list[Action]:

@@ -94,5 +94,5 @@ def restored(checkpoint: Checkpoint, specs: TableSpecs) -> list[TableShard]:
     for shard in shards:
         for part, its in shard.parts.items():
             for table, bucket, rows in rows_in(KeptSet(checkpoint, 0), specs, part):
-                its.stores[table].restore(bucket, rows)
+                its.stores[table].restore(rows, first_bucket=bucket)
     return shards

@@ -261,6 +261,13 @@ class TableLoop(WorkerLoop):
         header.pack_into(frame.header)
         self.transport.send(action.peer, frame)
 
+    @property
+    def num_awaited(self) -> list[int]:
+        """By part: the rows that the outstanding replies are to bring."""
+        split = self._wanted
+        parts = range(self.specs.num_parts)
+        return [0 if split is None else sum(map(len, split.of_part(part))) for part in parts]
+
     # -- what comes ----------------------------------------------------------------------------
 
     def _expect(self, split: Split, parts: Collection[int]) -> None:

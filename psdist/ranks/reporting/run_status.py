@@ -22,6 +22,7 @@ from psdist.config.modes import (
     describe_modes,
     describe_now,
     first_mode,
+    mode_of_tables,
     parts_of,
     schedule_of,
 )
@@ -318,8 +319,11 @@ class RunStatus(HasSnapshot):
         for each in self.mode_changes:
             yield each.rounds[0], describe_mode(each.mode, each.staleness)
 
-    def modes_of_set(self, index: int) -> list[Row]:
+    def modes_of_set(self, index: int, *, is_of_tables: bool = False) -> list[Row]:
         """Return the mode of every round of a parameter set, in order, and why."""
+        own = mode_of_tables(self._config) if is_of_tables else None
+        if own is not None:
+            return [_since(*own).model_dump() | {"why": "settings"}]
         why = "schedule" if self.schedule else self._why_modes
         parts = [(each, why) for each in self.schedule or (self.first_mode,)]
         for change in self.mode_changes:

@@ -41,6 +41,7 @@ class BuiltSet:
     """Counts that are None, because their feature is off."""
     promised: RunRecord | None
     """Its run.json; None without a history."""
+    is_of_tables: bool = False
 
 
 def dropped_samples(reports: RankReports) -> int | None:
@@ -68,7 +69,11 @@ def counts_of_run(
     roles, workers = reports.roles, reports.workers.values()
     sets = [counts_of_set(reports, each, index) for index, each in enumerate(built)]
     sets = sets or [counts_of_set(reports, None, 0)]
-    sets = [each | {"modes": status.modes_of_set(n)} for n, each in enumerate(sets)]
+    of_tables = {n for n, each in enumerate(built) if each.is_of_tables}
+    sets = [
+        each | {"modes": status.modes_of_set(n, is_of_tables=n in of_tables)}
+        for n, each in enumerate(sets)
+    ]
     samples = sum(each["samples"] for each in workers)
     trained_s = max((each["trained_s"] for each in workers), default=0.0)
     per_s = round(samples / trained_s, 1) if trained_s else 0.0

@@ -177,6 +177,10 @@ class Replies:
         """``min_done`` of what answers a push."""
         return self.required_min_done(pending.clock + self._ahead)
 
+    def follow(self, required_min_done: Callable[[int], int]) -> None:
+        """Another rule decides, before anything was sent."""
+        self._required_by_rule = self.required_min_done = required_min_done
+
     def hold_above(self, highest: int, chunks: Iterable[ChunkState]) -> None:
         """Park replies for rounds above ``highest`` until :meth:`release_rounds`."""
         self.held_above = highest

@@ -65,6 +65,8 @@ class RuleContext(NamedTuple):
     """Rounds whose replies a worker may leave outstanding."""
     first: FirstClocks | None = None
     """State from the checkpoint that the set continues; None without one."""
+    of_tables: Callable[[RuleContext], RoundRule] | None = None
+    """Makes the rule of a set of tables; None: they have that of parameters."""
 
 
 class RoundRule(ABC):
@@ -78,7 +80,7 @@ class RoundRule(ABC):
     def __init__(self, context: RuleContext, *, note_sent: NoteSent | None = None) -> None:
         """``note_sent``: called for each reply."""
         self.context = context
-        self._server, self._membership, self.pipeline, first = context
+        self._server, self._membership, self.pipeline, first, _ = context
         # A push and its retransmission, for each iteration that may be under way.
         self._most_held = 2 * (2 + self.pipeline)
         self._chunks: dict[int, ChunkState] = {}
@@ -100,6 +102,17 @@ class RoundRule(ABC):
         """Steps that wrote to the other parameter buffer."""
 
     # -- the model -----------------------------------------------------------------------------
+
+    def for_set(self, peer: int, setup: Setup) -> RoundRule:
+        """Return the rule for what ``peer`` describes, parameters or tables, which takes the
+        replies of this rule. Raise as :meth:`for_model`."""
+        make = self.context.of_tables
+        if not setup.tables or make is None:
+            return self.for_model(peer, setup)
+        rule = make(self.context)
+        rule.replies = self.replies
+        rule.replies.follow(rule.required_min_done)
+        return rule.for_model(peer, setup)
 
     def for_model(self, peer: int, setup: Setup) -> RoundRule:  # noqa: ARG002 - any model
         """Return the rule for the model that ``peer`` describes: this rule, or one that wraps it.

@@ -205,7 +205,7 @@ def test_a_store_that_is_restored_goes_on_with_the_same_bits(optimizer: str) -> 
     for clock in range(1, 9):
         step([first], clock)
     rows = first.stored(first.in_order())
-    again.restore(0, rows._replace(counts=first.counts))
+    again.restore(rows._replace(counts=first.counts), first_bucket=0)
     assert all_rows(first) == all_rows(again)
     for clock in range(9, 20):
         step([first, again], clock)
