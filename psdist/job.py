@@ -117,6 +117,7 @@ class Job:
         """Error that ended this worker's part before the end of the job; it ends the script."""
         self._is_finished = False
         self._has_warned_of_clipping = self._has_warned_of_push = False
+        self._has_warned_of_rows = False
         self._has_batches = self._config.global_batch is None
         """True once psdist has shared out a batch, if the settings give its size."""
         group = start_group(session, self.device)
