@@ -148,7 +148,7 @@ def state_parts(spec: ShardSpec) -> list[StatePart]:
 
 
 class Contents:
-    """What a parameter set consists of on a server: the values of parameters. Other contents
+    """The contents of a parameter set on a server: the values of parameters. Other contents
     extend this class (psdist.servers.tables)."""
 
     def __init__(self, setup: Setup, wire: Wire, make_executor: MakeExecutor) -> None:

@@ -64,7 +64,7 @@ class _Part:
         buckets = specs.buckets_of_part(part)
         self.stores = [RowStore(each, buckets) for each in specs.tables]
         self.summed: list[tuple[RowPush | ProtocolError, float]] = []
-        """What the round that is summed consists of, in the order of groups, with weights."""
+        """The pushes of the round that is summed, in the order of groups, with weights."""
         self.wanted: dict[int, dict[int, list[Ids]]] = {}
         """By group and clock of its push."""
         self.early: dict[int, dict[int, list[RowPush]]] = {}
