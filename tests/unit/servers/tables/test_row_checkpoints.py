@@ -89,7 +89,7 @@ def test_files_of_two_servers_are_whole_and_restored_on_three(tmp_path: Path) ->
         keeper=FileKeeper(Folder(tmp_path), 0, restored=checkpoint, is_behind=False),
     ).of_set(0)
     setup = TableServer(specs).setup()
-    contents = store.contents(setup)
+    contents = store.choose(setup, store.wire, store.make_executor)
     built = contents.describe(0, setup, (1.0,) * 3, [0] * 3)
     num = 0
     for server in range(3):
