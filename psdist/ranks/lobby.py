@@ -275,14 +275,14 @@ def _is_asked(rank: Rank) -> bool:
             if isinstance(event.message, Stop):
                 return False
             if not isinstance(event.message, TakePlace):
-                raise _unexpected(rank, event.peer, event.message)
+                raise _out_of_place(rank, event.peer, event.message)
             rank.session.take_place(event.message)
             return True
         elif not isinstance(event, Sent):
-            raise _unexpected(rank, event.peer, event)
+            raise _out_of_place(rank, event.peer, event)
 
 
-def _unexpected(rank: Rank, peer: int, what: object) -> ProtocolError:
+def _out_of_place(rank: Rank, peer: int, what: object) -> ProtocolError:
     return ProtocolError(
         f"{describe_peer(rank.me)}: {describe_peer(peer)} sent {type(what).__name__} to a rank "
         "that waits for a worker's place"

@@ -1,4 +1,4 @@
-"""Pulls of rows, and pushes that come in several messages, beside the rounds of a set of tables.
+"""Pulls of rows, and pushes that come in several messages, outside the rounds of a set of tables.
 
     loop = plain_loop(transport, make_core, options, store, seats=[RowService()])
 
@@ -207,7 +207,7 @@ class RowService(ServerPart):
     # -- the ends ------------------------------------------------------------------------------
 
     def on_lost(self, event: PeerLost) -> None:
-        """Drop what the rank has sent and nobody will take."""
+        """Drop what the rank has sent and what no push will take."""
         peer = event.peer
         self._coming = {key for key in self._coming if key.peer != peer}
         self._waiting = {key: each for key, each in self._waiting.items() if key.peer != peer}

@@ -88,7 +88,7 @@ class TableShard:
         return [Frame(allocate(self._largest_push)) for _ in range(count)]
 
     def settle(self, slot: Frame) -> None:
-        """Nothing reads a slot beside this thread."""
+        """Nothing but this thread reads a slot."""
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class TableShard:
 
     def take_early(self, chunk: int, group: int, clock: int, number: int, push: RowPush) -> str:
         """Keep the ``number``-th message, from 1, before the group's push of ``clock``. Number 1
-        begins anew. Return what is wrong with it; "" for nothing."""
+        begins again. Return what is wrong with it; "" for nothing."""
         early = self.parts[chunk].early.setdefault(group, {})
         kept = [] if number == 1 else early.get(clock, [])
         if number != len(kept) + 1:
