@@ -51,6 +51,7 @@ from psdist.servers.protocol.lobby import AllGone, Lobby, LobbyAction, Open
 logger = logging.getLogger("psdist")
 
 _WHERE = "psdist.init"
+_WAITS = "to a rank that waits for a worker's place"
 
 
 def wait_for_job(rank: Rank, lobby: Lobby | None) -> bool:
@@ -198,10 +199,11 @@ def _control(rank: Rank, event: Event) -> ControlArrived | None:
     raise _unexpected(rank, event.peer, event)
 
 
-def _unexpected(rank: Rank, peer: int, what: Control | Event) -> ProtocolError:
+def _unexpected(
+    rank: Rank, peer: int, what: Control | Event, when: str = "while no job was running"
+) -> ProtocolError:
     return ProtocolError(
-        f"{describe_peer(rank.me)}: {describe_peer(peer)} sent {type(what).__name__} while "
-        "no job was running"
+        f"{describe_peer(rank.me)}: {describe_peer(peer)} sent {type(what).__name__} {when}"
     )
 
 
@@ -275,15 +277,8 @@ def _is_asked(rank: Rank) -> bool:
             if isinstance(event.message, Stop):
                 return False
             if not isinstance(event.message, TakePlace):
-                raise _out_of_place(rank, event.peer, event.message)
+                raise _unexpected(rank, event.peer, event.message, _WAITS)
             rank.session.take_place(event.message)
             return True
         elif not isinstance(event, Sent):
-            raise _out_of_place(rank, event.peer, event)
-
-
-def _out_of_place(rank: Rank, peer: int, what: object) -> ProtocolError:
-    return ProtocolError(
-        f"{describe_peer(rank.me)}: {describe_peer(peer)} sent {type(what).__name__} to a rank "
-        "that waits for a worker's place"
-    )
+            raise _unexpected(rank, event.peer, event, _WAITS)

@@ -2,7 +2,7 @@
 
     admission = Admission(2, buckets=range(0, 2048))        # of one part
     is_admitted = admission.count(hashes, buckets)           # of ids without a row
-    admission.cells(7)                                       # for a checkpoint
+    admission.cells[7]                                       # for a checkpoint
 
 An id without a row reads its first value, and its gradient is dropped. Occurrences are estimated by
 a count-min sketch with conservative updates (Cormode and Muthukrishnan, J. Algorithms 2005; Estan
@@ -39,29 +39,21 @@ class Admission:
         self._admit = admit
         self._first = buckets.start
         self._kernels = kernels
-        self._cells: Cells = np.zeros((len(buckets), *SKETCH), np.uint8)
+        self.cells: Cells = np.zeros((len(buckets), *SKETCH), np.uint8)
+        """By bucket, for a checkpoint."""
         self.num_dropped = 0
         """Occurrences of ids that were not admitted."""
 
     @property
     def num_bytes(self) -> int:
-        return self._cells.nbytes
+        return self.cells.nbytes
 
     def count(
         self, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
         """Count an occurrence of each id; return True for those that get a row. ``hashes``: of
         distinct ids; ``buckets``: of the same ids."""
-        counts = self._kernels.count(self._cells, hashes, buckets - self._first)
+        counts = self._kernels.count(self.cells, hashes, buckets - self._first)
         is_admitted = counts >= self._admit
         self.num_dropped += len(counts) - int(np.count_nonzero(is_admitted))
         return is_admitted
-
-    def cells(self, bucket: int) -> Cells:
-        """Return a copy of the counts of a bucket, uint8 [4, 256]."""
-        found: Cells = self._cells[bucket - self._first].copy()
-        return found
-
-    def restore(self, bucket: int, cells: Cells) -> None:
-        """Continue with the counts that :meth:`cells` has returned."""
-        self._cells[bucket - self._first] = cells

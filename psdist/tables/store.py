@@ -4,8 +4,7 @@
     store.gather(ids, into)                                  # float32 [n, dim]
     ids, gradients = store.merge([Contribution(ids, rows, 0.5), ...])
     store.apply(ids, gradients, lr=0.1, clock=7)             # once an iteration, also without ids
-    for bucket, rows in store.rows():                        # for a checkpoint
-        again.restore(bucket, rows)
+    again.restore(store.rows(), first_bucket=0)              # from a checkpoint
     store.statistics().num_rows
 
 Ids are int64, strictly ascending. A row is stored from the first push on that touches it; until
@@ -20,7 +19,7 @@ smaller only if one server had nearly all rows: a part sees 1 / num_parts of the
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -32,7 +31,7 @@ from psdist.errors import InvariantError, UserError
 from psdist.tables.admission import Admission
 from psdist.tables.eviction import Eviction, parse_eviction
 from psdist.tables.kernels import row_kernels
-from psdist.tables.kernels.reference import Contribution, RowMemory, Slots, empty_index
+from psdist.tables.kernels.reference import SKETCH, Contribution, RowMemory, Slots, empty_index
 from psdist.tables.optimizers import row_optimizer
 from psdist.tables.specs import NUM_BUCKETS, Ids, Rows, TableSpec, mixed
 
@@ -50,15 +49,17 @@ _HUGE: Final = 64 << 20
 
 
 class StoredRows(NamedTuple):
-    """Rows of a bucket, ids ascending; copies."""
+    """Rows by bucket, within a bucket by id; copies."""
 
+    num_rows: npt.NDArray[np.int64]
+    """By bucket of the store."""
     ids: Ids
     values: Rows
     """float32 [n, dim]."""
     state: Rows
     """[n, words]: the optimizer's state, then an int32 for eviction, as 4-byte words."""
     counts: npt.NDArray[np.uint8]
-    """[4, 256], of psdist.tables.admission; empty without it."""
+    """[buckets, 4, 256], of psdist.tables.admission; [0, 4, 256] without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,37 +144,35 @@ class RowStore:
             if self._eviction.is_due(len(self), clock):
                 self._evict(self._eviction, clock)
 
-    def rows(self, buckets: Sequence[int] | None = None) -> Iterator[tuple[int, StoredRows]]:
-        """Yield the rows of each bucket that has any, or counts: copies. Do not change the store
-        meanwhile."""
+    def rows(self) -> StoredRows:
+        """Return all rows."""
         live = self._live()
         ids = self._memory.keys(live)
-        of_rows = self.spec.buckets_of(ids)
-        order = np.lexsort((ids, of_rows))
-        chosen = np.array(self._buckets if buckets is None else buckets, np.int64)
-        firsts, ends = (
-            np.searchsorted(of_rows, chosen + each, sorter=order).tolist() for each in (0, 1)
+        order = np.argsort(ids)
+        of_rows = (self.spec.buckets_of(ids[order]) - self._buckets.start).astype(np.uint16)
+        order = order[np.argsort(of_rows, kind="stable")]
+        slots, begin = live[order], self._memory.key_words
+        end = begin + self.spec.dim
+        records, admission = self._memory.records, self._admission
+        return StoredRows(
+            np.bincount(of_rows, minlength=len(self._buckets)).astype(np.int64),
+            ids[order],
+            records[slots, begin:end],
+            records[slots, end:],
+            np.empty((0, *SKETCH), np.uint8) if admission is None else admission.cells.copy(),
         )
-        for bucket, first, end in zip(chosen.tolist(), firsts, ends, strict=True):
-            counts = np.empty((0, 0), np.uint8)
-            if self._admission is not None:
-                counts = self._admission.cells(bucket)
-            if first == end and not counts.any():
-                continue
-            places = order[first:end]
-            words = self._memory.records[live[places], self._memory.key_words :]
-            values, state = words[:, : self.spec.dim], words[:, self.spec.dim :]
-            yield bucket, StoredRows(ids[places], values, state, counts)
 
-    def restore(self, bucket: int, rows: StoredRows) -> None:
-        """Store the rows of a bucket. This store must have none of them yet."""
+    def restore(self, rows: StoredRows, *, first_bucket: int) -> None:
+        """Store rows of which this store has none. Their counts are of the buckets from
+        ``first_bucket`` on."""
         slots = self._reserved(len(rows.ids))
         self._kernels.add(self._memory, rows.ids, slots)
         begin, end = self._memory.key_words, self._memory.key_words + self.spec.dim
         self._memory.records[slots, begin:end] = rows.values
         self._memory.records[slots, end:] = rows.state
-        if self._admission is not None and rows.counts.size:
-            self._admission.restore(bucket, rows.counts)
+        if self._admission is not None and len(rows.counts):
+            first = first_bucket - self._buckets.start
+            self._admission.cells[first : first + len(rows.counts)] = rows.counts
 
     def statistics(self) -> StoreStatistics:
         num, admission = len(self), self._admission

@@ -12,7 +12,8 @@ rows at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from math import prod
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,12 @@ import torch
 from psdist.errors import CheckpointError
 from psdist.protocol.optimizer_state import PieceState, Whole
 from psdist.servers.shard.regions import KeptPieces, Region
+from psdist.tables.kernels.reference import SKETCH
 from psdist.tables.optimizers import row_optimizer
 from psdist.tables.specs import TableSpec, TableSpecs
 from psdist.tables.store import RowStore, StoredRows
 
 _READ_ROWS: Final = 1 << 20
-_COUNTS: Final = (4, 256)
-"""Shape of a bucket's counts."""
 _DTYPES: Final = {
     "tables": "uint8",
     "num_rows": "int64",
@@ -40,7 +40,7 @@ _DTYPES: Final = {
 
 
 class TableRows(NamedTuple):
-    """Rows of a table to restore; ``buckets`` have all of their rows, or ``counts``, here."""
+    """Rows of a table to restore."""
 
     table: int
     first_bucket: int
@@ -55,21 +55,11 @@ def state_words(table: TableSpec) -> int:
 
 def region_of(part: int, stores: Sequence[RowStore], specs: TableSpecs) -> Region:
     """Return the region of a part: copies."""
-    buckets = specs.buckets_of_part(part)
-    found: dict[str, list[npt.NDArray[np.generic]]] = {key: [] for key in _DTYPES}
+    found: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in _DTYPES}
     found["tables"].append(np.frombuffer(specs.encode(), np.uint8))
     for store in stores:
-        num_rows = np.zeros(len(buckets), np.int64)
-        counts = np.zeros((len(buckets) if store.spec.admit > 1 else 0, *_COUNTS), np.uint8)
-        for bucket, rows in store.rows():
-            num_rows[bucket - buckets.start] = len(rows.ids)
-            found["ids"].append(rows.ids)
-            found["values"].append(rows.values)
-            found["state"].append(rows.state)
-            if rows.counts.size:
-                counts[bucket - buckets.start] = rows.counts
-        found["num_rows"].append(num_rows)
-        found["counts"].append(counts)
+        for key, values in store.rows()._asdict().items():
+            found[key].append(values)
     elements, state = dict[str, torch.Tensor](), PieceState()
     for key, dtype in _DTYPES.items():
         blocks = [np.ascontiguousarray(each).reshape(-1) for each in found[key]]
@@ -111,7 +101,7 @@ class _Reader:
         self._piece = piece
         self._state = kept.state(piece)
 
-    def read(self, key: str, start: int = 0, length: int = -1) -> npt.NDArray[np.generic]:
+    def read(self, key: str, start: int = 0, length: int = -1) -> npt.NDArray[Any]:
         entry = self._state.get(key)
         if not isinstance(entry, Whole) or entry.dtype != _DTYPES[key] or len(entry.shape) != 1:
             raise CheckpointError(f"damaged: no {key} of part {self._piece} of the tables")
@@ -120,48 +110,28 @@ class _Reader:
             raise CheckpointError(
                 f"damaged: {key} of part {self._piece} of the tables is too short"
             )
-        found: npt.NDArray[np.generic] = self._kept.read(self._piece, key, start, length).numpy()
+        found: npt.NDArray[Any] = self._kept.read(self._piece, key, start, length).numpy()
         return found
 
     def rows(self, specs: TableSpecs, buckets: range, wanted: range) -> Iterator[TableRows]:
-        num_rows = self.read("num_rows").reshape(len(specs.tables), len(buckets)).astype(np.int64)
-        first = last = counts_at = 0
-        at = {"ids": 0, "values": 0, "state": 0}
-        cells = _COUNTS[0] * _COUNTS[1]
-        for table, (spec, numbers) in enumerate(zip(specs.tables, num_rows, strict=True)):
-            words, ends = state_words(spec), np.concatenate([[0], np.cumsum(numbers)])
+        """Yield the rows of the ``wanted`` ones of the part's ``buckets``."""
+        by_table = self.read("num_rows").reshape(len(specs.tables), len(buckets))
+        at = dict.fromkeys(("ids", "values", "state", "counts"), 0)
+        for table, (spec, num_rows) in enumerate(zip(specs.tables, by_table, strict=True)):
+            sizes = {"ids": 1, "values": spec.dim, "state": state_words(spec)}
+            ends = np.concatenate([[0], np.cumsum(num_rows)])
             first, last = (int(ends[each - buckets.start]) for each in (wanted.start, wanted.stop))
-            for row in range(first, last, _READ_ROWS):
+            cells = prod(SKETCH) * (spec.admit > 1)
+            begin = at["counts"] + (wanted.start - buckets.start) * cells
+            counts = self.read("counts", begin, len(wanted) * cells).reshape(-1, *SKETCH)
+            for row in range(first, max(last, first + 1), _READ_ROWS):
                 num = min(_READ_ROWS, last - row)
-                ids = self.read("ids", at["ids"] + row, num)
-                values = self.read("values", at["values"] + row * spec.dim, num * spec.dim)
-                state = self.read("state", at["state"] + row * words, num * words)
-                yield TableRows(
-                    table,
-                    wanted.start,
-                    StoredRows(
-                        ids.astype(np.int64, copy=False),
-                        values.reshape(num, spec.dim).astype(np.float32, copy=False),
-                        state.reshape(num, words).astype(np.float32, copy=False),
-                        np.empty((0, 0), np.uint8),
-                    ),
-                )
-            if spec.admit > 1:
-                for bucket in wanted:
-                    start = counts_at + (bucket - buckets.start) * cells
-                    counts = self.read("counts", start, cells).reshape(_COUNTS)
-                    yield TableRows(table, bucket, _only_counts(spec, words, counts))
-                counts_at += len(buckets) * cells
-            total = int(ends[-1])
-            at["ids"] += total
-            at["values"] += total * spec.dim
-            at["state"] += total * words
-
-
-def _only_counts(spec: TableSpec, words: int, counts: npt.NDArray[np.generic]) -> StoredRows:
-    return StoredRows(
-        np.empty(0, np.int64),
-        np.empty((0, spec.dim), np.float32),
-        np.empty((0, words), np.float32),
-        counts.astype(np.uint8, copy=False),
-    )
+                found = [
+                    self.read(key, at[key] + row * size, num * size).reshape(num, size)
+                    for key, size in sizes.items()
+                ]
+                rows = StoredRows(num_rows, found[0].reshape(num), found[1], found[2], counts)
+                yield TableRows(table, wanted.start, rows)
+            for key, size in sizes.items():
+                at[key] += int(ends[-1]) * size
+            at["counts"] += len(buckets) * cells

@@ -70,7 +70,7 @@ class TableContents(Contents):
         assert isinstance(executor, TableShard)
         stores = executor.parts[chunk].stores
         for table, bucket, rows in rows_in(keeper.kept(built.set_index), self._specs, chunk):
-            stores[table].restore(bucket, rows)
+            stores[table].restore(rows, first_bucket=bucket)
 
     def make_executor(self, spec: ShardSpec) -> TableShard:
         return TableShard(self._specs, chunks=spec.chunks, largest_push=spec.slot_bytes)

@@ -88,19 +88,22 @@ class CompiledKernels(Kernels):
             getattr(library, f"rows_{name}")
             for name in ("find", "add", "reindex", "gather", "merge", "count")
         )
+        self._distinct, self._sum_at = library.rows_distinct, library.rows_sum_at
         self._find.argtypes = (pointer, pointer, number, pointer)
         self._add.argtypes = (pointer, pointer, pointer, number)
         self._reindex.argtypes = (pointer, number, pointer)
         self._gather.argtypes = (pointer, pointer, pointer, number, pointer)
         self._merge.argtypes = (pointer, number, number, pointer, pointer, pointer)
         self._count.argtypes = (pointer, pointer, pointer, number, pointer, pointer)
+        self._distinct.argtypes = (pointer, number, pointer, pointer, pointer)
+        self._sum_at.argtypes = (pointer, pointer, number, number, pointer)
         self._rules = {rule: getattr(library, f"rows_{rule}") for rule in _RULES}
-        passes = self._find, self._add, self._reindex, self._gather, self._count
+        passes = self._find, self._add, self._reindex, self._gather, self._count, self._sum_at
         for each in (*passes, *self._rules.values()):
             each.restype = None
         for rule in self._rules.values():
             rule.argtypes = (pointer, pointer, number, pointer, pointer, pointer, number)
-        self._merge.restype = number
+        self._merge.restype = self._distinct.restype = number
 
     def find(self, memory: RowMemory, ids: Ids) -> Slots:
         ids, slots = _plain(ids), np.empty(len(ids), np.int32)
@@ -131,6 +134,17 @@ class CompiledKernels(Kernels):
         sums = np.empty((most, dim), np.float32)
         num = self._merge(ctypes.addressof(table), len(given), dim, _at(at), _at(found), _at(sums))
         return found[:num], sums[:num]
+
+    def distinct(self, ids: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
+        ids, work = _plain(ids), np.empty((6, len(ids)), np.int64)
+        found, at = work[4:]
+        num = self._distinct(_at(ids), len(ids), _at(work), _at(found), _at(at))
+        return found[:num], at
+
+    def sum_at(self, rows: Rows, at: npt.NDArray[np.int64], num: int) -> Rows:
+        rows, at, sums = _plain(rows), _plain(at), np.zeros((num, rows.shape[1]), np.float32)
+        self._sum_at(_at(rows), _at(at), len(at), rows.shape[1], _at(sums))
+        return sums
 
     def count(
         self, cells: Cells, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
@@ -235,6 +249,10 @@ def _trial(kernels: Kernels, dim: int) -> list[bytes]:
             into = np.empty((len(merged), dim), np.float32)
             kernels.gather(memory, merged, places, into)
             found += [merged.tobytes(), sums.tobytes(), places.tobytes(), into.tobytes()]
+        mixed_up = generator.choice(ids, num) * generator.choice([1, -1], num)
+        different, at = kernels.distinct(mixed_up)
+        sums = kernels.sum_at(rows, at[: len(rows)], len(different))
+        found += [different.tobytes(), at.tobytes(), sums.tobytes()]
         cells = np.zeros((3, *SKETCH), np.uint8)
         for step in range(60):
             hashes = memory.hashes(ids[: 4 * step])

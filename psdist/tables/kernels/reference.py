@@ -129,6 +129,17 @@ class Kernels:
             rows[np.searchsorted(ids, each.ids)] += each.rows * np.float32(each.weight)
         return ids, rows
 
+    def distinct(self, ids: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
+        """Return the distinct ids, ascending, and by id its place among them. ``ids``: any."""
+        found, at = np.unique(ids, return_inverse=True)
+        return found, at
+
+    def sum_at(self, rows: Rows, at: npt.NDArray[np.int64], num: int) -> Rows:
+        """Return ``num`` sums of rows: of those with each place, added in their order."""
+        sums = np.zeros((num, rows.shape[1]), np.float32)
+        np.add.at(sums, at, rows)
+        return sums
+
     def count(
         self, cells: Cells, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:

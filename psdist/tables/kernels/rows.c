@@ -193,6 +193,47 @@ int64_t rows_merge(const contribution_t *given, int64_t num, int64_t dim, int64_
     }
 }
 
+/* Write the distinct ids, ascending, and by id its place among them. Return their number. work: 4 *
+ * num numbers for its own use. Sorts by the bytes in which ids differ, the lowest first. */
+int64_t rows_distinct(const int64_t *ids, int64_t num, uint64_t *work, int64_t *distinct,
+                      int64_t *at) {
+    uint64_t *keys = work, *places = work + num, *keys_to = work + 2 * num, *places_to = keys_to + num;
+    uint64_t differing = 0;
+    for (int64_t i = 0; i < num; i++) {
+        keys[i] = (uint64_t)ids[i] ^ (1ull << 63);
+        places[i] = i;
+        differing |= keys[i] ^ keys[0];
+    }
+    for (int shift = 0; shift < 64; shift += 8) {
+        if (!(differing >> shift & 255)) continue;
+        int64_t ends[256] = {0};
+        for (int64_t i = 0; i < num; i++) ends[keys[i] >> shift & 255]++;
+        for (int64_t i = 0, end = 0; i < 256; i++) {
+            int64_t count = ends[i];
+            ends[i] = end;
+            end += count;
+        }
+        for (int64_t i = 0; i < num; i++) {
+            int64_t to = ends[keys[i] >> shift & 255]++;
+            keys_to[to] = keys[i];
+            places_to[to] = places[i];
+        }
+        uint64_t *keys_were = keys, *places_were = places;
+        keys = keys_to, places = places_to, keys_to = keys_were, places_to = places_were;
+    }
+    int64_t found = 0;
+    for (int64_t i = 0; i < num; i++) {
+        if (!i || keys[i] != keys[i - 1]) distinct[found++] = keys[i] ^ (1ull << 63);
+        at[places[i]] = found - 1;
+    }
+    return found;
+}
+
+/* Add each row to the sum at its place, in their order. sums: zeros. */
+void rows_sum_at(const float *rows, const int64_t *at, int64_t num, int64_t dim, float *sums) {
+    for (int64_t i = 0; i < num; i++) add_to(sums + dim * at[i], rows + dim * i, 1.0f, dim);
+}
+
 static inline uint8_t *cells_of(uint8_t *cells, uint64_t hash, int64_t bucket, int depth) {
     return cells + (4 * bucket + depth) * 256 + ((mix(hash) >> (8 * depth)) & 255);
 }

@@ -37,6 +37,12 @@ in one set. Only when every chunk here is passed are held ones waited for, and t
 no server wait for slots or credits of this one: each server passes all its chunks, tells its
 squares, and every server steps. In ssp and async every push is applied on arrival and needs 1.
 
+Payloads of varying size (rows of tables) change nothing in this: a slot has the capacity of the
+largest, a push takes one slot whatever its size, and the system gives a slot's pages when they are
+first written. Pulls of rows, and messages before a push that have more of its rows, take no slot:
+psdist.servers.tables.service receives each at once, in memory of its own. So the receipts that a
+worker awaits before such a push (3) need nothing of any other group.
+
 Credits bound the offers of a worker that wait to be received. Parked replies are bookkeeping, a few
 words each. Groups that send in opposite orders are played in
 tests/unit/servers/chunks/test_shared_order.py.

@@ -200,6 +200,10 @@ def test_an_attempt_begins_with_the_modes_before_its_checkpoint() -> None:
 def test_a_log_that_ends_before_its_first_modes_is_no_error() -> None:
     first = history_of(modes=(CHANGE,), mode_by="script")
     assert resumed(first, history_of(**RESUMED, mode_by="script", ends_early=True)) == []
+    first = history_of(modes=(CHANGE, (2, "async", 0)), mode_by="script")
+    cut: dict[str, Any] = {"mode_by": "script", "ends_early": True, **RESUMED}
+    assert resumed(first, history_of(modes=(CHANGE,), **cut)) == []
+    assert len(resumed(first, history_of(modes=((1, "ssp", 4),), **cut))) == 2
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,13 @@ def test_nobody_joins_before_one_who_lives_is_where_the_dead_have_come() -> None
     assert joins.admit(8, [(6,), (2,)], state=STATE) == [Joined(3, 1, (6,), STATE)]
 
 
+def test_without_an_iteration_anywhere_a_substitute_may_join_at_once() -> None:
+    joins = asked(1)
+    assert joins.may_join([])
+    joins.on_evict_ack([1])
+    assert not joins.may_join([])
+
+
 def test_nobody_joins_where_the_chief_could_not_write_its_state() -> None:
     joins = asked(1)
     are_ready(joins, 3)

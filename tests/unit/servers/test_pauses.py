@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from psdist.errors import ProtocolError
-from psdist.protocol.control import Blocked, Held, Paused, PauseRequest, Proceed
+from psdist.protocol.control import Blocked, Held, PauseAborted, Paused, PauseRequest, Proceed
 from psdist.protocol.ids import worker_id
 from psdist.servers.protocol.actions import SendControl
 from psdist.servers.protocol.coordinator import CoordinatorPart
 from psdist.servers.protocol.coordinator_assembly import assemble
+from psdist.servers.protocol.missed_rounds import MissedRounds
 from psdist.servers.protocol.pauses import Pauses, Waits, waits_within
 from tests.unit.servers.test_coordinator_machine import tell
 
@@ -51,6 +52,25 @@ def test_the_pause_begins_when_all_hold() -> None:
     assert told(pauses, held(1, 0)) == [(worker_id(0), PauseRequest(number=1))]
     both = [(worker_id(each), Paused(number=1, what="checkpoint")) for each in range(2)]
     assert told(pauses, held(0, 0)) == both
+
+
+def test_no_pause_begins_after_a_script_has_finished() -> None:
+    pauses = pauses_of(num_workers=2)
+    assert pauses.on_done(1) == []
+    assert told(pauses, held(0, 3, hold=5)) == [(worker_id(0), PauseAborted(number=1))]
+
+
+def test_nothing_waits_in_a_pause_that_is_not_open() -> None:
+    with pytest.raises(ProtocolError, match="worker 1 waits in iteration 3 of a meeting that is n"):
+        told(pauses_of(), blocked(1, 3))
+    with pytest.raises(ProtocolError, match="worker 1 waits in iteration -1 of a meeting that is "):
+        told(pauses_of(), held(0, 3), blocked(1, -1))
+
+
+def test_a_group_that_missed_several_rounds_waits_for_the_open_one() -> None:
+    part = MissedRounds()
+    assert [part.waits(5, held) for held in (5, 6, 7)] == [False, False, True]
+    assert part.resume_at({0: (3, 2), 1: (5, 1)}) == {0: (5, 2), 1: (5, 2)}
 
 
 PROCEED = Proceed(number=1, hold=1)

@@ -32,7 +32,7 @@ def touch(store: RowStore, ids: Any, clock: int) -> None:
 
 
 def stored(store: RowStore) -> list[int]:
-    return sorted(int(id_) for _, rows in store.rows() for id_ in rows.ids)
+    return sorted(store.rows().ids.tolist())
 
 
 def test_an_id_gets_a_row_at_its_nth_iteration() -> None:
@@ -48,6 +48,14 @@ def test_an_id_gets_a_row_at_its_nth_iteration() -> None:
     assert store.statistics().num_dropped == 3
     touch(store, [7], 4)
     np.testing.assert_allclose(store.gather(np.array([7])), first - 2, atol=1e-6)
+
+
+def test_an_id_that_is_admitted_at_its_second_iteration_needs_two() -> None:
+    store = store_of(admit=2)
+    touch(store, [7], 1)
+    assert stored(store) == []
+    touch(store, [7, 8], 2)
+    assert stored(store) == [7]
 
 
 @pytest.mark.parametrize("admit", [0, 1])
@@ -124,6 +132,26 @@ def test_lfu_gives_up_the_rows_of_the_fewest_iterations() -> None:
     touch(store, range(20, 40), 5)
     assert len(store) == 30
     assert stored(store) == [*range(10), *range(20, 31), *range(31, 40)]
+
+
+def test_a_part_has_its_share_of_the_rows() -> None:
+    spec = store_of(None, evict="lru:800").spec
+    store = RowStore(spec, range(1024))
+    for clock in range(60):
+        ids = np.arange(clock * 100, clock * 100 + 400)
+        touch(store, ids[spec.buckets_of(ids) < 1024], clock)
+    assert 200 - 200 // 16 <= len(store) <= 200
+
+
+def test_the_count_of_a_new_row_is_not_its_state() -> None:
+    spec = TableSpec(
+        name="items", num_rows=None, dim=DIM, optimizer="RowAdagrad", scale=0.5, evict="lfu:16",
+        arguments={"eps": 1e-8, "initial_accumulator_value": 0.25},
+    )  # fmt: skip
+    store = RowStore(spec)
+    touch(store, range(16), 1)
+    for _, rows in store.rows():
+        assert rows.state[:, -1].view(np.int32).tolist() == [1] * len(rows.ids)
 
 
 def test_age_gives_up_rows_that_were_not_touched_for_n_iterations() -> None:

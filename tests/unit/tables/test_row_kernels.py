@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,25 @@ def test_every_pass_has_the_bits_of_numpy(
 
 
 @needs_compiler
+@pytest.mark.parametrize("kernels", [Kernels(), row_kernels()], ids=lambda each: each.name)
+@settings(max_examples=50, deadline=None)
+@given(ids=st.lists(st.one_of(st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1))))
+def test_distinct_ids_are_those_of_torch_and_rows_are_summed_as_its_embedding_does(
+    kernels: Kernels, ids: list[int]
+) -> None:
+    given_ids = torch.tensor(ids, dtype=torch.int64)
+    distinct, at = kernels.distinct(given_ids.numpy())
+    expected, inverse = torch.unique(given_ids, return_inverse=True)
+    assert (distinct.tolist(), at.tolist()) == (expected.tolist(), inverse.tolist())
+    values = torch.zeros(len(distinct), 5, requires_grad=True)
+    rows = torch.randn(len(ids), 5)
+    torch.nn.functional.embedding(inverse, values).backward(rows)
+    assert values.grad is not None
+    assert (
+        kernels.sum_at(rows.numpy(), at, len(distinct)).tobytes() == values.grad.numpy().tobytes()
+    )
+
+
 def test_an_index_is_filled_with_the_rows_that_are_left() -> None:
     for kernels in (Kernels(), row_kernels()):
         memory = memory_of(OPTIMIZERS[0], 3, 2)

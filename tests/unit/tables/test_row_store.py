@@ -19,7 +19,7 @@ from psdist.tables import store as store_module
 from psdist.tables.kernels import row_kernels
 from psdist.tables.kernels.reference import Contribution, Kernels
 from psdist.tables.optimizers import ROW_OPTIMIZERS
-from psdist.tables.specs import NUM_BUCKETS, TableSpec, TableSpecs
+from psdist.tables.specs import TableSpec, TableSpecs
 from psdist.tables.store import RowStore
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,9 +47,9 @@ def ones(ids: npt.NDArray[np.int64], dim: int = 5) -> npt.NDArray[np.float32]:
 
 def all_rows(store: RowStore) -> dict[int, bytes]:
     """Return values and state by id."""
+    rows = store.rows()
     return {
         int(id_): values.tobytes() + state.tobytes()
-        for _, rows in store.rows()
         for id_, values, state in zip(rows.ids, rows.values, rows.state, strict=True)
     }
 
@@ -204,9 +204,7 @@ def test_a_store_that_is_restored_goes_on_with_the_same_bits(optimizer: str) -> 
     first, again = RowStore(spec), RowStore(spec)
     for clock in range(1, 9):
         step([first], clock)
-    for bucket, rows in first.rows():
-        assert (spec.buckets_of(rows.ids) == bucket).all()
-        again.restore(bucket, rows)
+    again.restore(first.rows(), first_bucket=0)
     assert all_rows(first) == all_rows(again)
     for clock in range(9, 20):
         step([first, again], clock)
@@ -214,17 +212,17 @@ def test_a_store_that_is_restored_goes_on_with_the_same_bits(optimizer: str) -> 
     assert first.statistics().num_evicted > again.statistics().num_evicted > 0
 
 
-def test_rows_of_some_buckets_are_all_of_theirs() -> None:
-    store = RowStore(spec_of())
-    ids = np.arange(5_000)
-    store.apply(ids, ones(ids), lr=0.1, clock=1)
-    found = [rows.ids for _, rows in store.rows(range(100, 200))]
-    buckets = store.spec.buckets_of(ids)
-    expected = ids[(buckets >= 100) & (buckets < 200)]
-    assert sorted(np.concatenate(found).tolist()) == expected.tolist()
-    assert all((np.diff(each) > 0).all() for each in found)
-    assert sum(len(rows.ids) for _, rows in store.rows()) == 5_000
-    assert max(bucket for bucket, _ in store.rows()) < NUM_BUCKETS
+def test_rows_lie_by_bucket_and_id() -> None:
+    specs = TableSpecs(tables=(spec_of(),), num_parts=3)
+    for part in range(3):
+        buckets = specs.buckets_of_part(part)
+        store, ids = RowStore(spec_of(), buckets), np.arange(5_000)
+        ids = ids[specs.parts_of(0, ids) == part]
+        store.apply(ids, ones(ids), lr=0.1, clock=1)
+        rows, of_ids = store.rows(), spec_of().buckets_of(ids)
+        assert rows.ids.tolist() == ids[np.lexsort((ids, of_ids))].tolist()
+        assert rows.num_rows.tolist() == [int((of_ids == each).sum()) for each in buckets]
+        assert rows.values.tobytes() == store.gather(rows.ids).tobytes()
 
 
 def test_a_learning_rate_of_zero_changes_no_value() -> None:

@@ -131,3 +131,8 @@ def test_a_group_that_sits_out_continues_when_no_other_makes_the_round() -> None
     assert LeftOut not in kinds(backed.tell(2, Suspend(group=2, clock=2, seq=1)))
     told = backed.tell(0, Suspend(group=0, clock=2, seq=1))
     assert [each for each in told if isinstance(each, LeftOut)] == [LeftOut(worker_id(1), 0, 0, 2)]
+
+
+def test_a_round_names_its_groups_in_order() -> None:
+    (fail,) = Backed().close(1, 0, missed=2)
+    assert "sent CloseRound of the groups [1, 0], missed by [2]" in str(fail.error)

@@ -263,7 +263,7 @@ def restored(kept: Kept, specs: TableSpecs) -> list[TableShard]:
     shards = [shard_of(specs, part) for part in range(specs.num_parts)]
     for part, shard in enumerate(shards):
         for table, bucket, rows in rows_in(kept, specs, part):
-            shard.parts[part].stores[table].restore(bucket, rows)
+            shard.parts[part].stores[table].restore(rows, first_bucket=bucket)
     return shards
 
 
