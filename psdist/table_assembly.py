@@ -2,7 +2,7 @@
 
 plan = TablePlan.of(model, optimizers, config, weights)      # None without tables
 plan.lines()                                   # equal on all workers or an error
-tables = plan.make(take_over=..., resume=...)  # follows the steps of optimizer plan.optimizer
+tables = plan.make(config, group=..., peek=...) # follows the steps of optimizer plan.optimizer
 loop.join(plan.setup(restore=""))              # after the sets of the dense parameters
 """
 
@@ -21,6 +21,7 @@ from psdist.protocol.control import Setup
 from psdist.protocol.optimizers import canonical_name, pack_hyperparameters
 from psdist.tables.optimizers import RowOptimizer, following
 from psdist.tables.specs import TableSpecs, num_parts_for
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.tables.cache import RowCaches
 from psdist.workers.tables.follower import Tables
 from psdist.workers.tables.foresight import Foresight
@@ -119,6 +120,7 @@ class TablePlan:
         self,
         config: RunConfig,
         *,
+        group: GroupChannel,
         peek: Callable[[int], Any],
         take_over: Callable[[], None],
         resume: Callable[[], None],
@@ -130,6 +132,7 @@ class TablePlan:
             foresight=Foresight(
                 len(self.modules), peek=peek if config.tables_prefetch == "auto" else None
             ),
+            group=group,
             take_over=take_over,
             resume=resume,
             lag=lag_of_tables(config),

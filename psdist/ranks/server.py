@@ -53,7 +53,7 @@ from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
-from psdist.servers.tables.contents import contents_of
+from psdist.servers.tables.contents import OwnMode, contents_of
 from psdist.servers.tables.service import RowService
 from psdist.servers.traced import TracedSetLoop
 from psdist.transfers import transfers_for
@@ -278,4 +278,7 @@ def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:
     if (len(modes) > 1 or is_changing(config)) and not is_auto(config):
         changes = [ChangeMode(*each) for each in modes]
         return partial(Switching, modes=changes, scale=scale)
+    if (of_tables := mode_of_tables(config)) is not None:
+        begin = ChangeMode(*modes[0])
+        return partial(OwnMode, of_tables=ChangeMode(*of_tables), modes=[begin], scale=scale)
     return rule_for(modes[0].mode, staleness=modes[0].staleness, scale=scale)

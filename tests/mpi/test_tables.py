@@ -22,7 +22,7 @@ PROGRAM = "tests.support.programs.tables.clicks"
 def run(mpi: Mpi, run_dir: Path, *options: str) -> Completed:
     require(mpi)
     python = str(environment_prefix(mpi) / "bin" / "python")
-    argv = [python, "-m", "psdist", "run", "--group", "rank", "--run-dir", str(run_dir)]
+    argv = [python, "-m", "psdist", "run", "--run-dir", str(run_dir)]
     result = str(run_dir.with_suffix(".pt"))
     return run_program(
         [*argv, *options, "-m", PROGRAM, result],
@@ -54,11 +54,18 @@ def test_one_process_trains_tables_as_plain_torch_does(tmp_path: Path) -> None:
 def test_sync_has_the_same_bits_with_any_servers_and_with_prefetch(
     mpi: Mpi, tmp_path: Path
 ) -> None:
-    first, num_pulled = result_of(mpi, tmp_path / "first", "--workers", "2", "--servers", "2")
+    groups = ["--workers", "2", "--group", "rank"]
+    first, num_pulled = result_of(mpi, tmp_path / "first", *groups, "--servers", "2")
     require_close(first, plain())
     few = ["--set", "tables.max_rows=20"]  # pushes leave in parts
     for servers, more in (("1", ["--set", "tables.prefetch=off"]), ("3", few)):
-        options = ["--workers", "2", "--servers", servers, *more]
+        options = [*groups, "--servers", servers, *more]
         other, more_pulled = result_of(mpi, tmp_path / servers, *options)
         assert all(torch.equal(first[name], other[name]) for name in first)
         assert more_pulled > 5 * num_pulled
+
+
+def test_a_group_of_several_workers_pushes_the_mean_of_its_rows(tmp_path: Path) -> None:
+    options = ["--workers", "2", "--group", "node", "--servers", "2"]
+    ours, _ = result_of("openmpi", tmp_path / "group", *options)
+    require_close(ours, plain())

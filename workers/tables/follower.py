@@ -14,16 +14,23 @@ same weight, and returns without their replies: the next look-up awaits them, or
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from psdist.tables.specs import Ids, Rows, TableSpecs
+from psdist.protocol.partition import Span
+from psdist.tables.kernels import row_kernels
+from psdist.tables.kernels.reference import Contribution
+from psdist.tables.payloads import pack_push, read_push
+from psdist.tables.specs import Ids, Rows, TableSpec, TableSpecs
+from psdist.workers.group.channel import GroupChannel
 from psdist.workers.loop import Wait
 from psdist.workers.missed_rounds import WorkerRule
-from psdist.workers.reduction import Reduced
+from psdist.workers.reduction import CALL, Reduced, in_group
 from psdist.workers.tables.cache import RowCaches
 from psdist.workers.tables.foresight import Foresight
 from psdist.workers.tables.gradients import RowGradient
@@ -44,24 +51,28 @@ class Tables(WorkerRule):
         *,
         hyperparameters: Callable[[], bytes],
         foresight: Foresight,
+        group: GroupChannel,
         take_over: Callable[[], None],
         resume: Callable[[], None],
         lag: int,
     ) -> None:
-        """``hyperparameters()``: packed, a group for each table; ``take_over()`` and ``resume()``:
-        of the loop by the script's thread; ``lag``: iterations from a push to the use of its
-        replies, beyond the next."""
+        """``hyperparameters()``: packed, a group for each table; ``group``: an end of this worker's
+        group; ``take_over()`` and ``resume()``: of the loop by the script's thread; ``lag``:
+        iterations from a push to the use of its replies, beyond the next."""
         self.loop: TableLoop
         self.specs: TableSpecs
         self.modules = modules
         self._hyperparameters = hyperparameters
         self._foresight = foresight
+        self._group = group
         self._take_over = take_over
         self._resume = resume
         self._lag = lag
         self._gradients: list[list[RowGradient]] = [[] for _ in modules]
         self._known: list[tuple[int, Found]] = []
         """Rows of replies and pulls, with the last iteration that may use them."""
+        self._planned: list[Ids] = []
+        """By table: ids of the next forward passes whose rows no reply brings."""
         self._is_pending = False
         """True if replies to the last push are outstanding."""
         self.num_looked_up = self.num_pulled = 0
@@ -96,9 +107,12 @@ class Tables(WorkerRule):
         if is_missing.any() and self._caches is not None:
             self._find_kept(self._caches, table, ids, rows, is_missing)
         if is_missing.any():
-            wanted = ids[is_missing]
-            self.num_pulled += len(wanted)
-            rows[is_missing] = self._pulled(self._of_one(table, wanted), is_fresh=False)[table][1]
+            missing = ids[is_missing]
+            self.num_pulled += len(missing)
+            planned, self._planned = self._planned or self._of_one(table, ids[:0]), []
+            planned[table] = np.union1d(planned[table], missing)
+            there, values = self._pulled(planned, is_fresh=False)[table]
+            rows[is_missing] = values[np.searchsorted(there, missing)]
             self.uses.use(self.clock)
         return rows
 
@@ -178,24 +192,54 @@ class Tables(WorkerRule):
         taken, self._gradients = self._gradients, [[] for _ in self.modules]
         rows = None if reduced.is_skipped else list(map(_merged, taken, self.specs.tables))
         self.uses.commit(clock, reduced, pushed=self.loop.core.mine)
+        if rows is not None and self._group.size > 1:
+            rows = yield from self._together(rows, reduced.weight / reduced.group_weight)
+        wanted = self._wanted()
         yield from self.loop.push_rows(
             clock=clock,
             hyper=self._hyperparameters(),
             weight=reduced.group_weight,
             rows=rows,
-            wanted=self._wanted(),
+            wanted=wanted,
         )
         self._known = [(last, found) for last, found in self._known if last > clock]
         self._is_pending = True
 
+    def _together(self, rows: Found, share: float) -> Generator[Wait, None, Found]:
+        """Return the weighted mean of the group's rows. ``share``: the part of this worker."""
+        whole = replace(self.specs, num_parts=1, max_rows=2**31 - 1, codec="none")
+        own = pack_push(whole, rows, [ids[:0] for ids, _ in rows])
+        table = yield from in_group(self._group.agree(CALL, [len(own), share]), CALL)
+        ends = np.cumsum([int(num) for num, _ in table]).tolist()
+        spans = [Span(0, start, end) for start, end in pairwise([0, *ends])]
+        flat, mine = torch.empty(ends[-1], dtype=torch.uint8), spans[self._group.place]
+        flat[mine.start : mine.stop] = torch.frombuffer(own, dtype=torch.uint8)
+        gathered = self._group.all_gather([flat], [[span] for span in spans])
+        yield from in_group(gathered, CALL)
+        memory = flat.numpy().data
+        pushes = [read_push(whole, memory[each.start : each.stop], part=0) for each in spans]
+        return [
+            row_kernels().merge(
+                [
+                    Contribution(push.ids[number], push.rows[number], part)
+                    for push, (_, part) in zip(pushes, table, strict=True)
+                ],
+                spec.dim,
+            )
+            for number, spec in enumerate(self.specs.tables)
+        ]
+
     def _wanted(self) -> list[Ids]:
-        """Return, by table, the ids of the batch that the replies are for."""
+        """Return, by table, the ids of the batch that the replies are for. Others are planned: in a
+        group of several workers each one pulls its own rows."""
         ahead = 1 + self._lag
         found = self._foresight.wanted(ahead)
         known = [each.only_known(ids) for each, ids in zip(self.modules, found, strict=True)]
         if self._caches is not None:
             clock = self.clock + ahead
             known = [self._caches.missing(n, ids, clock=clock) for n, ids in enumerate(known)]
+        if self._group.size > 1:
+            self._planned, known = known, [ids[:0] for ids in known]
         most = np.cumsum([0, *map(len, known)])
         return [
             ids[: max(0, self.specs.max_rows - before)]
@@ -238,16 +282,12 @@ class Tables(WorkerRule):
             each.detach()
 
 
-def _merged(gradients: Sequence[RowGradient], table: Any) -> tuple[Ids, Rows]:
+def _merged(gradients: Sequence[RowGradient], table: TableSpec) -> tuple[Ids, Rows]:
     """Return the ids of all gradients, and the sums of their rows in the order of backward."""
     found = [
-        (each.ids, each.rows.cpu().float().contiguous().numpy(), np.float32(each.factor))
+        Contribution(each.ids, each.rows.cpu().float().contiguous().numpy(), each.factor)
         for each in gradients
     ]
-    if len(found) == 1 and found[0][2] == 1.0:
-        return found[0][:2]
-    ids = np.unique(np.concatenate([np.empty(0, np.int64), *(each for each, _, _ in found)]))
-    rows = np.zeros((len(ids), table.dim), np.float32)
-    for own, values, factor in found:
-        rows[np.searchsorted(ids, own)] += values * factor
-    return ids, rows
+    if len(found) == 1 and found[0].weight == 1.0:
+        return found[0].ids, found[0].rows
+    return row_kernels().merge(found, table.dim)
