@@ -47,8 +47,8 @@ class RowGradients:
         not finite."""
         number = torch._C._current_graph_task_id()
         self._arrived.append((number, RowGradient(ids, gradient.detach(), 1.0)))
-        is_finite = gradient.detach().sum(dtype=torch.float64) * 0.0
-        return (is_finite + GAUGE).to(self._handle).view(1)
+        zero = float(gradient.detach().sum(dtype=torch.float64)) * 0.0
+        return self._handle.new_full((1,), zero + GAUGE)
 
     def _accumulate(self, handle: torch.Tensor) -> None:
         """A backward pass has added to the handle's gradient. ``torch.autograd.grad`` does not."""
