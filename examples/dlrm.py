@@ -147,10 +147,14 @@ class Ranker(nn.Module):
 
 class DLRM(nn.Module):
     def __init__(
-        self, rows: Sequence[int], dim: int, bottom: Sequence[int], top: Sequence[int]
+        self, rows: Sequence[int], dim: int, bottom: Sequence[int], top: Sequence[int], **table: Any
     ) -> None:
+        """``table``: more options of each table, such as ``admit``."""
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(each, dim) for each in rows)
+        row_wise = psdist.RowWiseAdagrad()
+        self.tables = nn.ModuleList(
+            psdist.Embedding(each, dim, optimizer=row_wise, **table) for each in rows
+        )
         self.ranker = Ranker(len(rows), dim, bottom, top)
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:

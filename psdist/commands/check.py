@@ -94,7 +94,7 @@ _OF_SET = {
 """Promises of run.json that each set of a job has for itself."""
 _OF_ROWS = _OF_SET | {
     *("mode", "staleness", "mode_by", "auto_staleness", "schedule", "pipeline", "row_staleness"),
-    *("codecs", "ladder", "checksum_every", "has_copies", "stale_lr", "delay_compensation"),
+    *("codecs", "ladder", "checksum_every", "has_copies"),
 }
 """And a set of tables, in addition."""
 

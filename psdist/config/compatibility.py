@@ -24,6 +24,7 @@ from psdist.config.modes import (
     mode_by,
     modes_that_may_come,
     parts_of,
+    row_staleness,
     schedule_of,
 )
 from psdist.config.outer import has_rounds
@@ -86,6 +87,11 @@ _SPECIAL: Final[Mapping[str, Callable[[RunConfig], bool]]] = MappingProxyType(
         "codec for devices": lambda config: not why_on_host(config),
         "several servers": lambda config: config.servers != 1,
         "servers on a GPU": lambda config: config.server_device != "cpu",
+        "mode of tables": lambda config: config.tables_mode != "same",
+        "kept rows": lambda config: row_staleness(config) > 0,
+        "stale tables": lambda config: (
+            config.tables_mode != "same" or "sync" not in modes_that_may_come(config)
+        ),
         "spares for workers": lambda config: config.spares > 0 and take_workers_places(config),
     }
 )

@@ -463,11 +463,11 @@ class RunConfig(BaseModel):
         "replies is recorded.",
         needs="transfer.checksum = sampled or report.record",
     )
-    tables_mode: Annotated[str, Field(pattern=r"^(same|sync|async|ssp:[0-9]{1,9})$")] = _setting(
+    tables_mode: Annotated[str, Field(pattern=r"^(same|async|ssp:[0-9]{1,9})$")] = _setting(
         "tables.mode",
         "same",
         "Consistency of embedding tables; same: that of parameters.",
-        allowed="same, sync, async or ssp:N",
+        allowed="same, async or ssp:N",
     )
     tables_prefetch: Literal["auto", "off"] = _setting(
         "tables.prefetch",

@@ -417,6 +417,7 @@ SCRIPTS: Final = (
         off="use torch.nn.Embedding",
         conflicts=[
             Conflict("local steps", "rows are pushed in every step"),
+            Conflict("staleness correction", "rows of an update are of several versions"),
             Conflict("shrinking groups", "a failed worker has merged rows of others"),
             Conflict("copies of groups or servers", "rows exist once, and no group misses a round"),
         ],
@@ -433,4 +434,24 @@ SCRIPTS: Final = (
     Feature("workers on GPUs", off="hide the GPUs"),
 )
 
-FEATURES: Final = (*MODES, *ROUNDS, *CODECS, *FAILURES, *LOSSES, *SCRIPTS)
+TABLES: Final = (
+    Feature(
+        "mode of tables",
+        [{"tables_mode": "async"}, {"tables_mode": "ssp:2"}],
+        "set tables.mode = same",
+        conflicts=[Conflict("changing mode", "a change of the mode is one of all sets")],
+    ),
+    Feature(
+        "kept rows",
+        [{"tables_cache": 1000, "tables_mode": "async"}],
+        "set tables.cache = 0",
+        needs=[Need(["stale tables"], "in sync a kept row would lack updates")],
+    ),
+    Feature(
+        "stale tables",
+        [{"tables_mode": "async"}, {"mode": "ssp"}, {"mode": "async"}],
+        on="set tables.mode = async or ssp:N",
+    ),
+)
+
+FEATURES: Final = (*MODES, *ROUNDS, *CODECS, *FAILURES, *LOSSES, *SCRIPTS, *TABLES)

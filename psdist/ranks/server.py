@@ -266,7 +266,7 @@ def _make_keeper(context: JobSession, server: int, *, is_expecting: bool) -> Fil
 def _rule_of_tables(config: RunConfig) -> MakeRule | None:
     """Return the round rule of tables; None if they have that of parameters."""
     own = mode_of_tables(config)
-    return None if own is None else rule_for(own.mode, staleness=own.staleness)
+    return None if own is None else rule_of(config, [own])
 
 
 def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:

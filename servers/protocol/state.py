@@ -76,7 +76,7 @@ from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.optimizer_state import StateOfSet
 from psdist.servers.protocol.replication.records import ChunkRecord, SnapshotBegin
 from psdist.servers.protocol.rules import RoundRule
-from psdist.servers.protocol.rules.changes import RoundChanges
+from psdist.servers.protocol.rules.changes import RoundChanges, rule_of_set
 from psdist.servers.protocol.settings import SettingsOfWorkers
 from psdist.servers.protocol.start import Start
 
@@ -196,7 +196,7 @@ class ServerCore:
         if refusal := self._start.refusal(message):
             self._refuse(peer, refusal)
         self._told_order = message.order
-        self.rule = self.rule.for_set(peer, message)
+        self.rule = rule_of_set(self.rule, peer, message)
         return [Build(message)]
 
     def _hold(self, event: Offered | Arrived) -> list[Action]:

@@ -14,6 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+<<<<<<< HEAD
+=======
+from dataclasses import fields
+from math import prod
+>>>>>>> main
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -111,7 +116,26 @@ def rows_in(kept: KeptPieces, specs: TableSpecs, part: int) -> Iterator[TableRow
         buckets = there.buckets_of_part(piece)
         common = range(max(mine.start, buckets.start), min(mine.stop, buckets.stop))
         if common:
+<<<<<<< HEAD
             yield from _Reader(kept, piece).rows(there, buckets, common)
+=======
+            yield from reader.rows(there, buckets, common)
+
+
+def _require_same(there: TableSpecs, here: TableSpecs) -> None:
+    if len(there.tables) != len(here.tables):
+        raise CheckpointError(
+            f"the checkpoint has {len(there.tables)} tables, the script {len(here.tables)}"
+        )
+    for mine, its in zip(there.tables, here.tables, strict=True):
+        for each in fields(TableSpec):
+            one, other = getattr(mine, each.name), getattr(its, each.name)
+            if one != other:
+                raise CheckpointError(
+                    f"table {its.name}: {each.name} is {one!r} in the checkpoint, {other!r} in the "
+                    "script; resume with the script that wrote it, or start in another run_dir"
+                )
+>>>>>>> main
 
 
 class _Reader:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from psdist.tables.kernels import row_kernels
 from psdist.tables.specs import Ids
 
 _SEEN = 2
@@ -163,5 +164,4 @@ def _distinct(ids: Sequence[Ids]) -> Ids:
     if not ids:
         return np.empty(0, np.int64)
     joined = ids[0] if len(ids) == 1 else np.concatenate(ids)
-    found: Ids = torch.unique(torch.from_numpy(joined)).numpy()
-    return found
+    return row_kernels().distinct(joined)[0]

@@ -47,8 +47,8 @@ class RowGradients:
         not finite."""
         number = torch._C._current_graph_task_id()
         self._arrived.append((number, RowGradient(ids, gradient.detach(), 1.0)))
-        is_finite = gradient.detach().sum(dtype=torch.float64) * 0.0
-        return (is_finite + GAUGE).to(self._handle).view(1)
+        zero = float(gradient.detach().sum(dtype=torch.float64)) * 0.0
+        return self._handle.new_full((1,), zero + GAUGE)
 
     def _accumulate(self, handle: torch.Tensor) -> None:
         """A backward pass has added to the handle's gradient. ``torch.autograd.grad`` does not."""
@@ -65,12 +65,13 @@ class RowGradients:
 
     def _rescale(self, gauge: float) -> None:
         """The script has changed the handle's gradient to this, in units of ``GAUGE``."""
-        factor = gauge / self._gauge if self._gauge else 0.0
-        if not factor:
+        if not gauge or not self._gauge:
             self._kept.clear()
-        elif factor != 1.0:
+            gauge = 0.0
+        elif gauge != self._gauge:
+            factor = gauge / self._gauge
             self._kept = [each._replace(factor=each.factor * factor) for each in self._kept]
-        self._gauge = gauge if factor else 0.0
+        self._gauge = gauge
 
     def take(self, *, scale: float) -> list[RowGradient]:
         """Return the gradients for a step, each with its factor times ``scale``."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +21,13 @@ from torch.nn import functional
 
 from psdist.errors import UsageError
 from psdist.tables.eviction import parse_eviction
+from psdist.tables.kernels import row_kernels
 from psdist.tables.optimizers import RowOptimizer
 from psdist.tables.specs import Ids, Rows, TableSpec
 from psdist.tables.store import RowStore
 from psdist.workers.tables.gradients import RowGradients
 
+_T = TypeVar("_T")
 _INTEGERS: Final = (torch.int64, torch.int32)
 
 
@@ -86,6 +87,52 @@ class _Bring(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (gradient,) = gradients
         return ctx.gradients.add(ctx.ids, gradient), None, None, None
+
+
+class _Gather(torch.autograd.Function):
+    """As ``functional.embedding`` after :class:`_Bring`, on the host, with the same bits. torch's
+    own backward pass takes three times as long."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        handle: torch.Tensor,
+        rows: torch.Tensor,
+        ids: Ids,
+        gradients: RowGradients,
+        at: torch.Tensor,
+    ) -> torch.Tensor:
+        del handle
+        ctx.ids, ctx.gradients, ctx.at = ids, gradients, at
+        return functional.embedding(at, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        flat = gradients[0].detach().reshape(-1, gradients[0].shape[-1]).numpy()
+        sums = row_kernels().sum_at(flat, ctx.at.view(-1).numpy(), len(ctx.ids))
+        return ctx.gradients.add(ctx.ids, torch.from_numpy(sums)), None, None, None, None
+
+
+class _Found(NamedTuple):
+    """Rows of a forward pass."""
+
+    ids: Ids
+    """Distinct ones, ascending, without padding."""
+    rows: torch.Tensor
+    """By id."""
+    at: torch.Tensor
+    """By id of the script: the position of its row."""
+    padding: int | None
+    """Position of padding, after the rows."""
+    is_training: bool
+
+
+def _eager(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Return a function that torch.compile leaves as it is."""
+    if not torch.compiler.is_compiling():  # the wrapper takes 30 us a call
+        return function
+    wrapped: Callable[..., _T] = torch.compiler.disable(function)  # type: ignore[no-untyped-call] # torch's
+    return wrapped
 
 
 class Table(torch.nn.Module):
@@ -164,29 +211,32 @@ class Table(torch.nn.Module):
 
     def _look_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Return the distinct rows, the position among them of each id, and that of padding."""
-        distinct, local = torch.unique(
-            torch.from_numpy(self._checked(ids)), sorted=True, return_inverse=True
-        )
-        chosen: Ids = distinct.numpy()
+        found = self._found(ids)
+        rows = found.rows
+        if found.is_training:
+            rows = _Bring.apply(self.rows_on_servers, rows, found.ids, self.gradients)  # type: ignore[no-untyped-call] # torch's
+        if found.padding is not None or not len(rows):  # torch wants a row for it, and one at all
+            rows = torch.cat([rows, rows.new_zeros(1, self.spec.dim)])
+        return rows, found.at, found.padding
+
+    def _found(self, ids: torch.Tensor) -> _Found:
+        chosen, at_each = row_kernels().distinct(self._checked(ids))
         self._require_known(chosen)
-        local, padding = local.view(ids.shape), None
+        local, padding = torch.from_numpy(at_each).view(ids.shape), None
         if self.padding_idx is not None:
             at = int(np.searchsorted(chosen, self.padding_idx))
             if at < len(chosen) and chosen[at] == self.padding_idx:
                 chosen, padding = np.delete(chosen, at), len(chosen) - 1
                 local = torch.where(local == at, padding, local - (local > at).long())
-        handle = self.rows_on_servers
-        is_training = torch.is_grad_enabled() and handle.requires_grad
-        rows = torch.from_numpy(
-            self._source.look_up(self._number, chosen, given=ids, is_training=is_training)
-        ).to(ids.device)
-        if is_training:
-            rows = _Bring.apply(handle, rows, chosen, self.gradients)  # type: ignore[no-untyped-call] # torch's
-        if padding is not None or not len(
-            chosen
-        ):  # torch wants a row for padding, and at least one
-            rows = torch.cat([rows, rows.new_zeros(1, self.spec.dim)])
-        return rows, local.to(ids.device), padding
+        is_training = torch.is_grad_enabled() and self.rows_on_servers.requires_grad
+        rows = self._source.look_up(self._number, chosen, given=ids, is_training=is_training)
+        return _Found(
+            chosen,
+            torch.from_numpy(rows).to(ids.device),
+            local.to(ids.device),
+            padding,
+            is_training,
+        )
 
     def only_known(self, ids: Ids) -> Ids:
         """Return these of ``ids`` that are rows of the table."""
@@ -203,14 +253,6 @@ class Table(torch.nn.Module):
                 f"table {self.spec.name}: id {wrong}; it has {num_rows} rows, ids 0 to "
                 f"{num_rows - 1}. psdist.{type(self).__name__}(None, ...) takes any id"
             )
-
-
-@cache
-def _look_up() -> Callable[..., tuple[torch.Tensor, torch.Tensor, int | None]]:
-    """Return :meth:`Table._look_up`, which torch.compile leaves as it is."""
-    plain: Callable[..., tuple[torch.Tensor, torch.Tensor, int | None]]
-    plain = torch.compiler.disable(Table._look_up)  # type: ignore[no-untyped-call] # torch's
-    return plain
 
 
 class Embedding(Table):
@@ -235,8 +277,19 @@ class Embedding(Table):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``ids`` (int64 or int32, any shape): float32 [*ids.shape, dim]. Raises
         :class:`UsageError` for ids that are no integers, or not below ``num_rows``."""
-        rows, local, padding = _look_up()(self, ids)
-        return functional.embedding(local, rows, padding)
+        return _eager(Embedding._vectors)(self, ids)
+
+    def _vectors(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.is_cuda or not len(ids) or self.padding_idx is not None:
+            rows, at, padding = self._look_up(ids)
+            return functional.embedding(at, rows, padding)
+        found = self._found(ids)
+        if not found.is_training:
+            return functional.embedding(found.at, found.rows)
+        gathered: torch.Tensor = _Gather.apply(  # type: ignore[no-untyped-call] # torch's
+            self.rows_on_servers, found.rows, found.ids, self.gradients, found.at
+        )
+        return gathered
 
 
 class EmbeddingBag(Table):
@@ -264,7 +317,7 @@ class EmbeddingBag(Table):
     ) -> torch.Tensor:
         """Return float32 [bags, dim]. ``ids``: [bags, n], or one-dimensional with the ``offsets``
         of the bags; ``per_sample_weights``: by id, in mode sum. Errors as :class:`Embedding`'s."""
-        rows, local, padding = _look_up()(self, ids)
+        rows, local, padding = _eager(Table._look_up)(self, ids)
         return functional.embedding_bag(
             local,
             rows,

@@ -96,7 +96,7 @@ class CompiledKernels(Kernels):
         self._merge.argtypes = (pointer, number, number, pointer, pointer, pointer)
         self._count.argtypes = (pointer, pointer, pointer, number, pointer, pointer)
         self._distinct.argtypes = (pointer, number, pointer, pointer, pointer)
-        self._sum_at.argtypes = (pointer, pointer, number, number, pointer)
+        self._sum_at.argtypes = (pointer, number, pointer, number, number, pointer)
         self._rules = {rule: getattr(library, f"rows_{rule}") for rule in _RULES}
         passes = self._find, self._add, self._reindex, self._gather, self._count, self._sum_at
         for each in (*passes, *self._rules.values()):
@@ -136,14 +136,19 @@ class CompiledKernels(Kernels):
         return found[:num], sums[:num]
 
     def distinct(self, ids: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
-        ids, work = _plain(ids), np.empty((6, len(ids)), np.int64)
-        found, at = work[4:]
-        num = self._distinct(_at(ids), len(ids), _at(work), _at(found), _at(at))
-        return found[:num], at
+        ids, num = _plain(ids), len(ids)
+        memory = np.empty((6, num), np.int64)
+        work = _at(memory)
+        found, at = work + 4 * memory.strides[0], work + 5 * memory.strides[0]
+        num_found = self._distinct(_at(ids), num, work, found, at)
+        return memory[4, :num_found], memory[5]
 
     def sum_at(self, rows: Rows, at: npt.NDArray[np.int64], num: int) -> Rows:
-        rows, at, sums = _plain(rows), _plain(at), np.zeros((num, rows.shape[1]), np.float32)
-        self._sum_at(_at(rows), _at(at), len(at), rows.shape[1], _at(sums))
+        if rows.strides[1] != 4 or rows.strides[0] % 4 or not rows.flags.aligned:
+            rows = rows.copy()
+        at, sums = _plain(at), np.zeros((num, rows.shape[1]), np.float32)
+        stride = rows.strides[0] // 4
+        self._sum_at(_at(rows), stride, _at(at), len(at), rows.shape[1], _at(sums))
         return sums
 
     def count(
@@ -251,7 +256,7 @@ def _trial(kernels: Kernels, dim: int) -> list[bytes]:
             found += [merged.tobytes(), sums.tobytes(), places.tobytes(), into.tobytes()]
         mixed_up = generator.choice(ids, num) * generator.choice([1, -1], num)
         different, at = kernels.distinct(mixed_up)
-        sums = kernels.sum_at(rows, at[: len(rows)], len(different))
+        sums = kernels.sum_at(rows[:, 1:], at[: len(rows)], len(different))
         found += [different.tobytes(), at.tobytes(), sums.tobytes()]
         cells = np.zeros((3, *SKETCH), np.uint8)
         for step in range(60):

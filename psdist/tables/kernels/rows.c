@@ -229,9 +229,11 @@ int64_t rows_distinct(const int64_t *ids, int64_t num, uint64_t *work, int64_t *
     return found;
 }
 
-/* Add each row to the sum at its place, in their order. sums: zeros. */
-void rows_sum_at(const float *rows, const int64_t *at, int64_t num, int64_t dim, float *sums) {
-    for (int64_t i = 0; i < num; i++) add_to(sums + dim * at[i], rows + dim * i, 1.0f, dim);
+/* Add each row to the sum at its place, in their order. stride: words from a row to the next. sums:
+ * zeros. */
+void rows_sum_at(const float *rows, int64_t stride, const int64_t *at, int64_t num, int64_t dim,
+                 float *sums) {
+    for (int64_t i = 0; i < num; i++) add_to(sums + dim * at[i], rows + stride * i, 1.0f, dim);
 }
 
 static inline uint8_t *cells_of(uint8_t *cells, uint64_t hash, int64_t bucket, int depth) {

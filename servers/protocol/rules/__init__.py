@@ -103,17 +103,6 @@ class RoundRule(ABC):
 
     # -- the model -----------------------------------------------------------------------------
 
-    def for_set(self, peer: int, setup: Setup) -> RoundRule:
-        """Return the rule for what ``peer`` describes, parameters or tables, which takes the
-        replies of this rule. Raise as :meth:`for_model`."""
-        make = self.context.of_tables
-        if not setup.tables or make is None:
-            return self.for_model(peer, setup)
-        rule = make(self.context)
-        rule.replies = self.replies
-        rule.replies.follow(rule.required_min_done)
-        return rule.for_model(peer, setup)
-
     def for_model(self, peer: int, setup: Setup) -> RoundRule:  # noqa: ARG002 - any model
         """Return the rule for the model that ``peer`` describes: this rule, or one that wraps it.
         Raise :class:`ProtocolError` if this rule cannot do what ``setup`` asks. (In ssp and async

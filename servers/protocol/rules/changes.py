@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from psdist.protocol.control import BeginCodecs
+from psdist.protocol.control import BeginCodecs, Setup
 from psdist.servers.protocol.actions import (
     Action,
     ChangeCodecs,
@@ -25,6 +25,18 @@ from psdist.servers.protocol.chunks import ChunkState
 from psdist.servers.protocol.membership import Membership
 from psdist.servers.protocol.replication.shard_state import ShardState
 from psdist.servers.protocol.rules import RoundRule
+
+
+def rule_of_set(rule: RoundRule, peer: int, setup: Setup) -> RoundRule:
+    """Return the rule for what ``peer`` describes, which takes the replies of ``rule``: tables may
+    have a mode of their own. Raise as :meth:`RoundRule.for_model`."""
+    make = rule.context.of_tables
+    if not setup.tables or make is None:
+        return rule.for_model(peer, setup)
+    own = make(rule.context)
+    own.replies = rule.replies
+    own.replies.follow(own.required_min_done)
+    return own.for_model(peer, setup)
 
 
 class RoundChanges:

@@ -40,6 +40,7 @@ OFF: dict[str, Mapping[str, Any]] = {
     "failed workers": {"max_deaths": 0},
     "several servers": {"servers": 1},
     "steps by loss": {"steps_by": "count"},
+    "stale tables": {"tables_mode": "same"},
     "checkpoints": {"checkpoint_every": None},
     "skipped steps": {"on_nonfinite": "error"},
     "replicas": {"replication": "none"},
@@ -137,7 +138,7 @@ def test_texts_of_the_table_name_settings_that_exist_with_their_tables() -> None
 
 def test_the_measured_number_of_rows_is_that_of_the_table() -> None:
     rows = house.rows_of_tables(house.parse(house.read_sources()))
-    assert len(rows) == len(conflicts_table()) <= 63
+    assert len(rows) == len(conflicts_table()) <= 66
 
 
 def test_the_document_has_the_table_that_the_code_makes() -> None:
