@@ -170,17 +170,18 @@ class SetRecord:
         return ""
 
 
-def difference_of_tables(there: Sequence[TableRecord], here: Iterable[object]) -> str:
-    """Return in what the tables of a checkpoint are not these specs, for people; "" for nothing."""
-    own = list(map(TableRecord.of, here))
-    for mine, its in zip(there, own, strict=False):
+def difference_of_tables(there: Iterable[object], here: Iterable[object]) -> str:
+    """Return in what the tables of a checkpoint are not these, for people; "" for nothing. Both are
+    records or specs."""
+    kept, own = list(map(TableRecord.of, there)), list(map(TableRecord.of, here))
+    for mine, its in zip(kept, own, strict=False):
         if mine.name != its.name:
             return f"table {mine.name} there, {its.name} here"
         for field, value in dataclasses.asdict(mine).items():
             if value != getattr(its, field):
                 return f"table {its.name}: {field} {value} there, {getattr(its, field)} here"
-    if len(there) != len(own):
-        return f"{len(there)} tables there, {len(own)} here"
+    if len(kept) != len(own):
+        return f"{len(kept)} tables there, {len(own)} here"
     return ""
 
 

@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-<<<<<<< HEAD
-=======
-from dataclasses import fields
-from math import prod
->>>>>>> main
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from psdist.checkpoint.index import difference_of_tables
 from psdist.errors import CheckpointError, ProtocolError
 from psdist.protocol.optimizer_state import Whole
 from psdist.servers.shard.regions import KeptPieces, Region
@@ -110,32 +106,13 @@ def rows_in(kept: KeptPieces, specs: TableSpecs, part: int) -> Iterator[TableRow
     """Yield the rows of ``part``, in order, and then the counts, of each table in a checkpoint of
     any number of parts. Raises :class:`CheckpointError` if the checkpoint has other tables."""
     mine, there = specs.buckets_of_part(part), tables_in(kept)
-    if there.tables != specs.tables or there.num_parts != kept.num_pieces:
-        raise CheckpointError("the checkpoint has other tables than the script")
+    if words := difference_of_tables(there.tables, specs.tables):
+        raise CheckpointError(f"{words}; resume with the script that wrote the checkpoint")
     for piece in range(kept.num_pieces):
         buckets = there.buckets_of_part(piece)
         common = range(max(mine.start, buckets.start), min(mine.stop, buckets.stop))
         if common:
-<<<<<<< HEAD
             yield from _Reader(kept, piece).rows(there, buckets, common)
-=======
-            yield from reader.rows(there, buckets, common)
-
-
-def _require_same(there: TableSpecs, here: TableSpecs) -> None:
-    if len(there.tables) != len(here.tables):
-        raise CheckpointError(
-            f"the checkpoint has {len(there.tables)} tables, the script {len(here.tables)}"
-        )
-    for mine, its in zip(there.tables, here.tables, strict=True):
-        for each in fields(TableSpec):
-            one, other = getattr(mine, each.name), getattr(its, each.name)
-            if one != other:
-                raise CheckpointError(
-                    f"table {its.name}: {each.name} is {one!r} in the checkpoint, {other!r} in the "
-                    "script; resume with the script that wrote it, or start in another run_dir"
-                )
->>>>>>> main
 
 
 class _Reader:

@@ -42,12 +42,8 @@ from psdist.servers.tables.checkpoints import region_of
 from psdist.tables.kernels.reference import Contribution as RowsOf
 from psdist.tables.kernels.reference import Slots
 from psdist.tables.payloads import RowPush, largest_rows, pack_rows, read_push
-<<<<<<< HEAD
 from psdist.tables.row_files import blocks_of
-from psdist.tables.specs import Ids, Rows, TableSpecs
-=======
 from psdist.tables.specs import Ids, TableSpecs
->>>>>>> main
 from psdist.tables.store import RowStore
 
 MOST_EARLY: Final = 64
@@ -154,15 +150,12 @@ class TableShard:
         raise ProtocolError(f"part {action.chunk}: rows are not clipped on servers")
 
     def step(self, action: Step) -> None:
-<<<<<<< HEAD
-        part, self._in_order = self.parts[action.chunk], None
-=======
+        self._in_order = None
         with self._memory_for("the gradients", action.chunk):
             self._step(action)
 
     def _step(self, action: Step) -> None:
         part = self.parts[action.chunk]
->>>>>>> main
         if action.content is SlotContent.SUM:
             summed, part.summed = part.summed, []
         else:
@@ -310,7 +303,8 @@ class TableShard:
     ) -> list[Region]:
         """New memory, at once: how many rows there are changes."""
         del into, set_index, is_later
-        return [region_of(chunk, self.parts[chunk].stores, self.specs)]
+        with self._memory_for("the copies of a checkpoint", chunk):
+            return [region_of(chunk, self.parts[chunk].stores, self.specs)]
 
     def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:
         del chunk, memory, set_index
