@@ -35,6 +35,7 @@ def served(
     groups: tuple[tuple[int, ...], ...] = ((0,),),
     servers: int = 2,
     seed: int = 0,
+    resumes: bool = False,
     **settings: object,
 ) -> Outcome:
     case = Case(
@@ -44,7 +45,7 @@ def served(
         groups=groups,
         settings=settings,
     )
-    return run_virtually(case, path, seed=seed)
+    return run_virtually(case, path, seed=seed, resumes=resumes)
 
 
 class Net(nn.Module):
@@ -348,3 +349,39 @@ def test_a_table_after_the_job_is_refused(tmp_path: Path) -> None:
         rows_of(model)
 
     refused(tmp_path, UsageError, "a table is used after job.close", scenario)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+class _Killed(Exception):
+    """Raised instead of kill -9."""
+
+
+def test_a_killed_run_goes_on_with_its_rows_on_other_servers(tmp_path: Path) -> None:
+    def scenario(job: Job, *, stops: bool = False) -> Result:
+        model = Net(optimizer=psdist.RowAdagrad(lr=0.3), admit=2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model, optimizer = job.prepare(model, optimizer)
+        data = torch.arange(64).view(32, 2) * 7 % NUM_ROWS
+        for step, ids in enumerate(job.loader(data, batch_size=2), start=1):
+            optimizer.zero_grad()
+            model(ids).square().sum().backward()
+            optimizer.step()
+            if step == 3:
+                job.checkpoint()
+            if stops and step == 5:
+                raise _Killed
+        return {"rows": rows_of(model), "top": model.top.weight.detach()}
+
+    settings: dict[str, Any] = {"groups": ((0,), (1,))}
+    whole = served(scenario, tmp_path / "whole", **settings)
+    for servers in (1, 3):
+        path = tmp_path / str(servers)
+        with pytest.raises(_Killed):
+            served(lambda job: scenario(job, stops=True), path, **settings)
+        resumed = served(scenario, path, servers=servers, resumes=True, **settings)
+        assert resumed.summary["resumed_from"]
+        for mine, its in zip(resumed.results, whole.results, strict=True):
+            assert torch.equal(mine["rows"], its["rows"])
+            assert torch.equal(mine["top"], its["top"])
