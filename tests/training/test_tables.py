@@ -18,8 +18,9 @@ from psdist.errors import (
     UsageError,
 )
 from psdist.job import Job
+from psdist.protocol.ids import worker_id
 from tests.support.programs.tables.clicks import plain, train
-from tests.support.programs.training.cases import Case, Outcome, Result
+from tests.support.programs.training.cases import Case, Outcome, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
 NUM_ROWS, DIM = 40, 4
@@ -385,3 +386,30 @@ def test_a_killed_run_goes_on_with_its_rows_on_other_servers(tmp_path: Path) -> 
         for mine, its in zip(resumed.results, whole.results, strict=True):
             assert torch.equal(mine["rows"], its["rows"])
             assert torch.equal(mine["top"], its["top"])
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+@pytest.mark.parametrize("fails_at", [2, 4, 7])
+def test_a_failed_worker_leaves_no_half_of_a_push(mode: str, fails_at: int, tmp_path: Path) -> None:
+    def script(job: Job, stage: Stage) -> Result:
+        model, optimizer = prepared(job)
+        for step in range(10):
+            stage.sleep(0.01)
+            ids = torch.arange(6) + step + 3 * job.worker
+            optimizer.zero_grad()
+            model(ids).sum().backward()
+            optimizer.step()
+        return {"rows": rows_of(model)}
+
+    case = Case(
+        name="deaths",
+        script=script,
+        servers=2,
+        groups=((0,), (1,), (2,)),
+        settings={"mode": mode, "max_deaths": 1, "tables_max_rows": 2, "record": True},
+    )
+    done = run_virtually(case, tmp_path, seed=fails_at, fails=(worker_id(2), fails_at))
+    assert done.summary["deaths"]
+    results = [torch.load(tmp_path / f"worker-{n}.pt", weights_only=True) for n in (0, 1)]
+    assert all(each["rows"].isfinite().all() for each in results)
+    done.checked()
