@@ -75,7 +75,6 @@ from psdist.servers.set_store import (
     Log,
     ServerOptions,
     SetStore,
-    state_parts,
 )
 from psdist.servers.shard.executor import Executor, ShardSpec
 from psdist.servers.shard.regions import Region
@@ -175,9 +174,7 @@ class ShardPart:
             crc = self._value_checksum(chunk)
             self._log.kept(EventKind.SNAPSHOT, chunk, action.number, crc)
 
-    def _make_executor(
-        self, options: ServerOptions, contents: Contents, built: BuiltSet
-    ) -> ShardSpec:
+    def _make(self, options: ServerOptions, contents: Contents, built: BuiltSet) -> ShardSpec:
         """The chief has described the set. Return the description of this server's chunks."""
         self._contents, self._wire = contents, contents.wire
         wire, spec = self._wire, contents.spec(options, built)
@@ -266,7 +263,6 @@ class SetLoop(ShardPart):
         self._checks = self._wire.checks
         is_recorded = isinstance(self._log, ServerHistory)
         self._recorded = Checks("sampled", options.checksum_every) if is_recorded else NO_CHECKS
-        self._is_relative = False
         self._replies: ChunkCodings | None = None
         """None for raw replies."""
         self._has_checksums = {self._checks, self._recorded} != {NO_CHECKS}
@@ -336,10 +332,10 @@ class SetLoop(ShardPart):
 
     def _build(self, action: Build) -> None:
         options, setup = self._options, action.setup
-        contents = self._store.contents(setup)
+        contents = self._store.choose(setup, self._wire, self._store.make_executor)
         described = contents.describe(self.set_index, setup, options.shard_weights, self._held)
         partition = self._partition = described.partition
-        spec = self._make_executor(options, contents, described)
+        spec = self._make(options, contents, described)
         mine = spec.chunks
         self.holds_nothing = not mine
         self._unreserved = list(reversed(mine))
@@ -386,7 +382,7 @@ class SetLoop(ShardPart):
                 else None
             ),
             are_replies_apart=self._wire.has_copies,
-            state=state_parts(spec),
+            state=spec.state_parts,
         )
         self.do(self.core.handle(built))
 

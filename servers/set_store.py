@@ -17,7 +17,7 @@ from psdist.codecs.wire import RAW_WIRE, Wire
 from psdist.errors import ProtocolError
 from psdist.history.writers import EventCount, ServerHistory
 from psdist.protocol.control import Setup
-from psdist.protocol.optimizer_state import StatePart, parts_of, unpack_states
+from psdist.protocol.optimizer_state import unpack_states
 from psdist.protocol.optimizers import check_mode, traits
 from psdist.protocol.partition import Partition
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
@@ -37,11 +37,7 @@ class SetStore(NamedTuple):
     """Return the log whose next event has this position."""
     keeper: Keeper
     choose: ChooseContents
-    """For what the set consists of."""
-
-    def contents(self, setup: Setup) -> Contents:
-        """Return what the set consists of that the chief describes."""
-        return self.choose(setup, self.wire, self.make_executor)
+    """Returns what a set consists of."""
 
 
 class ShardStore:
@@ -141,14 +137,8 @@ class ServerOptions:
         )
 
 
-def state_parts(spec: ShardSpec) -> list[StatePart]:
-    """Return the parts of the optimizer state that the chief sends for these chunks, ascending."""
-    chunks = (spec.partition.chunks[chunk] for chunk in spec.chunks)
-    return [part for chunk in chunks for part in parts_of(chunk, spec.states)]
-
-
 class Contents:
-    """What a parameter set consists of on a server: the values of parameters. Other contents
+    """The contents of a parameter set on a server: the values of parameters. Other contents
     extend this class (psdist.servers.tables)."""
 
     def __init__(self, setup: Setup, wire: Wire, make_executor: MakeExecutor) -> None:

@@ -33,7 +33,8 @@ def check_admit(admit: object) -> int:
 
 
 class Admission:
-    """The counts of one part's ids, and the decision."""
+    """The counts of one part's ids, and the decision. ``admit``: 2 to 255; ``buckets``: the part's
+    own."""
 
     def __init__(self, admit: int, buckets: range, kernels: Kernels) -> None:
         self._admit = admit
@@ -46,6 +47,7 @@ class Admission:
 
     @property
     def num_bytes(self) -> int:
+        """Memory of all counts; it never changes."""
         return self.cells.nbytes
 
     def count(

@@ -47,7 +47,7 @@ class Eviction:
     def note(self, marks: Marks, slots: npt.NDArray[np.int32], clock: int) -> None:
         """Mark the rows that were touched at ``clock``. ``marks``: by slot, 0 for a new row."""
         if self.kind == "lfu":
-            marks[slots] = np.minimum(marks[slots], 2**31 - 2) + 1
+            marks[slots] += 1
         else:
             marks[slots] = clock
 

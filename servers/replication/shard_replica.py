@@ -28,7 +28,7 @@ from psdist.servers.protocol.replication.shard_state import (
 )
 from psdist.servers.replication.chunk_bytes import unpack_regions
 from psdist.servers.set_loop import ShardPart
-from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore, state_parts
+from psdist.servers.set_store import BuiltSet, ServerOptions, SetStore
 
 
 class ShardReplica(ShardPart):
@@ -47,14 +47,15 @@ class ShardReplica(ShardPart):
         restored from; ``is_filled``: True if the replica is made during training."""
         super().__init__(options.server, store, EventCount() if is_filled else store.make_log(0))
         self.setup, self._partition = built.setup, built.partition
-        spec = self._make_executor(options, store.contents(built.setup), built)
+        contents = store.choose(built.setup, store.wire, store.make_executor)
+        spec = self._make(options, contents, built)
         self._pushes = self._wire.pushes(built.partition)
         is_restored = bool(built.setup.restore) and not is_filled
         self.state = ShardState(
             chunks=spec.chunks,
             num_groups=num_groups,
             num_substitutes=num_substitutes,
-            num_state_parts=len(state_parts(spec)),
+            num_state_parts=len(spec.state_parts),
             first=first.clocks if first is not None else (),
             is_restored=is_restored,
         )

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from psdist.codecs.wire import Wire
 from psdist.protocol.events import Frame
-from psdist.protocol.optimizer_state import PieceState
+from psdist.protocol.optimizer_state import PieceState, StatePart, parts_of
 from psdist.protocol.optimizers import OptimizerTraits
 from psdist.protocol.partition import Partition
 from psdist.servers.protocol.actions import Fold, Hold, Load, LoadState, Reply, StartSum, Step
@@ -61,6 +61,12 @@ class ShardSpec:
         if self.compensation and chunks:
             setting = f"consistency.stale_updates = compensate:{self.compensation:g}"
             yield setting, sum(each.num_master_bytes for each in chunks), "was given"
+
+    @property
+    def state_parts(self) -> list[StatePart]:
+        """The parts of the optimizer state that the chief sends for these chunks, ascending."""
+        chunks = (self.partition.chunks[chunk] for chunk in self.chunks)
+        return [part for chunk in chunks for part in parts_of(chunk, self.states)]
 
     @property
     def slot_bytes(self) -> int:

@@ -12,6 +12,7 @@ rows at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -84,13 +85,18 @@ def rows_in(kept: KeptPieces, specs: TableSpecs, part: int) -> Iterator[TableRow
 
 
 def _require_same(there: TableSpecs, here: TableSpecs) -> None:
-    for mine, its in zip(there.tables, here.tables, strict=False):
-        if mine != its:
-            raise CheckpointError(f"the checkpoint has {mine}, the script {its}")
     if len(there.tables) != len(here.tables):
         raise CheckpointError(
             f"the checkpoint has {len(there.tables)} tables, the script {len(here.tables)}"
         )
+    for mine, its in zip(there.tables, here.tables, strict=True):
+        for each in fields(TableSpec):
+            one, other = getattr(mine, each.name), getattr(its, each.name)
+            if one != other:
+                raise CheckpointError(
+                    f"table {its.name}: {each.name} is {one!r} in the checkpoint, {other!r} in the "
+                    "script; resume with the script that wrote it, or start in another run_dir"
+                )
 
 
 class _Reader:

@@ -1,4 +1,4 @@
-"""What the loop of a server has to know of a set of tables.
+"""The description of a set of tables, for the loop of a server.
 
 store = ShardStore(TensorShard, choose=contents_of, wire=wire)    # values and rows, as described
 """

@@ -12,7 +12,8 @@ with any number of servers. Nothing is changed before the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,7 +41,7 @@ from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.tables.checkpoints import region_of
 from psdist.tables.kernels.reference import Contribution as RowsOf
 from psdist.tables.payloads import RowPush, largest_rows, pack_rows, read_push
-from psdist.tables.specs import Ids, Rows, TableSpecs
+from psdist.tables.specs import Ids, TableSpecs
 from psdist.tables.store import RowStore
 
 MOST_EARLY: Final = 64
@@ -63,7 +64,7 @@ class _Part:
         buckets = specs.buckets_of_part(part)
         self.stores = [RowStore(each, buckets) for each in specs.tables]
         self.summed: list[tuple[RowPush | ProtocolError, float]] = []
-        """What the round that is summed consists of, in the order of groups, with weights."""
+        """The pushes of the round that is summed, in the order of groups, with weights."""
         self.wanted: dict[int, dict[int, list[Ids]]] = {}
         """By group and clock of its push."""
         self.early: dict[int, dict[int, list[RowPush]]] = {}
@@ -85,7 +86,13 @@ class TableShard:
 
     def make_slots(self, count: int) -> list[Frame]:
         """The system gives a page of a slot when it is first written."""
-        return [Frame(allocate(self._largest_push)) for _ in range(count)]
+        try:
+            return [Frame(allocate(self._largest_push)) for _ in range(count)]
+        except MemoryError:
+            raise UserError(
+                f"no memory for {count} receive slots of {self._largest_push} bytes on this "
+                f"server: tables.max_rows is {self.specs.max_rows}; lower it"
+            ) from None
 
     def settle(self, slot: Frame) -> None:
         """Nothing but this thread reads a slot."""
@@ -108,9 +115,10 @@ class TableShard:
 
     def fold(self, action: Fold) -> None:
         assert action.slot.payload is not None
-        copy = Frame(memoryview(bytearray(action.slot.payload[: action.slot.num_received])))
-        copy.num_received = action.slot.num_received
-        push = self._read(copy, action.chunk)
+        with self._memory_for("a push", action.chunk):
+            copy = Frame(memoryview(bytearray(action.slot.payload[: action.slot.num_received])))
+            copy.num_received = action.slot.num_received
+            push = self._read(copy, action.chunk)
         self.parts[action.chunk].summed.append((push, action.weight))
 
     def _read(self, slot: Frame, part: int) -> RowPush | ProtocolError:
@@ -126,6 +134,10 @@ class TableShard:
         raise ProtocolError(f"part {action.chunk}: rows are not clipped on servers")
 
     def step(self, action: Step) -> None:
+        with self._memory_for("the gradients", action.chunk):
+            self._step(action)
+
+    def _step(self, action: Step) -> None:
         part = self.parts[action.chunk]
         if action.content is SlotContent.SUM:
             summed, part.summed = part.summed, []
@@ -142,10 +154,7 @@ class TableShard:
         clock = action.contributions[0].clock
         for table, (store, hyper) in enumerate(zip(part.stores, groups, strict=True)):
             rows_of = [RowsOf(push.ids[table], push.rows[table], w) for push, w in pushes]
-            try:
-                ids, rows = store.merge(rows_of)
-            except MemoryError:
-                raise _no_memory(store, sum(each.rows.nbytes for each in rows_of)) from None
+            ids, rows = store.merge(rows_of)
             if action.gradient_scale != 1.0:
                 rows *= np.float32(action.gradient_scale)
             if not np.isfinite(rows).all():
@@ -226,23 +235,34 @@ class TableShard:
         wanted = None
         if group is not None and not reply.pull_number:
             wanted = part.wanted.get(group, {}).pop(reply.clock, None)
-        rows = self._nothing if wanted is None else self._gathered(part, wanted)
-        return pack_rows(self.specs, rows, into)
+        if wanted is None:
+            return pack_rows(self.specs, self._nothing, into)
+        return self._pack(reply.token.chunk, wanted, into)
 
     def rows_of(self, chunk: int, ids: Sequence[Ids]) -> memoryview:
         """Return the payload with the newest rows of ``ids``, by table."""
         memory = allocate(largest_rows(self.specs))
-        num_bytes = pack_rows(self.specs, self._gathered(self.parts[chunk], ids), memory)
-        return memory[:num_bytes]
+        return memory[: self._pack(chunk, ids, memory)]
 
-    def _gathered(self, part: _Part, ids: Sequence[Ids]) -> list[Rows]:
-        found = []
-        for store, each in zip(part.stores, ids, strict=True):
-            try:
-                found.append(store.gather(each))
-            except MemoryError:
-                raise _no_memory(store, 4 * len(each) * store.spec.dim) from None
-        return found
+    def _pack(self, chunk: int, ids: Sequence[Ids], into: memoryview) -> int:
+        with self._memory_for("a reply with rows", chunk):
+            stores = self.parts[chunk].stores
+            rows = [store.gather(each) for store, each in zip(stores, ids, strict=True)]
+            return pack_rows(self.specs, rows, into)
+
+    @contextmanager
+    def _memory_for(self, what: str, chunk: int) -> Iterator[None]:
+        """Raise :class:`UserError` where the system gives no more memory."""
+        try:
+            yield
+        except MemoryError as error:
+            store = max(self.parts[chunk].stores, key=len)
+            raise UserError(
+                f"no memory for {what} of tables on this server ({str(error) or 'MemoryError'}); "
+                f"it stores {self.statistics().rows} rows, {len(store)} of them of table "
+                f"{store.spec.name}; use more servers, a smaller batch, a smaller dim, admit= or "
+                "evict="
+            ) from None
 
     def checksum(
         self,
@@ -294,10 +314,3 @@ class TableShard:
             dropped_rows=sum(each.num_dropped for each in found),
             evicted_rows=sum(each.num_evicted for each in found),
         )
-
-
-def _no_memory(store: RowStore, num_bytes: int) -> UserError:
-    return UserError(
-        f"table {store.spec.name}: no memory for {num_bytes} bytes of rows on this server, which "
-        f"stores {len(store)} rows; use more servers, a smaller batch or a smaller dim"
-    )

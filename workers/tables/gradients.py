@@ -65,12 +65,13 @@ class RowGradients:
 
     def _rescale(self, gauge: float) -> None:
         """The script has changed the handle's gradient to this, in units of ``GAUGE``."""
-        factor = gauge / self._gauge if self._gauge else 0.0
-        if not factor:
+        if not gauge or not self._gauge:
             self._kept.clear()
-        elif factor != 1.0:
+            gauge = 0.0
+        elif gauge != self._gauge:
+            factor = gauge / self._gauge
             self._kept = [each._replace(factor=each.factor * factor) for each in self._kept]
-        self._gauge = gauge if factor else 0.0
+        self._gauge = gauge
 
     def take(self, *, scale: float) -> list[RowGradient]:
         """Return the gradients for a step, each with its factor times ``scale``."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psdist.errors import InvariantError, ProtocolError, UsageError
+from psdist.errors import InvariantError, ProtocolError, UsageError, UserError
 from psdist.tables import store as store_module
 from psdist.tables.kernels import row_kernels
 from psdist.tables.kernels.reference import Contribution, Kernels
@@ -298,3 +298,11 @@ def test_arrays_that_the_kernels_cannot_read_are_refused_or_copied() -> None:
     unaligned[:] = 1.0
     store.apply(np.arange(8)[::2] // 2, unaligned, lr=1.0, clock=1)
     np.testing.assert_allclose(store.gather(ids), before - 1, atol=1e-6)
+
+
+def test_more_rows_than_slots_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_MOST", 10)
+    store = RowStore(spec_of())
+    store.apply(np.arange(10), ones(np.arange(10)), lr=0.1, clock=1)
+    with pytest.raises(UserError, match=r"no memory for 11 rows on this server .*use more servers"):
+        store.apply(np.arange(11), ones(np.arange(11)), lr=0.1, clock=2)

@@ -7,8 +7,9 @@ plain()                     # the same in plain torch, with joint batches in one
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ MODES: dict[str, Any] = {"row_wise": "mean", "adam": "max"}
 
 
 class Clicks(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, optimizers: Iterable[str] = OPTIMIZERS) -> None:
         super().__init__()
         torch.manual_seed(5)
         self.tables = nn.ModuleDict(
@@ -43,13 +44,13 @@ class Clicks(nn.Module):
                     NUM_ROWS,
                     DIM,
                     mode=MODES.get(name, "sum"),
-                    optimizer=optimizer,
+                    optimizer=OPTIMIZERS[name],
                     padding_idx=PADDING,
                 )
-                for name, optimizer in OPTIMIZERS.items()
+                for name in optimizers
             }
         )
-        self.top = nn.Linear(len(OPTIMIZERS) * DIM, 1)
+        self.top = nn.Linear(len(self.tables) * DIM, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         bags = [table(ids[:, n]) for n, table in enumerate(self.tables.values())]
@@ -76,19 +77,26 @@ def result_of(model: Clicks) -> dict[str, torch.Tensor]:
     return found | {"top": model.top.weight.detach().clone()}
 
 
+def train(
+    job: psdist.Job, *, num_steps: int = NUM_STEPS, optimizers: Iterable[str] = OPTIMIZERS
+) -> dict[str, torch.Tensor]:
+    """Train the tables of these optimizers in a job; return the result."""
+    model = Clicks(optimizers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    model, optimizer = job.prepare(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, NUM_STEPS // 2, gamma=0.5)
+    batch = BATCH * NUM_WORKERS // job.num_workers
+    for ids, wanted in islice(job.loader(data(), batch_size=batch), num_steps):
+        optimizer.zero_grad()
+        loss_of(model, ids, wanted).backward()
+        optimizer.step()
+        scheduler.step()
+    return result_of(model)
+
+
 def main(result: str) -> None:
     with psdist.init() as job:
-        model = Clicks()
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        model, optimizer = job.prepare(model, optimizer)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, NUM_STEPS // 2, gamma=0.5)
-        batch = BATCH * NUM_WORKERS // job.num_workers
-        for ids, wanted in job.loader(data(), batch_size=batch):
-            optimizer.zero_grad()
-            loss_of(model, ids, wanted).backward()
-            optimizer.step()
-            scheduler.step()
-        found = result_of(model)
+        found = train(job)
         if job.is_chief:
             torch.save(found, result)
             print(f"pulled {job._sets.tables[0].num_pulled}", flush=True)

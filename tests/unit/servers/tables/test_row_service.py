@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psdist.codecs.wire import RAW_WIRE
 from psdist.errors import OptimizerRefusedError, ProtocolError
 from psdist.protocol.control import Evict, Leave, Register
 from psdist.protocol.events import ControlArrived, Sent
@@ -188,13 +189,13 @@ def test_a_description_that_no_chief_sends_is_refused(fields: Any, match: str) -
 def test_tables_are_refused_where_servers_keep_no_rows() -> None:
     store = ShardStore(TensorShard).of_set(0)
     with pytest.raises(ProtocolError, match="this server keeps no rows of tables"):
-        store.contents(TableServer(SPECS).setup())
+        store.choose(TableServer(SPECS).setup(), store.wire, store.make_executor)
 
 
 def test_an_optimizer_for_sync_alone_is_refused_in_other_modes() -> None:
     specs = specs_of(1, "FTRL")
     setup = TableServer(specs).setup()
-    contents = ShardStore(TensorShard, choose=contents_of).of_set(0).contents(setup)
+    contents = contents_of(setup, RAW_WIRE, TensorShard)
     built = contents.describe(0, setup, (1.0,), [0])
     for modes in (("sync",), ("sync", "ssp")):
         options = ServerOptions(server=0, shard_weights=(1.0,), modes=modes, receive_buffers=None)
@@ -208,7 +209,7 @@ def test_an_optimizer_for_sync_alone_is_refused_in_other_modes() -> None:
 def test_parts_go_by_the_weights_of_servers_whatever_else_they_hold() -> None:
     specs = specs_of(16)
     setup = TableServer(specs).setup()
-    contents = ShardStore(TensorShard, choose=contents_of).of_set(0).contents(setup)
+    contents = contents_of(setup, RAW_WIRE, TensorShard)
     held = [10**9, 0]
     owners = contents.describe(1, setup, (3.0, 1.0), held).owners
     assert [owners.count(server) for server in (0, 1)] == [12, 4]

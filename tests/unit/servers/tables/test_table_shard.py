@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -223,18 +222,30 @@ def test_rows_that_are_not_finite_are_refused(value: float) -> None:
 
 def test_a_server_without_memory_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     specs, shard = specs_of(1), shard_of(specs_of(1), 0)
+    rows = [(np.array([1, 4]), np.ones((2, each.dim), np.float32)) for each in specs.tables]
+    sum_up(shard, 0, 0, [rows])
 
-    def fails(*_: object) -> None:
-        raise MemoryError
+    def fails(*_: object, **_more: object) -> None:
+        raise MemoryError("unable to allocate 3 GiB")
 
+    expected = (
+        r"^no memory for .* of tables on this server \(unable .* 3 GiB\); it stores 4 rows, 2"
+    )
     monkeypatch.setattr(RowStore, "merge", fails)
-    shard.start_sum(StartSum(0, push_of(specs, no_rows(specs), 0), 1.0, 0))
-    with pytest.raises(UserError, match=r"^table table 0: no memory for 0 bytes .* stores 0 rows;"):
-        shard.step(step_of(0, 0, (0,), HYPER))
+    slot = push_of(specs, rows, 0)
+    shard.start_sum(StartSum(0, slot, 1.0, 1))
+    with pytest.raises(UserError, match=expected):
+        shard.step(step_of(0, 1, (0,), HYPER))
     monkeypatch.setattr(RowStore, "gather", fails)
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError, match=expected) as found:
         shard.rows_of(0, no_ids(specs))
-    assert not re.search("\n", str(found.value))
+    assert "\n" not in str(found.value)
+    monkeypatch.setattr("psdist.servers.tables.shard.read_push", fails)
+    with pytest.raises(UserError, match="no memory for a push of tables"):
+        shard.fold(Fold(0, slot, slot, 1.0, 1))
+    monkeypatch.setattr("psdist.servers.tables.shard.allocate", fails)
+    with pytest.raises(UserError, match=r"no memory for 8 receive slots .* is 4096; lower"):
+        shard.make_slots(8)
 
 
 class Kept:

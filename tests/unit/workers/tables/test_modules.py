@@ -28,6 +28,11 @@ CASES: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalRows, "refusal", "")
+
+
 def values_of(table: Table) -> torch.Tensor:
     """Return the first values of all rows, with zeros for padding."""
     ids = torch.arange(NUM_ROWS)
