@@ -80,7 +80,9 @@ class TableShard:
         self.group_of: Callable[[int], int | None] = lambda _peer: None
         """Return the group of a worker of the run."""
         self._largest_push = largest_push
-        self._nothing = [np.empty((0, each.dim), np.float32) for each in specs.tables]
+        self._nothing = [
+            (np.empty(0, np.bool_), np.empty((0, each.dim), np.float32)) for each in specs.tables
+        ]
 
     # -- slots ---------------------------------------------------------------------------------
 
@@ -247,7 +249,7 @@ class TableShard:
     def _pack(self, chunk: int, ids: Sequence[Ids], into: memoryview) -> int:
         with self._memory_for("a reply with rows", chunk):
             stores = self.parts[chunk].stores
-            rows = [store.gather(each) for store, each in zip(stores, ids, strict=True)]
+            rows = [store.gather_stored(each) for store, each in zip(stores, ids, strict=True)]
             return pack_rows(self.specs, rows, into)
 
     @contextmanager
