@@ -401,7 +401,8 @@ class ScriptCheckpoints:
 
     @property
     def _clocks(self) -> list[int]:
-        return [trainer.clock for trainer in self._sets.trainers]
+        of_tables = [each.clock for each in self._sets.tables]
+        return [*(trainer.clock for trainer in self._sets.trainers), *of_tables]
 
     @property
     def _is_chief(self) -> bool:
