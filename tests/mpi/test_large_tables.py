@@ -13,7 +13,7 @@ from tests.support.mpirun import Completed, run_program
 
 pytestmark = pytest.mark.mpi
 
-LIMIT_MIB = 64
+LIMIT_MIB = 32
 ROWS = 4 * LIMIT_MIB * 2**20 // (4 * 16)
 
 
@@ -22,7 +22,7 @@ def run(run_dir: Path, *options: str) -> Completed:
     program = ["-m", "tests.support.programs.tables.large", str(ROWS), "65536"]
     limit = ["--limit", str(LIMIT_MIB)]
     env = {"PSDIST_PROGRESS": "off"}
-    return run_program([*argv, *program, *limit, *options], timeout_s=120, env=env)
+    return run_program([*argv, *program, *limit, *options], timeout_s=240, env=env)
 
 
 def test_a_table_of_four_times_a_workers_memory_trains(tmp_path: Path) -> None:
