@@ -2,12 +2,14 @@
 
     payload = pack_push(specs, [(ids, gradients), ...], wanted=[ids, ...])
     push = read_push(specs, payload, part=0)          # raises ProtocolError
-    payload = pack_rows(specs, [rows, ...], into=memory)
-    read_rows(specs, payload, [len(ids), ...])        # by table: float32 [n, dim]
+    num_bytes = pack_rows(specs, [(is_stored, rows), ...], into=memory)
+    read_rows(specs, payload, [ids, ...], first_rows(specs))       # by table: float32 [n, dim]
 
-A payload is a head with counts by table, then ids (int64, strictly ascending), then rows, all of
-them table by table and little-endian, each block from a multiple of 8 bytes on. ``wanted`` ids come
-last. Rows are encoded one by one, by the codec of the specs:
+A payload is a head with counts by table, then ids (strictly ascending: uint32 if the table has at
+most 2^32 rows, else int64), then rows, all of them table by table and little-endian, each block
+from a multiple of 8 bytes on. ``wanted`` ids come last. A reply has a bit for each id before its
+rows, 0 where the server stores no row: the reader makes the first values. Rows are encoded one by
+one, by the codec of the specs:
 
     none   float32
     fp16   float16
@@ -25,6 +27,7 @@ import numpy.typing as npt
 
 from psdist.errors import ProtocolError
 from psdist.tables.specs import Ids, Rows, TableSpec, TableSpecs
+from psdist.tables.store import RowStore
 
 CODECS: Final = ("none", "fp16", "int8")
 
@@ -60,8 +63,19 @@ def largest_push(specs: TableSpecs) -> int:
 def largest_rows(specs: TableSpecs) -> int:
     """Return the most bytes that a reply may have: ``max_rows`` rows."""
     widest = max(row_bytes(specs.codec, each.dim) for each in specs.tables)
-    head = _HEAD.size + _aligned(4 * len(specs.tables))
-    return head + specs.max_rows * widest + _ALIGN * len(specs.tables)
+    bits = specs.max_rows // 8 + _ALIGN * len(specs.tables)
+    counts = _aligned(4 * len(specs.tables))
+    return smallest(specs) + counts + bits + specs.max_rows * widest + _ALIGN * len(specs.tables)
+
+
+def reply_bytes(specs: TableSpecs, counts: Sequence[int]) -> int:
+    """Return the most bytes of a reply with this many rows, by table."""
+    widths = (row_bytes(specs.codec, each.dim) for each in specs.tables)
+    blocks = (
+        _aligned(-(-num // 8)) + _aligned(num * width)
+        for num, width in zip(counts, widths, strict=True)
+    )
+    return smallest(specs) + _aligned(4 * len(specs.tables)) + sum(blocks)
 
 
 def smallest(specs: TableSpecs) -> int:
@@ -78,9 +92,9 @@ def pack_push(
 ) -> memoryview:
     """Return the payload of a push; ``rows`` and ``wanted`` by table."""
     blocks: list[npt.NDArray[Any]] = [_counts(ids for ids, _ in rows), _counts(wanted)]
-    blocks += [ids for ids, _ in rows]
+    blocks += _narrowed(specs, (ids for ids, _ in rows))
     blocks += [_encoded(specs, each) for _, each in rows]
-    return _joined([*blocks, *wanted], num_before)
+    return _joined([*blocks, *_narrowed(specs, wanted)], num_before)
 
 
 def read_push(specs: TableSpecs, payload: memoryview, *, part: int) -> RowPush:
@@ -99,8 +113,7 @@ def read_push(specs: TableSpecs, payload: memoryview, *, part: int) -> RowPush:
 
 def pack_ids(specs: TableSpecs, ids: Sequence[Ids]) -> memoryview:
     """Return the payload of a pull; ``ids`` by table."""
-    del specs
-    return _joined([_counts(ids), *ids], 0)
+    return _joined([_counts(ids), *_narrowed(specs, ids)], 0)
 
 
 def read_ids(specs: TableSpecs, payload: memoryview, *, part: int) -> list[Ids]:
@@ -113,23 +126,44 @@ def read_ids(specs: TableSpecs, payload: memoryview, *, part: int) -> list[Ids]:
     return ids
 
 
-def pack_rows(specs: TableSpecs, rows: Sequence[Rows], into: memoryview) -> int:
-    """Write the payload of a reply; return its bytes. ``rows`` by table."""
-    payload = _joined([_counts(rows), *(_encoded(specs, each) for each in rows)], 0)
+def pack_rows(
+    specs: TableSpecs, rows: Sequence[tuple[npt.NDArray[np.bool_], Rows]], into: memoryview
+) -> int:
+    """Write the payload of a reply; return its bytes. ``rows``, by table: True for each id that has
+    a row, and these rows."""
+    blocks: list[npt.NDArray[Any]] = [
+        *(_counts(is_stored for is_stored, _ in rows), _counts(each for _, each in rows)),
+        *(np.packbits(is_stored) for is_stored, _ in rows),
+        *(_encoded(specs, each) for _, each in rows),
+    ]
+    payload = _joined(blocks, 0)
     into[: len(payload)] = payload
     return len(payload)
 
 
-def read_rows(specs: TableSpecs, payload: memoryview, expected: Sequence[int]) -> list[Rows]:
-    """Return the rows of a reply, by table. ``expected``: how many, by table. Raises
-    :class:`ProtocolError` for others."""
-    source = _Source(payload)
-    counts = source.counts(specs)
-    if counts != list(expected):
-        raise ProtocolError(f"a reply with {counts} rows of tables where {list(expected)} belong")
-    rows = source.rows(specs, counts)
+def read_rows(
+    specs: TableSpecs, payload: memoryview, ids: Sequence[Ids], first: Sequence[RowStore]
+) -> list[Rows]:
+    """Return the rows of ``ids``, by table, that a reply has brought, and first values where it has
+    no row; ``first``: :func:`psdist.tables.store.first_rows`. Raises :class:`ProtocolError` for a
+    reply to others."""
+    source, expected = _Source(payload), list(map(len, ids))
+    counts, num_stored = source.counts(specs), source.counts(specs)
+    if counts != expected:
+        raise ProtocolError(f"a reply with {counts} rows of tables where {expected} belong")
+    stored = [source.bits(num) for num in counts]
+    if num_stored != [np.count_nonzero(each) for each in stored]:
+        raise ProtocolError(f"a reply that counts {num_stored} rows and marks others")
+    found = list[Rows]()
+    tables = zip(ids, first, stored, source.rows(specs, num_stored), strict=True)
+    for each, store, is_stored, rows in tables:
+        if len(rows) < len(each):
+            whole = np.empty((len(each), rows.shape[1]), np.float32)
+            whole[is_stored], whole[~is_stored] = rows, store.gather(each[~is_stored])
+            rows = whole
+        found.append(rows)
     source.require_end()
-    return rows
+    return found
 
 
 def encode_rows(codec: str, rows: Rows) -> npt.NDArray[np.uint8]:
@@ -184,11 +218,16 @@ class _Source:
     def ids(self, specs: TableSpecs, counts: Sequence[int], *, part: int) -> list[Ids]:
         found = list[Ids]()
         for index, (table, count) in enumerate(zip(specs.tables, counts, strict=True)):
-            ids = self._take(8 * count).view(np.int64)
+            dtype = _id_dtype(table)
+            data = self._take(dtype.itemsize * count).view(dtype)
+            ids: Ids = data.astype(np.int64, copy=False)
             if count:
                 _require_ids(specs, index, table, ids, part)
             found.append(ids)
         return found
+
+    def bits(self, num: int) -> npt.NDArray[np.bool_]:
+        return np.unpackbits(self._take(-(-num // 8)), count=num).view(np.bool_)
 
     def rows(self, specs: TableSpecs, counts: Sequence[int]) -> list[Rows]:
         found = list[Rows]()
@@ -222,6 +261,17 @@ def _require_ids(specs: TableSpecs, index: int, table: TableSpec, ids: Ids, part
         )
     if specs.num_parts > 1 and (specs.parts_of(index, ids) != part).any():
         raise ProtocolError(f"ids of table {table.name} that are not of part {part}")
+
+
+def _id_dtype(table: TableSpec) -> np.dtype[Any]:
+    is_narrow = table.num_rows is not None and table.num_rows <= 2**32
+    return np.dtype(np.uint32 if is_narrow else np.int64)
+
+
+def _narrowed(specs: TableSpecs, ids: Iterable[Ids]) -> list[npt.NDArray[Any]]:
+    """Return ids, by table, as messages have them."""
+    pairs = zip(ids, specs.tables, strict=True)
+    return [each.astype(_id_dtype(table), copy=False) for each, table in pairs]
 
 
 def _counts(blocks: Iterable[Sized]) -> npt.NDArray[np.uint32]:

@@ -41,7 +41,7 @@ from psdist.tables.kernels.reference import (
     empty_index,
 )
 from psdist.tables.optimizers import row_optimizer
-from psdist.tables.specs import NUM_BUCKETS, Ids, Rows, TableSpec, mixed
+from psdist.tables.specs import NUM_BUCKETS, Ids, Rows, TableSpec, TableSpecs, mixed
 
 _FEWEST: Final = 256
 """Entries of an index, and records, at least."""
@@ -125,6 +125,16 @@ class RowStore:
             raise InvariantError(f"table {self.spec.name}: rows to be written to other memory")
         self._kernels.gather(self._memory, ids, self._kernels.find(self._memory, ids), found)
         return found
+
+    def gather_stored(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], Rows]:
+        """Return which of ``ids`` have a row, and the values of these."""
+        slots = self._kernels.find(self._memory, ids)
+        is_stored = slots >= 0
+        if not is_stored.all():
+            ids, slots = ids[is_stored], slots[is_stored]
+        found = np.empty((len(ids), self.spec.dim), np.float32)
+        self._kernels.gather(self._memory, ids, slots, found)
+        return is_stored, found
 
     def merge(self, contributions: Sequence[Contribution]) -> tuple[Ids, Rows]:
         """Return the distinct ids and the sums of their weighted rows, added in this order."""
@@ -280,3 +290,8 @@ class RowStore:
             self._free = np.sort(np.concatenate([self._free, gone]))
             self._num_evicted += len(gone)
             self._reindex(len(self._memory.index))
+
+
+def first_rows(specs: TableSpecs) -> list[RowStore]:
+    """Return a store without rows for each table: it has the first values."""
+    return [RowStore(replace(each, admit=0, evict="")) for each in specs.tables]

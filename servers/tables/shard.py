@@ -84,7 +84,9 @@ class TableShard:
         self._in_order: tuple[tuple[int, int], Slots] | None = None
         """Slots of a part and table, while rows are sent for ``job.save``."""
         self._largest_push = largest_push
-        self._nothing = [np.empty((0, each.dim), np.float32) for each in specs.tables]
+        self._nothing = [
+            (np.empty(0, np.bool_), np.empty((0, each.dim), np.float32)) for each in specs.tables
+        ]
 
     # -- slots ---------------------------------------------------------------------------------
 
@@ -264,7 +266,7 @@ class TableShard:
     def _pack(self, chunk: int, ids: Sequence[Ids], into: memoryview) -> int:
         with self._memory_for("a reply with rows", chunk):
             stores = self.parts[chunk].stores
-            rows = [store.gather(each) for store, each in zip(stores, ids, strict=True)]
+            rows = [store.gather_stored(each) for store, each in zip(stores, ids, strict=True)]
             return pack_rows(self.specs, rows, into)
 
     @contextmanager

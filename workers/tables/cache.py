@@ -111,7 +111,7 @@ class RowCaches:
         return ids[self._slots(table, ids, clock) < 0]
 
     def put(self, table: int, ids: Ids, rows: Rows, *, clock: int) -> None:
-        """Keep rows that were brought for iteration ``clock``, in place of older ones."""
+        """Keep rows that were brought for iteration ``clock``, instead of older ones."""
         cache = self._tables[table]
         ids, rows = ids[: len(cache.used)], rows[: len(cache.used)]
         slots = cache.kernels.find(cache.memory, ids)

@@ -24,16 +24,15 @@ from psdist.protocol.events import Arrived, Frame
 from psdist.protocol.header import Header, Kind
 from psdist.protocol.ids import describe_peer, server_id, worker_id
 from psdist.protocol.partition import Chunk, Partition
-from psdist.tables.payloads import pack_ids, pack_push, read_rows, row_bytes, smallest
+from psdist.tables.payloads import pack_ids, pack_push, read_rows, reply_bytes
 from psdist.tables.specs import Ids, Rows, TableSpecs
+from psdist.tables.store import first_rows
 from psdist.tables.wire import RowWire
 from psdist.workers.loop import Wait, WorkerLoop
 from psdist.workers.protocol.actions import Action, SendPull
 from psdist.workers.push_transforms import ChecksumPush, PushTransform, RawPush
 from psdist.workers.pushes import Pushes
 from psdist.workers.replies import Replies
-
-_ALIGN = 8
 
 
 class _Memory:
@@ -123,7 +122,7 @@ class TableLoop(WorkerLoop):
         """The tables are divided among the servers. ``wire``: of the run's parameters; ``owners``:
         by part: its server; the rest as for :meth:`take_slice`."""
         partition, of_rows = specs.partition(), RowWire.of(wire.of_set(), specs)
-        self.specs = specs
+        self.specs, self._first = specs, first_rows(specs)
         self.outgoing = {}
         self._wanted: Split | None = None
         """What the outstanding replies are to bring."""
@@ -273,10 +272,8 @@ class TableLoop(WorkerLoop):
     def _expect(self, split: Split, parts: Collection[int]) -> None:
         self._wanted, self.awaited = split, parts
         for part in parts:
-            widths = (row_bytes(self.specs.codec, each.dim) for each in self.specs.tables)
-            blocks = zip(split.of_part(part), widths, strict=True)
-            num_bytes = sum(-(-len(ids) * width // _ALIGN) * _ALIGN for ids, width in blocks)
-            self.replies.expect(part, smallest(self.specs) + num_bytes)
+            counts = list(map(len, split.of_part(part)))
+            self.replies.expect(part, reply_bytes(self.specs, counts))
 
     def take_rows(self) -> list[tuple[Ids, Rows]]:
         """Return the ids and rows, by table, that the replies have brought; all have come."""
@@ -290,9 +287,9 @@ class TableLoop(WorkerLoop):
             for ids, table in zip(split.ids, self.specs.tables, strict=True)
         ]
         for part in self.awaited:
-            counts = [len(at[part]) for at in split.at]
+            ids = split.of_part(part)
             try:
-                rows = read_rows(self.specs, self.replies.payload(part), counts)
+                rows = read_rows(self.specs, self.replies.payload(part), ids, self._first)
             except ProtocolError as error:
                 server = self.core.transfers.owners[part]
                 raise ProtocolError(f"server {server} sent {error}") from None

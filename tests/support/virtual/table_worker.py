@@ -35,7 +35,7 @@ from psdist.servers.tables.checkpoints import region_of
 from psdist.servers.tables.contents import TableContents
 from psdist.servers.tables.shard import TableShard
 from psdist.tables.kernels.reference import Contribution
-from psdist.tables.payloads import pack_ids, smallest
+from psdist.tables.payloads import pack_ids, reply_bytes
 from psdist.tables.specs import Ids, Rows, TableSpecs
 from psdist.tables.store import RowStore
 from psdist.workers.protocol.actions import Action
@@ -263,10 +263,10 @@ class TableWorker(VirtualWorker):
         yield from super().enter()
         if self.specs is None:
             return
-        nothing = pack_ids(self.specs, [np.empty(0, np.int64) for _ in self.specs.tables])
+        nothing = [np.empty(0, np.int64) for _ in self.specs.tables]
         for part in self.mine:
-            self.rows_loop.outgoing[part] = nothing
-            self.rows_loop.replies.expect(part, smallest(self.specs))
+            self.rows_loop.outgoing[part] = pack_ids(self.specs, nothing)
+            self.rows_loop.replies.expect(part, reply_bytes(self.specs, [0] * len(nothing)))
         self.loop.begin_pull(clock=0, chunks=self.mine, is_fresh=False)
         yield from self._until(lambda: self.core.is_idle)
 

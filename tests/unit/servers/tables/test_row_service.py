@@ -18,6 +18,7 @@ from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.tables.contents import contents_of
 from psdist.tables.payloads import pack_ids, pack_push, read_rows
+from psdist.tables.store import first_rows
 from tests.support.table_server import TableServer
 from tests.support.tables import no_ids, specs_of
 
@@ -45,7 +46,7 @@ def test_a_pull_is_answered_with_the_rows_of_its_ids() -> None:
     ((peer, header, payload),) = it.taken()
     assert (peer, header.kind, header.flags) == (worker_id(1), Kind.REPLY, Flag.FOR_PULL)
     assert (header.pull_number, header.clock, header.chunk_version) == (4, 0, 1)
-    rows = read_rows(SPECS, memoryview(payload), [2, 1])
+    rows = read_rows(SPECS, memoryview(payload), IDS, first_rows(SPECS))
     for store, ids, each in zip(it.shard.parts[0].stores, IDS, rows, strict=True):
         assert each.tobytes() == store.gather(ids).tobytes()
     assert it.shard.statistics().rows == 0  # a pulled row stores nothing

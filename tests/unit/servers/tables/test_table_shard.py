@@ -14,7 +14,7 @@ from psdist.servers.tables.checkpoints import region_of, rows_in
 from psdist.servers.tables.shard import MOST_EARLY, TableShard
 from psdist.tables.payloads import largest_push, largest_rows, read_push, read_rows
 from psdist.tables.specs import Ids, Rows, TableSpecs
-from psdist.tables.store import RowStore
+from psdist.tables.store import RowStore, first_rows
 from tests.support.tables import (
     drawn_ids,
     drawn_rows,
@@ -53,7 +53,7 @@ def rows_of(shards: Sequence[TableShard], specs: TableSpecs, ids: Sequence[Ids])
         for part in shard.parts:
             wanted = ids_of_part(specs, ids, part)
             payload = shard.rows_of(part, wanted)
-            for table, rows in enumerate(read_rows(specs, payload, list(map(len, wanted)))):
+            for table, rows in enumerate(read_rows(specs, payload, wanted, first_rows(specs))):
                 found[table][np.isin(ids[table], wanted[table])] = rows
     return found
 
@@ -118,8 +118,8 @@ def test_a_reply_brings_the_rows_that_its_push_wanted_and_no_other_does() -> Non
         token = ReplyToken(peer, 1, 0, clock + 1)
         reply = Reply(token, clock, 1, 0, pull_number, 2)
         payload = memory[: shard.encode(reply, into=memory)]
-        counts = [0, 0] if (peer, clock, pull_number) != (70, 0, 0) else list(map(len, wanted))
-        return read_rows(specs, payload, counts)
+        ids = wanted if (peer, clock, pull_number) == (70, 0, 0) else [each[:0] for each in wanted]
+        return read_rows(specs, payload, ids, first_rows(specs))
 
     for other in (answer(71, 0), answer(70, 1), answer(70, 0, 5), answer(99, 0)):
         assert [len(each) for each in other] == [0, 0]
@@ -236,7 +236,7 @@ def test_a_server_without_memory_says_so_in_one_line(monkeypatch: pytest.MonkeyP
     shard.start_sum(StartSum(0, slot, 1.0, 1))
     with pytest.raises(UserError, match=expected):
         shard.step(step_of(0, 1, (0,), HYPER))
-    monkeypatch.setattr(RowStore, "gather", fails)
+    monkeypatch.setattr(RowStore, "gather_stored", fails)
     with pytest.raises(UserError, match=expected) as found:
         shard.rows_of(0, no_ids(specs))
     assert "\n" not in str(found.value)
