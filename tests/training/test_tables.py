@@ -242,6 +242,20 @@ def test_rows_that_the_script_announces_come_with_the_step(tmp_path: Path) -> No
     assert served(scenario, tmp_path).results[0]["pulled"] == 2
 
 
+def test_rows_weigh_as_much_as_the_samples_of_their_worker(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model, optimizer = prepared(job)
+        before = rows_of(model)
+        for ids in job.loader(torch.arange(7), batch_size=2):  # the last batch: 2 samples and 1
+            optimizer.zero_grad()
+            model.items(ids).sum(dim=1).mean().backward()
+            optimizer.step()
+        return {"moved": (before - rows_of(model))[:8, 0]}
+
+    moved = served(scenario, tmp_path, groups=((0,), (1,))).results[0]["moved"].tolist()
+    assert moved == pytest.approx([LR / 4] * 4 + [LR / 3] * 3 + [0], abs=1e-6)
+
+
 # -- misuse ----------------------------------------------------------------------------------------
 
 
