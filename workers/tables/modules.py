@@ -20,9 +20,9 @@ import torch
 from torch.nn import functional
 
 from psdist.errors import UsageError
-from psdist.tables.eviction import parse_eviction
 from psdist.tables.kernels import row_kernels
 from psdist.tables.optimizers import RowOptimizer
+from psdist.tables.retention import parse_eviction
 from psdist.tables.specs import Ids, Rows, TableSpec
 from psdist.tables.store import RowStore
 from psdist.workers.tables.gradients import RowGradients
