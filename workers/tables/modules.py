@@ -164,8 +164,13 @@ class Table(torch.nn.Module):
             raise UsageError(f"psdist.{type(self).__name__}({num_rows}, {dim}, ...): {problem}")
         if evict:
             parse_eviction(evict)
-        if padding_idx is not None and padding_idx < 0 and num_rows is not None:
-            padding_idx += num_rows
+        if padding_idx is not None and num_rows is not None:
+            if not -num_rows <= padding_idx < num_rows:
+                raise UsageError(
+                    f"psdist.{type(self).__name__}({num_rows}, {dim}, ...): padding_idx is "
+                    f"{padding_idx}; expected {-num_rows} to {num_rows - 1}"
+                )
+            padding_idx %= num_rows
         self.optimizer = optimizer
         self.padding_idx = padding_idx
         self.rows_on_servers = torch.nn.Parameter(torch.zeros(1, device=device))
@@ -281,7 +286,7 @@ class Embedding(Table):
         return _eager(Embedding._vectors)(self, ids)
 
     def _vectors(self, ids: torch.Tensor) -> torch.Tensor:
-        if ids.is_cuda or not len(ids) or self.padding_idx is not None:
+        if ids.is_cuda or not ids.numel() or self.padding_idx is not None:
             rows, at, padding = self._look_up(ids)
             return functional.embedding(at, rows, padding)
         found = self._found(ids)
