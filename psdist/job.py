@@ -65,6 +65,7 @@ from psdist.workers.model.refusals import optimizers_of, refuse_untrainable
 from psdist.workers.model.replaced_step import refuse_replaced_step
 from psdist.workers.model.saving import check_suffix
 from psdist.workers.progress_reports import tell_losses
+from psdist.workers.tables.saving import save_rows
 from psdist.workers.traced import TracedChannel, span_of_call
 
 logger = logging.getLogger("psdist")
@@ -116,6 +117,7 @@ class Job:
         """Error that ended this worker's part before the end of the job; it ends the script."""
         self._is_finished = False
         self._has_warned_of_clipping = self._has_warned_of_push = False
+        self._has_warned_of_rows = False
         self._has_batches = self._config.global_batch is None
         """True once psdist has shared out a batch, if the settings give its size."""
         group = start_group(session, self.device)
@@ -618,18 +620,34 @@ class Job:
         self._collective("barrier")
 
     @span_of_call(Span.SAVE, _tracer_of)
-    def save(self, path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        model: torch.nn.Module | None = None,
+        *,
+        tables: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Write the whole model as safetensors, under the names of its own ``state_dict()``.
 
         ``path`` must end in ``.safetensors``; missing folders are made. Trained parameters come
         from the servers, with every update pushed before the call; buffers and frozen parameters
         come from the chief. Returns on all workers when the file is complete. With several models,
         ``model`` names the one to save.
+
+        ``state_dict()`` has no rows of tables (psdist.Embedding). ``tables`` names a second
+        safetensors file, for the rows that were trained: for each table NAME.ids, int64 [n], and
+        NAME.rows, float32 [n, dim]. Servers send them block by block, so no rank holds a table.
+        Without ``tables`` a warning says that rows are not saved. Checkpoints always have them.
         """
         sets = self._prepared_between_steps("save")
         check_suffix(path)
+        if tables is not None:
+            check_suffix(tables)
+            if not sets.tables or Path(tables) == Path(path):
+                problem = "no model has tables" if not sets.tables else "it is the model's file"
+                raise UsageError(f"job.save(..., tables={os.fspath(tables)!r}): {problem}")
         prepared = sets.model_of(model, "save")
-        which = b"%d " % sets.models.index(prepared)
+        which = b"%d%s " % (sets.models.index(prepared), b" with rows" * (tables is not None))
         brought = self._collective("save", which + b"x" * sets.has_unused_gradients)
         unlike = {worker: brought.of(worker) or b"x" for worker in brought.unlike(which)}
         if untrained := [worker for worker, its in unlike.items() if its.endswith(b"x")]:
@@ -637,11 +655,20 @@ class Job:
         if unlike:
             raise UsageError(
                 f"job.save({str(path)!r}): {describe_workers(unlike)} saves another model than "
-                "this worker; all workers must save the same one"
+                "this worker, or no rows of tables; all workers must save the same"
             )
+
+        def write() -> None:
+            prepared.write(Path(path))
+            if tables is not None:
+                save_rows(Path(tables), sets.tables[0].loop)
+            elif sets.tables and not self._has_warned_of_rows:
+                self._has_warned_of_rows = True
+                logger.warning("job.save: %s has no rows of tables; tables=FILE saves them", path)
+
         failed = (OSError, SafetensorError, UserError)
         call = f"job.save({str(path)!r})"
-        if problem := self._by_chief("save", lambda: prepared.write(Path(path)), failed, call):
+        if problem := self._by_chief("save", write, failed, call):
             raise UsageError(problem)
 
     def _by_chief(

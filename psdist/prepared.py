@@ -530,6 +530,8 @@ class ParameterSets:
         for index, description in enumerate(descriptions, start=len(self.sets)):
             if restored is not None:
                 refuse_another_model(restored.checkpoint, index, description)
+        if restored is not None and plan is not None:
+            plan.refuse_others(restored.checkpoint, len(self.sets) + len(descriptions))
         states = self._states_of_chief(descriptions, on_servers)
         self._ties.leave(moving)
         tables = None if plan is None else self._tables_of(plan)

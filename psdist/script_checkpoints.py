@@ -256,7 +256,8 @@ class ScriptCheckpoints:
         for each in self._sets.sets:
             if each.history is not None:
                 each.history.flush()
-        return self._files.make(self._collective, self._clocks)
+        clocks = [*self._clocks, *(each.clock for each in self._sets.tables)]
+        return self._files.make(self._collective, clocks)
 
     def sets_mode(self, mode: str, staleness: int) -> bool:
         """Whether a call of ``set_mode``, which the settings allow, counts: in a resumed run not
@@ -400,7 +401,8 @@ class ScriptCheckpoints:
 
     @property
     def _clocks(self) -> list[int]:
-        return [trainer.clock for trainer in self._sets.trainers]
+        of_tables = [each.clock for each in self._sets.tables]
+        return [*(trainer.clock for trainer in self._sets.trainers), *of_tables]
 
     @property
     def _is_chief(self) -> bool:

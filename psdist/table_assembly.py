@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from psdist.checkpoint.index import difference_of_tables
+from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import lag_of_tables, modes_that_may_come, row_staleness
 from psdist.config.settings import RunConfig
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
@@ -106,6 +108,16 @@ class TablePlan:
     def hyperparameters(self) -> bytes:
         """Return the learning rates of now, packed, a group for each table."""
         return pack_hyperparameters([{"lr": each["lr"]} for each in self.groups])
+
+    def refuse_others(self, checkpoint: Checkpoint, index: int) -> None:
+        """Raise :class:`ModelError` unless these are the tables of set ``index`` there."""
+        sets = checkpoint.index.sets
+        there = sets[index].tables if index < len(sets) else ()
+        if words := difference_of_tables(there, self.specs.tables):
+            raise ModelError(
+                f"the script's tables are not those of checkpoint {checkpoint.path}: {words}; "
+                "resume with the script and settings that wrote it, or start in another run_dir"
+            )
 
     def setup(self, *, restore: str) -> Setup:
         return Setup(

@@ -371,7 +371,7 @@ class SetLoop(ShardPart):
             blocks=HeldBlocks(
                 described.owners, [num_blocks(chunk.length) for chunk in partition.chunks]
             ),
-            lengths=[chunk.length for chunk in partition.chunks],
+            lengths=contents.state_lengths(described),
             replies=(
                 ReplyFlow(
                     sizes=[self._reply_bytes(chunk) for chunk in partition.chunks],

@@ -158,6 +158,10 @@ class Contents:
         """Return the description of this server's chunks. Raises if a mode cannot step them."""
         return options.spec(self.wire, built)
 
+    def state_lengths(self, built: BuiltSet) -> list[int]:
+        """Return the elements of each chunk, whose optimizer state the chief may ask for."""
+        return [chunk.length for chunk in built.partition.chunks]
+
     def restore(self, executor: Executor, keeper: Keeper, built: BuiltSet, chunk: int) -> None:
         """Begin with the contents that the chunk has in the job's first checkpoint."""
         executor.restore(chunk, keeper.regions(built.set_index, built.partition, chunk))

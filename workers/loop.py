@@ -47,7 +47,7 @@ from psdist.tracing import Span
 from psdist.transport import Transport
 from psdist.transport.waiting import Waiting
 from psdist.workers.group.channel import Pending, T
-from psdist.workers.model.optimizer_state import OwnState, ServersState
+from psdist.workers.model.optimizer_state import OwnState, StateSink
 from psdist.workers.protocol.actions import (
     AcceptReply,
     Action,
@@ -156,7 +156,7 @@ class WorkerLoop:
         self._chunks: Sequence[Chunk] = ()
         self._pulls: dict[int, Frame] = {}
         self._state_source: OwnState | None = None
-        self._state_sink: ServersState | None = None
+        self._state_sink: StateSink | None = None
         self.on_turn: Callable[[], None] = _nothing
         """Called after every turn, of the first set's loop: this worker's group works while the
         script runs."""
@@ -492,7 +492,7 @@ class WorkerLoop:
         finally:
             self._state_source = None
 
-    def fetch_state(self, parts: Iterable[tuple[int, int]], sink: ServersState) -> None:
+    def fetch_state(self, parts: Iterable[tuple[int, int]], sink: StateSink) -> None:
         """See :meth:`WorkerCore.begin_fetching_state`; returns when ``sink`` has all."""
         try:
             self._state_sink = sink

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -25,6 +25,8 @@ from psdist.protocol.partition import ITEM_BYTES, Partition, Piece
 from psdist.topology.text.models import (
     CLOSED,
     FIRST_FAULT,
+    TABLE,
+    Number,
     String,
     Text,
     Truth,
@@ -95,8 +97,28 @@ class PieceRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableRecord:
+    """A table, as psdist.tables.specs.TableSpec."""
+
+    __pydantic_config__ = CLOSED
+    name: Text
+    num_rows: _Size | None
+    dim: _Size
+    optimizer: Text
+    arguments: Annotated[dict[String, Number], TABLE]
+    seed: Whole
+    scale: Number
+    admit: Count
+    evict: Text
+
+    @classmethod
+    def of(cls, table: object) -> TableRecord:
+        return cls(**{each.name: getattr(table, each.name) for each in dataclasses.fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetRecord:
-    """A parameter set."""
+    """A parameter set, or the set of all tables: a piece is a part of the tables."""
 
     __pydantic_config__ = CLOSED
     optimizer: _Name
@@ -105,17 +127,25 @@ class SetRecord:
     """By group: how many of its iterations the parameters contain."""
     hyper: Any
     """Hyperparameters of each optimizer group, packed by psdist.checkpoint.plain."""
+    tables: tuple[TableRecord, ...] = ()
 
     @classmethod
     def of(
-        cls, partition: Partition, *, optimizer: str, clocks: tuple[int, ...], hyper: list[Any]
+        cls,
+        partition: Partition,
+        *,
+        optimizer: str,
+        clocks: tuple[int, ...],
+        hyper: list[Any],
+        tables: Iterable[object] = (),
     ) -> SetRecord:
-        """``hyper``: as psdist.protocol.optimizers.hyperparameters gives it."""
+        """``hyper``: as psdist.protocol.optimizers.hyperparameters gives it; ``tables``: specs."""
         return cls(
             optimizer=optimizer,
             pieces=tuple(map(PieceRecord.of, partition.pieces)),
             clocks=clocks,
             hyper=plain_values.pack([dict(group) for group in hyper]),
+            tables=tuple(map(TableRecord.of, tables)),
         )
 
     @property
@@ -138,6 +168,21 @@ class SetRecord:
         if len(self.pieces) != len(pieces):
             return f"{len(self.pieces)} parameters there, {len(pieces)} here"
         return ""
+
+
+def difference_of_tables(there: Iterable[object], here: Iterable[object]) -> str:
+    """Return in what the tables of a checkpoint are not these, for people; "" for nothing. Both are
+    records or specs."""
+    kept, own = list(map(TableRecord.of, there)), list(map(TableRecord.of, here))
+    for mine, its in zip(kept, own, strict=False):
+        if mine.name != its.name:
+            return f"table {mine.name} there, {its.name} here"
+        for field, value in dataclasses.asdict(mine).items():
+            if value != getattr(its, field):
+                return f"table {its.name}: {field} {value} there, {getattr(its, field)} here"
+    if len(kept) != len(own):
+        return f"{len(kept)} tables there, {len(own)} here"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +224,9 @@ def encode(index: Index) -> str:
     content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(index)}
     if index.fidelity is None:
         del content["fidelity"]
+    for each in content["sets"]:
+        if not each["tables"]:
+            del each["tables"]
     # In one line: a model of many parameters would have more lines than a text may have.
     text = json.dumps({**content, "crc32": _checksum(content)}) + "\n"
     try:

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from operator import gt
 from pathlib import Path
@@ -359,3 +360,21 @@ class Checkpoint:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 15
+
+
+@dataclass(frozen=True)
+class KeptSet:
+    """A parameter set of a checkpoint: see :class:`psdist.servers.shard.regions.KeptPieces`."""
+
+    checkpoint: Checkpoint
+    set_index: int
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.checkpoint.index.sets[self.set_index].pieces)
+
+    def state(self, piece: int) -> PieceState:
+        return self.checkpoint.state_of(self.set_index, piece)
+
+    def read(self, piece: int, key: str, start: int, length: int) -> torch.Tensor:
+        return self.checkpoint.read_part(self.set_index, piece, STATE + key, start, length)

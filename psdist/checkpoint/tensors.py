@@ -103,6 +103,8 @@ def _write(path: Path, named: list[tuple[str, torch.Tensor]], text: str, disk: D
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    if not tensor.numel():  # an empty one of numpy's has stride 0, and no view as bytes
+        return memoryview(b"")
     memory: memoryview = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
     return memory
 

@@ -288,19 +288,27 @@ def export(
     form: Annotated[
         str, typer.Option("--format", metavar="safetensors|dcp", help="dcp: torch's distributed.")
     ] = "safetensors",
+    table: Annotated[
+        str, typer.Option(metavar="NAME", help="Rows of this table instead; '*': of all tables.")
+    ] = "",
 ) -> Action:
     """Write a checkpoint's model as one safetensors file, as job.save does.
 
     From RUN_DIR: the newest checkpoint that is whole. With --format dcp a folder that
-    torch.distributed.checkpoint reads, with the optimizer's state. Without MPI.
+    torch.distributed.checkpoint reads, with the optimizer's state. With --table the tensors
+    NAME.ids and NAME.rows of tables. Without MPI.
     """
     if form not in ("safetensors", "dcp"):
         raise typer.BadParameter(f"{form} is neither safetensors nor dcp", param_hint="--format")
     chosen: Literal["safetensors", "dcp"] = "dcp" if form == "dcp" else "safetensors"
+    if table and (form == "dcp" or model is not None):
+        raise typer.BadParameter("rows go without --model and --format", param_hint="--table")
 
     def write() -> int:
-        from psdist.commands.checkpoints.exporting import export
+        from psdist.commands.checkpoints.exporting import export, export_rows
 
+        if table:
+            return export_rows(path, out, table=table)
         return export(path, out, model=model, form=chosen)
 
     return write

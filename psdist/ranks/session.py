@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from psdist.checkpoint.folder import Folder
 from psdist.config.compatibility import reforms_groups
-from psdist.config.modes import ModeFrom, judging_mode
+from psdist.config.modes import ModeFrom, judging_mode, mode_of_tables
 from psdist.config.settings import RunConfig
 from psdist.controller.kept import TuningState
 from psdist.protocol.checkpoints import FirstClocks
@@ -194,7 +194,11 @@ class JobSession:
         if checkpoint is None or self.number > 1 or self.replace is not None:
             return None
         return Restored.of(
-            checkpoint, self.roles, mode=judging_mode(self.config), modes=self.modes_of
+            checkpoint,
+            self.roles,
+            mode=judging_mode(self.config),
+            modes=self.modes_of,
+            of_tables=mode_of_tables(self.config),
         )
 
     def modes_of(self, set_index: int) -> tuple[ModeFrom, ...]:

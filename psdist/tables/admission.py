@@ -2,7 +2,7 @@
 
     admission = Admission(2, buckets=range(0, 2048))        # of one part
     is_admitted = admission.count(hashes, buckets)           # of ids without a row
-    admission.cells[7]                                       # for a checkpoint
+    admission.cells                                          # for a checkpoint
 
 An id without a row reads its first value, and its gradient is dropped. Occurrences are estimated by
 a count-min sketch with conservative updates (Cormode and Muthukrishnan, J. Algorithms 2005; Estan
@@ -41,7 +41,7 @@ class Admission:
         self._first = buckets.start
         self._kernels = kernels
         self.cells: Cells = np.zeros((len(buckets), *SKETCH), np.uint8)
-        """By bucket, for a checkpoint."""
+        """[buckets, 4, 256]: the whole state, by bucket."""
         self.num_dropped = 0
         """Occurrences of ids that were not admitted."""
 

@@ -179,7 +179,7 @@ def _corrections(beta1: float, beta2: float) -> npt.NDArray[np.float64]:
 @dataclass(frozen=True, kw_only=True)
 class FTRL(RowOptimizer):
     """FTRL-proximal by coordinate: z += g - (sqrt(n + g^2) - sqrt(n)) w / lr; n += g^2;
-    w = -sign(z) max(|z| - l1, 0) / ((beta + sqrt(n)) / lr + l2). In mode sync only.
+    w = -sign(z) max(abs(z) - l1, 0) / ((beta + sqrt(n)) / lr + l2). In mode sync only.
 
     Source: McMahan et al., "Ad Click Prediction: a View from the Trenches" (KDD 2013), algorithm 1.
     There w begins with 0; here z begins where the formula gives the first value of w, so that a

@@ -78,10 +78,14 @@ class TableSpec:
         digest = hashlib.blake2b(self.name.encode(), digest_size=8).digest()
         return np.uint64(int.from_bytes(digest, "little"))
 
+    def hashes(self, ids: Ids) -> npt.NDArray[np.uint64]:
+        """Return a number for each id, distinct ones for distinct ids: rows in files have its
+        order."""
+        return mixed(ids.view(np.uint64) ^ self.key)
+
     def buckets_of(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """Return the bucket of each id, by its top 12 bits once it is scrambled."""
-        scrambled = mixed(ids.view(np.uint64) ^ self.key)
-        return (scrambled >> np.uint64(52)).astype(np.int64)
+        """Return the bucket of each id: the top 12 bits of its hash."""
+        return (self.hashes(ids) >> np.uint64(52)).astype(np.int64)
 
     def problem(self) -> str:
         """Return what is wrong with the values; "" if nothing is."""

@@ -4,7 +4,8 @@
     store.gather(ids, into)                                  # float32 [n, dim]
     ids, gradients = store.merge([Contribution(ids, rows, 0.5), ...])
     store.apply(ids, gradients, lr=0.1, clock=7)             # once an iteration, also without ids
-    again.restore(store.rows(), first_bucket=0)              # from a checkpoint
+    rows = store.stored(store.in_order())                    # for a checkpoint
+    again.restore(rows, first_bucket=0)
     store.statistics().num_rows
 
 Ids are int64, strictly ascending. A row is stored from the first push on that touches it; until
@@ -31,7 +32,14 @@ from psdist.errors import InvariantError, UserError
 from psdist.tables.admission import Admission
 from psdist.tables.eviction import Eviction, parse_eviction
 from psdist.tables.kernels import row_kernels
-from psdist.tables.kernels.reference import SKETCH, Contribution, RowMemory, Slots, empty_index
+from psdist.tables.kernels.reference import (
+    SKETCH,
+    Cells,
+    Contribution,
+    RowMemory,
+    Slots,
+    empty_index,
+)
 from psdist.tables.optimizers import row_optimizer
 from psdist.tables.specs import NUM_BUCKETS, Ids, Rows, TableSpec, TableSpecs, mixed
 
@@ -49,17 +57,15 @@ _HUGE: Final = 64 << 20
 
 
 class StoredRows(NamedTuple):
-    """Rows by bucket, within a bucket by id; copies."""
+    """Rows, in any order; copies."""
 
-    num_rows: npt.NDArray[np.int64]
-    """By bucket of the store."""
     ids: Ids
     values: Rows
     """float32 [n, dim]."""
     state: Rows
     """[n, words]: the optimizer's state, then an int32 for eviction, as 4-byte words."""
-    counts: npt.NDArray[np.uint8]
-    """[buckets, 4, 256], of psdist.tables.admission; [0, 4, 256] without it."""
+    counts: Cells
+    """[buckets, 4, 256], of psdist.tables.admission."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,35 +160,39 @@ class RowStore:
             if self._eviction.is_due(len(self), clock):
                 self._evict(self._eviction, clock)
 
-    def rows(self) -> StoredRows:
-        """Return all rows."""
+    def in_order(self) -> Slots:
+        """Return the slots of all rows by :meth:`TableSpec.hashes`, so also by bucket; valid until
+        the next :meth:`apply`."""
         live = self._live()
-        ids = self._memory.keys(live)
-        order = np.argsort(ids)
-        of_rows = (self.spec.buckets_of(ids[order]) - self._buckets.start).astype(np.uint16)
-        order = order[np.argsort(of_rows, kind="stable")]
-        slots, begin = live[order], self._memory.key_words
-        end = begin + self.spec.dim
-        records, admission = self._memory.records, self._admission
-        return StoredRows(
-            np.bincount(of_rows, minlength=len(self._buckets)).astype(np.int64),
-            ids[order],
-            records[slots, begin:end],
-            records[slots, end:],
-            np.empty((0, *SKETCH), np.uint8) if admission is None else admission.cells.copy(),
+        hashes = self.spec.hashes(self._memory.keys(slice(self._num_slots)))
+        found: Slots = live[np.argsort(hashes[live])]
+        return found
+
+    def stored(self, slots: Slots) -> StoredRows:
+        """Return the rows of these slots: copies."""
+        records = np.take(self._memory.records, slots, axis=0, mode="clip")  # no buffer
+        words = records[:, self._memory.key_words :]
+        values, state = words[:, : self.spec.dim], words[:, self.spec.dim :]
+        ids = replace(self._memory, records=records).keys(slice(None))
+        return StoredRows(ids, values, state, self.counts[:0])
+
+    @property
+    def counts(self) -> Cells:
+        """The counts of each bucket, not a copy; no buckets without admission."""
+        return (
+            np.empty((0, *SKETCH), np.uint8) if self._admission is None else self._admission.cells
         )
 
     def restore(self, rows: StoredRows, *, first_bucket: int) -> None:
-        """Store rows of which this store has none. Their counts are of the buckets from
+        """Store rows of any buckets, none of which are here yet, and counts from
         ``first_bucket`` on."""
         slots = self._reserved(len(rows.ids))
         self._kernels.add(self._memory, rows.ids, slots)
         begin, end = self._memory.key_words, self._memory.key_words + self.spec.dim
         self._memory.records[slots, begin:end] = rows.values
         self._memory.records[slots, end:] = rows.state
-        if self._admission is not None and len(rows.counts):
-            first = first_bucket - self._buckets.start
-            self._admission.cells[first : first + len(rows.counts)] = rows.counts
+        first = first_bucket - self._buckets.start
+        self.counts[first : first + len(rows.counts)] = rows.counts
 
     def statistics(self) -> StoreStatistics:
         num, admission = len(self), self._admission

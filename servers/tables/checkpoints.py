@@ -1,34 +1,35 @@
-"""Rows in checkpoints: by part, sorted by bucket and id, so that any division reads them again.
+"""Rows in checkpoints: by part, in order of buckets, so that any division reads them again.
 
     region = region_of(3, stores, specs)              # the state of a part: tensors for a keeper
-    for rows in rows_in(kept, specs, part=0): ...     # of the parts of a checkpoint, by table
+    for table, bucket, rows in rows_in(kept, specs, part=0): ...     # of any number of parts
+    num_rows_in(kept)                                 # by table
 
 A part is a region of one piece. Its state has, table after table: ``ids``, ``values`` and ``state``
-of the rows, ``num_rows`` by bucket, and ``counts`` of admission by bucket. ``tables`` describes the
-tables. A server that restores reads the buckets of its parts from all files, at most ``_READ_ROWS``
-rows at a time.
+of the rows in their order (TableSpec.hashes), ``num_rows`` by bucket, and ``counts`` of admission
+by bucket. ``tables`` describes the tables. A server that restores reads the buckets of its parts
+from all files, at most ``_BLOCK_ROWS`` rows at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from psdist.errors import CheckpointError
-from psdist.protocol.optimizer_state import PieceState, Whole
+from psdist.checkpoint.index import difference_of_tables
+from psdist.errors import CheckpointError, ProtocolError
+from psdist.protocol.optimizer_state import Whole
 from psdist.servers.shard.regions import KeptPieces, Region
 from psdist.tables.kernels.reference import SKETCH
 from psdist.tables.optimizers import row_optimizer
 from psdist.tables.specs import TableSpec, TableSpecs
 from psdist.tables.store import RowStore, StoredRows
 
-_READ_ROWS: Final = 1 << 20
+_BLOCK_ROWS: Final = 1 << 20
 _DTYPES: Final = {
     "tables": "uint8",
     "num_rows": "int64",
@@ -41,7 +42,7 @@ _DTYPES: Final = {
 
 
 class TableRows(NamedTuple):
-    """Rows of a table to restore."""
+    """Some rows of a table, or counts from ``first_bucket`` on."""
 
     table: int
     first_bucket: int
@@ -55,48 +56,63 @@ def state_words(table: TableSpec) -> int:
 
 
 def region_of(part: int, stores: Sequence[RowStore], specs: TableSpecs) -> Region:
-    """Return the region of a part: copies."""
-    found: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in _DTYPES}
-    found["tables"].append(np.frombuffer(specs.encode(), np.uint8))
-    for store in stores:
-        for key, values in store.rows()._asdict().items():
-            found[key].append(values)
-    elements, state = dict[str, torch.Tensor](), PieceState()
-    for key, dtype in _DTYPES.items():
-        blocks = [np.ascontiguousarray(each).reshape(-1) for each in found[key]]
-        flat = np.concatenate([np.empty(0, dtype), *blocks]).astype(dtype, copy=False)
-        elements[key] = torch.from_numpy(flat)
-        state[key] = Whole(dtype, (len(flat),))
-    return Region(piece=part, start=0, values=torch.zeros(1), state=state, elements=elements)
+    """Return the region of a part. Its copies take the memory of the rows once more, until they are
+    written; sorting takes another 20 bytes for each row of one table at a time."""
+    num_rows = np.zeros((len(stores), len(specs.buckets_of_part(part))), np.int64)
+    flat: dict[str, npt.NDArray[Any]] = {
+        "tables": np.frombuffer(specs.encode(), np.uint8).copy(),
+        "num_rows": num_rows.reshape(-1),
+        "counts": np.concatenate([each.counts.reshape(-1) for each in stores]),
+        "ids": np.empty(sum(map(len, stores)), np.int64),
+        "values": np.empty(sum(len(each) * each.spec.dim for each in stores), np.float32),
+        "state": np.empty(sum(len(each) * state_words(each.spec) for each in stores), np.float32),
+    }
+    at = dict.fromkeys(("ids", "values", "state"), 0)
+    for number, store in zip(num_rows, stores, strict=True):
+        slots = store.in_order()
+        for start in range(0, len(slots), _BLOCK_ROWS):
+            rows = store.stored(slots[start : start + _BLOCK_ROWS])
+            buckets = store.spec.buckets_of(rows.ids) - specs.buckets_of_part(part).start
+            number += np.bincount(buckets, minlength=len(number))
+            blocks: list[npt.NDArray[Any]] = [rows.ids, rows.values, rows.state]
+            for key, block in zip(at, blocks, strict=True):
+                flat[key][at[key] : at[key] + block.size] = block.reshape(-1)
+                at[key] += block.size
+    return Region(
+        piece=part,
+        start=0,
+        values=torch.zeros(1),
+        state={key: Whole(f"{each.dtype}", each.shape) for key, each in flat.items()},
+        elements={key: torch.from_numpy(each) for key, each in flat.items()},
+    )
+
+
+def tables_in(kept: KeptPieces) -> TableSpecs:
+    """Return the tables of a checkpoint. Raises :class:`CheckpointError`."""
+    try:
+        return TableSpecs.decode(_Reader(kept, 0).read("tables").tobytes())
+    except ProtocolError as error:
+        raise CheckpointError(f"damaged: {error}") from None
+
+
+def num_rows_in(kept: KeptPieces) -> list[int]:
+    """Return the rows of each table in a checkpoint."""
+    specs = tables_in(kept)
+    parts = [_Reader(kept, part).num_rows(specs).sum(axis=1) for part in range(kept.num_pieces)]
+    return [int(each) for each in np.sum(parts, axis=0)]
 
 
 def rows_in(kept: KeptPieces, specs: TableSpecs, part: int) -> Iterator[TableRows]:
-    """Yield the rows of ``part`` in a checkpoint of any number of parts. Raise
-    :class:`CheckpointError` if the checkpoint has other tables."""
-    mine = specs.buckets_of_part(part)
+    """Yield the rows of ``part``, in order, and then the counts, of each table in a checkpoint of
+    any number of parts. Raises :class:`CheckpointError` if the checkpoint has other tables."""
+    mine, there = specs.buckets_of_part(part), tables_in(kept)
+    if words := difference_of_tables(there.tables, specs.tables):
+        raise CheckpointError(f"{words}; resume with the script that wrote the checkpoint")
     for piece in range(kept.num_pieces):
-        reader = _Reader(kept, piece)
-        there = TableSpecs.decode(reader.read("tables").tobytes())
-        _require_same(there, specs)
         buckets = there.buckets_of_part(piece)
         common = range(max(mine.start, buckets.start), min(mine.stop, buckets.stop))
         if common:
-            yield from reader.rows(there, buckets, common)
-
-
-def _require_same(there: TableSpecs, here: TableSpecs) -> None:
-    if len(there.tables) != len(here.tables):
-        raise CheckpointError(
-            f"the checkpoint has {len(there.tables)} tables, the script {len(here.tables)}"
-        )
-    for mine, its in zip(there.tables, here.tables, strict=True):
-        for each in fields(TableSpec):
-            one, other = getattr(mine, each.name), getattr(its, each.name)
-            if one != other:
-                raise CheckpointError(
-                    f"table {its.name}: {each.name} is {one!r} in the checkpoint, {other!r} in the "
-                    "script; resume with the script that wrote it, or start in another run_dir"
-                )
+            yield from _Reader(kept, piece).rows(there, buckets, common)
 
 
 class _Reader:
@@ -110,34 +126,51 @@ class _Reader:
     def read(self, key: str, start: int = 0, length: int = -1) -> npt.NDArray[Any]:
         entry = self._state.get(key)
         if not isinstance(entry, Whole) or entry.dtype != _DTYPES[key] or len(entry.shape) != 1:
-            raise CheckpointError(f"damaged: no {key} of part {self._piece} of the tables")
+            raise self._damaged(key)
         length = entry.shape[0] - start if length < 0 else length
         if not 0 <= start <= start + length <= entry.shape[0]:
-            raise CheckpointError(
-                f"damaged: {key} of part {self._piece} of the tables is too short"
-            )
+            raise self._damaged(key)
         found: npt.NDArray[Any] = self._kept.read(self._piece, key, start, length).numpy()
         return found
 
+    def _damaged(self, key: str) -> CheckpointError:
+        return CheckpointError(f"damaged: {key} of part {self._piece} of the tables")
+
+    def num_rows(self, specs: TableSpecs) -> npt.NDArray[np.int64]:
+        """Return the rows of each table and bucket of the part."""
+        found = self.read("num_rows")
+        shape = len(specs.tables), len(specs.buckets_of_part(self._piece))
+        if found.size != math.prod(shape) or not (found >= 0).all():
+            raise self._damaged("num_rows")
+        return found.reshape(shape)
+
     def rows(self, specs: TableSpecs, buckets: range, wanted: range) -> Iterator[TableRows]:
-        """Yield the rows of the ``wanted`` ones of the part's ``buckets``."""
-        by_table = self.read("num_rows").reshape(len(specs.tables), len(buckets))
-        at = dict.fromkeys(("ids", "values", "state", "counts"), 0)
-        for table, (spec, num_rows) in enumerate(zip(specs.tables, by_table, strict=True)):
-            sizes = {"ids": 1, "values": spec.dim, "state": state_words(spec)}
-            ends = np.concatenate([[0], np.cumsum(num_rows)])
-            first, last = (int(ends[each - buckets.start]) for each in (wanted.start, wanted.stop))
-            cells = prod(SKETCH) * (spec.admit > 1)
-            begin = at["counts"] + (wanted.start - buckets.start) * cells
-            counts = self.read("counts", begin, len(wanted) * cells).reshape(-1, *SKETCH)
-            for row in range(first, max(last, first + 1), _READ_ROWS):
-                num = min(_READ_ROWS, last - row)
-                found = [
-                    self.read(key, at[key] + row * size, num * size).reshape(num, size)
-                    for key, size in sizes.items()
-                ]
-                rows = StoredRows(num_rows, found[0].reshape(num), found[1], found[2], counts)
-                yield TableRows(table, wanted.start, rows)
-            for key, size in sizes.items():
-                at[key] += int(ends[-1]) * size
-            at["counts"] += len(buckets) * cells
+        at, cells = dict.fromkeys(_DTYPES, 0), math.prod(SKETCH)
+        skipped = wanted.start - buckets.start
+        for table, (spec, numbers) in enumerate(
+            zip(specs.tables, self.num_rows(specs), strict=True)
+        ):
+            widths = {"ids": 1, "values": spec.dim, "state": state_words(spec)}
+            nothing = StoredRows(
+                np.empty(0, np.int64),
+                np.empty((0, spec.dim), np.float32),
+                np.empty((0, widths["state"]), np.float32),
+                np.empty((0, *SKETCH), np.uint8),
+            )
+            first = int(numbers[:skipped].sum())
+            last = first + int(numbers[skipped : skipped + len(wanted)].sum())
+            for row in range(first, last, _BLOCK_ROWS):
+                num = min(_BLOCK_ROWS, last - row)
+                ids, values, state = (
+                    self.read(key, at[key] + row * width, num * width).reshape(num, width)
+                    for key, width in widths.items()
+                )
+                found = nothing._replace(ids=ids.reshape(-1), values=values, state=state)
+                yield TableRows(table, wanted.start, found)
+            if spec.admit > 1:
+                start = at["counts"] + skipped * cells
+                counts = self.read("counts", start, len(wanted) * cells).reshape(-1, *SKETCH)
+                yield TableRows(table, wanted.start, nothing._replace(counts=counts))
+                at["counts"] += len(buckets) * cells
+            for key, width in widths.items():
+                at[key] += int(numbers.sum()) * width

@@ -21,6 +21,7 @@ from psdist.servers.shard.regions import Keeper
 from psdist.servers.tables.checkpoints import rows_in
 from psdist.servers.tables.shard import TableShard
 from psdist.tables.optimizers import row_optimizer
+from psdist.tables.row_files import ANY_NUMBER
 from psdist.tables.specs import TableSpecs
 from psdist.tables.wire import RowWire
 
@@ -68,6 +69,10 @@ class TableContents(Contents):
             hyper=built.setup.hyper,
             wire=self.wire,
         )
+
+    def state_lengths(self, built: BuiltSet) -> list[int]:
+        """Rows come and go: the executor says how many there are."""
+        return [ANY_NUMBER] * len(built.partition.chunks)
 
     def restore(self, executor: Executor, keeper: Keeper, built: BuiltSet, chunk: int) -> None:
         assert isinstance(executor, TableShard)

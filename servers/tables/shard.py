@@ -22,7 +22,7 @@ import numpy as np
 from psdist.errors import InvariantError, ProtocolError, UserError
 from psdist.protocol.events import Frame
 from psdist.protocol.memory import allocate
-from psdist.protocol.optimizer_state import PieceState
+from psdist.protocol.optimizer_state import PART_ELEMENTS, PieceState
 from psdist.protocol.optimizers import unpack_hyperparameters
 from psdist.servers.protocol.actions import (
     Contribution,
@@ -40,7 +40,9 @@ from psdist.servers.shard.regions import Region
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.tables.checkpoints import region_of
 from psdist.tables.kernels.reference import Contribution as RowsOf
+from psdist.tables.kernels.reference import Slots
 from psdist.tables.payloads import RowPush, largest_rows, pack_rows, read_push
+from psdist.tables.row_files import blocks_of
 from psdist.tables.specs import Ids, TableSpecs
 from psdist.tables.store import RowStore
 
@@ -79,6 +81,8 @@ class TableShard:
         self.parts = {chunk: _Part(specs, chunk) for chunk in chunks}
         self.group_of: Callable[[int], int | None] = lambda _peer: None
         """Return the group of a worker of the run."""
+        self._in_order: tuple[tuple[int, int], Slots] | None = None
+        """Slots of a part and table, while rows are sent for ``job.save``."""
         self._largest_push = largest_push
         self._nothing = [
             (np.empty(0, np.bool_), np.empty((0, each.dim), np.float32)) for each in specs.tables
@@ -108,8 +112,20 @@ class TableShard:
         raise ProtocolError(f"part {action.chunk}: optimizer state for tables, which take none")
 
     def state(self, chunk: int, start: int) -> tuple[dict[int, PieceState], bytes]:
-        del chunk, start
-        return {}, b""
+        """Return no state, and for ``job.save``: the number of rows of each table (int64), then the
+        ids and values of block ``start / PART_ELEMENTS - 1`` of psdist.tables.row_files, if there
+        is one."""
+        stores = self.parts[chunk].stores
+        num_rows = list(map(len, stores))
+        blocks = blocks_of(num_rows, [each.dim for each in self.specs.tables])
+        head = np.array(num_rows, np.int64).tobytes()
+        if not 0 < start // PART_ELEMENTS <= len(blocks):
+            return {}, head
+        table, first, num = blocks[start // PART_ELEMENTS - 1]
+        if self._in_order is None or self._in_order[0] != (chunk, table):
+            self._in_order = (chunk, table), stores[table].in_order()
+        rows = stores[table].stored(self._in_order[1][first : first + num])
+        return {}, b"".join([head, rows.ids.tobytes(), rows.values.tobytes()])
 
     def start_sum(self, action: StartSum) -> None:
         part = self.parts[action.chunk]
@@ -136,6 +152,7 @@ class TableShard:
         raise ProtocolError(f"part {action.chunk}: rows are not clipped on servers")
 
     def step(self, action: Step) -> None:
+        self._in_order = None
         with self._memory_for("the gradients", action.chunk):
             self._step(action)
 
@@ -288,7 +305,8 @@ class TableShard:
     ) -> list[Region]:
         """New memory, at once: how many rows there are changes."""
         del into, set_index, is_later
-        return [region_of(chunk, self.parts[chunk].stores, self.specs)]
+        with self._memory_for("the copies of a checkpoint", chunk):
+            return [region_of(chunk, self.parts[chunk].stores, self.specs)]
 
     def reserve_snapshot(self, chunk: int, memory: SnapshotMemory, *, set_index: int) -> bool:
         del chunk, memory, set_index

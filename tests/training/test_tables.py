@@ -18,8 +18,9 @@ from psdist.errors import (
     UsageError,
 )
 from psdist.job import Job
+from psdist.protocol.ids import worker_id
 from tests.support.programs.tables.clicks import plain, train
-from tests.support.programs.training.cases import Case, Outcome, Result
+from tests.support.programs.training.cases import Case, Outcome, Result, Stage
 from tests.support.programs.training.virtual_job import run_virtually
 
 NUM_ROWS, DIM = 40, 4
@@ -35,6 +36,7 @@ def served(
     groups: tuple[tuple[int, ...], ...] = ((0,),),
     servers: int = 2,
     seed: int = 0,
+    resumes: bool = False,
     **settings: object,
 ) -> Outcome:
     case = Case(
@@ -44,7 +46,7 @@ def served(
         groups=groups,
         settings=settings,
     )
-    return run_virtually(case, path, seed=seed)
+    return run_virtually(case, path, seed=seed, resumes=resumes)
 
 
 class Net(nn.Module):
@@ -348,3 +350,66 @@ def test_a_table_after_the_job_is_refused(tmp_path: Path) -> None:
         rows_of(model)
 
     refused(tmp_path, UsageError, "a table is used after job.close", scenario)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+class _Killed(Exception):
+    """Raised instead of kill -9."""
+
+
+def test_a_killed_run_goes_on_with_its_rows_on_other_servers(tmp_path: Path) -> None:
+    def scenario(job: Job, *, stops: bool = False) -> Result:
+        model = Net(optimizer=psdist.RowAdagrad(lr=0.3), admit=2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        model, optimizer = job.prepare(model, optimizer)
+        data = torch.arange(64).view(32, 2) * 7 % NUM_ROWS
+        for step, ids in enumerate(job.loader(data, batch_size=2), start=1):
+            optimizer.zero_grad()
+            model(ids).square().sum().backward()
+            optimizer.step()
+            if step == 3:
+                job.checkpoint()
+            if stops and step == 5:
+                raise _Killed
+        return {"rows": rows_of(model), "top": model.top.weight.detach()}
+
+    settings: dict[str, Any] = {"groups": ((0,), (1,))}
+    whole = served(scenario, tmp_path / "whole", **settings)
+    for servers in (1, 3):
+        path = tmp_path / str(servers)
+        with pytest.raises(_Killed):
+            served(lambda job: scenario(job, stops=True), path, **settings)
+        resumed = served(scenario, path, servers=servers, resumes=True, **settings)
+        assert resumed.summary["resumed_from"]
+        for mine, its in zip(resumed.results, whole.results, strict=True):
+            assert torch.equal(mine["rows"], its["rows"])
+            assert torch.equal(mine["top"], its["top"])
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp", "async"])
+@pytest.mark.parametrize("fails_at", [2, 4, 7])
+def test_a_failed_worker_leaves_no_half_of_a_push(mode: str, fails_at: int, tmp_path: Path) -> None:
+    def script(job: Job, stage: Stage) -> Result:
+        model, optimizer = prepared(job)
+        for step in range(10):
+            stage.sleep(0.01)
+            ids = torch.arange(6) + step + 3 * job.worker
+            optimizer.zero_grad()
+            model(ids).sum().backward()
+            optimizer.step()
+        return {"rows": rows_of(model)}
+
+    case = Case(
+        name="deaths",
+        script=script,
+        servers=2,
+        groups=((0,), (1,), (2,)),
+        settings={"mode": mode, "max_deaths": 1, "tables_max_rows": 2, "record": True},
+    )
+    done = run_virtually(case, tmp_path, seed=fails_at, fails=(worker_id(2), fails_at))
+    assert done.summary["deaths"]
+    results = [torch.load(tmp_path / f"worker-{n}.pt", weights_only=True) for n in (0, 1)]
+    assert all(each["rows"].isfinite().all() for each in results)
+    done.checked()

@@ -13,7 +13,7 @@ copied when it is sent, so the chief never stores two copies of the whole state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -182,6 +182,12 @@ def _in_memory_order(value: Tensor, stride: tuple[int, ...]) -> Tensor:
     flat = torch.empty(value.numel(), dtype=value.dtype, device=value.device)
     torch.as_strided(flat, value.shape, stride).copy_(value)
     return flat
+
+
+class StateSink(Protocol):
+    """Takes what servers answer to the chief."""
+
+    def keep(self, message: StateHeld, *, sender: str) -> None: ...
 
 
 class ServersState:

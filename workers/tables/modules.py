@@ -275,8 +275,9 @@ class Embedding(Table):
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``ids`` (int64 or int32, any shape): float32 [*ids.shape, dim]. Raises
-        :class:`UsageError` for ids that are no integers, or not below ``num_rows``."""
+        """Return the rows of ``ids`` (int64 or int32, any shape): float32, with a last dimension of
+        ``dim``. Raises :class:`UsageError` for ids that are no integers, or not below
+        ``num_rows``."""
         return _eager(Embedding._vectors)(self, ids)
 
     def _vectors(self, ids: torch.Tensor) -> torch.Tensor:

@@ -98,10 +98,11 @@ def _describe(index: Index) -> str:
         f"{_count(index.num_workers, 'worker')} in {_count(len(index.groups), 'group')}, "
         f"{_count(index.servers, 'server')}"
     )
+    num_tables = sum(len(each.tables) for each in index.sets)
     return (
         f"{index.time}  attempt {index.attempt}  {index.mode}, {who}  clock {clocks}  "
         f"{size(index.num_bytes)}"
-    )
+    ) + f"  {_count(num_tables, 'table')}" * bool(num_tables)
 
 
 def _clocks(clocks: Iterable[int]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +15,14 @@ import numpy as np
 import torch
 
 from psdist.checkpoint import tree
-from psdist.checkpoint.index import PieceRecord
-from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
+from psdist.checkpoint.index import PieceRecord, difference_of_tables
+from psdist.checkpoint.reading import STATE, VALUE, Checkpoint, KeptSet
 from psdist.commands import print_json
 from psdist.commands.checkpoints import find
 from psdist.protocol.optimizer_state import PerElement, Whole
 from psdist.protocol.optimizers import difference
+from psdist.servers.tables.checkpoints import rows_in, tables_in
+from psdist.tables.specs import NUM_BUCKETS, TableSpecs
 
 SAME, DIFFERENT = 0, 1
 _BLOCK_ELEMENTS: Final = 1 << 24
@@ -32,7 +35,9 @@ def compare(first: Path, second: Path, *, as_json: bool = False) -> int:
     """Print a line for each difference, and return the exit status."""
     one, other = find(first), find(second)
     lines = list(differences(one, other))
-    num_pieces = sum(len(each.pieces) for each in one.index.sets)
+    num_pieces = sum(len(each.pieces) for each in one.index.sets if not each.tables)
+    num_tables = sum(len(each.tables) for each in one.index.sets)
+    tables = f", {num_tables} tables" * bool(num_tables)
     workers = len(set(one.workers) & set(other.workers))
     status = DIFFERENT if lines else SAME
     if as_json:
@@ -50,8 +55,8 @@ def compare(first: Path, second: Path, *, as_json: bool = False) -> int:
     if len(lines) > _MOST_LINES:
         print(f"and {len(lines) - _MOST_LINES} more")
     print(
-        f"{one.name} and {other.name}: {num_pieces} parameters and what {workers} workers kept: "
-        + (f"{len(lines)} differences" if lines else "the same, bit by bit")
+        f"{one.name} and {other.name}: {num_pieces} parameters{tables} and what {workers} workers "
+        "kept: " + (f"{len(lines)} differences" if lines else "the same, bit by bit")
     )
     return status
 
@@ -69,6 +74,11 @@ def differences(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
             yield f"{where}clocks {list(mine.clocks)} against {list(its.clocks)}"
         if words := difference(mine.hyperparameters, its.hyperparameters):
             yield f"{where}{words}"
+        if mine.tables or its.tables:
+            tables = KeptSet(one, set_index), KeptSet(other, set_index)
+            words = difference_of_tables(mine.tables, its.tables)
+            yield from [words] if words else _differences_of_rows(*tables)
+            continue
         at = {record.name: piece for piece, record in enumerate(its.pieces)}
         for piece, record in enumerate(mine.pieces):
             there = at.pop(record.name, None)
@@ -95,6 +105,39 @@ def differences(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
         trees = (tree.unpack(*each.worker(worker)) for each in (one, other))
         for line in _differences_of_trees(*trees, path=""):
             yield f"worker {worker}: {line}"
+
+
+def _differences_of_rows(one: KeptSet, other: KeptSet) -> Iterator[str]:
+    """Return lines for each table. The two may have other numbers of parts."""
+    num_blocks = 1 + one.checkpoint.index.num_bytes // _BLOCK_ELEMENTS
+    specs = replace(tables_in(one), num_parts=min(NUM_BUCKETS, num_blocks))
+    numbers = np.zeros((len(specs.tables), 3), np.int64)
+    for part in range(specs.num_parts):
+        blocks = [_by_table(each, specs, part) for each in (one, other)]
+        for number, mine, its in zip(numbers, *blocks, strict=True):
+            common, at, there = np.intersect1d(mine[0], its[0], return_indices=True)
+            number[0] += len(mine[0]) + len(its[0]) - 2 * len(common)
+            number[1] += (mine[1][at] != its[1][there]).any(axis=1).sum()
+            number[2] += not np.array_equal(mine[2], its[2])
+    whats = "rows are in one alone", "rows differ, in values or state", "blocks of counts differ"
+    for table, number in zip(specs.tables, numbers, strict=True):
+        for count, what in zip(number.tolist(), whats, strict=True):
+            if count:
+                yield f"table {table.name}: {count} {what}"
+
+
+def _by_table(kept: KeptSet, specs: TableSpecs, part: int) -> list[list[Any]]:
+    """Return, by table, the ids of a part, its values and state as bits, and counts."""
+    empty = [np.empty(0, np.int64), np.empty((0, 0), np.int32), np.empty(0, np.uint8)]
+    found: list[list[list[Any]]] = [[[] for _ in empty] for _ in specs.tables]
+    for table, _, rows in rows_in(kept, specs, part):
+        words = np.concatenate([rows.values, rows.state], axis=1).view(np.int32)
+        for into, each in zip(found[table], (rows.ids, words, rows.counts), strict=True):
+            into.append(each)
+    return [
+        [np.concatenate(its) if its else nothing for its, nothing in zip(each, empty, strict=True)]
+        for each in found
+    ]
 
 
 _Place = tuple[Checkpoint, tuple[int, int, PieceRecord]]

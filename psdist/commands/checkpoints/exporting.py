@@ -1,6 +1,7 @@
 """``psdist export CKPT OUT``: a model out of a checkpoint, for use without psdist.
 
 export(Path("runs/a"), Path("model.safetensors"))     # bit by bit what job.save wrote there
+export_rows(Path("runs/a"), Path("rows.safetensors"), table="*")     # job.save(..., tables=...)
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 
 from psdist.checkpoint import tree
-from psdist.checkpoint.reading import STATE, Checkpoint
+from psdist.checkpoint.reading import STATE, Checkpoint, KeptSet
 from psdist.checkpoint.strict import quoted
 from psdist.commands.checkpoints import find
 from psdist.errors import CheckpointError, OptimizerRefusedError, UsageError
@@ -22,6 +25,8 @@ from psdist.protocol.memory import state_dtype, torch_dtype
 from psdist.protocol.optimizer_state import OneValue, PerElement, Plain, Whole
 from psdist.servers.shard.optimizer_classes import construct, find_class, is_torch
 from psdist.servers.shard.regions import HELD
+from psdist.servers.tables.checkpoints import num_rows_in, rows_in, tables_in
+from psdist.tables.row_files import row_file
 from psdist.workers.model.saving import SUFFIX, write_tensors
 
 CHIEF: Final = 0
@@ -48,6 +53,42 @@ def export(
     except OSError as error:
         raise UsageError(f"psdist export: {quoted(out)} cannot be written: {error}") from None
     print(f"{quoted(out)}: {len(tensors)} tensors of {quoted(checkpoint.path)}")
+    return 0
+
+
+def export_rows(path: Path, out: Path, *, table: str) -> int:
+    """Write the rows of the tables whose names match ``table``, at most a million at a time in
+    memory; return the exit status. Raises as :func:`export`. The file is that of
+    psdist.tables.row_files."""
+    if out.suffix != SUFFIX:
+        raise UsageError(f"psdist export: {quoted(out)}: the file's name must end in {SUFFIX}")
+    checkpoint = find(path)
+    set_index = next((at for at, each in enumerate(checkpoint.index.sets) if each.tables), None)
+    if set_index is None:
+        raise UsageError(f"psdist export --table: {quoted(checkpoint.path)} has no tables")
+    kept = KeptSet(checkpoint, set_index)
+    specs = replace(tables_in(kept), num_parts=1)
+    chosen = {at: its for at, its in enumerate(specs.tables) if fnmatchcase(its.name, table)}
+    if not chosen:
+        raise UsageError(
+            f"psdist export --table {table}: {quoted(checkpoint.path)} has the tables "
+            + ", ".join(each.name for each in specs.tables)
+        )
+    num_rows = num_rows_in(kept)
+    dims = {each.name: each.dim for each in chosen.values()}
+    numbers = {each.name: num_rows[at] for at, each in chosen.items()}
+    done = dict.fromkeys(dims, 0)
+    try:
+        with row_file(out, dims, numbers) as file:
+            for at, _, rows in rows_in(kept, specs, part=0):
+                if at in chosen:
+                    name = chosen[at].name
+                    file.write(name, done[name], rows.ids, rows.values)
+                    done[name] += len(rows.ids)
+    except OSError as error:
+        raise UsageError(f"psdist export: {quoted(out)} cannot be written: {error}") from None
+    told = ", ".join(f"{each} {done[each]:,}" for each in done)
+    print(f"{quoted(out)}: rows of {quoted(checkpoint.path)}: {told}")
     return 0
 
 

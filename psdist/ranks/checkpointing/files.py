@@ -14,14 +14,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pydantic import TypeAdapter
 
 from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import FileRecord, Index, SetRecord
-from psdist.checkpoint.reading import STATE, VALUE, Checkpoint
+from psdist.checkpoint.reading import STATE, VALUE, Checkpoint, KeptSet
 from psdist.checkpoint.states import to_json
 from psdist.checkpoint.tensors import Entry, write_file
 from psdist.config.modes import judging_mode
@@ -43,10 +42,8 @@ from psdist.servers.protocol.checkpoints import (
 )
 from psdist.servers.shard.regions import Keeper, KeptPieces, Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
+from psdist.tables.specs import TableSpecs
 from psdist.version import VERSION
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("psdist")
 
@@ -206,25 +203,7 @@ class FileKeeper(Keeper):
 
     def kept(self, set_index: int) -> KeptPieces:
         assert self._restored is not None
-        return _KeptSet(self._restored, set_index)
-
-
-@dataclass(frozen=True)
-class _KeptSet:
-    """A parameter set of a checkpoint, see :class:`KeptPieces`."""
-
-    checkpoint: Checkpoint
-    set_index: int
-
-    @property
-    def num_pieces(self) -> int:
-        return len(self.checkpoint.index.sets[self.set_index].pieces)
-
-    def state(self, piece: int) -> PieceState:
-        return self.checkpoint.state_of(self.set_index, piece)
-
-    def read(self, piece: int, key: str, start: int, length: int) -> torch.Tensor:
-        return self.checkpoint.read_part(self.set_index, piece, STATE + key, start, length)
+        return KeptSet(self._restored, set_index)
 
 
 def _region(checkpoint: Checkpoint, set_index: int, piece: int, start: int, length: int) -> Region:
@@ -348,6 +327,7 @@ class CheckpointFiles:
                     optimizer=setup.optimizer,
                     clocks=tuple(each[index] for each in clocks),
                     hyper=unpack_hyperparameters(setup.hyper),
+                    tables=TableSpecs.decode(setup.tables).tables if setup.tables else (),
                 )
                 for index, (partition, setup) in enumerate(self._sets)
             ),

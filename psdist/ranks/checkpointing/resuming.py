@@ -55,11 +55,16 @@ class Restored:
         *,
         mode: str,
         modes: Callable[[int], Sequence[ModeFrom]],
+        of_tables: ModeFrom | None = None,
     ) -> Restored:
-        """``mode``: the mode that the check uses; ``modes(set_index)``: the modes by round."""
+        """``mode``: the mode that the check uses; ``modes(set_index)``: the modes by round, of
+        tables too if they have no mode ``of_tables``."""
         index, groups = checkpoint.index, roles.groups[: roles.num_groups_beginning]
         is_apart = any(
-            are_apart_in_sync(each.clocks, modes(number)) for number, each in enumerate(index.sets)
+            are_apart_in_sync(
+                each.clocks, [of_tables] if each.tables and of_tables else modes(number)
+            )
+            for number, each in enumerate(index.sets)
         )
         return cls(
             checkpoint=checkpoint,

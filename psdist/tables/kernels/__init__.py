@@ -181,25 +181,34 @@ def _plain(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
 
 
 def _at(array: npt.NDArray[Any]) -> int:
-    address: int = array.ctypes.data
-    return address
+    try:
+        # A fifth of the time of ctypes.data.
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type] # numpy's
+    except (TypeError, ValueError, BufferError):  # not writable, empty, or with gaps
+        address: int = array.ctypes.data
+        return address
 
 
 def _passed(memory: RowMemory) -> Any:
-    records, index = memory.records, memory.index
-    return ctypes.byref(
-        _Memory(
-            records=_at(records),
-            index=_at(index),
-            capacity=len(index),
-            stride=records.shape[1],
+    records, index, capacity = _at(memory.records), _at(memory.index), len(memory.index)
+    passed = memory.passed
+    if passed is None or (passed.records, passed.index, passed.capacity) != (
+        records,
+        index,
+        capacity,
+    ):
+        passed = memory.passed = _Memory(
+            records=records,
+            index=index,
+            capacity=capacity,
+            stride=memory.records.shape[1],
             key_words=memory.key_words,
             dim=memory.dim,
             first=memory.first,
             step=memory.step,
             fill=memory.fill,
         )
-    )
+    return ctypes.byref(passed)
 
 
 @functools.cache

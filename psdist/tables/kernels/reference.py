@@ -52,6 +52,8 @@ class RowMemory:
     """First values are odd numbers below 2^24 times it."""
     fill: float
     """State of a new row."""
+    passed: Any = None
+    """As the compiled passes take it."""
 
     def keys(self, slots: Slots | slice) -> Ids:
         words = self.records[slots, : self.key_words]

@@ -75,6 +75,12 @@ def test_every_tensor_begins_at_a_multiple_of_its_items(tmp_path: Path) -> None:
     )
 
 
+def test_a_tensor_without_elements_and_strides_is_written(tmp_path: Path) -> None:
+    flat = torch.empty(0, dtype=torch.int64).as_strided((0,), (0,))  # as numpy makes some
+    write_tensors(tmp_path / "a.safetensors", {"flat": flat, "one": torch.ones(1)}, None)
+    assert load_file(tmp_path / "a.safetensors")["flat"].shape == (0,)
+
+
 def test_a_tensor_is_not_written_twice(tmp_path: Path) -> None:
     entry = Entry(0, 0, 0, "value", torch.ones(1))
     with pytest.raises(CheckpointError, match=r"tensor '0/0/0/value' is there twice"):

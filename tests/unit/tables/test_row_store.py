@@ -47,10 +47,10 @@ def ones(ids: npt.NDArray[np.int64], dim: int = 5) -> npt.NDArray[np.float32]:
 
 def all_rows(store: RowStore) -> dict[int, bytes]:
     """Return values and state by id."""
-    rows = store.rows()
+    ids, *words, _ = store.stored(store.in_order())
     return {
         int(id_): values.tobytes() + state.tobytes()
-        for id_, values, state in zip(rows.ids, rows.values, rows.state, strict=True)
+        for id_, values, state in zip(ids, *words, strict=True)
     }
 
 
@@ -204,7 +204,8 @@ def test_a_store_that_is_restored_goes_on_with_the_same_bits(optimizer: str) -> 
     first, again = RowStore(spec), RowStore(spec)
     for clock in range(1, 9):
         step([first], clock)
-    again.restore(first.rows(), first_bucket=0)
+    rows = first.stored(first.in_order())
+    again.restore(rows._replace(counts=first.counts), first_bucket=0)
     assert all_rows(first) == all_rows(again)
     for clock in range(9, 20):
         step([first, again], clock)
@@ -212,17 +213,17 @@ def test_a_store_that_is_restored_goes_on_with_the_same_bits(optimizer: str) -> 
     assert first.statistics().num_evicted > again.statistics().num_evicted > 0
 
 
-def test_rows_lie_by_bucket_and_id() -> None:
-    specs = TableSpecs(tables=(spec_of(),), num_parts=3)
-    for part in range(3):
-        buckets = specs.buckets_of_part(part)
-        store, ids = RowStore(spec_of(), buckets), np.arange(5_000)
-        ids = ids[specs.parts_of(0, ids) == part]
-        store.apply(ids, ones(ids), lr=0.1, clock=1)
-        rows, of_ids = store.rows(), spec_of().buckets_of(ids)
-        assert rows.ids.tolist() == ids[np.lexsort((ids, of_ids))].tolist()
-        assert rows.num_rows.tolist() == [int((of_ids == each).sum()) for each in buckets]
-        assert rows.values.tobytes() == store.gather(rows.ids).tobytes()
+def test_rows_are_in_order_of_hashes_and_so_of_buckets() -> None:
+    store = RowStore(spec_of())
+    ids = np.arange(5_000)
+    store.apply(ids, ones(ids), lr=0.1, clock=1)
+    found = store.stored(store.in_order()).ids
+    assert sorted(found.tolist()) == ids.tolist()
+    assert (np.diff(store.spec.buckets_of(found)) >= 0).all()
+    assert (np.diff(store.spec.hashes(found).astype(np.float64)) > 0).all()
+    some = store.stored(store.in_order()[100:200])
+    assert some.ids.tolist() == found[100:200].tolist()
+    assert some.values.tobytes() == store.gather(some.ids).tobytes()
 
 
 def test_a_learning_rate_of_zero_changes_no_value() -> None:

@@ -52,7 +52,7 @@ def test_a_place_has_the_file_and_the_clock_of_who_holds_it(
     files = CheckpointFiles(context)
     partition = SimpleNamespace()
     made: list[Any] = []
-    files._sets = [(partition, SimpleNamespace(optimizer="SGD", hyper=b""))]  # type: ignore[list-item]
+    files._sets = [(partition, SimpleNamespace(optimizer="SGD", hyper=b"", tables=b""))]  # type: ignore[list-item]
     told = dict.fromkeys((server_id(0), *map(worker_id, living)), (10, 1))
     action = CompleteCheckpoint("step-00000004", [(9,), (4,), (7,)], told)
 

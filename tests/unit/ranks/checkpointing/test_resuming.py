@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from psdist.checkpoint.folder import Folder
-from psdist.checkpoint.index import Index, SetRecord
+from psdist.checkpoint.index import Index, SetRecord, TableRecord
+from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import ModeFrom
 from psdist.errors import ConfigError, InvariantError
 from psdist.protocol.control import WriteFailed, Written
@@ -19,6 +21,7 @@ from psdist.protocol.roles import Place, Roles
 from psdist.ranks.checkpointing.files import FileKeeper, file_name
 from psdist.ranks.checkpointing.resuming import Restored, choose, mark_of, opened, set_aside
 from psdist.servers.shard.regions import Region, starts_of
+from tests.support.tables import specs_of
 
 GROUPS = ((0,), (1,))
 PIECES = [
@@ -175,6 +178,13 @@ def test_groups_go_on_where_they_were_or_all_at_the_lowest_clock(tmp_path: Path)
     assert clocks(((0, 1),), "ssp") == (4,)
     assert clocks(((0,), (1,), (2,)), "ssp") == (4, 4, 4)
     assert Restored.of(checkpoint, roles(GROUPS), mode="ssp", modes=modes).first(1) is None
+    table = TableRecord.of(specs_of(1).tables[0])
+    record = replace(checkpoint.index.sets[0], tables=(table,))
+    checkpoint = Checkpoint(checkpoint.path, replace(checkpoint.index, sets=(record,)))
+    for mode, expected in (("async", (4, 6)), ("sync", (4, 4)), (None, (4, 6))):
+        own = None if mode is None else ModeFrom(0, mode)  # type: ignore[arg-type]
+        found = Restored.of(checkpoint, roles(GROUPS), mode="ssp", modes=modes, of_tables=own)
+        assert found.first(0).clocks == expected  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("chunk_bytes", [4096, 8192, None])

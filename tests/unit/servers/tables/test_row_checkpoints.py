@@ -120,8 +120,8 @@ def test_other_tables_than_the_checkpoint_has_are_refused(tmp_path: Path) -> Non
     tables = shards[0].specs.tables
     wider = dataclasses.replace(tables[1], dim=9)
     for others, match in (
-        ((tables[0], wider), "^table table 1: dim is 3 in the checkpoint, 9 in the script; "),
-        (tables[:1], "the checkpoint has 2 tables, the script 1"),
+        ((tables[0], wider), "^table table 1: dim 3 there, 9 here; resume with"),
+        (tables[:1], "^2 tables there, 1 here"),
     ):
         specs = TableSpecs(tables=others, num_parts=1)
         with pytest.raises(CheckpointError, match=match):
