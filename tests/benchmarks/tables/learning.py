@@ -92,7 +92,7 @@ def train(options: argparse.Namespace) -> None:
     model = DLRM(rows, 16, (64,), (64,), **({"admit": options.admit} if options.admit else {}))
     model, optimizer, loader = job.prepare(
         model,
-        torch.optim.Adagrad(model.parameters(), lr=0.02),
+        torch.optim.Adagrad(model.parameters(), lr=0.07),
         make_loader(Clicks(options.samples, rows, seed=seed), 512),
     )
     for dense, ids, clicks in loader:
