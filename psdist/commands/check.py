@@ -573,7 +573,8 @@ def _print(console: Console, run_dir: Path, runs: Sequence[RunRecord], report: R
         later = "; ".join(f"{start}: {each}" for start, each in report.changes)
         mode = f"{mode} from iteration 0, then {later}"
     for rows in runs[1:]:
-        if rows.is_of_rows:
+        own = (rows.mode, rows.staleness, rows.row_staleness)
+        if rows.is_of_rows and own != (run.mode, run.staleness, 0):
             mode += f"; tables: {describe_mode(rows.mode, rows.staleness)}"
             mode += f", rows kept for {rows.row_staleness} iterations" * bool(rows.row_staleness)
     say(

@@ -156,6 +156,14 @@ def lag_of_tables(config: RunConfig) -> int:
     return config.pipeline if own is None else int(own.mode == "async")
 
 
+def describe_tables(config: RunConfig) -> str:
+    """Return how tables differ from parameters: ``tables async``; "" if they do not."""
+    own, kept = mode_of_tables(config), row_staleness(config)
+    mode = f"tables {own}" if own is not None else ""
+    rows = f"{mode and ', '}rows of tables kept for {kept} iterations" if kept else ""
+    return mode + rows
+
+
 def row_staleness(config: RunConfig) -> int:
     """Return the iterations for which workers use a row after that which it was brought for."""
     return config.tables_cache_staleness if config.tables_cache else 0

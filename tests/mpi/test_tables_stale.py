@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from psdist.commands.check import Report, check_run
@@ -87,3 +88,32 @@ def test_kept_rows_in_sync_are_refused() -> None:
     done = run_program([python, "-m", "psdist", "run", *options], timeout_s=TIMEOUT_S)
     assert done.returncode == 2, done.text
     assert "tables.cache = 300 with tables.mode = same: in sync a kept row would lack" in done.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "most_pulled"),
+    [
+        pytest.param({}, 1.25e6, id="sync"),
+        pytest.param(
+            {"PSDIST_TABLES_MODE": "async", "PSDIST_TABLES_CACHE": "20000"},
+            0.45e6,
+            id="rows kept for 16 iterations",
+        ),
+    ],
+)
+def test_bytes_of_an_iteration_with_cardinalities_of_criteo(
+    settings: dict[str, str], most_pulled: float
+) -> None:
+    """26 tables, batch 2,048, dim 16, Zipf 1.05: 16,100 distinct rows an iteration."""
+    python = str(environment_prefix("openmpi") / "bin" / "python")
+    done = run_program(
+        [python, "-m", "tests.support.programs.tables.criteo", "30"],
+        timeout_s=TIMEOUT_S,
+        env={"PSDIST_REPORT_PROGRESS": "off", **settings},
+    )
+    assert done.returncode == 0, done.text
+    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("bytes ")]
+    assert len(told) == 30
+    pushed, pulled = (np.diff([int(each[at]) for each in told])[17:] for at in (0, 1))
+    assert 0.9e6 < pushed.mean() <= 1.25e6
+    assert 0.05e6 < pulled.mean() <= most_pulled

@@ -57,7 +57,7 @@ def report_lines(summary: dict[str, Any], mode: str, run_dir: str) -> list[str]:
     seen = {int(key): count for key, count in summary["staleness_seen"].items()}
     total = sum(seen.values())
     shares = "  ".join(f"{name}: {100 * n / total:.1f}%" for name, n in _ranges(seen).items())
-    is_one = len(summary["modes"]) == 1
+    is_one = len(summary["modes"]) == 1 and "tables" not in mode
     bound = f", bound {summary['staleness']}" if summary["mode"] == "ssp" and is_one else ""
     sets = [_clocks(each["clocks"]) for each in summary["sets"]]
     by_group = "by group" if len(sets) == 1 else "by parameter set, by group"

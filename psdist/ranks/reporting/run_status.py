@@ -21,6 +21,7 @@ from psdist.config.modes import (
     describe_mode,
     describe_modes,
     describe_now,
+    describe_tables,
     first_mode,
     mode_of_tables,
     parts_of,
@@ -304,6 +305,7 @@ class RunStatus(HasSnapshot):
     def words(self) -> str:
         """The modes, codecs and local steps of the whole run."""
         parts = [_listed(describe_modes(self._config), self._changed_modes())]
+        parts += filter(None, [describe_tables(self._config)])
         if self._codec_names:
             (_, first), *later = self._levels
             changes = [*later, *((each.rounds[0], each.level) for each in self._codec_changes)]
