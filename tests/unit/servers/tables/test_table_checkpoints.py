@@ -17,6 +17,7 @@ from psdist.errors import CheckpointError, UserError
 from psdist.protocol.optimizer_state import PART_ELEMENTS, Whole
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.tables import checkpoints
+from psdist.servers.tables import shard as shards
 from psdist.servers.tables.checkpoints import num_rows_in, rows_in, tables_in
 from psdist.tables import row_files
 from tests.support.table_checkpoints import restored, rounds_of, shards_of, train, written
@@ -167,6 +168,10 @@ def test_a_server_without_memory_for_a_checkpoint_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (shard,) = shards_of(specs_of(1, *NAMES))
-    monkeypatch.setattr(np, "empty", lambda *_given: bytearray(1 << 62))
+
+    def full(*_given: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(shards, "region_of", full)
     with pytest.raises(UserError, match=r"^no memory for the copies of a checkpoint of tables on"):
         shard.snapshot(0, SnapshotMemory(), set_index=1)
