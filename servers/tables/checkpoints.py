@@ -25,9 +25,8 @@ from psdist.errors import CheckpointError, ProtocolError
 from psdist.protocol.optimizer_state import Whole
 from psdist.servers.shard.regions import KeptPieces, Region
 from psdist.tables.kernels.reference import SKETCH
-from psdist.tables.optimizers import row_optimizer
-from psdist.tables.specs import TableSpec, TableSpecs
-from psdist.tables.store import RowStore, StoredRows
+from psdist.tables.specs import TableSpecs
+from psdist.tables.store import RowStore, StoredRows, state_words
 
 _BLOCK_ROWS: Final = 1 << 20
 _DTYPES: Final = {
@@ -47,12 +46,6 @@ class TableRows(NamedTuple):
     table: int
     first_bucket: int
     rows: StoredRows
-
-
-def state_words(table: TableSpec) -> int:
-    """Return the 4-byte words that a row's state has in a checkpoint."""
-    optimizer = row_optimizer(table.optimizer, table.arguments)
-    return optimizer.state_words(table.dim) + bool(table.evict)
 
 
 def region_of(part: int, stores: Sequence[RowStore], specs: TableSpecs) -> Region:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from psdist.codecs.wire import Wire
-from psdist.errors import OptimizerRefusedError, ProtocolError
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Setup
 from psdist.protocol.optimizers import OptimizerKind, OptimizerTraits, unpack_hyperparameters
 from psdist.servers.protocol.actions import ChangeMode
@@ -20,7 +20,6 @@ from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper
 from psdist.servers.tables.checkpoints import rows_in
 from psdist.servers.tables.shard import TableShard
-from psdist.tables.optimizers import row_optimizer
 from psdist.tables.row_files import ANY_NUMBER
 from psdist.tables.specs import TableSpecs
 from psdist.tables.wire import RowWire
@@ -54,13 +53,6 @@ class TableContents(Contents):
         return BuiltSet(set_index, self._specs.partition(), self._specs.owners(weights), setup)
 
     def spec(self, options: ServerOptions, built: BuiltSet) -> ShardSpec:
-        for table in self._specs.tables:
-            reason = row_optimizer(table.optimizer, table.arguments).sync_only
-            if reason and set(options.modes) != {"sync"}:
-                raise OptimizerRefusedError(
-                    f"table {table.name}: {table.optimizer} needs mode sync: {reason}; use mode "
-                    "sync for tables or another optimizer"
-                )
         return ShardSpec(
             partition=built.partition,
             chunks=tuple(built.chunks_of(options.server)),
