@@ -18,7 +18,6 @@ from psdist.checkpoint.index import difference_of_tables
 from psdist.checkpoint.reading import Checkpoint
 from psdist.config.modes import (
     lag_of_tables,
-    mode_of_tables,
     modes_that_may_come,
     row_staleness,
 )
@@ -182,12 +181,11 @@ def _holder(
 
 
 def _require_mode(name: str, chosen: RowOptimizer, config: RunConfig) -> None:
-    own = mode_of_tables(config)
-    modes = modes_that_may_come(config) if own is None else (own.mode,)
-    if chosen.sync_only and modes != ("sync",):
+    is_sync = config.tables_mode == "same" and modes_that_may_come(config) == ("sync",)
+    if chosen.sync_only and not is_sync:
         raise OptimizerRefusedError(
-            f"table {name}: psdist.{chosen.name} works in mode sync only: {chosen.sync_only}; set "
-            "tables.mode = sync, or give the table another optimizer"
+            f"table {name}: psdist.{chosen.name} works in mode sync only: {chosen.sync_only}; use "
+            "mode sync and tables.mode = same, or give the table another optimizer"
         )
 
 
