@@ -6,15 +6,12 @@ store = ShardStore(TensorShard, choose=contents_of, wire=wire)    # values and r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psdist.codecs.wire import Wire
 from psdist.errors import ProtocolError
 from psdist.protocol.control import Setup
 from psdist.protocol.optimizers import OptimizerKind, OptimizerTraits, unpack_hyperparameters
-from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.rules import RoundRule, RuleContext
-from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.set_store import BuiltSet, Contents, ServerOptions
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper
@@ -74,20 +71,6 @@ class TableContents(Contents):
 
     def make_executor(self, spec: ShardSpec) -> TableShard:
         return TableShard(self._specs, chunks=spec.chunks, largest_push=spec.slot_bytes)
-
-
-class OwnMode(Switching):
-    """The rule of a set in a job whose tables have another mode than parameters."""
-
-    def __init__(self, context: RuleContext, *, of_tables: ChangeMode, **more: Any) -> None:
-        """``of_tables``: their mode, from round 0 on; the rest as in :class:`Switching`."""
-        super().__init__(context, **more)
-        self._of_tables = of_tables
-
-    def for_model(self, peer: int, setup: Setup) -> RoundRule:
-        if setup.tables:
-            self.change_mode(self._of_tables)
-        return super().for_model(peer, setup)
 
 
 def contents_of(setup: Setup, wire: Wire, make_executor: MakeExecutor) -> Contents:

@@ -356,14 +356,17 @@ def test_a_model_after_one_with_tables_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, UsageError, "prepare it last", scenario)
 
 
-def test_a_clipped_norm_of_servers_does_not_go_with_a_mode_of_tables(tmp_path: Path) -> None:
-    refused(
-        tmp_path,
-        UsageError,
-        r"call job.clip_grad_norm_ before each step",
-        lambda job: prepared(job, max_grad_norm=1.0),
-        tables_mode="async",
-    )
+def test_servers_clip_parameters_beside_tables_with_a_mode_of_their_own(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model, optimizer = prepared(job, max_grad_norm=0.01)
+        before = [each.clone() for each in model.top.parameters()]
+        model(torch.arange(4)).sum().mul(100).backward()
+        optimizer.step()
+        moved = [old - new for old, new in zip(before, model.top.parameters(), strict=True)]
+        return {"norm": torch.cat([each.detach().flatten() for each in moved]).norm()}
+
+    done = served(scenario, tmp_path, groups=((0,), (1,)), tables_mode="async")
+    torch.testing.assert_close(done.results[0]["norm"], torch.tensor(LR * 0.01))
 
 
 def test_workers_with_other_tables_are_refused(tmp_path: Path) -> None:
