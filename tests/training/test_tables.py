@@ -329,6 +329,19 @@ def test_ftrl_is_refused_where_tables_are_not_in_sync(
     )
 
 
+def test_what_rows_do_not_follow_is_refused_when_it_changes(tmp_path: Path) -> None:
+    def scenario(job: Job) -> None:
+        model = Net()
+        model, optimizer = job.prepare(model, torch.optim.Adam(model.parameters(), lr=LR))
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    match = r"table items: .*beta1': 0.95.*beta1': 0.9, .*optimizer=psdist.LazyAdam"
+    refused(tmp_path, OptimizerRefusedError, match, scenario)
+
+
 def test_a_scheduler_before_a_learning_rate_of_the_table_is_refused(tmp_path: Path) -> None:
     def scenario(job: Job) -> None:
         model = Net(optimizer=psdist.RowSGD(lr=0.1))
