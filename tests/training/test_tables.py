@@ -130,6 +130,23 @@ def test_tables_train_in_every_mode(
         assert sets[1]["max_staleness_seen"] <= 1
 
 
+@pytest.mark.parametrize("settings", [{"tables_mode": "async"}, {"mode": "async", "pipeline": 1}])
+def test_workers_of_a_group_pull_what_they_use_next(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    def scenario(job: Job) -> Result:
+        train(job, num_steps=12, optimizers=ANY_MODE)
+        return {"pulled": job._sets.statistics()[1].bytes_pulled}
+
+    runs = [{}, settings]
+    groups = ((0, 1),)
+    sync, stale = (
+        served(scenario, tmp_path / str(n), groups=groups, **each).results[0]["pulled"]
+        for n, each in enumerate(runs)
+    )
+    assert stale == pytest.approx(sync, rel=0.1)
+
+
 # -- what a script does to gradients ---------------------------------------------------------------
 
 
